@@ -1,0 +1,49 @@
+"""The model families; importing this registers them with timm."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor, nn
+
+from . import steps_deit, steps_resnet, steps_swin, swin_plus
+
+__all__ = ["baseline_of", "load_baseline", "model_names"]
+
+FAMILIES = (steps_resnet, steps_deit, steps_swin, swin_plus)
+
+
+def model_names() -> list[str]:
+    """Every registered name of ours, a family after the other, without the small ones for tests."""
+    return [name for family in FAMILIES for name in family.ARCHITECTURES if not name.startswith("test_")]
+
+
+def baseline_of(name: str) -> str:
+    """The residual baseline that the paper sets beside a Steps model, by its timm name.
+
+    Raises:
+        ValueError: ``name`` is no Steps model.
+    """
+    for family in FAMILIES:
+        if name in family.BASELINES:
+            return family.BASELINES[name]
+    known = ", ".join(name for family in FAMILIES for name in family.BASELINES)
+    raise ValueError(f"model: got {name!r}, expected a Steps model with a baseline: {known}")
+
+
+def load_baseline(model: nn.Module, state_dict: Mapping[str, Tensor]) -> None:
+    """Load a timm baseline's weights into its 1-step Steps model, strictly.
+
+    ``load_baseline(timm.create_model("steps_deit_small_patch16_224", widths=(384,), depths=(12,)),
+    timm.create_model("deit_small_patch16_224", pretrained=True).state_dict())``. The key map is the
+    family's ``from_baseline``: a block's index moves behind ``networks.0.``.
+
+    Raises:
+        ValueError: the model is of no family here.
+        RuntimeError: keys or shapes that do not match, as ``load_state_dict`` names them.
+    """
+    for family in FAMILIES:
+        if type(model).__module__ == family.__name__:
+            model.load_state_dict(family.from_baseline(state_dict))
+            return
+    raise ValueError(f"model: got a {type(model).__name__}, expected one of stepsnet's")
