@@ -10,9 +10,9 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-__all__ = ["StepPlan", "heads_for", "plan_steps"]
+__all__ = ["StepPlan", "heads_for", "plan_steps", "render_plan"]
 
 # 1, 2, 3, 4, 6, 8, 12, 16, 24, …: every number of heads in Tables 13 and 14 is among them
 USUAL_HEADS = sorted({2**i for i in range(12)} | {3 * 2**i for i in range(11)})
@@ -57,6 +57,10 @@ class StepPlan:
     def macs(self, tokens: int) -> int:
         """Multiply-accumulates of the blocks for one sequence of ``tokens`` tokens."""
         return sum(self.step_macs(tokens))
+
+    def as_dict(self, tokens: int) -> dict[str, Any]:
+        counts = {"blocks": self.blocks, "layers": self.layers, "params": self.params, "macs": self.macs(tokens)}
+        return {"widths": self.widths, "depths": self.depths, "num_heads": self.num_heads, **counts}
 
     def step_macs(self, tokens: int) -> tuple[int, ...]:
         return tuple(d * block_macs(w, tokens, self.mlp_ratio) for w, d in zip(self.widths, self.depths))
@@ -189,3 +193,30 @@ def _search(costs: Sequence[float], budget: float, blocks: int | None) -> tuple[
 
     candidates = (d for d in itertools.product(*choices) if blocks is None or sum(d) == blocks)
     return min(candidates, key=misfit)
+
+
+def render_plan(plan: StepPlan, base: StepPlan, tokens: int) -> str:
+    """A plan as a Markdown table, a row a step, held against its 1-step network."""
+    lines = [
+        f"{plan}    (blocks alone, {tokens} tokens; MACs are multiply-accumulates)",
+        "",
+        "| step | width | heads × size | blocks | layers | params (M) | MACs (G) |",
+        "|---|---:|---:|---:|---:|---:|---:|",
+    ]
+
+    def row(name: str, width, heads, blocks: int, params: float, macs: float) -> str:
+        return f"| {name} | {width} | {heads} | {blocks} | {5 * blocks} | {params / 1e6:.2f} | {macs / 1e9:.3f} |"
+
+    steps = zip(plan.widths, plan.num_heads, plan.head_dims, plan.depths, plan.step_params, plan.step_macs(tokens))
+    for number, (width, heads, size, depth, params, macs) in enumerate(steps, 1):
+        lines.append(row(f"F_{number}", width, f"{heads} × {size}", depth, params, macs))
+    lines.append(row("all steps", plan.widths[-1], "", plan.blocks, plan.params, plan.macs(tokens)))
+    lines.append(row(f"1 step, {base}", base.widths[0], "", base.blocks, base.params, base.macs(tokens)))
+    ratios = [
+        f"{plan.blocks / base.blocks:.2f}×",
+        f"{plan.layers / base.layers:.2f}×",
+        f"{plan.params / base.params:.3f}×",
+        f"{plan.macs(tokens) / base.macs(tokens):.3f}×",
+    ]
+    lines.append("| ratio | | | " + " | ".join(ratios) + " |")
+    return "\n".join(lines)

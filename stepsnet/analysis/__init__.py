@@ -1,0 +1,1 @@
+"""What a network costs and how it works: counting, and looking inside."""

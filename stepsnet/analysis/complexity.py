@@ -1,0 +1,91 @@
+"""Blocks, layers, parameters and multiply-accumulates, counted by the paper's conventions.
+
+What the paper calls FLOPs are multiply-accumulates (MACs) of convolutions, linear layers and both
+attention products, plus 5 per element of an affine LayerNorm and 2 per element of a BatchNorm, as
+fvcore counts. Layers are convolutions and linear layers, and one for each attention (Table 1).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from timm.layers import Attention
+from timm.models.resnet import BasicBlock, Bottleneck
+from timm.models.swin_transformer import SwinTransformerBlock, WindowAttention
+from timm.models.vision_transformer import Block
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+__all__ = ["Complexity", "count_complexity", "count_macs"]
+
+RESIDUAL_BLOCKS = (BasicBlock, Bottleneck, Block, SwinTransformerBlock)
+ATTENTION = (Attention, WindowAttention)
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Complexity:
+    blocks: int
+    layers: int
+    params: int
+    macs: int  # of one forward pass of one sample
+
+
+def count_complexity(model: nn.Module, input_size: tuple[int, ...] = (3, 224, 224)) -> Complexity:
+    """Count a model on any device, the meta device included; nothing is computed and nothing changed."""
+    return Complexity(
+        blocks=sum(isinstance(module, RESIDUAL_BLOCKS) for module in model.modules()),
+        layers=_count_layers(model),
+        params=sum(parameter.numel() for parameter in model.parameters()),
+        macs=count_macs(model, input_size),
+    )
+
+
+def count_macs(model: nn.Module, input_size: tuple[int, ...]) -> int:
+    """Multiply-accumulates of one forward pass in evaluation mode, for one sample of ``input_size``.
+
+    Runs on meta copies of the parameters, so no kernel of any device, fused or not, is chosen.
+    """
+    tensors = {name: tensor.to("meta") for name, tensor in (*model.named_parameters(), *model.named_buffers())}
+    counter = FlopCounterMode(display=False, custom_mapping=_NORMS)
+    training = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        with torch.no_grad(), counter:
+            torch.func.functional_call(model, tensors, torch.empty(1, *input_size, device="meta"))
+    finally:
+        for module, mode in training.items():
+            module.training = mode
+    return counter.get_total_flops() // 2  # the counter takes a multiply-accumulate for two
+
+
+def _count_layers(model: nn.Module) -> int:
+    shortcuts = {
+        layer
+        for block in model.modules()
+        if isinstance(block, BasicBlock | Bottleneck) and block.downsample is not None
+        for layer in block.downsample.modules()
+    }
+    return sum(
+        isinstance(module, (nn.Linear, nn.Conv2d, *ATTENTION)) and module not in shortcuts
+        for module in model.modules()
+    )
+
+
+def _layer_norm(input_shape, normalized_shape, weight_shape, *args, out_shape=None, **kwargs) -> int:
+    return 0 if weight_shape is None else 2 * 5 * prod(input_shape)
+
+
+def _batch_norm(input_shape, weight_shape, *args, out_shape=None, **kwargs) -> int:
+    return 0 if weight_shape is None else 2 * 2 * prod(input_shape)
+
+
+_NORMS = {
+    aten.native_layer_norm: _layer_norm,
+    aten.native_batch_norm: _batch_norm,
+    aten._native_batch_norm_legit_no_training: _batch_norm,
+    aten.cudnn_batch_norm: _batch_norm,
+}

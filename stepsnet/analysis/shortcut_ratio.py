@@ -1,0 +1,61 @@
+"""The shortcut ratio of Sec. 3.1: γ_l = σ_0/σ_l, how much of the input is left after l blocks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..steps import ReverseStepsNet, StepsNet
+
+__all__ = ["outer_steps", "shortcut_ratios"]
+
+
+def outer_steps(model: nn.Module) -> list[StepsNet | ReverseStepsNet]:
+    """A model's StepsNets in order, one a stage, without those nested in a step of another."""
+    containers = [module for module in model.modules() if isinstance(module, StepsNet | ReverseStepsNet)]
+    nested = {inner for container in containers for inner in container.networks.modules()}
+    return [container for container in containers if container not in nested]
+
+
+@torch.no_grad()
+def shortcut_ratios(model: nn.Module, images: Tensor) -> dict[str, Any]:
+    """γ after every block, on the full residual stream, in evaluation mode.
+
+    σ is the standard deviation over the channels of each token, as a LayerNorm takes it, averaged over
+    tokens and images. In a hierarchical model each stage starts from its own z_0.
+
+    Args:
+        model: one whose blocks are in StepsNets (the baselines are 1-step ones).
+        images: (B, C, H, W), a batch of real data.
+
+    Returns:
+        ``{"kind": "shortcut_ratio", "widths": […], "gamma": […]}``, a value a block.
+
+    Raises:
+        ValueError: the model has no StepsNet.
+    """
+    inputs: dict[nn.Module, Tensor] = {}
+    hooks = [
+        container.register_forward_pre_hook(lambda module, args: inputs.__setitem__(module, args[0]))
+        for container in outer_steps(model)
+    ]
+    if not hooks:
+        raise ValueError(f"model: got {type(model).__name__}, expected one with a StepsNet in it")
+    training = model.training
+    model.eval()
+    try:
+        model(images)
+        widths, gammas = [], []
+        for container, z in list(inputs.items()):
+            start = z.std(container.dim).mean()
+            for block in container:
+                z = block(z)
+                widths.append(block.width)
+                gammas.append((start / z.std(container.dim).mean()).item())
+    finally:
+        for hook in hooks:
+            hook.remove()
+        model.train(training)
+    return {"kind": "shortcut_ratio", "widths": widths, "gamma": gammas}

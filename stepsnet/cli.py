@@ -1,0 +1,249 @@
+"""The command line: verbs to functions, and nothing else.
+
+Nothing heavy is imported before a verb needs it, so that ``stepsnet --help`` answers at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import glob
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from . import __version__
+from .errors import UserError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit status: 0, 2 for bad input, 130 or 143 for a signal."""
+    options = _parser().parse_args(arguments)
+    try:
+        return options.verb(options) or 0
+    except UserError as error:
+        if options.debug:
+            raise
+        print(f"stepsnet: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # the reader of our output has gone
+        sys.stderr.close()
+        return 141
+    except Exception as error:
+        status = getattr(error, "status", None)  # a run that a signal stopped
+        if status is None or options.debug:
+            raise
+        print(f"stepsnet: {error}", file=sys.stderr)
+        return status
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="stepsnet", description="Step by Step Network: very deep networks that train.")
+    parser.add_argument("--version", action="version", version=f"stepsnet {__version__}")
+    verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
+
+    def verb(name: str, function, text: str) -> argparse.ArgumentParser:
+        sub = verbs.add_parser(name, help=text, description=text)
+        sub.add_argument("--debug", action="store_true", help="show the traceback of an error")
+        sub.set_defaults(verb=function)
+        return sub
+
+    sub = verb("train", _train, "train a recipe, or continue a run")
+    sub.add_argument("recipe", metavar="RECIPE", help="a name from `stepsnet recipes`, or a .yaml file")
+    _add_run_options(sub)
+    sub.add_argument("--label", default="", help=argparse.SUPPRESS)
+
+    sub = verb("compare", _compare, "train a StepsNet and its baseline under one recipe, side by side")
+    sub.add_argument("recipe", metavar="RECIPE", help="a name from `stepsnet recipes`, or a .yaml file")
+    _add_run_options(sub)
+    sub.add_argument("--seeds", metavar="S,S,…", type=_numbers, help="seeds, a pair of runs each (default: the recipe's)")
+    sub.add_argument("--jobs", type=int, default=2, help="runs at once, which share the cores (default: 2)")
+
+    sub = verb("eval", _eval, "score a run on its validation split")
+    sub.add_argument("run", metavar="RUN", type=Path)
+    sub.add_argument("--json", action="store_true")
+
+    sub = verb("predict", _predict, "print the likeliest classes of pictures")
+    sub.add_argument("run", metavar="RUN", type=Path)
+    sub.add_argument("files", metavar="FILE", nargs="+", help="a picture, a folder or a pattern")
+    sub.add_argument("--top", type=int, default=5, help="classes a picture (default: 5)")
+    sub.add_argument("--json", action="store_true")
+
+    sub = verb("models", _models, "list the models, their baselines and sizes")
+    sub.add_argument("--json", action="store_true")
+
+    sub = verb("recipes", _recipes, "list the recipes")
+    sub.add_argument("--json", action="store_true")
+
+    sub = verb("plan", _plan, "plan the widths and depths of a StepsNet")
+    sub.add_argument("--width", type=int, required=True, help="width of the residual network")
+    sub.add_argument("--depth", type=int, required=True, help="its number of blocks")
+    sub.add_argument("--steps", type=int, default=3, help="number of widths (default: 3)")
+    sub.add_argument("--blocks", type=int, help="total number of blocks to reach at the same compute")
+    sub.add_argument("--gmacs", type=float, help="compute of all blocks, in 10⁹ multiply-accumulates")
+    sub.add_argument("--head-dim", type=int, default=64, help="attention head size to stay near to (default: 64)")
+    sub.add_argument("--round-to", default="heads", help="'heads' as the paper, or a multiple such as 8 or 64")
+    sub.add_argument("--tokens", type=int, default=197, help="sequence length (default: 197, DeiT at 224)")
+    sub.add_argument("--json", action="store_true")
+
+    sub = verb("table", _table, "hold a table of the paper against our models")
+    sub.add_argument("table", metavar="TABLE", help="1, 5a, 5b, 8, 9, 10 or 11")
+    sub.add_argument("--json", action="store_true")
+    return parser
+
+
+def _add_run_options(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("overrides", metavar="key=value", nargs="*", help="changes to the recipe, such as epochs=3")
+    sub.add_argument("--run", metavar="DIR", type=Path, help="the run folder (default: runs/ and the recipe's name)")
+    sub.add_argument("--resume", action="store_true", help="continue the run in that folder from its newest checkpoint")
+    sub.add_argument("--progress", choices=("auto", "bars", "lines", "events"), default="auto", help=argparse.SUPPRESS)
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"got {text!r}, expected whole numbers such as 0,1,2") from None
+
+
+def _recipe_and_folder(options: argparse.Namespace):
+    from .recipes import find_recipe
+    from .recipes.recipe import override, read_recipe
+
+    is_file = options.recipe.endswith((".yaml", ".yml"))
+    recipe = read_recipe(Path(options.recipe)) if is_file else find_recipe(options.recipe)
+    recipe = override(recipe, options.overrides)
+    return recipe, options.run or Path("runs") / recipe.name.replace("/", "-")
+
+
+def _train(options: argparse.Namespace) -> None:
+    recipe, folder = _recipe_and_folder(options)
+    from .engine.console import choose_display
+    from .run import train_run
+
+    with choose_display(options.progress) as display:
+        summary = train_run(recipe, folder, display, options.resume, options.label)
+    if options.progress != "events":
+        metrics = summary["metrics"]
+        print(
+            f"report: {folder / 'report.html'} — after {summary['epochs']} epochs: validation accuracy "
+            f"{metrics['val_top1']:.1f}%, training accuracy {metrics['train_top1']:.1f}%"
+        )
+
+
+def _compare(options: argparse.Namespace) -> None:
+    recipe, folder = _recipe_and_folder(options)
+    from .compare import compare
+    from .engine.console import choose_display
+
+    seeds = options.seeds or [recipe.seed]
+    with choose_display(options.progress) as display:
+        summary = compare(recipe, folder, seeds, options.jobs, display, options.resume)
+    means = {name: summary[name]["val_top1"]["mean"] for name in ("StepsNet", "baseline")}
+    print(
+        f"report: {folder / 'report.html'} — validation accuracy after {recipe.epochs} epochs"
+        f"{f', mean of {len(seeds)} seeds' if len(seeds) > 1 else ''}: "
+        f"StepsNet {means['StepsNet']:.1f}%, baseline {means['baseline']:.1f}%"
+    )
+
+
+def _eval(options: argparse.Namespace) -> None:
+    from .run import evaluate_run
+
+    metrics = evaluate_run(options.run)
+    if options.json:
+        print(json.dumps(metrics))
+    else:
+        print(f"loss {metrics['loss']:.4f}, top-1 {metrics['top1']:.2f}%, top-5 {metrics['top5']:.2f}%")
+
+
+def _predict(options: argparse.Namespace) -> None:
+    from .run import predict
+
+    predictions = predict(options.run, _expand(options.files), options.top)
+    if options.json:
+        print(json.dumps([{"file": str(file), "classes": dict(classes)} for file, classes in predictions]))
+        return
+    for file, classes in predictions:
+        print(f"{file}: " + ", ".join(f"{name} {100 * probability:.1f}%" for name, probability in classes))
+
+
+def _expand(patterns: Sequence[str]) -> list[Path]:
+    """Files, the files of folders, and what patterns match."""
+    found: list[Path] = []
+    for pattern in patterns:
+        path = Path(pattern)
+        matches = sorted(glob.glob(pattern)) if glob.has_magic(pattern) and not path.exists() else [pattern]
+        if not matches:
+            raise UserError(f"predict: nothing matches {pattern}")
+        for match in map(Path, matches):
+            inside = sorted(file for file in match.iterdir() if file.is_file()) if match.is_dir() else [match]
+            if not inside:
+                raise UserError(f"predict: the folder {match} is empty")
+            found += inside
+    return found
+
+
+def _models(options: argparse.Namespace) -> None:
+    import timm
+    import torch
+
+    from .analysis.complexity import count_complexity
+    from .models import baseline_of, model_names
+
+    rows = []
+    for name in model_names():
+        with torch.device("meta"):
+            counts = count_complexity(timm.create_model(name))
+        baseline = baseline_of(name) if name.startswith("steps_") else None
+        rows.append({"model": name, "baseline": baseline, **vars(counts)})
+    if options.json:
+        print(json.dumps(rows))
+        return
+    print("| model | baseline | blocks | layers | params (M) | MACs (G) |\n|---|---|---:|---:|---:|---:|")
+    for row in rows:
+        numbers = f"{row['blocks']} | {row['layers']} | {row['params'] / 1e6:.1f} | {row['macs'] / 1e9:.1f}"
+        print(f"| {row['model']} | {row['baseline'] or '–'} | {numbers} |")
+
+
+def _recipes(options: argparse.Namespace) -> None:
+    from .recipes import recipes
+
+    listed = {name: (make.__doc__ or "").split("\n")[0] for name, make in recipes().items()}
+    if options.json:
+        print(json.dumps(listed))
+        return
+    for name, text in listed.items():
+        print(f"{name:<16} {text}")
+
+
+def _plan(options: argparse.Namespace) -> None:
+    from .plan import plan_steps, render_plan
+
+    round_to = options.round_to
+    if round_to != "heads":
+        if not round_to.isdecimal():
+            raise UserError(f"--round-to: got {round_to!r}, expected 'heads' or a positive whole number")
+        round_to = int(round_to)
+    macs = None if options.gmacs is None else options.gmacs * 1e9
+    shared = {"head_dim": options.head_dim, "tokens": options.tokens}
+    try:
+        base = plan_steps(options.width, options.depth, 1, **shared)
+        plan = plan_steps(
+            options.width, options.depth, options.steps, blocks=options.blocks, macs=macs, round_to=round_to, **shared
+        )
+    except ValueError as error:
+        raise UserError(f"plan: {error}") from None
+    if options.json:
+        print(json.dumps({name: p.as_dict(options.tokens) for name, p in (("plan", plan), ("one_step", base))}))
+    else:
+        print(render_plan(plan, base, options.tokens))
+
+
+def _table(options: argparse.Namespace) -> None:
+    from .paper.tables import compare_table, render_table
+
+    compared = compare_table(options.table)
+    print(json.dumps(compared, indent=1) if options.json else render_table(options.table, compared))

@@ -1,0 +1,160 @@
+"""A StepsNet and its baseline under one recipe: the same data, settings and seeds, as processes side by side."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import queue
+import signal
+import statistics
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from .engine.checkpoint import write_atomically
+from .engine.console import Display
+from .engine.train import signals_caught
+from .errors import UserError
+from .recipes.recipe import Recipe, to_yaml
+from .report import write_report
+from .run import build_model, open_folder
+
+__all__ = ["compare", "summarise"]
+
+
+class Interrupted(Exception):
+    """A signal ended a comparison; its runs wrote checkpoints first."""
+
+    def __init__(self, number: int):
+        super().__init__(f"stopped by {signal.Signals(number).name}; --resume goes on from there")
+        self.status = 128 + number
+
+
+def compare(
+    recipe: Recipe, folder: Path, seeds: Sequence[int], jobs: int, display: Display, resume: bool = False
+) -> dict[str, Any]:
+    """Train both models with every seed, ``jobs`` at once, and write ``comparison.json`` and ``report.html``.
+
+    Each run is an ordinary ``stepsnet train`` in a folder of its own, with its share of the cores; a
+    comparison that was stopped is resumed run by run.
+
+    Raises:
+        UserError: the recipe has no baseline, the folder is not empty, or a run failed.
+        Interrupted: a signal.
+    """
+    if recipe.baseline is None:
+        raise UserError(f"recipe: {recipe.name} has no baseline, expected one to compare with")
+    if jobs < 1 or not seeds or len(set(seeds)) != len(seeds):
+        raise UserError(f"--jobs and --seeds: got {jobs} and {list(seeds)}, expected at least 1 job and distinct seeds")
+    contenders = {
+        "StepsNet": dataclasses.replace(recipe, baseline=None),
+        "baseline": dataclasses.replace(recipe, model=recipe.baseline, baseline=None),
+    }
+    for contender in contenders.values():
+        build_model(contender.model)  # a mistake in either is said before anything is trained
+    open_folder(folder, recipe, resume)
+    waiting, runs = [], []
+    for seed in seeds:
+        for label, contender in contenders.items():
+            run = folder / f"{label.lower()}-seed{seed}"
+            config = folder / "recipes" / f"{run.name}.yaml"
+            config.parent.mkdir(exist_ok=True)
+            write_atomically(config, to_yaml(dataclasses.replace(contender, seed=seed)))
+            runs.append(run)
+            waiting.append((f"{label}, seed {seed}" if len(seeds) > 1 else label, label, config, run))
+    _run_all(waiting, jobs, display)
+    summary = summarise([json.loads((run / "summary.json").read_text()) for run in runs])
+    write_atomically(folder / "comparison.json", json.dumps(summary, indent=2) + "\n")
+    write_report(runs, folder / "report.html", f"{recipe.name}: StepsNet and its baseline")
+    return summary
+
+
+def summarise(summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Mean, sample standard deviation and the paired difference (StepsNet - baseline) over the seeds."""
+    by_label: dict[str, dict[int, dict[str, float]]] = {}
+    for summary in summaries:
+        by_label.setdefault(summary["label"], {})[summary["seed"]] = summary["metrics"]
+
+    def spread(values: Sequence[float]) -> dict[str, Any]:
+        deviation = statistics.stdev(values) if len(values) > 1 else None
+        return {"mean": statistics.mean(values), "std": deviation, "values": list(values)}
+
+    names = ("train_loss", "train_top1", "val_loss", "val_top1")
+    paired = sorted(by_label["StepsNet"].keys() & by_label["baseline"].keys())
+    return {
+        "recipe": summaries[0]["recipe"],
+        "seeds": paired,
+        **{
+            label: {name: spread([runs[seed][name] for seed in paired]) for name in names}
+            for label, runs in by_label.items()
+        },
+        "difference": {
+            name: spread([by_label["StepsNet"][seed][name] - by_label["baseline"][seed][name] for seed in paired])
+            for name in names
+        },
+    }
+
+
+def _run_all(waiting: list[tuple[str, str, Path, Path]], jobs: int, display: Display) -> None:
+    """Run each as ``stepsnet train``, show their events as they come, and stop all when one fails."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    environment = {**os.environ, "OMP_NUM_THREADS": str(max(1, cores // min(jobs, len(waiting))))}
+    events: queue.Queue[tuple[str, str | None]] = queue.Queue()
+    running: dict[str, subprocess.Popen] = {}
+    last: dict[str, str] = {}
+    failed: list[str] = []
+    told: set[subprocess.Popen] = set()
+
+    def start(name: str, label: str, config: Path, run: Path) -> None:
+        command = [sys.executable, "-m", "stepsnet", "train", str(config), "--run", str(run), "--resume"]
+        process = subprocess.Popen(
+            [*command, "--label", label, "--progress", "events"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=environment,
+        )
+        running[name] = process
+
+        def forward() -> None:
+            assert process.stdout is not None
+            for line in process.stdout:
+                events.put((name, line))
+            events.put((name, None))
+
+        threading.Thread(target=forward, daemon=True).start()
+
+    with signals_caught() as caught:
+        try:
+            while waiting or running:
+                while waiting and len(running) < jobs and not (caught or failed):
+                    start(*waiting.pop(0))
+                if (caught or failed) and not running:
+                    break
+                try:
+                    name, line = events.get(timeout=0.2)
+                except queue.Empty:
+                    name, line = "", ""
+                if caught or failed:
+                    for process in set(running.values()) - told:
+                        process.send_signal(signal.SIGINT)  # each ends after its update and a checkpoint
+                        told.add(process)
+                if name and line is None:
+                    if running.pop(name).wait() and not caught:
+                        failed.append(name)
+                elif line:
+                    try:
+                        display.show({**json.loads(line), "run": name})
+                    except ValueError:
+                        last[name] = line.strip()
+        finally:
+            for process in running.values():
+                process.kill()
+        if caught:
+            raise Interrupted(caught[0])
+    if failed:
+        raise UserError(f"run {failed[0]} failed: {last.get(failed[0], 'no output')}")

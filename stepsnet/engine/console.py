@@ -1,0 +1,112 @@
+"""What a run shows while it works: live bars on a terminal, a line an epoch in a log, events for a parent.
+
+A run reports events, plain dictionaries: ``{"run", "kind": "progress" | "epoch" | "note", …}``.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any, Protocol, TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+__all__ = ["Display", "Events", "Lines", "Bars", "choose_display"]
+
+
+class Display(Protocol):
+    def __enter__(self) -> Display: ...
+    def __exit__(self, *exception: object) -> None: ...
+    def show(self, event: dict[str, Any]) -> None: ...
+
+
+class Lines:
+    """A plain log: one line an epoch."""
+
+    def __init__(self, out: TextIO | None = None):
+        self.out = out or sys.stdout
+
+    def __enter__(self) -> Lines:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.out.flush()
+
+    def show(self, event: dict[str, Any]) -> None:
+        text = {"epoch": epoch_line, "note": lambda e: e["text"]}.get(event["kind"])
+        if text:
+            print(f"{event['run']}: {text(event)}", file=self.out, flush=True)
+
+
+class Events(Lines):
+    """One JSON object a line, for the process that started this one."""
+
+    def show(self, event: dict[str, Any]) -> None:
+        print(json.dumps(event), file=self.out, flush=True)
+
+
+class Bars:
+    """A live bar for each run, above a line for each epoch that is done."""
+
+    def __init__(self, console: Console | None = None):
+        self.bars = Progress(
+            TextColumn("[bold]{task.description}"),
+            BarColumn(bar_width=None),
+            TextColumn("epoch {task.fields[epoch]}/{task.fields[epochs]}"),
+            TextColumn("loss {task.fields[loss]:.3f}"),
+            TextColumn("accuracy {task.fields[accuracy]}"),
+            TextColumn("{task.fields[speed]:.0f} images/s"),
+            TimeRemainingColumn(compact=True),
+            TextColumn("left"),
+            console=console,
+            refresh_per_second=4,
+            expand=True,
+        )
+        self.tasks: dict[str, Any] = {}
+
+    def __enter__(self) -> Bars:
+        self.bars.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.bars.stop()
+
+    def show(self, event: dict[str, Any]) -> None:
+        if event["kind"] == "progress":
+            fields = {
+                "epoch": event["epoch"],
+                "epochs": event["epochs"],
+                "loss": event["loss"],
+                "accuracy": f"{event['top1']:.1f}%" if "top1" in event else "–",
+                "speed": event["samples_per_second"],
+            }
+            if event["run"] not in self.tasks:
+                self.tasks[event["run"]] = self.bars.add_task(event["run"], total=event["steps"], **fields)
+            self.bars.update(self.tasks[event["run"]], completed=event["step"], **fields)
+        elif event["kind"] == "epoch":
+            self.bars.console.print(f"[dim]{event['run']}: {epoch_line(event)}", highlight=False)
+        elif event["kind"] == "note":
+            self.bars.console.print(f"{event['run']}: {event['text']}", highlight=False)
+
+
+def epoch_line(event: dict[str, Any]) -> str:
+    parts = [f"epoch {event['epoch']}/{event['epochs']}", f"lr {event['lr']:.2g}"]
+    for split in ("train", "val"):
+        if f"{split}_loss" in event:
+            parts.append(f"{split} loss {event[f'{split}_loss']:.3f}")
+        if f"{split}_top1" in event:
+            parts.append(f"accuracy {event[f'{split}_top1']:.1f}%")
+    parts.append(f"{event['samples_per_second']:.0f} images/s")
+    minutes, seconds = divmod(round(event["seconds_left"]), 60)
+    parts.append(f"{minutes}:{seconds:02d} left")
+    return ", ".join(parts)
+
+
+def choose_display(progress: str) -> Display:
+    """``auto`` draws bars on a terminal and lines elsewhere; ``events`` is for a parent process."""
+    if progress == "events":
+        return Events()
+    if progress == "bars" or (progress == "auto" and sys.stdout.isatty()):
+        return Bars()
+    return Lines()

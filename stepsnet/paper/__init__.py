@@ -1,0 +1,1 @@
+"""What the paper prints, and the model behind each printed row."""

@@ -1,0 +1,170 @@
+"""The printed tables: their cells, the model of each row, and ours held against the paper's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from decimal import ROUND_HALF_UP, Decimal
+from importlib.resources import files
+from typing import Any
+
+from ..errors import UserError, nearest
+from ..plan import heads_for
+
+
+def as_printed(value: float) -> float:
+    """Round as the paper's cells are: to two decimals, as counters print, and then to one.
+
+    With one rounding, three cells of Table 5a would differ (3.948 is printed as 4.0, 21.746 as 21.8
+    and 11.247 as 11.3); with two, every cell comes out.
+    """
+    two = Decimal(value).quantize(Decimal("0.01"), ROUND_HALF_UP)
+    return float(two.quantize(Decimal("0.1"), ROUND_HALF_UP))
+
+
+# Cells that are counted on the model, and how each is printed.
+COUNTED: dict[str, Callable[[Any], float]] = {
+    "blocks": lambda counts: counts.blocks,
+    "layers": lambda counts: counts.layers,
+    "params_M": lambda counts: as_printed(counts.params / 1e6),
+    "flops_G": lambda counts: as_printed(counts.macs / 1e9),
+}
+HEADINGS = {"blocks": "#Blocks", "layers": "#Layers", "params_M": "Params (M)", "flops_G": "MACs (G)"}
+
+# The rows of Table 1 by the name of their model.
+TABLE_1 = {
+    "ResNet-18": "resnet18",
+    "ResNet-34": "resnet34",
+    "ResNet-50": "resnet50",
+    "Steps-ResNet-18": "steps_resnet18",
+    "Steps-ResNet-34": "steps_resnet34",
+    "Steps-ResNet-50": "steps_resnet50",
+    "DeiT-T": "deit_tiny_patch16_224",
+    "DeiT-S": "deit_small_patch16_224",
+    "DeiT-B": "deit_base_patch16_224",
+    "Steps-DeiT-T": "steps_deit_tiny_patch16_224",
+    "Steps-DeiT-S": "steps_deit_small_patch16_224",
+    "Steps-DeiT-B": "steps_deit_base_patch16_224",
+    "Swin-T": "swin_tiny_patch4_window7_224",
+    "Swin-S": "swin_small_patch4_window7_224",
+    "Swin-B": "swin_base_patch4_window7_224",
+    "Steps-Swin-T": "steps_swin_tiny_patch4_window7_224",
+    "Steps-Swin-S": "steps_swin_small_patch4_window7_224",
+    "Steps-Swin-B": "steps_swin_base_patch4_window7_224",
+}
+
+# Steps-Swin-T's stages 3 and 4 and those of Swin-T, which Table 11 combines.
+_STEPS_3, _STEPS_4 = ((192, 272, 384), (6, 3, 3)), ((192, 272, 384, 544), (4, 2, 2, 2))
+_SWIN = [((96,), (2,)), ((192,), (2,)), ((384,), (6,)), ((768,), (2,))]
+TABLE_11 = {
+    "StepsNet in stage 1": [((68, 96), (2, 1)), *_SWIN[1:]],
+    "StepsNet in stage 2": [_SWIN[0], ((136, 192), (2, 1)), *_SWIN[2:]],
+    "StepsNet in stage 3": [*_SWIN[:2], _STEPS_3, _SWIN[3]],
+    "StepsNet in stage 4": [*_SWIN[:3], _STEPS_4],
+    "StepsNet in stages 3 and 4": [*_SWIN[:2], _STEPS_3, _STEPS_4],
+    "StepsNet in none (Swin-T)": _SWIN,
+}
+
+ALLOCATION_IS_OURS = (
+    "the paper does not give these depths and heads; ours meet every printed cell, and others may too"
+)
+
+
+def printed_rows(table: str) -> list[dict[str, Any]]:
+    """The rows of tables.json for one table, in its order.
+
+    Raises:
+        UserError: there is no such table, or its task is not here yet.
+    """
+    rows = json.loads((files("stepsnet.paper") / "tables.json").read_text(encoding="utf-8"))
+    found = [row for row in rows if row["table"] == table]
+    if not found or not any(model_of(row) for row in found):
+        known = sorted({row["table"] for row in rows if model_of(row)}, key=lambda t: (t[0] == "t", len(t), t))
+        raise UserError(f"table: got {table!r}, expected one of {', '.join(known)}{nearest(table, known)}")
+    return found
+
+
+def model_of(row: dict[str, Any]) -> tuple[str, dict[str, Any]] | None:
+    """A printed row -> the timm name and arguments of its model; None where its task is not here yet."""
+    table, name, config = row["table"], row["row"], row.get("config", {})
+    if table == "1":
+        return TABLE_1[name], {}
+    if table == "text 5.2":
+        return "steps_deit_base_d60_patch16_224", {}
+    if table in ("5a", "8", "9"):
+        base = "steps_deit_tiny_patch16_224" if table == "5a" else "steps_deit_small_patch16_224"
+        return base, {"widths": config["widths"], "depths": config["depths"], "num_heads": config.get("heads")}
+    if table == "5b":
+        widths, depths = config.get("widths"), config["depths"]
+        if widths is None:  # the baseline: C, 2C, 4C, 8C, one step a stage
+            widths = [[config["embed_dim"] * 2**stage] for stage in range(4)]
+            depths = [[depth] for depth in depths]
+        heads = None
+        if config.get("depths_printed") is False:
+            # 136 takes 8 heads: with 4, the bias tables leave the row of 64 blocks at 28.74M, printed 28.8M
+            heads = [[8 if width == 136 else heads_for(width, 32) for width in stage] for stage in widths]
+        return "steps_swin_tiny_patch4_window7_224", {"widths": widths, "depths": depths, "num_heads": heads}
+    if table == "10":
+        return "steps_swin_tiny_patch4_window7_224", {"reverse": name == "Reverse"}
+    if table == "11":
+        widths, depths = zip(*TABLE_11[name])
+        return "steps_swin_tiny_patch4_window7_224", {"widths": widths, "depths": depths}
+    return None
+
+
+def compare_table(table: str) -> list[dict[str, Any]]:
+    """Build every row's model on the meta device, count it, and set it beside the printed cells.
+
+    Each entry holds ``row``, ``paper`` (all printed cells), ``ours`` (the counted ones, rounded as the
+    paper prints them), ``exact`` (parameters and MACs), ``differs`` (keys) and ``note``.
+    """
+    import timm
+    import torch
+
+    from ..analysis.complexity import count_complexity
+
+    compared = []
+    for row in printed_rows(table):
+        model = model_of(row)
+        assert model is not None  # printed_rows raised otherwise
+        name, arguments = model
+        with torch.device("meta"):
+            counts = count_complexity(timm.create_model(name, **arguments))
+        paper = {key: value for key, value in row.items() if key not in ("table", "row", "config", "note")}
+        ours = {key: value(counts) for key, value in COUNTED.items()}
+        is_ours = row.get("config", {}).get("depths_printed") is False
+        compared.append(
+            {
+                "row": row["row"],
+                "paper": paper,
+                "ours": ours,
+                "exact": {"params": counts.params, "macs": counts.macs},
+                "differs": [key for key in ours if key in paper and paper[key] != ours[key]],
+                "note": ALLOCATION_IS_OURS if is_ours else "",
+                "model": {"name": name, "arguments": arguments},
+            }
+        )
+    return compared
+
+
+def render_table(table: str, compared: list[dict[str, Any]]) -> str:
+    """The comparison as Markdown: ours beside the paper's, with a mark where they differ."""
+    keys = [key for key in HEADINGS if any(key in entry["paper"] for entry in compared)]
+    lines = [
+        "| row | " + " | ".join(f"{HEADINGS[key]} ours | paper" for key in keys) + " |",
+        "|---|" + "---:|---:|" * len(keys),
+    ]
+    notes: list[str] = []
+    for entry in compared:
+        mark = ""
+        if entry["note"]:
+            if entry["note"] not in notes:
+                notes.append(entry["note"])
+            mark = f" [{notes.index(entry['note']) + 1}]"
+        cells = []
+        for key in keys:
+            differs = " ≠" if key in entry["differs"] else ""
+            cells += [f"{entry['ours'][key]}{differs}", str(entry["paper"].get(key, ""))]
+        lines.append(f"| {entry['row']}{mark} | " + " | ".join(cells) + " |")
+    lines += [f"\n[{number}] {note}." for number, note in enumerate(notes, 1)]
+    return "\n".join(lines)

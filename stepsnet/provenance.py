@@ -1,0 +1,61 @@
+"""Where a number comes from: hardware, versions, commit and command."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+__all__ = ["provenance"]
+
+
+def provenance() -> dict[str, Any]:
+    """What to keep beside every result. Paths of the machine are left out."""
+    import torch
+
+    return {
+        "command": shlex.join(["stepsnet", *sys.argv[1:]]),
+        "commit": _commit(),
+        "hardware": {
+            "cpu": _cpu(),
+            "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+            "threads": torch.get_num_threads(),
+            "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30),
+            "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        },
+        "versions": {
+            "python": platform.python_version(),
+            **{name: version(name) for name in ("torch", "torchvision", "timm", "stepsnet")},
+        },
+    }
+
+
+def _cpu() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _commit() -> str | None:
+    """The commit of the source tree, with a plus if it was changed since; None for an installed package."""
+
+    def git(*arguments: str) -> str:
+        root = Path(__file__).parent.parent
+        return subprocess.run(
+            ["git", "-C", str(root), *arguments], capture_output=True, text=True, check=True, timeout=10
+        ).stdout.strip()
+
+    try:
+        changed = git("status", "--porcelain", "--untracked-files=no", "--", "stepsnet")
+        return git("rev-parse", "--short=12", "HEAD") + ("+" if changed else "")
+    except (OSError, subprocess.SubprocessError):
+        return None

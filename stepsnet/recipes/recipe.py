@@ -1,0 +1,117 @@
+"""A recipe is data with a name: the model, its baseline, the task and the settings of a run.
+
+Overrides from the command line, ``key=value``, and a run's ``config.yaml`` are read by pydantic, which
+knows the types; an unknown key names the nearest known one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..engine.settings import TrainingSettings
+from ..errors import UserError, nearest
+
+__all__ = ["ModelSpec", "Recipe", "override", "read_recipe", "to_yaml"]
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """What ``timm.create_model`` is called with."""
+
+    name: str
+    args: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe(TrainingSettings):
+    name: str
+    model: ModelSpec
+    baseline: ModelSpec | None = None  # of like compute, for ``stepsnet compare``
+    data: str
+    label_smoothing: float = 0.0
+
+
+def override(recipe: Recipe, assignments: Sequence[str]) -> Recipe:
+    """Apply ``key=value`` assignments; ``model.args.widths=[24,34,48]`` reaches inside.
+
+    Values are JSON, or else plain text.
+
+    Raises:
+        UserError: no ``=``, an unknown key, or a value of another type.
+    """
+    values = json.loads(json.dumps(dataclasses.asdict(recipe)))
+    for assignment in assignments:
+        key, equals, text = assignment.partition("=")
+        if not equals:
+            raise UserError(f"override: got {assignment!r}, expected key=value")
+        *parents, last = key.split(".")
+        place, path = values, ""
+        for part in parents:
+            if not isinstance(place.get(part), dict):
+                raise UserError(_unknown(key, _keys(values)))
+            place, path = place[part], f"{path}{part}."
+        if last not in place and not path.endswith("args."):  # args are the model's own
+            raise UserError(_unknown(key, _keys(values)))
+        try:
+            place[last] = json.loads(text)
+        except json.JSONDecodeError:
+            place[last] = text
+    return _typed(values, "override")
+
+
+def read_recipe(path: Path) -> Recipe:
+    """A recipe from a YAML file, such as a run's ``config.yaml``.
+
+    Raises:
+        UserError: the file cannot be read, is no YAML, or has a wrong key or value.
+    """
+    import yaml
+
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UserError(f"recipe: cannot read {path}: {' '.join(str(error).split())}") from None
+    if not isinstance(values, dict):
+        raise UserError(f"recipe: got {type(values).__name__} in {path}, expected a mapping of keys to values")
+    for key in values:
+        if key not in Recipe.__dataclass_fields__:
+            raise UserError(f"{path}: {_unknown(str(key), Recipe.__dataclass_fields__)}")
+    return _typed(values, str(path))
+
+
+def to_yaml(recipe: Recipe) -> str:
+    import yaml
+
+    plain = json.loads(json.dumps(dataclasses.asdict(recipe)))  # tuples become lists
+    return yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)
+
+
+def _typed(values: Mapping[str, Any], where: str) -> Recipe:
+    import pydantic
+
+    try:
+        # strict, but by the rules of JSON: a list may fill a tuple, and a whole number a float
+        return pydantic.TypeAdapter(Recipe).validate_json(json.dumps(values), strict=True)
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"])
+        message = first["msg"].removeprefix("Input should be ")
+        raise UserError(f"{where}: {key}: got {first['input']!r}, expected {message}") from None
+
+
+def _keys(values: Mapping[str, Any], prefix: str = "") -> list[str]:
+    found = []
+    for key, value in values.items():
+        found.append(prefix + key)
+        if isinstance(value, dict):
+            found += _keys(value, f"{prefix}{key}.")
+    return found
+
+
+def _unknown(key: str, known) -> str:
+    return f"unknown key {key!r}, expected one of a recipe's{nearest(key, known)}"
