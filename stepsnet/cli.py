@@ -11,6 +11,7 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from . import __version__
 from .errors import UserError
@@ -18,7 +19,12 @@ from .errors import UserError
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status: 0, 2 for bad input, 130 or 143 for a signal."""
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options, rest = parser.parse_known_args(arguments)
+    if rest and (not hasattr(options, "overrides") or any(argument.startswith("-") for argument in rest)):
+        parser.error(f"got {' '.join(rest)}, expected none of it")
+    if rest:
+        options.overrides += rest  # argparse takes no positional arguments after an option's
     try:
         return options.verb(options) or 0
     except UserError as error:
@@ -39,8 +45,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return status
 
 
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="stepsnet", description="Step by Step Network: very deep networks that train.")
+    parser = _Parser(prog="stepsnet", description="Step by Step Network: very deep networks that train.")
     parser.add_argument("--version", action="version", version=f"stepsnet {__version__}")
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
 

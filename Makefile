@@ -1,0 +1,42 @@
+# make demo    a 96-block Steps-DeiT against its baseline on handwritten digits, with a report (about 5 minutes)
+# make test    everything that CI checks
+# Both make .venv with the pinned versions of constraints.txt on first use.
+PYTHON ?= python3
+RUN ?= runs/demo
+BIN := .venv/bin
+
+.PHONY: demo test lint unit contract readme clean
+
+demo: .venv/installed
+	$(BIN)/stepsnet compare digits/deep --run $(RUN) --resume
+
+test: lint unit contract
+
+lint: .venv/installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+unit: .venv/installed-dev
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
+
+# timm's own tests of its models, from timm's source distribution, on ours
+contract: .venv/installed-dev
+	OMP_NUM_THREADS=1 $(BIN)/python tests/timm_contract.py
+
+# render the README's and the docs' tables from results/ and the commands
+readme: .venv/installed
+	$(BIN)/python docs/render.py
+
+.venv/installed: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e .
+	touch $@
+
+.venv/installed-dev: .venv/installed
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[dev]"
+	touch $@
+
+clean:
+	rm -rf .venv runs

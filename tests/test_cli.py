@@ -1,0 +1,248 @@
+"""The command line as a user meets it: the main job end to end, and one mistake after the other."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from PIL import Image
+from safetensors.torch import load_file
+
+from stepsnet.cli import main
+
+SMALL = ["epochs=2", "batch_size=128", "model.args.depths=[1,1,1]", "baseline.args.depths=[2]"]
+
+
+def run(*arguments, capsys):
+    status = main([str(argument) for argument in arguments])
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "tiny"
+    assert main(["train", "digits/tiny", "--run", str(folder), *SMALL]) == 0
+    return folder
+
+
+def test_a_run_folder_holds_what_it_should(trained):
+    names = {path.name for path in trained.iterdir()}
+    expected = {"config.yaml", "metrics.jsonl", "checkpoints", "model.safetensors", "summary.json", "report.html"}
+    assert expected <= names
+    config = yaml.safe_load((trained / "config.yaml").read_text())
+    assert config["epochs"] == 2 and config["model"]["args"]["depths"] == [1, 1, 1]
+    lines = [json.loads(line) for line in (trained / "metrics.jsonl").read_text().splitlines()]
+    epochs = [line for line in lines if line["kind"] == "epoch"]
+    assert [line["epoch"] for line in epochs] == [1, 2] and epochs[-1]["train_loss"] < epochs[0]["train_loss"]
+    summary = json.loads((trained / "summary.json").read_text())
+    assert summary["metrics"]["val_top1"] == epochs[-1]["val_top1"]
+    assert (summary["blocks"], summary["layers"], summary["widths"]) == (3, 17, [24, 34, 48])
+    assert {"command", "commit", "hardware", "versions"} <= set(summary)
+
+
+def test_the_config_alone_replays_the_run(trained, tmp_path, capsys):
+    status, _, _ = run("train", trained / "config.yaml", "--run", tmp_path / "again", capsys=capsys)
+    assert status == 0
+    ours, theirs = load_file(tmp_path / "again" / "model.safetensors"), load_file(trained / "model.safetensors")
+    assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_eval_gives_the_last_epochs_metrics(trained, capsys):
+    status, out, _ = run("eval", trained, "--json", capsys=capsys)
+    summary = json.loads((trained / "summary.json").read_text())["metrics"]
+    assert status == 0 and json.loads(out) == {key[4:]: summary[key] for key in ("val_loss", "val_top1", "val_top5")}
+
+
+def test_predict_reads_files_folders_and_patterns(trained, tmp_path, capsys):
+    from sklearn.datasets import load_digits
+
+    for index in range(3):
+        pixels = (load_digits().images[index] * 255 / 16).round().astype(np.uint8)
+        Image.fromarray(pixels).resize((32, 32), Image.Resampling.NEAREST).save(tmp_path / f"{index}.png")
+    status, out, _ = run("predict", trained, tmp_path, "--json", capsys=capsys)
+    predictions = json.loads(out)
+    assert status == 0 and [os.path.basename(entry["file"]) for entry in predictions] == ["0.png", "1.png", "2.png"]
+    assert all(len(entry["classes"]) == 5 for entry in predictions)
+    # enlarged by whole factors, a picture reads as the very digit that was trained on
+    from stepsnet.recipes.recipe import read_recipe
+    from stepsnet.run import build_model
+    from stepsnet.tasks.classification import load_images
+
+    data = load_images("digits")
+    model = build_model(read_recipe(trained / "config.yaml").model).eval()
+    model.load_state_dict(load_file(trained / "model.safetensors"))
+    pixels = (load_digits().images[0] * 255 / 16).round().astype(np.uint8)
+    probabilities = model(data.read(Image.fromarray(pixels))[None]).softmax(-1)[0]
+    for name, probability in predictions[0]["classes"].items():
+        assert probability == pytest.approx(probabilities[int(name)].item(), abs=1e-5)
+    status, out, _ = run("predict", trained, tmp_path / "[12].png", "--top", 2, capsys=capsys)
+    assert status == 0 and len(out.splitlines()) == 2 and out.count("%") == 4
+
+
+def test_resume_of_another_recipe_is_refused(trained, capsys):
+    status, _, err = run("train", "digits/tiny", "--run", trained, "--resume", *SMALL, "lr=0.5", capsys=capsys)
+    assert status == 2 and "lr 0.002, got 0.5" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["train", "digits/tini"], "did you mean digits/tiny"),
+        (["train", "missing.yaml"], "cannot read missing.yaml"),
+        (["train", "digits/tiny", "epoch=3"], "unknown key 'epoch', expected one of a recipe's (did you mean epochs"),
+        (["train", "digits/tiny", "epochs=many"], "epochs: got 'many', expected a valid integer"),
+        (["train", "digits/tiny", "epochs=1.5"], "epochs: got 1.5, expected a valid integer"),
+        (["train", "digits/tiny", "epochs=true"], "epochs: got True, expected a valid integer"),
+        (["train", "digits/tiny", "epochs"], "got 'epochs', expected key=value"),
+        (["train", "digits/tiny", "model.nam=x"], "unknown key 'model.nam'"),
+        (["train", "digits/tiny", "model.name=steps_diet_tiny_patch16_224"], "did you mean steps_deit_tiny_patch16_224"),
+        (["train", "digits/tiny", "model.args.num_heads=[5,2,3]"], "num_heads: got 5, expected a divisor of the width 24"),
+        (["train", "digits/tiny", "model.args.depths=[1,1]"], "depths: got 2 (1, 1), expected one a width"),
+        (["train", "digits/tiny", "model.args.widths=[48,34,24]"], "expected them strictly increasing"),
+        (["train", "digits/tiny", "model.args.nonsense=1"], "nonsense"),
+        (["train", "digits/tiny", "data=digit"], "data: got 'digit', expected one of digits"),
+        (["train", "digits/tiny", "batch_size=0"], "batch_size: got 0, expected 1 to the"),
+        (["train", "digits/tiny", "opt=adamww"], "opt: got 'adamww'"),
+        (["train", "digits/tiny", "device=abacus"], "device: got 'abacus'"),
+        (["compare", "digits/tiny", "baseline=null"], "has no baseline"),
+        (["compare", "digits/tiny", "--jobs", "0"], "--jobs and --seeds: got 0"),
+        (["compare", "digits/tiny", "baseline.args.widths=[40]"], "baseline|num_heads: got 3"),
+        (["eval", "nowhere"], "run: got nowhere, expected the folder of a run"),
+        (["predict", "nowhere", "x.png"], "run: got nowhere"),
+        (["table", "2a"], "table: got '2a', expected one of"),
+        (["plan", "--width", "384", "--depth", "0"], "plan: depth: got 0, expected at least 1"),
+        (["plan", "--width", "384", "--depth", "12", "--round-to", "x"], "--round-to: got 'x'"),
+        (["plan", "--width", "4", "--depth", "12", "--steps", "9"], "steps: got 9, too many for width 4"),
+        (["plan", "--width", "384", "--depth", "12", "--blocks", "99"], "blocks: got 99, expected 12 to 36"),
+    ],
+)
+def test_a_mistake_is_one_line_and_status_2(arguments, expected, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    status, out, err = run(*arguments, capsys=capsys)
+    assert status == 2 and out == ""
+    assert len(err.splitlines()) == 1 and err.startswith("stepsnet: ")
+    assert any(part in err for part in expected.split("|")), err
+    assert not (tmp_path / "runs" / "digits-tiny" / "checkpoints").exists()
+
+
+def test_nothing_is_overwritten(trained, tmp_path, capsys):
+    (tmp_path / "diary.txt").write_text("mine")
+    before = {path: path.read_bytes() for path in trained.rglob("*") if path.is_file()}
+    for folder, hint in ((tmp_path, "nothing in it is overwritten"), (trained, "--resume continues")):
+        status, _, err = run("train", "digits/tiny", "--run", folder, *SMALL, capsys=capsys)
+        assert status == 2 and f"{folder} is not empty" in err and hint in err
+    assert (tmp_path / "diary.txt").read_text() == "mine" and len(list(tmp_path.iterdir())) == 1
+    assert before == {path: path.read_bytes() for path in trained.rglob("*") if path.is_file()}
+
+
+def test_unreadable_inputs_are_named(trained, tmp_path, capsys):
+    (tmp_path / "words.png").write_text("no picture")
+    (tmp_path / "empty").mkdir()
+    for file, reason in (("words.png", "as a picture"), ("none.png", "no such file"), ("empty", "is empty")):
+        status, _, err = run("predict", trained, tmp_path / file, capsys=capsys)
+        assert status == 2 and file in err and reason in err
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    (copy / "config.yaml").write_bytes((trained / "config.yaml").read_bytes())
+    status, _, err = run("eval", copy, capsys=capsys)
+    assert status == 2 and "has no weights yet" in err
+    (copy / "model.safetensors").write_bytes(b"torn")
+    status, _, err = run("eval", copy, capsys=capsys)
+    assert status == 2 and "model.safetensors as safetensors" in err and len(err.splitlines()) == 1
+    (copy / "config.yaml").write_text("epochs: [")
+    status, _, err = run("eval", copy, capsys=capsys)
+    assert status == 2 and "cannot read" in err and len(err.splitlines()) == 1
+
+
+def test_debug_shows_the_traceback():
+    from stepsnet.errors import UserError
+
+    with pytest.raises(UserError):
+        main(["train", "digits/tini", "--debug"])
+
+
+def test_listing_needs_nothing_heavy():
+    code = (
+        "import sys; from stepsnet.cli import main\n"
+        "try: main(['--help'])\nexcept SystemExit: pass\n"
+        "main(['recipes']); main(['plan', '--width', '384', '--depth', '12'])\n"
+        "heavy = {'torch', 'timm', 'numpy', 'pydantic', 'matplotlib', 'rich'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
+
+
+def test_tables_and_models_for_machines(capsys):
+    status, out, _ = run("table", "10", "--json", capsys=capsys)
+    rows = json.loads(out)
+    assert status == 0 and [row["row"] for row in rows] == ["Reverse", "Steps-Swin-T"]
+    assert rows[0]["ours"] == {"blocks": 26, "layers": 135, "params_M": 27.8, "flops_G": 4.5}
+    status, out, _ = run("plan", "--width", "384", "--depth", "12", "--json", capsys=capsys)
+    assert json.loads(out)["plan"]["depths"] == [12, 6, 6]
+    status, out, _ = run("plan", "--width", "384", "--depth", "12", capsys=capsys)
+    assert out.startswith("192×12, 272×6, 384×6")
+
+
+def start(folder, *arguments):
+    command = [sys.executable, "-m", "stepsnet", "train", "digits/tiny", "--run", str(folder), *SMALL, "epochs=4"]
+    return subprocess.Popen([*command, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def wait_for(path, process):
+    deadline = time.monotonic() + 240
+    while not path.exists():
+        assert process.poll() is None, process.stdout.read()
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_killed_and_interrupted_runs_resume_bit_for_bit(tmp_path):
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    process = start(killed)
+    wait_for(killed / "checkpoints" / "step-00000011", process)  # its first epoch
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+
+    process = start(killed, "--resume")
+    assert process.stdout.readline().startswith("killed: resumed after update")
+    process.send_signal(signal.SIGINT)
+    out = process.communicate(timeout=240)[0]
+    assert process.returncode in (0, 130), out  # 0 if the signal came after the last update
+    if process.returncode == 130:
+        assert "--resume goes on from there" in out
+
+    for folder, arguments in ((killed, ["--resume"]), (whole, [])):
+        process = start(folder, *arguments)
+        out = process.communicate(timeout=240)[0]
+        assert process.returncode == 0 and out.splitlines()[-1].startswith(f"report: {folder}"), out
+    ours, theirs = load_file(killed / "model.safetensors"), load_file(whole / "model.safetensors")
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def test_compare_trains_both_with_every_seed(tmp_path, capsys):
+    folder = tmp_path / "both"
+    status, out, err = run("compare", "digits/tiny", "--run", folder, "--seeds", "0,1", *SMALL, capsys=capsys)
+    assert status == 0, err
+    summary = json.loads((folder / "comparison.json").read_text())
+    accuracies = {}
+    for label in ("StepsNet", "baseline"):
+        for seed in (0, 1):
+            run_summary = json.loads((folder / f"{label.lower()}-seed{seed}" / "summary.json").read_text())
+            assert (run_summary["label"], run_summary["seed"]) == (label, seed)
+            accuracies[label, seed] = run_summary["metrics"]["val_top1"]
+    differences = [accuracies["StepsNet", seed] - accuracies["baseline", seed] for seed in (0, 1)]
+    assert summary["difference"]["val_top1"]["values"] == differences
+    assert summary["difference"]["val_top1"]["mean"] == pytest.approx(sum(differences) / 2)
+    assert summary["difference"]["val_top1"]["std"] == pytest.approx(abs(differences[0] - differences[1]) / 2**0.5)
+    assert out.splitlines()[-1].startswith(f"report: {folder / 'report.html'}") and (folder / "report.html").exists()
+    # what is done is not done again
+    before = (folder / "stepsnet-seed0" / "metrics.jsonl").stat().st_mtime_ns
+    status, _, _ = run("compare", "digits/tiny", "--run", folder, "--seeds", "0,1", "--resume", *SMALL, capsys=capsys)
+    assert status == 0 and (folder / "stepsnet-seed0" / "metrics.jsonl").stat().st_mtime_ns == before

@@ -1,0 +1,103 @@
+"""Counting, against fvcore and against formulas written out here."""
+
+import pytest
+import timm
+import torch
+from timm.layers import set_fused_attn
+from torch import nn
+
+import stepsnet
+from stepsnet.analysis.complexity import count_complexity, count_macs
+
+SIZES = {
+    "resnet18": (3, 64, 64),
+    "test_steps_resnet": (3, 64, 64),
+    "test_steps_deit": (3, 160, 160),
+    "test_steps_swin": (3, 224, 224),
+    "test_steps_swinpp": (3, 224, 224),
+}
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_macs_agree_with_fvcore(name):
+    analysis = pytest.importorskip("fvcore.nn").FlopCountAnalysis
+    set_fused_attn(False)  # fvcore knows no fused attention
+    try:
+        model = timm.create_model(name).eval()
+    finally:
+        set_fused_attn(True)
+    theirs = analysis(model, torch.zeros(1, *SIZES[name])).unsupported_ops_warnings(False)
+    pooling = theirs.by_operator().get("adaptive_avg_pool2d", 0)  # which the paper's counts leave out
+    assert count_macs(model, SIZES[name]) == theirs.total() - pooling
+
+
+def test_macs_of_a_deit_written_out():
+    tokens, classes, patch = 197, 1000, 3 * 16 * 16
+    macs = (tokens - 1) * patch * 384 + 384 * classes + 5 * tokens * 384  # embedding, head, final norm
+    for width, depth in ((192, 12), (272, 6), (384, 6)):
+        macs += depth * (12 * tokens * width**2 + 2 * tokens**2 * width + 2 * 5 * tokens * width)
+    with torch.device("meta"):
+        model = timm.create_model("steps_deit_small_patch16_224")
+    assert count_complexity(model).macs == macs
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_the_count_does_not_depend_on_device_or_fusion(fused):
+    set_fused_attn(fused)
+    try:
+        here = timm.create_model("test_steps_deit")
+        with torch.device("meta"):
+            nowhere = timm.create_model("test_steps_deit")
+    finally:
+        set_fused_attn(True)
+    assert count_complexity(here, (3, 160, 160)) == count_complexity(nowhere, (3, 160, 160))
+    tokens, blocks = 101, ((32, 4), (48, 2), (64, 3))
+    expected = 100 * 3 * 16 * 16 * 64 + 64 * 1000 + 5 * tokens * 64
+    for width, depth in blocks:  # an MLP ratio of 3
+        expected += depth * (10 * tokens * width**2 + 2 * tokens**2 * width + 2 * 5 * tokens * width)
+    assert count_macs(here, (3, 160, 160)) == expected
+
+
+def test_counting_leaves_the_model_as_it_was():
+    model = timm.create_model("test_steps_resnet").train()
+    model.layer1.eval()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    count_complexity(model, (3, 64, 64))
+    assert model.training and not model.layer1.training
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+
+
+def test_blocks_and_layers():
+    # He et al.'s names count convolutions and the head, without the shortcuts' projections
+    for depth in (18, 34, 50):
+        with torch.device("meta"):
+            assert count_complexity(timm.create_model(f"resnet{depth}")).layers == depth
+    counts = count_complexity(timm.create_model("test_steps_deit"), (3, 160, 160))
+    assert (counts.blocks, counts.layers) == (9, 5 * 9 + 2)
+
+
+def test_norms_without_parameters_are_free():
+    class Norms(nn.Module):
+        def __init__(self, affine):
+            super().__init__()
+            self.layer, self.batch = nn.LayerNorm(8, elementwise_affine=affine), nn.BatchNorm2d(4, affine=affine)
+
+        def forward(self, x):
+            return self.layer(self.batch(x))
+
+    assert count_macs(Norms(False), (4, 8, 8)) == 0
+    assert count_macs(Norms(True), (4, 8, 8)) == (5 + 2) * 4 * 8 * 8
+
+
+def test_the_planner_counts_as_the_counter_does():
+    plan = stepsnet.plan_steps(64, 4, 3, head_dim=32, tokens=17)
+    with torch.device("meta"):
+        arguments = dict(img_size=8, patch_size=2, in_chans=1, widths=plan.widths, depths=plan.depths)
+        model = timm.create_model("steps_deit_tiny_patch16_224", num_heads=plan.num_heads, **arguments)
+        rest = timm.create_model("steps_deit_tiny_patch16_224", widths=(64,), depths=(0,), num_heads=(2,), **{
+            k: v for k, v in arguments.items() if k in ("img_size", "patch_size", "in_chans")
+        })
+    whole, without = count_complexity(model, (1, 8, 8)), count_complexity(rest, (1, 8, 8))
+    assert whole.macs - without.macs == plan.macs(17)
+    assert whole.params - without.params == plan.params
+    assert whole.blocks == plan.blocks

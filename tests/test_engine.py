@@ -1,0 +1,196 @@
+"""The training loop: what resumes bit for bit, and what stops it."""
+
+import json
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from stepsnet.engine.checkpoint import load_newest, load_weights, save_checkpoint
+from stepsnet.engine.optim import build_optimizer, build_schedule
+from stepsnet.engine.randomness import data_order, seed_step
+from stepsnet.engine.settings import TrainingSettings
+from stepsnet.engine.train import fit, load_strictly, pick_device
+from stepsnet.errors import UserError
+
+SETTINGS = TrainingSettings(
+    epochs=3, batch_size=4, lr=0.05, warmup_epochs=1, clip_grad=1.0, weight_decay=0.1, device="cpu", probe_epochs=1
+)
+
+
+class Points:
+    """A line to be fitted; a dropout in the model shows whether randomness is a function of the step."""
+
+    steps_per_epoch, batch_size = 5, 4
+
+    def __init__(self, die_at=None, poison_at=None):
+        generator = torch.Generator().manual_seed(0)
+        self.x = torch.randn(20, 3, generator=generator)
+        self.y = self.x.sum(-1, keepdim=True)
+        self.die_at, self.poison_at, self.seen = die_at, poison_at, 0
+
+    def batches(self, epoch, start, device):
+        order = torch.from_numpy(data_order(SETTINGS.seed, epoch, 20))
+        for number in range(start, self.steps_per_epoch):
+            if self.die_at == (epoch, number):
+                raise Killed
+            chosen = order[number * 4 : number * 4 + 4]
+            scale = math.nan if self.poison_at == (epoch, number) else 1.0
+            yield self.x[chosen] * scale, self.y[chosen]
+
+    def loss(self, model, batch):
+        error = ((model(batch[0]) - batch[1]) ** 2).mean()
+        return error, {"top1": -error.detach()}
+
+    def evaluate(self, model, device):
+        return {"loss": ((model(self.x) - self.y) ** 2).mean().item(), "top1": 0.0}
+
+
+class Killed(Exception):
+    pass
+
+
+def make_model():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 8), nn.LayerNorm(8), nn.Dropout(0.5), nn.Linear(8, 1))
+
+
+def train(folder, task=None, settings=SETTINGS):
+    model, events = make_model(), []
+    torch.rand(7)  # what was drawn before must not matter
+    metrics = fit(model, task or Points(), settings, folder, report=events.append, probe=lambda m: {"kind": "probe"})
+    return model, metrics, events
+
+
+def lines_without_speed(folder):
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in line.items() if key != "samples_per_second"} for line in lines]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole")
+    return train(folder), folder
+
+
+@pytest.mark.parametrize("place", [(0, 3), (1, 0), (1, 4), (2, 2)])
+def test_a_killed_run_ends_as_if_it_had_not_been(tmp_path, whole, place):
+    with pytest.raises(Killed):
+        train(tmp_path, Points(die_at=place))
+    model, metrics, _ = train(tmp_path)
+    (expected, expected_metrics, _), folder = whole
+    for name, tensor in expected.state_dict().items():
+        assert torch.equal(tensor, model.state_dict()[name]), name
+    assert metrics == expected_metrics
+    assert lines_without_speed(tmp_path) == lines_without_speed(folder)
+    states = [load_newest(path / "checkpoints", torch.device("cpu"))[1]["optimizer"] for path in (tmp_path, folder)]
+    for ours, theirs in zip(states[0]["state"].values(), states[1]["state"].values(), strict=True):
+        assert all(torch.equal(torch.as_tensor(ours[key]), torch.as_tensor(theirs[key])) for key in theirs)
+
+
+def test_a_stopped_run_resumes_inside_its_epoch(tmp_path, whole):
+    import os
+    import signal
+
+    from stepsnet.engine.train import Stopped
+
+    class Stopping(Points):
+        def loss(self, model, batch):
+            self.seen += 1
+            if self.seen == 8:  # the third update of the second epoch
+                os.kill(os.getpid(), signal.SIGTERM)
+            return super().loss(model, batch)
+
+    with pytest.raises(Stopped, match="after update 8") as stopped:
+        train(tmp_path, Stopping())
+    assert stopped.value.status == 128 + signal.SIGTERM
+    model, metrics, events = train(tmp_path)
+    assert {"kind": "note", "text": "resumed after update 8"} in events
+    (expected, expected_metrics, _), folder = whole
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), expected.parameters()))
+    assert metrics == expected_metrics and lines_without_speed(tmp_path) == lines_without_speed(folder)
+
+
+def test_a_finished_run_is_left_as_it_is(whole):
+    (_, metrics, _), folder = whole
+    before = (folder / "metrics.jsonl").read_bytes()
+    assert train(folder)[1] == metrics
+    assert (folder / "metrics.jsonl").read_bytes() == before
+
+
+def test_a_torn_checkpoint_is_passed_over(tmp_path):
+    with pytest.raises(Killed):
+        train(tmp_path, Points(die_at=(2, 1)))
+    newest, older = sorted((tmp_path / "checkpoints").iterdir(), reverse=True)
+    content = (newest / "state.pt").read_bytes()
+    (newest / "state.pt").write_bytes(content[: len(content) // 2])
+    _, state, passed_over = load_newest(tmp_path / "checkpoints", torch.device("cpu"))
+    assert state["position"]["step"] == 5
+    assert len(passed_over) == 1 and newest.name in passed_over[0] and "checksum" in passed_over[0]
+    (older / "model.safetensors").unlink()
+    with pytest.raises(UserError, match="none is whole"):
+        load_newest(tmp_path / "checkpoints", torch.device("cpu"))
+
+
+def test_checkpoints_are_kept_and_written_beside(tmp_path):
+    for step in range(5):
+        save_checkpoint(tmp_path, step, {"w": torch.ones(2)}, {"position": {}}, keep=2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000003", "step-00000004"]
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot write"):
+        save_checkpoint(tmp_path / "file", 1, {"w": torch.ones(2)}, {}, keep=2)
+
+
+def test_a_loss_that_is_not_finite_stops_before_the_update(tmp_path):
+    with pytest.raises(UserError, match="got nan at update 8"):
+        train(tmp_path, Points(poison_at=(1, 2)))
+    weights, state, _ = load_newest(tmp_path / "checkpoints", torch.device("cpu"))
+    assert state["position"]["step"] == 5 and all(tensor.isfinite().all() for tensor in weights.values())
+
+
+def test_the_data_order_is_a_function_of_seed_and_epoch():
+    order = data_order(3, 5, 100)
+    assert sorted(order) == list(range(100))
+    assert (order == data_order(3, 5, 100)).all()
+    assert (order != data_order(3, 6, 100)).any() and (order != data_order(4, 5, 100)).any()
+
+
+def test_what_an_update_draws_is_a_function_of_seed_step_and_rank():
+    def draw(*place):
+        seed_step(*place)
+        return torch.rand(4).tolist()
+
+    assert draw(1, 2, 0) == draw(1, 2, 0)
+    assert len({tuple(draw(*place)) for place in [(1, 2, 0), (2, 2, 0), (1, 3, 0), (1, 2, 1)]}) == 4
+
+
+def test_the_schedule_written_out():
+    settings = TrainingSettings(epochs=10, lr=1.0, warmup_epochs=2, warmup_lr=0.1, min_lr=0.05)
+    optimizer = build_optimizer(make_model(), settings)
+    schedule = build_schedule(optimizer, settings, steps_per_epoch=7)
+    for step in (0, 1, 13, 14, 40, 69, 3):  # in any order
+        schedule.step_update(step)
+        expected = 0.1 + step * (1.0 - 0.1) / 14
+        if step >= 14:
+            expected = 0.05 + 0.5 * (1.0 - 0.05) * (1 + math.cos(math.pi * step / 70))
+        assert all(group["lr"] == pytest.approx(expected) for group in optimizer.param_groups), step
+
+
+def test_norms_and_biases_are_not_decayed():
+    groups = build_optimizer(make_model(), SETTINGS).param_groups
+    decayed = {parameter.ndim for group in groups if group["weight_decay"] for parameter in group["params"]}
+    spared = {parameter.ndim for group in groups if not group["weight_decay"] for parameter in group["params"]}
+    assert (decayed, spared) == ({2}, {1})
+
+
+def test_errors_name_what_was_expected(tmp_path):
+    with pytest.raises(UserError, match=r"opt: got 'adamww'.*adamw"):
+        build_optimizer(make_model(), TrainingSettings(opt="adamww"))
+    with pytest.raises(UserError, match="device: got 'abacus'"):
+        pick_device("abacus")
+    with pytest.raises(UserError, match=r"1 tensors.*0\.weight \(8, 4\), expected \(8, 3\)"):
+        load_strictly(make_model(), {**make_model().state_dict(), "0.weight": torch.zeros(8, 4)})
+    (tmp_path / "bad.safetensors").write_bytes(b"no weights")
+    with pytest.raises(UserError, match=r"cannot read .*bad\.safetensors"):
+        load_weights(tmp_path / "bad.safetensors")
