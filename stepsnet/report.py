@@ -36,6 +36,7 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#0
 DASHES = ("-", "--", ":", "-.")
 RESULTS = (("val_top1", "validation top-1", " %", 1), ("val_loss", "validation loss", "", -1))  # 1: more is better
 STYLE = {
+    "axes.axisbelow": True,
     "axes.edgecolor": "#9aa3b0",
     "axes.grid": True,
     "axes.labelcolor": "#3d4654",
@@ -46,6 +47,9 @@ STYLE = {
     "font.sans-serif": ["DejaVu Sans", "sans-serif"],  # comes with matplotlib: the same layout everywhere
     "font.size": 8.5,
     "grid.color": "#e6e9ee",
+    "legend.borderaxespad": 0.3,
+    "legend.borderpad": 0.1,
+    "legend.columnspacing": 1.2,
     "legend.fontsize": 8.5,
     "legend.frameon": False,
     "legend.handlelength": 1.6,
@@ -81,10 +85,6 @@ class Run:
     def widths(self) -> list[int]:
         """One width a block; known from the first measurement on."""
         return self.summary.get("widths") or next((line["widths"] for line in self.ratios.values()), [])
-
-    @property
-    def last_epoch(self) -> int:
-        return max(self.epochs, default=0)
 
     def value(self, key: str) -> float | None:
         """The result or, while there is none, the latest value."""
@@ -133,7 +133,7 @@ class Group:
         found: dict[Any, list[float]] = {}
         for run in self.runs:
             value = run.value(key)
-            if run.summary and value is not None:
+            if run.summary and value is not None and math.isfinite(value):
                 found.setdefault(run.seed, []).append(value)
         return {seed: statistics.mean(values) for seed, values in found.items()}
 
@@ -188,11 +188,11 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
         [f" · {recipe}" for _, (recipe, _) in kinds],
         [f" · {number}" for number in range(1, len(kinds) + 1)],
     ):
-        if len({label + suffix for (label, _), suffix in zip(kinds, suffixes, strict=True)}) == len(kinds):
+        if len({label + suffix for (label, _), suffix in zip(kinds, suffixes)}) == len(kinds):
             break
     order = list(dict.fromkeys([STEPS, BASELINE, *(label for label, _ in kinds)]))  # these two keep their colours
     groups: list[Group] = []
-    for ((label, _), members), suffix in zip(kinds.items(), suffixes, strict=True):
+    for ((label, _), members), suffix in zip(kinds.items(), suffixes):
         colour = COLOURS[order.index(label) % len(COLOURS)]
         dash = DASHES[sum(group.label == label for group in groups) % len(DASHES)]
         groups.append(Group(label, suffix, colour, dash, tuple(members)))
@@ -202,6 +202,11 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
 def _join(parts: Iterable[str]) -> str:
     *first, last = parts
     return f"{', '.join(first)} and {last}" if first else last
+
+
+def _sentence(parts: Iterable[str]) -> str:
+    text = "; ".join(part for part in parts if part)
+    return f"{text[0].upper()}{text[1:]}."
 
 
 def _number(value: float | None, digits: int = 2) -> str:
@@ -257,7 +262,7 @@ def headline(groups: Sequence[Group]) -> tuple[str, list[dict[str, str]]]:
     waiting = [f"seed {run.seed} of {group.the}" for group in groups for run in group.runs if not run.summary]
     unfinished = f"unfinished: {_join(waiting)}" if waiting else ""
     if result is None:
-        return f"No result yet; {unfinished or 'no run has a validation metric'}.", []
+        return _sentence(["no result yet", unfinished or "no run has a validation metric"]), []
     key, what, unit, sign = result
     parts, said, tiles = [], [], []
     for group in finished:
@@ -274,29 +279,11 @@ def headline(groups: Sequence[Group]) -> tuple[str, list[dict[str, str]]]:
     if not said and len(finished) > 1:
         best = max(finished, key=lambda group: sign * statistics.fmean(group.results(key).values()))
         said.append(f"the best by its mean is {best.the}")
-    return f"The {what} is {'; '.join(filter(None, [_join(parts), *said, unfinished]))}.", tiles
-
-
-def _panels(narrow: bool, count: int, columns: int, height: float, **shared: Any) -> tuple[Figure, list[Axes]]:
-    """So many panels, in columns or, on a phone, one below the other."""
-    columns = 1 if narrow else min(columns, count)
-    rows = math.ceil(count / columns)
-    figure = Figure(figsize=(3.7 if narrow else 7.8, 0.4 + height * rows), layout="constrained")
-    axes = list(figure.subplots(rows, columns, squeeze=False, **shared).flat)
-    for spare in axes[count:]:
-        spare.set_visible(False)
-    for ax in axes[:count]:
-        ax.tick_params(labelleft=True, labelbottom=True)
-    return figure, axes[:count]
-
-
-def _legend_above(ax: Axes, title: str, handles: list[Any], names: list[str], columns: int) -> None:
-    ax.legend(handles, names, title=title, ncols=columns, loc="lower left", bbox_to_anchor=(0, 1), alignment="left",
-              borderpad=0.1, borderaxespad=0.3, columnspacing=1.2, handletextpad=0.5)  # fmt: skip
+    return _sentence([f"the {what} is {_join(parts)}", *said, unfinished]), tiles
 
 
 def _value(value: float | None) -> float:
-    return math.nan if value is None or math.isinf(value) else value  # what a line leaves out
+    return math.nan if value is None or math.isinf(value) else value  # nan is what a drawn line leaves out
 
 
 def mean_curve(runs: Sequence[Run], key: str) -> dict[int, tuple[float, float, float]]:
@@ -309,47 +296,86 @@ def mean_curve(runs: Sequence[Run], key: str) -> dict[int, tuple[float, float, f
     return {epoch: (statistics.fmean(v), min(v), max(v)) for epoch, v in sorted(found.items())}
 
 
+def _said(
+    curves: Sequence[tuple[Group, dict[int, float]]], end: Callable[..., int], digits: int, unit: str = ""
+) -> str:
+    """Each group's value at the first (``end=min``) or last epoch (``max``), in words."""
+    epochs = [end(curve) for _, curve in curves]
+    when = ["before training" if epoch == 0 else f"after epoch {epoch}" for epoch in epochs]
+    together = len(set(when)) == 1
+    return _join(
+        f"{_number(curve[epoch], digits)}{unit} for {group.the}" + ("" if together else f" ({moment})")
+        for (group, curve), epoch, moment in zip(curves, epochs, when)
+    ) + (f" {when[0]}" if together else "")
+
+
+def _rows(groups: Sequence[Group], lines: Callable[[Group, Run], Iterable[dict[str, Any]]]) -> list[dict[str, Any]]:
+    return [
+        {"label": group.name, "seed": run.seed, "run": run.folder.name, **line}
+        for group in groups
+        for run in group.runs
+        for line in lines(group, run)
+    ]
+
+
+def _panels(narrow: bool, count: int, columns: int, height: float, **shared: Any) -> tuple[Figure, list[Axes]]:
+    """So many panels, in columns or, on a phone, one below the other."""
+    columns = 1 if narrow else min(columns, count)
+    rows = math.ceil(count / columns)
+    figure = Figure(figsize=(3.7 if narrow else 7.8, 0.4 + height * rows), layout="constrained")
+    axes = list(figure.subplots(rows, columns, squeeze=False, **shared).flat)
+    for spare in axes[count:]:
+        spare.set_visible(False)
+    for ax in axes[:count]:
+        ax.tick_params(labelleft=True, labelbottom=True)  # also where an axis is shared
+    return figure, axes[:count]
+
+
+def _legend_above(ax: Axes, title: str, handles: list[Any], names: list[str], columns: int) -> None:
+    place: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0, 1), "alignment": "left"}
+    ax.legend(handles, names, title=title, ncols=columns, **place)
+
+
 def figure_curves(groups: Sequence[Group], quantity: str, heading: str, unit: str) -> Picture | None:
     """Training and validation ``loss`` or ``top1`` against the epoch; None when no run has recorded any."""
     panels = {f"train_{quantity}": "training", f"val_{quantity}": "validation"}
-    curves = {key: [(group, mean_curve(group.counted, key)) for group in groups] for key in panels}
-    curves = {key: kept for key, all_ in curves.items() if (kept := [(g, curve) for g, curve in all_ if curve])}
+    found = {key: [(group, mean_curve(group.counted, key)) for group in groups] for key in panels}
+    curves = {key: kept for key, lines in found.items() if (kept := [(g, curve) for g, curve in lines if curve])}
     if not curves:
         return None
-    digits = 1 if unit else 3
 
     def draw(narrow: bool) -> Figure:
         figure, axes = _panels(narrow, len(curves), 2, 2.2 if narrow else 2.7, sharey=True)
-        for ax, (key, lines) in zip(axes, curves.items(), strict=True):
+        for ax, (key, lines) in zip(axes, curves.items()):
             ax.set(title=panels[key], xlabel="epoch", ylabel=heading.lower() + (f" ({unit.strip()})" if unit else ""))
-            ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+            ax.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
             for group, curve in lines:
                 for run in group.runs if len(group.runs) > 1 else ():
                     one = mean_curve([run], key)
                     ax.plot(list(one), [v[0] for v in one.values()], color=group.colour, linewidth=0.7, alpha=0.5)
-                epochs, (mean, low, high) = list(curve), zip(*curve.values(), strict=True)
+                epochs, (mean, low, high) = list(curve), zip(*curve.values())
                 ax.fill_between(epochs, low, high, color=group.colour, alpha=0.15, linewidth=0)
                 marker = "o" if len(epochs) == 1 else None
                 ax.plot(epochs, mean, group.dash, color=group.colour, linewidth=1.9, marker=marker)
         names = [group.name.lstrip("_") for group in groups]  # a legend leaves out what begins with "_"
-        handles = [Line2D([], [], color=group.colour, linestyle=group.dash, linewidth=1.9) for group in groups]
+        handles = [Line2D([], [], color=g.colour, linestyle=g.dash, linewidth=1.9) for g in groups]  # type: ignore[arg-type]
         columns = max(1, (34 if narrow else 90) // (max(map(len, names)) + 6))
         figure.legend(handles, names, loc="outside upper left", ncols=columns)
         return figure
 
-    said = [
-        f"{panels[key]} {heading.lower()} is "
-        + _join(f"{_number(c[max(c)][0], digits)}{unit} for {g.the} (epoch {max(c)})" for g, c in lines)
-        for key, lines in curves.items()
-    ]
-    seeds = "Bold lines are means over the seeds, thin lines single seeds, and bands reach from the lowest to the " \
-            "highest seed." if any(len(group.runs) > 1 for group in groups) else ""  # fmt: skip
-    rows = [
-        {"label": group.name, "seed": run.seed, "run": run.folder.name, "epoch": epoch}
-        | {key: line.get(key) for key in curves}
-        for group in groups for run in group.runs for epoch, line in sorted(run.epochs.items())
-    ]  # fmt: skip
-    return Picture(quantity, heading, seeds, f"At the end, {'; '.join(said)}.", rows, draw)
+    said = []
+    for key, lines in curves.items():
+        means = [(group, {epoch: v[0] for epoch, v in curve.items()}) for group, curve in lines]
+        said.append(f"{panels[key]} {heading.lower()} is {_said(means, max, 1 if unit else 3, unit)}")
+    about = "Bold: the mean over seeds; thin: single seeds; the band reaches from the lowest to the highest seed."
+    rows = _rows(
+        groups,
+        lambda _, run: (
+            {"epoch": epoch, **{key: line.get(key) for key in curves}} for epoch, line in sorted(run.epochs.items())
+        ),
+    )
+    several = any(len(group.runs) > 1 for group in groups)
+    return Picture(quantity, heading, about if several else "", _sentence(said), rows, draw)
 
 
 def figure_shortcut_ratio(groups: Sequence[Group]) -> Picture | None:
@@ -361,100 +387,104 @@ def figure_shortcut_ratio(groups: Sequence[Group]) -> Picture | None:
             measured = [measured[0], *(measured[1 + round(i * (len(measured) - 2) / 4)] for i in range(5))]
         for epoch in measured:
             seeds = [run.ratios[epoch]["gamma"] for run in group.counted if epoch in run.ratios]
-            means = [statistics.fmean(map(_value, gammas)) for gammas in zip(*seeds, strict=True)]
+            means = [statistics.fmean(map(_value, gammas)) for gammas in zip(*seeds)]
             curves.setdefault(group.name, {})[epoch] = means
     shown = [group for group in groups if group.name in curves]
     if not shown:
         return None
     epochs = sorted({epoch for curve in curves.values() for epoch in curve})
-    top = max(1.0, *(g for c in curves.values() for gammas in c.values() for g in gammas if not math.isnan(g)))
+    top = max(g for c in curves.values() for gammas in c.values() for g in [1.0, *gammas] if not math.isnan(g))
 
     def draw(narrow: bool) -> Figure:
         figure, axes = _panels(narrow, len(shown), 2, 2.7 if narrow else 3.0, sharex=True, sharey=True)
-        for ax, group in zip(axes, shown, strict=True):
+        for ax, group in zip(axes, shown):
             ax.set(xlabel="depth (0: input, 1: output)", ylabel="shortcut ratio γ", xlim=(0, 1), ylim=(0, 1.05 * top))
-            handles = []
+            handles: list[Any] = []
             for epoch, gammas in curves[group.name].items():
                 colour = colormaps["viridis_r"](0.12 + 0.88 * epochs.index(epoch) / max(1, len(epochs) - 1))
                 depth = [block / len(gammas) for block in range(len(gammas) + 1)]
                 handles += ax.plot(depth, [1, *gammas], "-" if epoch else "--", color=colour, linewidth=1.5)
             names = [str(epoch) if epoch else "0 (untrained)" for epoch in curves[group.name]]
-            _legend_above(ax, f"{group.name}, after epoch", handles, names, 3 if narrow else 3)
+            _legend_above(ax, f"{group.name}, after epoch", handles, names, 3)
         return figure
 
-    first, last = ({g.name: pick(curves[g.name]) for g in shown} for pick in (min, max))
-    said = [
-        f"After {last[g.name]} epochs γ at the last block is {_number(curves[g.name][last[g.name]][-1])} for {g.the} "
-        f"({_number(curves[g.name][first[g.name]][-1])} at epoch {first[g.name]})" for g in shown
-    ]  # fmt: skip
-    rows = [
-        {"label": group.name, "seed": run.seed, "run": run.folder.name, "epoch": epoch, "block": block,
-         "depth": block / len(line["gamma"]), "width": width, "gamma": gamma}
-        for group in shown for run in group.runs for epoch, line in sorted(run.ratios.items())
-        if epoch in curves[group.name]
-        for block, (width, gamma) in enumerate(zip(line["widths"], line["gamma"], strict=True), 1)
-    ]  # fmt: skip
-    about = Markup(
-        "γ<sub>l</sub> = σ<sub>0</sub>/σ<sub>l</sub> compares the spread of the input of the blocks with that of "
-        "the features after block l. Where it nears zero, a block hardly sees the input any more and hardly sends "
-        "gradient back to it. Depth is l over the number of blocks; in a hierarchical model, each stage starts "
-        "again from its own input."
+    last_block = [(group, {epoch: gammas[-1] for epoch, gammas in curves[group.name].items()}) for group in shown]
+    said = f"γ at the last block is {_said(last_block, max, 2)}"
+    said += f"; it is {_said(last_block, min, 2)}" if len(epochs) > 1 else ""
+    rows = _rows(
+        shown,
+        lambda group, run: (
+            {"epoch": epoch, "block": block, "depth": block / len(line["gamma"]), "width": width, "gamma": gamma}
+            for epoch, line in sorted(run.ratios.items())
+            if epoch in curves[group.name]
+            for block, (width, gamma) in enumerate(zip(line["widths"], line["gamma"]), 1)
+        ),
     )
-    return Picture("shortcut-ratio", "Shortcut ratio", about, "; ".join(said) + ".", rows, draw)
+    about = Markup(
+        "γ<sub>l</sub> = σ<sub>0</sub>/σ<sub>l</sub> compares the spread of what enters the blocks with that of the "
+        "features after block <i>l</i>. Where it nears zero, a block hardly sees the input and hardly sends gradient "
+        "back to it. Depth is <i>l</i> over the number of blocks; in a hierarchical model each stage starts anew."
+    )
+    return Picture("shortcut-ratio", "Shortcut ratio", about, _sentence([said]), rows, draw)
 
 
 def figure_widths(groups: Sequence[Group]) -> Picture | None:
-    """The width of every block, a row a group, coloured by step."""
+    """The width of every block, a row a group, coloured by step; None when no widths are known."""
     shown = [group for group in groups if group.widths]
     if not shown:
         return None
     blocks, widest = max(len(group.widths) for group in shown), max(max(group.widths) for group in shown)
+    most = max(len(group.steps) for group in shown)
 
     def draw(narrow: bool) -> Figure:
         figure, axes = _panels(narrow, len(shown), 1, 1.75, sharex=True, sharey=True)
-        for ax, group in zip(axes, shown, strict=True):
+        for ax, group in zip(axes, shown):
             ax.set(xlabel="block", ylabel="width (channels)", xlim=(0.5, blocks + 0.5), ylim=(0, 1.05 * widest))
-            ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+            ax.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
             ax.grid(axis="x", visible=False)
             handles, start = [], 1
             for number, (width, depth) in enumerate(group.steps):
-                colour = colormaps["viridis_r"](0.15 + 0.85 * (number + 1) / len(group.steps))
+                colour = colormaps["viridis_r"](0.2 + 0.75 * number / max(1, most - 1))
                 ax.bar(range(start, start + depth), width, width=0.82, color=colour)
                 handles, start = [*handles, Patch(color=colour)], start + depth
             names = [f"{width}×{depth}" for width, depth in group.steps]
             _legend_above(ax, f"{group.name}: width × blocks", handles, names, 4 if narrow else 9)
         return figure
 
-    said = [
-        f"{group.the} has {len(group.widths)} blocks in {len(group.steps)} steps, from {group.steps[0][0]} channels "
-        f"to {group.steps[-1][0]}" if len(group.steps) > 1 else
-        f"{group.the} has {len(group.widths)} blocks, all of {group.widths[0]} channels" for group in shown
-    ]  # fmt: skip
-    starts = [(group, [sum(d for _, d in group.steps[:i]) for i in range(len(group.steps))]) for group in shown]
+    said = []
+    for group in shown:
+        steps, n = group.steps, len(group.widths)
+        many = f"in {len(steps)} steps, from {steps[0][0]} channels in the first to {steps[-1][0]} in the last"
+        said.append(f"{group.the} has {n} blocks " + (many if len(steps) > 1 else f"of {steps[0][0]} channels"))
     rows = [
-        {"label": group.name, "block": block, "width": width, "step": sum(start < block for start in first)}
-        for group, first in starts for block, width in enumerate(group.widths, 1)
-    ]  # fmt: skip
-    caption = "; ".join(said)
-    return Picture("widths", "Width of each block", "", f"{caption[0].upper()}{caption[1:]}.", rows, draw)
+        {"label": group.name, "step": step, "block": block, "width": width}
+        for group in shown
+        for block, (step, width) in enumerate(
+            ((step, width) for step, (width, depth) in enumerate(group.steps, 1) for _ in range(depth)), 1
+        )
+    ]
+    return Picture("widths", "Width of each block", "", _sentence(said), rows, draw)
 
 
 def _write(path: Path, data: bytes) -> None:
     beside = path.with_name(f".{path.name}.{os.getpid()}")
-    beside.write_bytes(data)
-    os.replace(beside, path)  # a reader sees the old file or the new one, never half of it
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside.write_bytes(data)
+        os.replace(beside, path)  # a reader sees the old file or the new one, never half of it
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror or error}") from error
 
 
-def _save(picture: Picture, folder: Path) -> dict[str, Markup]:
-    """Write a picture's PNG, SVG and CSV; returns its two layouts as SVG to be put into the page."""
-    table = io.StringIO()
+def _save(picture: Picture, folder: Path) -> list[Markup]:
+    """Write a picture's PNG, SVG and CSV; returns the SVG of both layouts, for the page."""
+    table, inline = io.StringIO(), []
     writer = csv.DictWriter(table, picture.rows[0], lineterminator="\n")
     writer.writeheader()
     writer.writerows(picture.rows)
     _write(folder / f"{picture.name}.csv", table.getvalue().encode())
-    inline = {}
     for layout in ("wide", "narrow"):
-        # each SVG has ids of its own, as all of them share the page
+        # a salt of its own keeps the ids of each SVG apart, as all of them share the page
         with style.context(["default", {**STYLE, "svg.hashsalt": f"{picture.name}-{layout}"}]):
             figure, svg, png = picture.draw(layout == "narrow"), io.BytesIO(), io.BytesIO()
             figure.savefig(svg, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
@@ -462,58 +492,14 @@ def _save(picture: Picture, folder: Path) -> dict[str, Markup]:
                 figure.savefig(png, format="png", dpi=150, metadata={"Software": None})
                 _write(folder / f"{picture.name}.svg", svg.getvalue())
                 _write(folder / f"{picture.name}.png", png.getvalue())
-        text = svg.getvalue().decode()
-        box = re.search(r'viewBox="([^"]+)"', text)
-        body = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", text[text.index(">", text.index("<svg")) + 1 :],
-                      flags=re.DOTALL)  # fmt: skip
-        body = re.sub(r' id="[a-z0-9]+(?:_[a-z0-9]+)*_\d+"', "", body)  # names of groups, which nothing refers to
+        _, box, body = re.split(r'<svg[^>]* viewBox="([^"]+)"[^>]*>', svg.getvalue().decode())
+        body = re.sub(r"(?s)<metadata>.*?</metadata>|<style.*?</style>", "", body)
+        body = re.sub(r'(<g) id="\w+"', r"\1", body)  # names of groups, to which nothing refers
         body = re.sub(r' d="[^"]+"', lambda path: re.sub(r"(\.\d\d)\d+", r"\1", path[0]), body)
-        tag = f'<svg class="{layout}" viewBox="{box[1]}" role="img" aria-labelledby="{picture.name}">'
-        inline[layout] = Markup(tag + body)
+        inline.append(
+            Markup(f'<svg class="{layout}" viewBox="{box}" role="img" aria-labelledby="{picture.name}">{body}')
+        )
     return inline
-
-
-def write_report(runs: Sequence[Path], out: Path, title: str) -> Path:
-    """Write the page of one run or of a comparison, and beside it ``figures/`` with PNG, SVG and CSV files.
-
-    Args:
-        runs: run folders, finished or not.
-        out: the page to write, or the folder to write ``report.html`` in.
-        title: its headline.
-
-    Returns:
-        The page: one HTML file that needs nothing else. The same runs give the same bytes.
-
-    Raises:
-        UserError: no run, or a folder that holds none.
-    """
-    if not runs:
-        raise UserError("report: got no run folder, expected at least one")
-    page = Path(out) / "report.html" if Path(out).is_dir() else Path(out)
-    groups = group_runs([load_run(Path(run)) for run in runs])
-    candidates = {
-        "loss": figure_curves(groups, "loss", "Loss", ""),
-        "top1": figure_curves(groups, "top1", "Top-1 accuracy", " %"),
-        "shortcut-ratio": figure_shortcut_ratio(groups),
-        "widths": figure_widths(groups),
-    }
-    folder = page.parent / "figures"
-    folder.mkdir(parents=True, exist_ok=True)
-    pictures = []
-    for name, picture in candidates.items():
-        if picture:
-            pictures.append((picture, _save(picture, folder)))
-        else:  # an earlier report's would be mistaken for this one's
-            for kind in ("csv", "png", "svg"):
-                (folder / f"{name}.{kind}").unlink(missing_ok=True)
-    sentence, tiles = headline(groups)
-    environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    html = environment.from_string(PAGE).render(
-        title=title, sentence=sentence, tiles=tiles, pictures=pictures, groups=groups,
-        origins=_origins(groups), number=_number, count=_count, duration=_duration, speed=_speed,
-    )  # fmt: skip
-    _write(page, html.encode())
-    return page
 
 
 def _speed(run: Run) -> float | None:
@@ -521,20 +507,83 @@ def _speed(run: Run) -> float | None:
     return run.summary.get("samples_per_second") or (statistics.median(measured) if measured else None)
 
 
-def _origins(groups: Sequence[Group]) -> list[dict[str, Any]]:
-    """The finished runs by where they ran: those of one commit, machine and set of versions together."""
-    found: dict[str, dict[str, Any]] = {}
-    for run in (run for group in groups for run in group.runs if run.summary):
-        hardware, versions = run.summary.get("hardware") or {}, run.summary.get("versions") or {}
-        place = {
-            "Commit": run.summary.get("commit") or "not recorded",
-            "Hardware": ", ".join(
-                f"{value or 'none'} {key.replace('_gib', ' (GiB)')}" if isinstance(value, int | float)
-                else f"{key.upper() if len(key) == 3 else key} {value or 'none'}" for key, value in hardware.items()),
-            "Versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
-        }  # fmt: skip
-        found.setdefault(json.dumps(place), {"place": place, "runs": []})["runs"].append(run)
-    return list(found.values())
+def _table_of_runs(groups: Sequence[Group]) -> list[dict[str, Any]]:
+    rows = []
+    for group, run in ((group, run) for group in groups for run in group.runs):
+        get = run.summary.get
+        top1, loss = (_number(run.value(f"{part}_top1")) for part in ("train", "val")), run.value("val_loss")
+        size = (get("blocks") or len(run.widths) or "—", get("layers", "—"), _count(get("params")), _count(get("macs")))
+        cells = [run.seed, *size, *top1, _number(loss, 3), _duration(get("seconds")), _number(_speed(run), 1)]
+        note = f"unfinished: {max(run.epochs, default=0)} of {run.config.get('epochs', '?')} epochs"
+        rows.append({"group": group, "cells": cells, "note": "" if run.summary else note})
+    return rows
+
+
+def _table_of_models(groups: Sequence[Group]) -> list[dict[str, Any]]:
+    rows = []
+    for group in groups:
+        steps = ", ".join(f"{width}×{blocks}" for width, blocks in group.steps) or "—"
+        cells = [steps, len(group.widths) or "—", group.fact("layers") or "—"]
+        rows.append({"group": group, "cells": [*cells, _count(group.fact("params")), _count(group.fact("macs"))]})
+    return rows
+
+
+def _origins(groups: Sequence[Group]) -> list[tuple[dict[str, str], list[tuple[Group, Run]]]]:
+    """The finished runs, those of one commit, machine and set of versions together."""
+    found: dict[tuple[str, ...], list[tuple[Group, Run]]] = {}
+    for group, run in ((group, run) for group in groups for run in group.runs if run.summary):
+        machine, versions = run.summary.get("hardware") or {}, run.summary.get("versions") or {}
+        hardware = [machine.get("cpu"), *(machine.get(key) and f"{machine[key]} {key}" for key in ("cores", "threads"))]
+        hardware += [f"{machine['memory_gib']} GiB of memory" if machine.get("memory_gib") else None]
+        hardware += [machine.get("gpu") or "no GPU"] if machine else []
+        commit = str(run.summary.get("commit") or "not recorded")
+        known = (", ".join(filter(None, hardware)), ", ".join(f"{name} {number}" for name, number in versions.items()))
+        found.setdefault((commit, *(text or "not recorded" for text in known)), []).append((group, run))
+    return [(dict(zip(("Commit", "Hardware", "Versions"), place)), runs) for place, runs in found.items()]
+
+
+def write_report(runs: Sequence[Path], out: Path, title: str) -> Path:
+    """Write the page of one run or of a comparison, and beside it ``figures/`` with PNG, SVG and CSV files.
+
+    Args:
+        runs: run folders, finished or not.
+        out: the page to write, or an existing folder to write ``report.html`` in.
+        title: the page's.
+
+    Returns:
+        The page: one HTML file that needs nothing else. The same runs give the same bytes.
+
+    Raises:
+        UserError: no run, a folder that holds none, or a place that cannot be written.
+    """
+    if not runs:
+        raise UserError("report: got no run folder, expected at least one")
+    out = Path(out)
+    page = out / "report.html" if out.is_dir() else out
+    groups = group_runs([load_run(Path(run)) for run in runs])
+    candidates = {
+        "loss": figure_curves(groups, "loss", "Loss", ""),
+        "top1": figure_curves(groups, "top1", "Top-1 accuracy", " %"),
+        "shortcut-ratio": figure_shortcut_ratio(groups),
+        "widths": figure_widths(groups),
+    }
+    for name in (name for name, picture in candidates.items() if picture is None):
+        for kind in ("csv", "png", "svg"):  # an earlier report's would be taken for this one's
+            (page.parent / "figures" / f"{name}.{kind}").unlink(missing_ok=True)
+    sentence, tiles = headline(groups)
+    html = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(PAGE)
+    text = html.render(
+        title=title,
+        sentence=sentence,
+        tiles=tiles,
+        pictures=[(picture, _save(picture, page.parent / "figures")) for picture in candidates.values() if picture],
+        groups=groups,
+        runs=_table_of_runs(groups),
+        models=_table_of_models(groups),
+        origins=_origins(groups),
+    )
+    _write(page, text.encode())
+    return page
 
 
 PAGE = """\
@@ -547,102 +596,112 @@ PAGE = """\
 <style>
 :root { color-scheme: light; --ink: #1b222d; --soft: #5c6675; --line: #e2e6ec; --wash: #f6f8fa }
 * { box-sizing: border-box }
-body { margin: 0 auto; max-width: 62rem; padding: 2.5rem 1.25rem 4rem; background: #fff; color: var(--ink);
-  font: 16px/1.55 system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif;
-  -webkit-text-size-adjust: 100% }
-h1 { font-size: clamp(1.6rem, 5vw, 2.3rem); line-height: 1.15; letter-spacing: -.02em; margin: 0 0 .8rem; overflow-wrap: anywhere }
+body { margin: 0 auto; max-width: 64rem; padding: 2.5rem 1.25rem 4rem; background: #fff; color: var(--ink);
+  overflow-wrap: anywhere; -webkit-text-size-adjust: 100% }
+body, svg text { font-family: system-ui, -apple-system, "Segoe UI", Roboto, Arial, sans-serif !important }
+body { font-size: 16px; line-height: 1.55 }
+h1 { font-size: clamp(1.6rem, 5vw, 2.3rem); line-height: 1.15; letter-spacing: -.02em; margin: 0 0 .8rem }
 h2 { font-size: 1.25rem; letter-spacing: -.01em; margin: 3rem 0 .5rem }
-p { margin: .5rem 0; max-width: 46rem }
-.lead { font-size: 1.1rem; overflow-wrap: anywhere }
-.soft, figcaption { color: var(--soft); font-size: .92rem }
-.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(13rem, 1fr)); gap: .75rem; margin: 1.5rem 0 }
-.tiles > div { background: var(--wash); border-left: 4px solid; border-radius: 4px; padding: .7rem .9rem; color: var(--ink) }
-.tiles b { display: block; font-size: 1.5rem; line-height: 1.3; letter-spacing: -.01em; font-variant-numeric: tabular-nums }
-.tiles span { color: var(--soft); font-size: .88rem; overflow-wrap: anywhere }
+p { margin: .5rem 0; max-width: 47rem }
+.lead { font-size: 1.1rem }
+.soft { color: var(--soft); font-size: .92rem }
+.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(15rem, 1fr)); gap: .75rem; margin: 1.5rem 0 }
+.tiles > div { background: var(--wash); border-left: 4px solid; border-radius: 4px; padding: .7rem .9rem }
+.tiles b { display: block; font-size: 1.35rem; line-height: 1.4; font-variant-numeric: tabular-nums }
+.tiles span { color: var(--soft); font-size: .88rem }
 figure { margin: 1rem 0 }
-figcaption { max-width: 46rem; margin-top: .4rem; color: var(--ink) }
+figcaption { max-width: 47rem; margin-top: .4rem; font-size: .95rem }
 svg { display: block; width: 100%; height: auto }
 svg * { stroke-linejoin: round; stroke-linecap: butt }
-svg text { font-family: system-ui, -apple-system, "Segoe UI", Roboto, Arial, sans-serif !important }
 .narrow { display: none }
-.scroll { overflow-x: auto; margin: .8rem 0; -webkit-overflow-scrolling: touch }
-table { border-collapse: collapse; width: 100%; font-size: .92rem; font-variant-numeric: tabular-nums }
-th, td { padding: .45rem .7rem; border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap }
-thead th { color: var(--soft); font-weight: 600; border-bottom-color: #b9c1cc; vertical-align: bottom }
-th:first-child { text-align: left; position: sticky; left: 0; background: #fff; padding-left: 0; font-weight: 600 }
-.text { text-align: left; white-space: normal }
-i { display: inline-block; width: .7em; height: .7em; border-radius: 2px; margin-right: .45em }
-em { display: block; font: italic .85rem/1.3 system-ui, sans-serif; color: #9a3b00 }
-code, pre { font: .85rem/1.5 ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; overflow-wrap: anywhere }
-pre { background: var(--wash); border-radius: 4px; padding: .8rem 1rem; overflow-x: auto }
-dl { display: grid; grid-template-columns: 6.5rem 1fr; gap: .3rem 1rem; font-size: .92rem }
-dt { color: var(--soft) } dd { margin: 0; overflow-wrap: anywhere }
+.scroll { overflow-x: auto; margin: .8rem 0 }
+table { border-collapse: collapse; width: 100%; font-size: .88rem; font-variant-numeric: tabular-nums }
+th, td { padding: .45rem .5rem; border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap }
+thead th { color: var(--soft); border-color: #b9c1cc; vertical-align: bottom; font-weight: 600 }
+th:first-child { text-align: left; position: sticky; left: 0; background: #fff; padding-left: 0; font-weight: 600;
+  white-space: normal; min-width: 7rem }
+.models th:nth-child(2), .models td:nth-child(2) { text-align: left; white-space: normal; min-width: 10rem }
+.dot { display: inline-block; width: .7em; height: .7em; border-radius: 2px; margin-right: .45em }
+em { display: block; font-size: .82rem; font-weight: 400; color: #9a3b00 }
+code, pre { font: .85rem/1.5 ui-monospace, SFMono-Regular, Menlo, Consolas, monospace }
+pre { background: var(--wash); border-radius: 4px; padding: .8rem 1rem; overflow-x: auto; white-space: pre-wrap }
+dl { display: grid; grid-template-columns: 9rem 1fr; gap: .3rem 1rem; font-size: .92rem }
+dt { color: var(--soft) }
+dd { margin: 0 }
 summary { cursor: pointer; padding: .35rem 0 }
-@media (max-width: 40rem) { body { padding-top: 1.5rem } .wide { display: none } .narrow { display: block }
-  dl { grid-template-columns: 1fr; gap: 0 } dd { margin-bottom: .5rem } }
+@media (max-width: 40rem) {
+  body { padding-top: 1.5rem }
+  .wide { display: none }
+  .narrow { display: block }
+  dl { display: block }
+  dd { margin-bottom: .5rem }
+}
 @media print { figure, tr { break-inside: avoid } }
 </style>
 </head>
 <body>
-{% macro swatch(group) %}<i style="background:{{ group.colour }}"></i>{{ group.name }}{% endmacro %}
+{% macro table(kind, columns, rows) %}
+<div class="scroll" tabindex="0"><table class="{{ kind }}">
+<thead><tr>{% for column in columns %}<th scope="col">{{ column }}</th>{% endfor %}</tr></thead>
+<tbody>
+{% for row in rows %}
+<tr><th scope="row"><span class="dot" style="background:{{ row.group.colour }}"></span>{{ row.group.name }}
+{%- if row.note %}<em>{{ row.note }}</em>{% endif %}</th>
+{%- for cell in row.cells %}<td>{{ cell }}</td>{% endfor %}</tr>
+{% endfor %}
+</tbody></table></div>
+{% endmacro %}
 <h1>{{ title }}</h1>
 <p class="lead">{{ sentence }}</p>
 {% if tiles %}
 <div class="tiles">
 {% for tile in tiles %}
-<div style="border-color:{{ tile.colour }}"><span>{{ tile.name }}</span><b>{{ tile.value }}</b><span>{{ tile.note }}</span></div>
+<div style="border-color:{{ tile.colour }}"><span>{{ tile.name }}</span><b>{{ tile.value }}</b>
+<span>{{ tile.note }}</span></div>
 {% endfor %}
 </div>
-<p class="soft">Values are those after the last epoch, not of the best one; ± is the sample standard deviation over seeds.</p>
+<p class="soft">Results are those of the last epoch, not of the best one; ± is the sample standard deviation over
+seeds.</p>
 {% endif %}
 
 <h2>Runs</h2>
-<div class="scroll"><table>
-<thead><tr><th>model</th><th>seed</th><th>blocks</th><th>layers</th><th>parameters</th><th>MACs</th>
-<th>training<br>top-1 (%)</th><th>validation<br>top-1 (%)</th><th>validation<br>loss</th><th>time</th><th>images/s</th></tr></thead>
-<tbody>
-{% for group in groups %}{% for run in group.runs %}
-<tr><th scope="row">{{ swatch(group) }}{% if not run.summary %}<em>unfinished: {{ run.last_epoch }} of {{ run.config.epochs or "?" }} epochs</em>{% endif %}</th>
-<td>{{ run.seed }}</td><td>{{ run.summary.blocks or run.widths | length or "—" }}</td><td>{{ run.summary.layers or "—" }}</td>
-<td>{{ count(run.summary.params) }}</td><td>{{ count(run.summary.macs) }}</td><td>{{ number(run.value("train_top1")) }}</td>
-<td>{{ number(run.value("val_top1")) }}</td><td>{{ number(run.value("val_loss"), 3) }}</td><td>{{ duration(run.summary.seconds) }}</td>
-<td>{{ number(speed(run), 1) }}</td></tr>
-{% endfor %}{% endfor %}
-</tbody></table></div>
-<p class="soft">MACs are of one image. Time is that of the process that ended the run.
-{% if origins | length > 1 %}The runs are not from one machine, commit and set of versions: do not compare their times.{% endif %}</p>
+{{ table("runs", ["model", "seed", "blocks", "layers", "parameters", "MACs", "training top-1 %", "validation top-1 %",
+  "validation loss", "time", "images/s"], runs) }}
+<p class="soft">MACs are those of one image; time is that of the process that ended the run.
+{% if origins | length > 1 %}
+The runs are not all of one machine, commit and set of versions, so their times do not compare.
+{% endif %}
+</p>
 
 {% for picture, layouts in pictures %}
 <h2 id="{{ picture.name }}">{{ picture.heading }}</h2>
 {% if picture.about %}<p class="soft">{{ picture.about }}</p>{% endif %}
 <figure>
-{{ layouts.wide }}
-{{ layouts.narrow }}
+{{ layouts | join }}
 <figcaption>{{ picture.caption }}</figcaption>
 </figure>
 {% endfor %}
 
 <h2>Complexity</h2>
-<div class="scroll"><table>
-<thead><tr><th>model</th><th class="text">steps (width × blocks)</th><th>blocks</th><th>layers</th><th>parameters</th><th>MACs</th></tr></thead>
-<tbody>
-{% for group in groups %}
-<tr><th scope="row">{{ swatch(group) }}</th><td class="text">{% for width, depth in group.steps %}{{ width }}×{{ depth }}{{ ", " if not loop.last }}{% else %}—{% endfor %}</td>
-<td>{{ group.widths | length or "—" }}</td><td>{{ group.fact("layers") or "—" }}</td><td>{{ count(group.fact("params")) }}</td><td>{{ count(group.fact("macs")) }}</td></tr>
-{% endfor %}
-</tbody></table></div>
+{{ table("models", ["model", "steps (width × blocks)", "blocks", "layers", "parameters", "MACs"], models) }}
 
 <h2>Where the numbers come from</h2>
-{% for origin in origins %}
+{% for place, made in origins %}
 <dl>
-{% for name, value in origin.place.items() %}<dt>{{ name }}</dt><dd>{{ value or "not recorded" }}</dd>{% endfor %}
-{% for run in origin.runs %}<dt>{{ "Command" if origin.runs | length == 1 else "Seed " ~ run.seed }}</dt><dd><code>{{ run.summary.command or "not recorded" }}</code></dd>{% endfor %}
+{% for name, value in place.items() %}<dt>{{ name }}</dt><dd>{{ value }}</dd>
+{% endfor %}
+{% for group, run in made %}
+<dt>{{ group.name }}, seed {{ run.seed }}</dt><dd><code>{{ run.summary.command or "not recorded" }}</code></dd>
+{% endfor %}
 </dl>
 {% endfor %}
-<p class="soft">The numbers of every figure are in <code>figures/</code> beside this page, as CSV, with the figures as SVG and PNG.</p>
-{% for group in groups %}{% for run in group.runs %}
-<details><summary>Recipe of {{ group.the }}, seed {{ run.seed }} (<code>{{ run.folder.name }}/config.yaml</code>)</summary><pre>{{ run.recipe_text }}</pre></details>
-{% endfor %}{% endfor %}
+{% for group in groups %}
+{% for run in group.runs %}
+<details><summary>Recipe of {{ group.the }}, seed {{ run.seed }}</summary><pre>{{ run.recipe_text }}</pre></details>
+{% endfor %}
+{% endfor %}
+<p class="soft">Each figure is in the folder <code>figures</code> beside this page as SVG and PNG, and its numbers as
+CSV.</p>
 </body>
 </html>
 """

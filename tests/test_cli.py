@@ -88,7 +88,7 @@ def test_predict_reads_files_folders_and_patterns(trained, tmp_path, capsys):
 
 def test_resume_of_another_recipe_is_refused(trained, capsys):
     status, _, err = run("train", "digits/tiny", "--run", trained, "--resume", *SMALL, "lr=0.5", capsys=capsys)
-    assert status == 2 and "lr 0.002, got 0.5" in err
+    assert status == 2 and "lr 0.004, got 0.5" in err
 
 
 @pytest.mark.parametrize(

@@ -24,9 +24,9 @@ def digits_tiny() -> Recipe:
         baseline=ModelSpec(
             "steps_deit_tiny_patch16_224", {**_DIGITS, "widths": (48,), "depths": (4,), "num_heads": (3,)}
         ),
-        epochs=15,
-        batch_size=64,
-        lr=2e-3,
+        epochs=20,
+        batch_size=32,
+        lr=4e-3,
         warmup_epochs=2,
         probe_epochs=5,
     )
@@ -48,7 +48,8 @@ def digits_deep() -> Recipe:
         baseline=ModelSpec(
             "steps_deit_tiny_patch16_224", {**_DIGITS, "widths": (32,), "depths": (96,), "num_heads": (2,)}
         ),
-        epochs=30,
+        epochs=25,
+        batch_size=64,
         lr=1e-3,
         probe_epochs=1,
     )
