@@ -69,7 +69,7 @@ def _parser() -> argparse.ArgumentParser:
     sub = verb("compare", _compare, "train a StepsNet and its baseline under one recipe, side by side")
     sub.add_argument("recipe", metavar="RECIPE", help="a name from `stepsnet recipes`, or a .yaml file")
     _add_run_options(sub)
-    sub.add_argument("--seeds", metavar="S,S,…", type=_numbers, help="seeds, a pair of runs each (default: the recipe's)")
+    sub.add_argument("--seeds", metavar="S,S,…", type=_numbers, help="a pair of runs for each seed")
     sub.add_argument("--jobs", type=int, default=2, help="runs at once, which share the cores (default: 2)")
 
     sub = verb("eval", _eval, "score a run on its validation split")

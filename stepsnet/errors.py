@@ -11,6 +11,6 @@ class UserError(Exception):
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """" (did you mean …?)", or nothing when no known name is near."""
+    """ " (did you mean …?)", or nothing when no known name is near."""
     close = difflib.get_close_matches(name, list(known), n=3, cutoff=0.5)
     return f" (did you mean {' or '.join(close)}?)" if close else ""

@@ -149,7 +149,7 @@ def _step_widths(
             raise ValueError(f"round_to: got {round_to}, expected 'heads' or a positive whole number")
         widths.append(unit * round(exact / unit))
     widths.reverse()
-    if widths[0] < 1 or any(wide <= narrow for narrow, wide in zip(widths, widths[1:])):
+    if widths[0] < 1 or widths != sorted(set(widths)):
         raise ValueError(f"steps: got {steps}, too many for width {width}: they would be {widths} wide")
     return tuple(widths), tuple(heads_for(w, head_dim) for w in widths)
 

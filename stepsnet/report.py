@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 import jinja2
@@ -77,9 +78,9 @@ class Run:
         return self.summary.get("seed", self.config.get("seed"))
 
     @property
-    def kind(self) -> tuple[str, str]:
-        """What the seeds of one model have in common: the recipe's name and the model."""
-        return str(self.config.get("name")), json.dumps(self.config.get("model"), sort_keys=True, default=str)
+    def kind(self) -> str:
+        """What the seeds of one model have in common: the rest of the recipe."""
+        return json.dumps({k: v for k, v in self.config.items() if k != "seed"}, sort_keys=True, default=str)
 
     @property
     def widths(self) -> list[int]:
@@ -94,7 +95,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Group:
-    """The runs of one model by one recipe: its seeds."""
+    """The runs of one recipe and model: its seeds."""
 
     label: str
     suffix: str  # tells apart groups of the same label
@@ -176,16 +177,22 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
 
     An unfinished run, which has no label yet, takes that of a finished run of the same recipe and model.
     """
-    labels = {run.kind: str(run.summary["label"]) for run in runs if run.summary}
-    kinds: dict[tuple[str, tuple[str, str]], list[Run]] = {}
+    labels = {run.kind: run.summary["label"] for run in runs if run.summary.get("label")}
+    kinds: dict[tuple[str, str], list[Run]] = {}
     for run in runs:
-        label = run.summary.get("label") or labels.get(run.kind) or run.config.get("label") or run.kind[0]
-        kinds.setdefault((str(label), run.kind), []).append(run)
-    blocks = [next((len(run.widths) for run in members if run.widths), "?") for members in kinds.values()]
+        label = labels.get(run.kind) or run.config.get("label") or run.config.get("name") or run.folder.name
+        kinds.setdefault((str(run.summary.get("label") or label), run.kind), []).append(run)
+    recipes = [members[0].config for members in kinds.values()]
+    varied = [
+        key
+        for key in recipes[0]
+        if key not in ("model", "baseline", "seed") and len({str(r.get(key)) for r in recipes}) > 1
+    ]
     for suffixes in (
         [""] * len(kinds),
-        [f" · {count} blocks" for count in blocks],
-        [f" · {recipe}" for _, (recipe, _) in kinds],
+        [f" · {max(len(run.widths) for run in members) or '?'} blocks" for members in kinds.values()],
+        [f" · {recipe.get('name')}" for recipe in recipes],
+        [f" · {', '.join(f'{key} {recipe.get(key)}' for key in varied)}" for recipe in recipes],
         [f" · {number}" for number in range(1, len(kinds) + 1)],
     ):
         if len({label + suffix for (label, _), suffix in zip(kinds, suffixes)}) == len(kinds):
@@ -204,9 +211,8 @@ def _join(parts: Iterable[str]) -> str:
     return f"{', '.join(first)} and {last}" if first else last
 
 
-def _sentence(parts: Iterable[str]) -> str:
-    text = "; ".join(part for part in parts if part)
-    return f"{text[0].upper()}{text[1:]}."
+def _sentence(*parts: str) -> str:
+    return "; ".join(part for part in parts if part) + "."
 
 
 def _number(value: float | None, digits: int = 2) -> str:
@@ -262,7 +268,7 @@ def headline(groups: Sequence[Group]) -> tuple[str, list[dict[str, str]]]:
     waiting = [f"seed {run.seed} of {group.the}" for group in groups for run in group.runs if not run.summary]
     unfinished = f"unfinished: {_join(waiting)}" if waiting else ""
     if result is None:
-        return _sentence(["no result yet", unfinished or "no run has a validation metric"]), []
+        return _sentence("No result yet", unfinished or "no run has a validation metric"), []
     key, what, unit, sign = result
     parts, said, tiles = [], [], []
     for group in finished:
@@ -279,7 +285,7 @@ def headline(groups: Sequence[Group]) -> tuple[str, list[dict[str, str]]]:
     if not said and len(finished) > 1:
         best = max(finished, key=lambda group: sign * statistics.fmean(group.results(key).values()))
         said.append(f"the best by its mean is {best.the}")
-    return _sentence([f"the {what} is {_join(parts)}", *said, unfinished]), tiles
+    return _sentence(f"The {what} is {_join(parts)}", *said, unfinished), tiles
 
 
 def _value(value: float | None) -> float:
@@ -309,11 +315,14 @@ def _said(
     ) + (f" {when[0]}" if together else "")
 
 
+def _pairs(groups: Sequence[Group]) -> list[tuple[Group, Run]]:
+    return [(group, run) for group in groups for run in group.runs]
+
+
 def _rows(groups: Sequence[Group], lines: Callable[[Group, Run], Iterable[dict[str, Any]]]) -> list[dict[str, Any]]:
     return [
         {"label": group.name, "seed": run.seed, "run": run.folder.name, **line}
-        for group in groups
-        for run in group.runs
+        for group, run in _pairs(groups)
         for line in lines(group, run)
     ]
 
@@ -332,8 +341,8 @@ def _panels(narrow: bool, count: int, columns: int, height: float, **shared: Any
 
 
 def _legend_above(ax: Axes, title: str, handles: list[Any], names: list[str], columns: int) -> None:
-    place: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0, 1), "alignment": "left"}
-    ax.legend(handles, names, title=title, ncols=columns, **place)
+    place: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0, 1), "alignment": "left", "handlelength": 1.3}
+    ax.legend(handles, names, title=fill(title, 44), ncols=columns, **place)
 
 
 def figure_curves(groups: Sequence[Group], quantity: str, heading: str, unit: str) -> Picture | None:
@@ -366,7 +375,7 @@ def figure_curves(groups: Sequence[Group], quantity: str, heading: str, unit: st
     said = []
     for key, lines in curves.items():
         means = [(group, {epoch: v[0] for epoch, v in curve.items()}) for group, curve in lines]
-        said.append(f"{panels[key]} {heading.lower()} is {_said(means, max, 1 if unit else 3, unit)}")
+        said.append(f"the {panels[key]} {heading.lower()} is {_said(means, max, 1 if unit else 3, unit)}")
     about = "Bold: the mean over seeds; thin: single seeds; the band reaches from the lowest to the highest seed."
     rows = _rows(
         groups,
@@ -375,7 +384,7 @@ def figure_curves(groups: Sequence[Group], quantity: str, heading: str, unit: st
         ),
     )
     several = any(len(group.runs) > 1 for group in groups)
-    return Picture(quantity, heading, about if several else "", _sentence(said), rows, draw)
+    return Picture(quantity, heading, about if several else "", "In the end " + _sentence(*said), rows, draw)
 
 
 def figure_shortcut_ratio(groups: Sequence[Group]) -> Picture | None:
@@ -409,8 +418,8 @@ def figure_shortcut_ratio(groups: Sequence[Group]) -> Picture | None:
         return figure
 
     last_block = [(group, {epoch: gammas[-1] for epoch, gammas in curves[group.name].items()}) for group in shown]
-    said = f"γ at the last block is {_said(last_block, max, 2)}"
-    said += f"; it is {_said(last_block, min, 2)}" if len(epochs) > 1 else ""
+    said = f"At the last block γ is {_said(last_block, max, 2)}"
+    before = f"it is {_said(last_block, min, 2)}" if len(epochs) > 1 else ""
     rows = _rows(
         shown,
         lambda group, run: (
@@ -425,7 +434,7 @@ def figure_shortcut_ratio(groups: Sequence[Group]) -> Picture | None:
         "features after block <i>l</i>. Where it nears zero, a block hardly sees the input and hardly sends gradient "
         "back to it. Depth is <i>l</i> over the number of blocks; in a hierarchical model each stage starts anew."
     )
-    return Picture("shortcut-ratio", "Shortcut ratio", about, _sentence([said]), rows, draw)
+    return Picture("shortcut-ratio", "Shortcut ratio", about, _sentence(said, before), rows, draw)
 
 
 def figure_widths(groups: Sequence[Group]) -> Picture | None:
@@ -442,20 +451,21 @@ def figure_widths(groups: Sequence[Group]) -> Picture | None:
             ax.set(xlabel="block", ylabel="width (channels)", xlim=(0.5, blocks + 0.5), ylim=(0, 1.05 * widest))
             ax.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
             ax.grid(axis="x", visible=False)
-            handles, start = [], 1
+            handles: list[Any] = []
+            start = 1
             for number, (width, depth) in enumerate(group.steps):
                 colour = colormaps["viridis_r"](0.2 + 0.75 * number / max(1, most - 1))
                 ax.bar(range(start, start + depth), width, width=0.82, color=colour)
                 handles, start = [*handles, Patch(color=colour)], start + depth
             names = [f"{width}×{depth}" for width, depth in group.steps]
-            _legend_above(ax, f"{group.name}: width × blocks", handles, names, 4 if narrow else 9)
+            _legend_above(ax, f"{group.name}: width × blocks", handles, names, 3 if narrow else 8)
         return figure
 
     said = []
     for group in shown:
         steps, n = group.steps, len(group.widths)
         many = f"in {len(steps)} steps, from {steps[0][0]} channels in the first to {steps[-1][0]} in the last"
-        said.append(f"{group.the} has {n} blocks " + (many if len(steps) > 1 else f"of {steps[0][0]} channels"))
+        said.append(f"{n} blocks " + (many if len(steps) > 1 else f"of {steps[0][0]} channels") + f" for {group.the}")
     rows = [
         {"label": group.name, "step": step, "block": block, "width": width}
         for group in shown
@@ -463,7 +473,7 @@ def figure_widths(groups: Sequence[Group]) -> Picture | None:
             ((step, width) for step, (width, depth) in enumerate(group.steps, 1) for _ in range(depth)), 1
         )
     ]
-    return Picture("widths", "Width of each block", "", _sentence(said), rows, draw)
+    return Picture("widths", "Width of each block", "", "There are " + _sentence(*said), rows, draw)
 
 
 def _write(path: Path, data: bytes) -> None:
@@ -509,7 +519,7 @@ def _speed(run: Run) -> float | None:
 
 def _table_of_runs(groups: Sequence[Group]) -> list[dict[str, Any]]:
     rows = []
-    for group, run in ((group, run) for group in groups for run in group.runs):
+    for group, run in _pairs(groups):
         get = run.summary.get
         top1, loss = (_number(run.value(f"{part}_top1")) for part in ("train", "val")), run.value("val_loss")
         size = (get("blocks") or len(run.widths) or "—", get("layers", "—"), _count(get("params")), _count(get("macs")))
@@ -531,14 +541,13 @@ def _table_of_models(groups: Sequence[Group]) -> list[dict[str, Any]]:
 def _origins(groups: Sequence[Group]) -> list[tuple[dict[str, str], list[tuple[Group, Run]]]]:
     """The finished runs, those of one commit, machine and set of versions together."""
     found: dict[tuple[str, ...], list[tuple[Group, Run]]] = {}
-    for group, run in ((group, run) for group in groups for run in group.runs if run.summary):
-        machine, versions = run.summary.get("hardware") or {}, run.summary.get("versions") or {}
-        hardware = [machine.get("cpu"), *(machine.get(key) and f"{machine[key]} {key}" for key in ("cores", "threads"))]
-        hardware += [f"{machine['memory_gib']} GiB of memory" if machine.get("memory_gib") else None]
-        hardware += [machine.get("gpu") or "no GPU"] if machine else []
-        commit = str(run.summary.get("commit") or "not recorded")
-        known = (", ".join(filter(None, hardware)), ", ".join(f"{name} {number}" for name, number in versions.items()))
-        found.setdefault((commit, *(text or "not recorded" for text in known)), []).append((group, run))
+    for group, run in _pairs(groups):
+        if run.summary:
+            machine, versions = run.summary.get("hardware") or {}, run.summary.get("versions") or {}
+            hardware = [f"{key.replace('_', ' ')}: {value or 'none'}" for key, value in machine.items()]
+            numbers = [f"{name} {number}" for name, number in versions.items()]
+            place = (str(run.summary.get("commit") or ""), ", ".join(hardware), ", ".join(numbers))
+            found.setdefault(place, []).append((group, run))
     return [(dict(zip(("Commit", "Hardware", "Versions"), place)), runs) for place, runs in found.items()]
 
 
@@ -615,11 +624,12 @@ svg { display: block; width: 100%; height: auto }
 svg * { stroke-linejoin: round; stroke-linecap: butt }
 .narrow { display: none }
 .scroll { overflow-x: auto; margin: .8rem 0 }
-table { border-collapse: collapse; width: 100%; font-size: .88rem; font-variant-numeric: tabular-nums }
+table { border-spacing: 0; width: 100%; font-size: .88rem; font-variant-numeric: tabular-nums }
 th, td { padding: .45rem .5rem; border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap }
-thead th { color: var(--soft); border-color: #b9c1cc; vertical-align: bottom; font-weight: 600 }
+thead th { color: var(--soft); border-color: #b9c1cc; vertical-align: bottom; font-weight: 600; white-space: normal;
+  overflow-wrap: normal }
 th:first-child { text-align: left; position: sticky; left: 0; background: #fff; padding-left: 0; font-weight: 600;
-  white-space: normal; min-width: 7rem }
+  white-space: normal; min-width: 7.5rem }
 .models th:nth-child(2), .models td:nth-child(2) { text-align: left; white-space: normal; min-width: 10rem }
 .dot { display: inline-block; width: .7em; height: .7em; border-radius: 2px; margin-right: .45em }
 em { display: block; font-size: .82rem; font-weight: 400; color: #9a3b00 }
@@ -688,7 +698,7 @@ The runs are not all of one machine, commit and set of versions, so their times 
 <h2>Where the numbers come from</h2>
 {% for place, made in origins %}
 <dl>
-{% for name, value in place.items() %}<dt>{{ name }}</dt><dd>{{ value }}</dd>
+{% for name, value in place.items() %}<dt>{{ name }}</dt><dd>{{ value or "not recorded" }}</dd>
 {% endfor %}
 {% for group, run in made %}
 <dt>{{ group.name }}, seed {{ run.seed }}</dt><dd><code>{{ run.summary.command or "not recorded" }}</code></dd>

@@ -115,7 +115,8 @@ class _Steps(nn.Module):
         return list(self)[index]
 
     def _select(self, keep: Sequence[bool]) -> _Steps:
-        keep, networks = list(keep), []
+        keep = list(keep)
+        networks: list[nn.Module] = []
         for network in self.networks:
             mine, keep = keep[: len(_blocks(network))], keep[len(_blocks(network)) :]
             if isinstance(network, _Steps):

@@ -94,9 +94,13 @@ def test_the_planner_counts_as_the_counter_does():
     with torch.device("meta"):
         arguments = dict(img_size=8, patch_size=2, in_chans=1, widths=plan.widths, depths=plan.depths)
         model = timm.create_model("steps_deit_tiny_patch16_224", num_heads=plan.num_heads, **arguments)
-        rest = timm.create_model("steps_deit_tiny_patch16_224", widths=(64,), depths=(0,), num_heads=(2,), **{
-            k: v for k, v in arguments.items() if k in ("img_size", "patch_size", "in_chans")
-        })
+        rest = timm.create_model(
+            "steps_deit_tiny_patch16_224",
+            widths=(64,),
+            depths=(0,),
+            num_heads=(2,),
+            **{k: v for k, v in arguments.items() if k in ("img_size", "patch_size", "in_chans")},
+        )
     whole, without = count_complexity(model, (1, 8, 8)), count_complexity(rest, (1, 8, 8))
     assert whole.macs - without.macs == plan.macs(17)
     assert whole.params - without.params == plan.params

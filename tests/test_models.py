@@ -241,7 +241,7 @@ def test_load_baseline_is_strict():
     del weights["blocks.1.attn.qkv.weight"]
     with pytest.raises(RuntimeError, match=r"Missing key.*blocks\.networks\.0\.1\.attn\.qkv\.weight"):
         stepsnet.load_baseline(model, weights)
-    with pytest.raises(RuntimeError, match="Unexpected key.*extra"):
+    with pytest.raises(RuntimeError, match=r"Unexpected key.*extra"):
         stepsnet.load_baseline(model, {**baseline.state_dict(), "extra": torch.zeros(1)})
     with pytest.raises(RuntimeError, match="Missing key"):
         stepsnet.load_baseline(tiny("deit"), baseline.state_dict())
@@ -284,7 +284,7 @@ def test_swinpp_block_is_its_formula():
 
 def test_swinpp_without_its_convolutions_is_swin():
     """With their weights at zero, LPUs are identities: the rest is timm's Swin, shifts and all."""
-    name, ours, baseline, theirs, common, _ = PARITY["Swin, shifted"]
+    _, ours, _, _, common, _ = PARITY["Swin, shifted"]
     _, baseline, x = pair("Swin, shifted")
     model = timm.create_model("swinpp_tiny_window7_224", **ours, **common)
     missing, unexpected = model.load_state_dict(steps_swin.from_baseline(baseline.state_dict()), strict=False)

@@ -33,8 +33,9 @@ def download(version: str, folder: Path) -> Path:
     done = subprocess.run(command, capture_output=True, text=True)
     found = list(folder.glob("timm-*.tar.gz"))
     if done.returncode or not found:
-        errors = [line for line in done.stderr.splitlines() if "error" in line.lower()] or ["no reason given"]
-        sys.exit(f"timm: got no source distribution of {version} from pip ({errors[-1].strip()})")
+        lines = done.stderr.splitlines() or ["no reason given"]
+        reason = [line for line in lines if "ERROR" in line] or lines
+        sys.exit(f"timm: got no source distribution of {version} from pip ({reason[-1].strip()})")
     return found[0]
 
 

@@ -70,8 +70,7 @@ def _count_layers(model: nn.Module) -> int:
         for layer in block.downsample.modules()
     }
     return sum(
-        isinstance(module, (nn.Linear, nn.Conv2d, *ATTENTION)) and module not in shortcuts
-        for module in model.modules()
+        isinstance(module, (nn.Linear, nn.Conv2d, *ATTENTION)) and module not in shortcuts for module in model.modules()
     )
 
 

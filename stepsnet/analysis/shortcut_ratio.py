@@ -36,10 +36,11 @@ def shortcut_ratios(model: nn.Module, images: Tensor) -> dict[str, Any]:
     Raises:
         ValueError: the model has no StepsNet.
     """
+    containers = outer_steps(model)
     inputs: dict[nn.Module, Tensor] = {}
     hooks = [
         container.register_forward_pre_hook(lambda module, args: inputs.__setitem__(module, args[0]))
-        for container in outer_steps(model)
+        for container in containers
     ]
     if not hooks:
         raise ValueError(f"model: got {type(model).__name__}, expected one with a StepsNet in it")
@@ -48,7 +49,8 @@ def shortcut_ratios(model: nn.Module, images: Tensor) -> dict[str, Any]:
     try:
         model(images)
         widths, gammas = [], []
-        for container, z in list(inputs.items()):
+        for container in containers:
+            z = inputs[container]
             start = z.std(container.dim).mean()
             for block in container:
                 z = block(z)

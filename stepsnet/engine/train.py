@@ -84,8 +84,8 @@ def fit(
     newest = load_newest(checkpoints, device)
     if newest:
         weights, state, passed_over = newest
-        for line in passed_over:
-            report({"kind": "note", "text": line})
+        for reason in passed_over:
+            report({"kind": "note", "text": reason})
         load_strictly(model, weights)
         optimizer.load_state_dict(state["optimizer"])
         position = Position(**state["position"])
@@ -146,8 +146,8 @@ def fit(
             report({**progress, **line})
             if caught:
                 raise Stopped(caught[0], position.step)
-    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
-    epochs = [line for line in lines if line["kind"] == "epoch"]
+    recorded = [json.loads(text) for text in metrics.read_text().splitlines()]
+    epochs = [entry for entry in recorded if entry["kind"] == "epoch"]
     return {name: value for name, value in epochs[-1].items() if name.startswith(("train_", "val_"))} if epochs else {}
 
 

@@ -13,9 +13,7 @@ from ..steps import ReverseStepsNet, StepsNet
 def check_steps(widths: Sequence[int], depths: Sequence[int], where: str = "") -> None:
     """Raise a ValueError that names what is wrong with one stage's widths and depths."""
     if len(widths) != len(depths) or not widths:
-        raise ValueError(
-            f"depths{where}: got {len(depths)} {tuple(depths)}, expected one a width of {tuple(widths)}"
-        )
+        raise ValueError(f"depths{where}: got {len(depths)} {tuple(depths)}, expected one a width of {tuple(widths)}")
     for width in widths:
         if isinstance(width, bool) or not isinstance(width, int) or width < 1:
             raise ValueError(f"widths{where}: got {width!r}, expected positive whole numbers")

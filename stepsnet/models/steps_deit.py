@@ -80,16 +80,17 @@ class StepsDeiT(VisionTransformer):
             embed_dim=widths[-1],
             depth=sum(depths),
             num_heads=num_heads[-1],
-            block_fn=block_of_its_step,  # type: ignore[arg-type]
+            block_fn=block_of_its_step,
             **kwargs,
         )
-        self.blocks = assemble(self.blocks, widths, depths, dim=-1, reverse=reverse)
+        blocks = list(self.blocks)  # type: ignore[has-type]
+        self.blocks = assemble(blocks, widths, depths, dim=-1, reverse=reverse)
         names = [name for name, _ in self.blocks.named_modules() if re.fullmatch(r"networks\.\d+\.\d+", name)]
         for info, name in zip(self.feature_info, names):
             info["module"] = f"blocks.{name}"
 
     def forward_features(self, x: Tensor, attn_mask: Optional[Tensor] = None, is_causal: bool = False) -> Tensor:
-        if not torch.jit.is_scripting():  # which cannot compile timm's loop over blocks
+        if not torch.jit.is_scripting():  # noqa: SIM102 - TorchScript, which cannot compile timm's loop over blocks
             if attn_mask is not None or is_causal:
                 return super().forward_features(x, attn_mask, is_causal)
         x = self.norm_pre(self.patch_drop(self._pos_embed(self.patch_embed(x))))  # (B, N, C)

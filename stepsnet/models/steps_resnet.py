@@ -89,7 +89,7 @@ class StepsResNet(ResNet):
 
         block_of_its_step.expansion = block.expansion  # type: ignore[attr-defined]
         super().__init__(
-            block=block_of_its_step,  # type: ignore[arg-type]
+            block=block_of_its_step,
             layers=tuple(1 + sum(stage_depths) for stage_depths in depths),
             channels=tuple(stage_widths[-1] for stage_widths in widths),
             **kwargs,

@@ -89,7 +89,7 @@ class StepsSwinStage(SwinTransformerStage):
             input_resolution=input_resolution,
             depth=0,
             downsample=downsample,
-            norm_layer=norm_layer,  # type: ignore[arg-type]
+            norm_layer=norm_layer,
             device=device,
             dtype=dtype,
         )
@@ -161,8 +161,8 @@ class StepsSwin(SwinTransformer):
         if num_heads is not None and len(num_heads) != len(widths):
             raise ValueError(f"num_heads: got {num_heads}, expected {len(widths)} sequences, one a stage")
         heads = [
-            resolve_heads(stage_widths, stage_heads, 32, f" of stage {stage}")
-            for stage, (stage_widths, stage_heads) in enumerate(zip(widths, num_heads or [None] * len(widths)), 1)
+            resolve_heads(stage_widths, num_heads and num_heads[stage], 32, f" of stage {stage + 1}")
+            for stage, stage_widths in enumerate(widths)
         ]
         # timm's constructor makes the stem and the bookkeeping; its stages, left empty, are replaced
         super().__init__(
@@ -179,7 +179,7 @@ class StepsSwin(SwinTransformer):
         drop_paths = calculate_drop_path_rates(drop_path_rate, [sum(stage) for stage in depths], stagewise=True)
         stage_width = self.embed_dim
         stages = []
-        for index, empty in enumerate(self.layers):
+        for index, empty in enumerate(self.layers):  # type: ignore[has-type]
             stages.append(
                 StepsSwinStage(
                     dim=stage_width,
@@ -225,7 +225,7 @@ class StepsSwin(SwinTransformer):
 
     @torch.jit.ignore
     def set_grad_checkpointing(self, enable: bool = True) -> None:
-        for stage in self.layers:
+        for stage in self.layers.children():
             stage.blocks.set_grad_checkpointing(enable)
 
     @torch.jit.ignore

@@ -65,9 +65,7 @@ TABLE_11 = {
     "StepsNet in none (Swin-T)": _SWIN,
 }
 
-ALLOCATION_IS_OURS = (
-    "the paper does not give these depths and heads; ours meet every printed cell, and others may too"
-)
+ALLOCATION_IS_OURS = "the paper does not give these depths and heads; ours meet every printed cell, and others may too"
 
 
 def printed_rows(table: str) -> list[dict[str, Any]]:
@@ -107,8 +105,9 @@ def model_of(row: dict[str, Any]) -> tuple[str, dict[str, Any]] | None:
     if table == "10":
         return "steps_swin_tiny_patch4_window7_224", {"reverse": name == "Reverse"}
     if table == "11":
-        widths, depths = zip(*TABLE_11[name])
-        return "steps_swin_tiny_patch4_window7_224", {"widths": widths, "depths": depths}
+        stages = TABLE_11[name]
+        arguments = {"widths": [widths for widths, _ in stages], "depths": [depths for _, depths in stages]}
+        return "steps_swin_tiny_patch4_window7_224", arguments
     return None
 
 
