@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from .engine.checkpoint import write_atomically
 from .engine.console import Display
 from .engine.train import signals_caught
@@ -54,8 +56,9 @@ def compare(
         "StepsNet": dataclasses.replace(recipe, baseline=None),
         "baseline": dataclasses.replace(recipe, model=recipe.baseline, baseline=None),
     }
-    for contender in contenders.values():
-        build_model(contender.model)  # a mistake in either is said before anything is trained
+    with torch.device("meta"):
+        for contender in contenders.values():
+            build_model(contender.model)  # a mistake in either is said before anything is trained
     open_folder(folder, recipe, resume)
     waiting, runs = [], []
     for seed in seeds:
