@@ -115,6 +115,10 @@ def plan_steps(
     for name, value in dict(width=width, depth=depth, steps=steps, head_dim=head_dim, tokens=tokens).items():
         if value < 1:
             raise ValueError(f"{name}: got {value}, expected at least 1")
+    if blocks is not None and not isinstance(blocks, int):
+        raise ValueError(f"blocks: got {blocks}, expected a whole number")
+    if round_to != "heads" and not (isinstance(round_to, int) and round_to > 0):
+        raise ValueError(f"round_to: got {round_to!r}, expected 'heads' or a positive whole number")
     widths, heads = _step_widths(width, steps, head_dim, round_to)
     if blocks is None and macs is None:
         depths = _half_compute(depth, steps)
@@ -144,9 +148,7 @@ def _step_widths(
     widths = [width]
     for k in range(1, steps):
         exact = width / math.sqrt(2) ** k
-        unit = _usual_heads(exact / head_dim) if round_to == "heads" else int(round_to)
-        if unit < 1:
-            raise ValueError(f"round_to: got {round_to}, expected 'heads' or a positive whole number")
+        unit = round_to if isinstance(round_to, int) else _usual_heads(exact / head_dim)
         widths.append(unit * round(exact / unit))
     widths.reverse()
     if widths[0] < 1 or widths != sorted(set(widths)):
@@ -178,7 +180,9 @@ def _search(costs: Sequence[float], budget: float, blocks: int | None) -> tuple[
     if full < 0.5:
         raise ValueError(f"macs: got {budget:,.0f}, expected at least one full-width block, {costs[-1]:,}")
     if n == 1:
-        return (round(full) if blocks is None else blocks,)
+        if blocks not in (None, round(full)):
+            raise ValueError(f"blocks: got {blocks}, expected {round(full)} of one width at this compute")
+        return (round(full),)
     moved = full / 2 if blocks is None else (blocks - full) / (n - 1)
     if not 0 <= round(moved, 1) <= full:
         raise ValueError(f"blocks: got {blocks}, expected {math.ceil(full)} to {math.floor(n * full)} at this compute")

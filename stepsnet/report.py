@@ -35,7 +35,7 @@ from .errors import UserError
 STEPS, BASELINE = "StepsNet", "baseline"
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000")  # Okabe-Ito, colour-blind safe
 DASHES = ("-", "--", ":", "-.")
-RESULTS = (("val_top1", "validation top-1", " %", 1), ("val_loss", "validation loss", "", -1))  # 1: more is better
+RESULTS = (("val_top1", "validation top-1", "\u00a0%", 1), ("val_loss", "validation loss", "", -1))  # 1: more is better
 STYLE = {
     "axes.axisbelow": True,
     "axes.edgecolor": "#9aa3b0",
@@ -221,7 +221,7 @@ def _number(value: float | None, digits: int = 2) -> str:
 
 def _spread(values: Sequence[float], unit: str = "") -> str:
     """Mean ± sample standard deviation."""
-    deviation = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
+    deviation = f"\u00a0±\u00a0{statistics.stdev(values):.2f}" if len(values) > 1 else ""
     return _number(statistics.mean(values)) + deviation + unit
 
 
@@ -279,7 +279,7 @@ def headline(groups: Sequence[Group]) -> tuple[str, list[dict[str, str]]]:
     ours, theirs = ([group for group in finished if group.label == label] for label in (STEPS, BASELINE))
     alone = len(ours) == len(theirs) == 1
     for steps, base in [(s, b) for s in ours for b in theirs if alone or s.suffix == b.suffix]:
-        words, tile = _difference(steps, base, key, sign, " points" if unit else "")
+        words, tile = _difference(steps, base, key, sign, "\u00a0points" if unit else "")
         said.append(words)
         tiles += [tile] if tile else []
     if not said and len(finished) > 1:
@@ -372,10 +372,12 @@ def figure_curves(groups: Sequence[Group], quantity: str, heading: str, unit: st
         figure.legend(handles, names, loc="outside upper left", ncols=columns)
         return figure
 
-    said = []
+    said: list[str] = []
     for key, lines in curves.items():
         means = [(group, {epoch: v[0] for epoch, v in curve.items()}) for group, curve in lines]
-        said.append(f"the {panels[key]} {heading.lower()} is {_said(means, max, 1 if unit else 3, unit)}")
+        said.append(
+            f"{'the' if said else 'The'} {panels[key]} {heading.lower()} is {_said(means, max, 1 if unit else 3, unit)}"
+        )
     about = "Bold: the mean over seeds; thin: single seeds; the band reaches from the lowest to the highest seed."
     rows = _rows(
         groups,
@@ -384,7 +386,7 @@ def figure_curves(groups: Sequence[Group], quantity: str, heading: str, unit: st
         ),
     )
     several = any(len(group.runs) > 1 for group in groups)
-    return Picture(quantity, heading, about if several else "", "In the end " + _sentence(*said), rows, draw)
+    return Picture(quantity, heading, about if several else "", _sentence(*said), rows, draw)
 
 
 def figure_shortcut_ratio(groups: Sequence[Group]) -> Picture | None:
@@ -499,12 +501,13 @@ def _save(picture: Picture, folder: Path) -> list[Markup]:
             figure, svg, png = picture.draw(layout == "narrow"), io.BytesIO(), io.BytesIO()
             figure.savefig(svg, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
             if layout == "wide":
+                figure.set_layout_engine("none")  # it is laid out by now
                 figure.savefig(png, format="png", dpi=150, metadata={"Software": None})
                 _write(folder / f"{picture.name}.svg", svg.getvalue())
                 _write(folder / f"{picture.name}.png", png.getvalue())
         _, box, body = re.split(r'<svg[^>]* viewBox="([^"]+)"[^>]*>', svg.getvalue().decode())
         body = re.sub(r"(?s)<metadata>.*?</metadata>|<style.*?</style>", "", body)
-        body = re.sub(r'(<g) id="\w+"', r"\1", body)  # names of groups, to which nothing refers
+        body = re.sub(r'(<g) id="[^"]*"', r"\1", body)  # names of groups, to which nothing refers
         body = re.sub(r' d="[^"]+"', lambda path: re.sub(r"(\.\d\d)\d+", r"\1", path[0]), body)
         inline.append(
             Markup(f'<svg class="{layout}" viewBox="{box}" role="img" aria-labelledby="{picture.name}">{body}')
@@ -521,9 +524,9 @@ def _table_of_runs(groups: Sequence[Group]) -> list[dict[str, Any]]:
     rows = []
     for group, run in _pairs(groups):
         get = run.summary.get
-        top1, loss = (_number(run.value(f"{part}_top1")) for part in ("train", "val")), run.value("val_loss")
+        results = [_number(run.value("val_top1")), _number(run.value("train_top1")), _number(run.value("val_loss"), 3)]
         size = (get("blocks") or len(run.widths) or "—", get("layers", "—"), _count(get("params")), _count(get("macs")))
-        cells = [run.seed, *size, *top1, _number(loss, 3), _duration(get("seconds")), _number(_speed(run), 1)]
+        cells = [run.seed, *results, *size, _duration(get("seconds")), _number(_speed(run), 1)]
         note = f"unfinished: {max(run.epochs, default=0)} of {run.config.get('epochs', '?')} epochs"
         rows.append({"group": group, "cells": cells, "note": "" if run.summary else note})
     return rows
@@ -544,7 +547,7 @@ def _origins(groups: Sequence[Group]) -> list[tuple[dict[str, str], list[tuple[G
     for group, run in _pairs(groups):
         if run.summary:
             machine, versions = run.summary.get("hardware") or {}, run.summary.get("versions") or {}
-            hardware = [f"{key.replace('_', ' ')}: {value or 'none'}" for key, value in machine.items()]
+            hardware = [f"{key.replace('_gib', ' in GiB')}: {value or 'none'}" for key, value in machine.items()]
             numbers = [f"{name} {number}" for name, number in versions.items()]
             place = (str(run.summary.get("commit") or ""), ", ".join(hardware), ", ".join(numbers))
             found.setdefault(place, []).append((group, run))
@@ -572,7 +575,7 @@ def write_report(runs: Sequence[Path], out: Path, title: str) -> Path:
     groups = group_runs([load_run(Path(run)) for run in runs])
     candidates = {
         "loss": figure_curves(groups, "loss", "Loss", ""),
-        "top1": figure_curves(groups, "top1", "Top-1 accuracy", " %"),
+        "top1": figure_curves(groups, "top1", "Top-1 accuracy", "\u00a0%"),
         "shortcut-ratio": figure_shortcut_ratio(groups),
         "widths": figure_widths(groups),
     }
@@ -675,8 +678,8 @@ seeds.</p>
 {% endif %}
 
 <h2>Runs</h2>
-{{ table("runs", ["model", "seed", "blocks", "layers", "parameters", "MACs", "training top-1 %", "validation top-1 %",
-  "validation loss", "time", "images/s"], runs) }}
+{{ table("runs", ["model", "seed", "validation top-1 %", "training top-1 %", "validation loss", "blocks", "layers",
+  "parameters", "MACs", "time", "images/s"], runs) }}
 <p class="soft">MACs are those of one image; time is that of the process that ended the run.
 {% if origins | length > 1 %}
 The runs are not all of one machine, commit and set of versions, so their times do not compare.

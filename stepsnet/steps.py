@@ -58,6 +58,8 @@ class StreamBlock:
         return z
 
     def __getattr__(self, name: str):
+        if name in self.__slots__ or name.startswith("__"):  # a copy asks before there is a block
+            raise AttributeError(name)
         return getattr(self.block, name)
 
 
@@ -115,10 +117,10 @@ class _Steps(nn.Module):
         return list(self)[index]
 
     def _select(self, keep: Sequence[bool]) -> _Steps:
-        keep = list(keep)
         networks: list[nn.Module] = []
+        rest = list(keep)
         for network in self.networks:
-            mine, keep = keep[: len(_blocks(network))], keep[len(_blocks(network)) :]
+            mine, rest = rest[: len(_blocks(network))], rest[len(_blocks(network)) :]
             if isinstance(network, _Steps):
                 networks.append(network._select(mine))
             elif isinstance(network, nn.Sequential):
@@ -209,6 +211,7 @@ class ReverseStepsNet(_Steps):
                 )
         # of step i < n: the next step's width, and that of y_i
         self.split_widths = [[narrow, wide - narrow] for wide, narrow in zip(self.widths, self.widths[1:])]
+        self.in_output_order = True  # False in a slice without the last block
 
     def forward(self, x: Tensor) -> Tensor:
         last = len(self.networks) - 1
@@ -224,11 +227,18 @@ class ReverseStepsNet(_Steps):
                 x, y = torch.split(x, self.split_widths[i], self.dim)  # x_{i+1}: (…, C_{i+1}), y_i: (…, d_i)
                 outputs.append(y)
         outputs.append(x)
+        if not self.in_output_order:
+            outputs = outputs[::-1]
         return torch.cat(outputs, self.dim) if last > 0 else x  # [y_1, …, y_n]: (…, C)
+
+    def _select(self, keep: Sequence[bool]) -> _Steps:
+        selected = super()._select(keep)
+        selected.in_output_order = self.in_output_order and (not keep or keep[-1])
+        return selected
 
     def __iter__(self) -> Iterator[StreamBlock]:
         blocks = list(super().__iter__())
-        if blocks and len(self.widths) > 1:
+        if blocks and len(self.widths) > 1 and self.in_output_order:
             # front to back the stream holds y_n, y_{n-1}, …, y_1
             blocks[-1].output_order = [self.widths[-1], *(aside for _, aside in reversed(self.split_widths))]
         return iter(blocks)

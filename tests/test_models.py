@@ -517,17 +517,7 @@ def test_deit_intermediates_are_the_whole_stream_after_each_block(reverse):
 
 STOPS = pytest.mark.parametrize(
     "family, reverse",
-    [
-        *((family, False) for family in TINY),
-        pytest.param(
-            "deit",
-            True,
-            marks=pytest.mark.xfail(
-                strict=True, reason="a slice of a ReverseStepsNet puts its channels into the output's order anyway"
-            ),
-        ),
-        *((family, True) for family in TINY if family != "deit"),
-    ],
+    [(family, reverse) for family in TINY for reverse in (False, True)],
 )
 
 
@@ -556,18 +546,7 @@ def test_a_pruned_model_gives_the_same_features(family, reverse):
     assert len(blocks_of(model)) < len(blocks_of(whole))
 
 
-@pytest.mark.parametrize(
-    "family",
-    [
-        "deit",
-        "swin",
-        "swinpp",
-        pytest.param(
-            "resnet",
-            marks=pytest.mark.xfail(strict=True, raises=IndexError, reason="stage[1] of a stage that was pruned"),
-        ),
-    ],
-)
+@ALL
 def test_a_pruned_model_can_checkpoint(family):
     model, x = tiny(family), image_of(family)
     model.prune_intermediate_layers([1])
@@ -647,15 +626,10 @@ def test_hooks_on_blocks_fire_in_order(family):
 # ---- (f) parameter groups
 
 
-MERGINGS = pytest.mark.xfail(strict=True, reason="a patch merging is a group of its own; timm's has its next block's")
-
-
 @BOTH
 @ALL
-def test_groups_follow_the_order_of_execution(family, reverse, request):
+def test_groups_follow_the_order_of_execution(family, reverse):
     """Layer by layer: a stem, one group a block, and a head; depth in blocks, not in steps."""
-    if family.startswith("swin"):
-        request.applymarker(MERGINGS)
     model, x = tiny(family, reverse=reverse).eval(), image_of(family)
     groups = group_parameters(model, model.group_matcher(), reverse=True)
     assert groups.keys() == dict(model.named_parameters()).keys()
@@ -671,9 +645,7 @@ def test_groups_follow_the_order_of_execution(family, reverse, request):
 
 @pytest.mark.parametrize("coarse", [False, True])
 @pytest.mark.parametrize("case", PARITY)
-def test_groups_of_one_step_are_the_baselines(case, coarse, request):
-    if case.startswith("Swin") and not coarse:
-        request.applymarker(MERGINGS)
+def test_groups_of_one_step_are_the_baselines(case, coarse):
     model, baseline, _ = pair(case)
     theirs = group_parameters(baseline, baseline.group_matcher(coarse), reverse=True)
     ours = group_parameters(model, model.group_matcher(coarse), reverse=True)

@@ -284,17 +284,14 @@ def test_numbers_that_are_not_positive(name, value):
         pytest.param(
             dict(width=384, depth=12, steps=1, blocks=20),
             "blocks: got 20, expected 12",
-            marks=pytest.mark.xfail(strict=True, reason="one step takes any number of blocks, at another compute"),
         ),
         pytest.param(
             dict(width=384, depth=12, blocks=24.5),
             r"blocks: got 24\.5, expected",
-            marks=pytest.mark.xfail(strict=True, reason="min() of nothing"),
         ),
         pytest.param(
             dict(width=384, depth=12, round_to="head"),
             "round_to: got '?head'?, expected 'heads' or a positive whole number",
-            marks=pytest.mark.xfail(strict=True, reason="int() of a word"),
         ),
     ],
     ids=str,

@@ -78,6 +78,13 @@ def with_defaults(architecture: dict, overrides: dict) -> dict:
     return merged
 
 
+def set_grad_checkpointing(model: nn.Module, enable: bool) -> None:
+    """By the containers, so that a narrow block keeps its narrow input and not the whole stream."""
+    for module in model.modules():
+        if isinstance(module, StepsNet | ReverseStepsNet):
+            module.set_grad_checkpointing(enable)
+
+
 def model_cfg(first_conv: str, classifier: str, **kwargs) -> dict:
     """timm's ``default_cfg`` of a model without published weights, as the baselines evaluate."""
     return {

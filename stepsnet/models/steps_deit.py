@@ -15,7 +15,15 @@ from timm.models import build_model_with_cfg, generate_default_cfgs, register_mo
 from timm.models.vision_transformer import Block, VisionTransformer, checkpoint_filter_fn
 from torch import Tensor
 
-from .assembly import assemble, check_steps, model_cfg, per_block, resolve_heads, with_defaults
+from .assembly import (
+    assemble,
+    check_steps,
+    model_cfg,
+    per_block,
+    resolve_heads,
+    set_grad_checkpointing,
+    with_defaults,
+)
 
 __all__ = ["StepsDeiT"]
 
@@ -98,10 +106,9 @@ class StepsDeiT(VisionTransformer):
 
     @torch.jit.ignore
     def set_grad_checkpointing(self, enable: bool = True) -> None:
-        # by the container, so that a narrow block keeps a narrow input and not the whole stream
         super().set_grad_checkpointing(enable)
         self.grad_checkpointing = False
-        self.blocks.set_grad_checkpointing(enable)
+        set_grad_checkpointing(self, enable)
 
     @torch.jit.ignore
     def group_matcher(self, coarse: bool = False) -> dict:

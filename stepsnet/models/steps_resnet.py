@@ -15,7 +15,7 @@ from timm.models import build_model_with_cfg, generate_default_cfgs, register_mo
 from timm.models.resnet import BasicBlock, Bottleneck, ResNet
 from torch import Tensor, nn
 
-from .assembly import assemble, check_stages, model_cfg, per_block, with_defaults
+from .assembly import assemble, check_stages, model_cfg, per_block, set_grad_checkpointing, with_defaults
 
 __all__ = ["StepsResNet"]
 
@@ -102,9 +102,7 @@ class StepsResNet(ResNet):
 
     @torch.jit.ignore
     def set_grad_checkpointing(self, enable: bool = True) -> None:
-        # by the containers, at their blocks' own widths; each stage's first block runs as usual
-        for stage in (self.layer1, self.layer2, self.layer3, self.layer4):
-            stage[1].set_grad_checkpointing(enable)
+        set_grad_checkpointing(self, enable)  # each stage's first block runs as usual
 
     @torch.jit.ignore
     def group_matcher(self, coarse: bool = False) -> dict:

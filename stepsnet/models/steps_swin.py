@@ -22,7 +22,15 @@ from timm.models.swin_transformer import (
 )
 from torch import Tensor, nn
 
-from .assembly import assemble, check_stages, model_cfg, per_block, resolve_heads, with_defaults
+from .assembly import (
+    assemble,
+    check_stages,
+    model_cfg,
+    per_block,
+    resolve_heads,
+    set_grad_checkpointing,
+    with_defaults,
+)
 
 __all__ = ["StepsSwin", "StepsSwinStage"]
 
@@ -225,15 +233,16 @@ class StepsSwin(SwinTransformer):
 
     @torch.jit.ignore
     def set_grad_checkpointing(self, enable: bool = True) -> None:
-        for stage in self.layers.children():
-            stage.blocks.set_grad_checkpointing(enable)
+        set_grad_checkpointing(self, enable)
 
     @torch.jit.ignore
     def group_matcher(self, coarse: bool = False) -> dict:
         matcher = super().group_matcher(coarse)
         if not coarse:
+            first_steps = [next((i for i, n in enumerate(stage.blocks.networks) if len(n)), 0) for stage in self.layers]
             matcher["blocks"] = [
-                (r"^layers\.(\d+)\.downsample", (0,)),
+                # a patch merging goes with the first block behind it
+                *((rf"^layers\.({stage})\.downsample", (step, 0)) for stage, step in enumerate(first_steps)),
                 (r"^layers\.(\d+)\.blocks\.networks\.(\d+)\.(\d+)", None),
                 (r"^norm", (99999,)),
             ]
