@@ -48,8 +48,7 @@ def digits_deep() -> Recipe:
         baseline=ModelSpec(
             "steps_deit_tiny_patch16_224", {**_DIGITS, "widths": (32,), "depths": (96,), "num_heads": (2,)}
         ),
-        epochs=20,
-        batch_size=64,
+        epochs=15,
         lr=1e-3,
         probe_epochs=1,
     )
