@@ -20,7 +20,7 @@ from PIL import Image, UnidentifiedImageError
 from torch import nn
 
 from .analysis.complexity import count_complexity
-from .analysis.shortcut_ratio import outer_steps, shortcut_ratios
+from .analysis.shortcut_ratio import shortcut_ratios
 from .engine.checkpoint import load_newest, load_weights, save_weights, write_atomically
 from .engine.console import Display
 from .engine.train import fit, load_strictly, pick_device
@@ -28,6 +28,7 @@ from .errors import UserError, nearest
 from .provenance import provenance
 from .recipes.recipe import ModelSpec, Recipe, read_recipe, to_yaml
 from .report import write_report
+from .stream import step_sequences
 from .tasks.classification import Classification, ImageArrays, load_images
 
 __all__ = ["build_model", "evaluate_run", "open_folder", "predict", "train_run"]
@@ -104,7 +105,7 @@ def train_run(recipe: Recipe, folder: Path, display: Display, resume: bool = Fal
         "epochs": recipe.epochs,
         "model": dataclasses.asdict(recipe.model),
         **dataclasses.asdict(counts),
-        "widths": [block.width for container in outer_steps(model) for block in container],
+        "widths": [block.width for container in step_sequences(model) for block in container],
         "metrics": {**metrics, "best_val_top1": max(line["val_top1"] for line in epochs)},
         "seconds": round(time.monotonic() - started, 1),  # of this process: a resumed run counts from there
         "samples_per_second": epochs[-1]["samples_per_second"],

@@ -7,16 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..steps import ReverseStepsNet, StepsNet
+from ..stream import step_sequences
 
-__all__ = ["outer_steps", "shortcut_ratios"]
-
-
-def outer_steps(model: nn.Module) -> list[StepsNet | ReverseStepsNet]:
-    """A model's StepsNets in order, one a stage, without those nested in a step of another."""
-    containers = [module for module in model.modules() if isinstance(module, StepsNet | ReverseStepsNet)]
-    nested = {inner for container in containers for inner in container.networks.modules()}
-    return [container for container in containers if container not in nested]
+__all__ = ["shortcut_ratios"]
 
 
 @torch.no_grad()
@@ -36,7 +29,7 @@ def shortcut_ratios(model: nn.Module, images: Tensor) -> dict[str, Any]:
     Raises:
         ValueError: the model has no StepsNet.
     """
-    containers = outer_steps(model)
+    containers = step_sequences(model)
     inputs: dict[nn.Module, Tensor] = {}
     hooks = [
         container.register_forward_pre_hook(lambda module, args: inputs.__setitem__(module, args[0]))

@@ -8,6 +8,7 @@ from torch import nn
 
 from ..plan import heads_for
 from ..steps import ReverseStepsNet, StepsNet
+from ..stream import StepSequence
 
 
 def check_steps(widths: Sequence[int], depths: Sequence[int], where: str = "") -> None:
@@ -81,7 +82,7 @@ def with_defaults(architecture: dict, overrides: dict) -> dict:
 def set_grad_checkpointing(model: nn.Module, enable: bool) -> None:
     """By the containers, so that a narrow block keeps its narrow input and not the whole stream."""
     for module in model.modules():
-        if isinstance(module, StepsNet | ReverseStepsNet):
+        if isinstance(module, StepSequence):
             module.set_grad_checkpointing(enable)
 
 

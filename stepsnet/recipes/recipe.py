@@ -35,6 +35,13 @@ class Recipe(TrainingSettings):
     data: str
     label_smoothing: float = 0.0
 
+    def __post_init__(self) -> None:
+        least = {"epochs": 1, "batch_size": 1, "keep_checkpoints": 1, "probe_epochs": 0, "seed": 0}
+        least |= {"lr": 0.0, "min_lr": 0.0, "warmup_lr": 0.0, "warmup_epochs": 0.0, "weight_decay": 0.0}
+        for name, smallest in least.items():
+            if not getattr(self, name) >= smallest:
+                raise UserError(f"{name}: got {getattr(self, name)}, expected at least {smallest}")
+
 
 def override(recipe: Recipe, assignments: Sequence[str]) -> Recipe:
     """Apply ``key=value`` assignments; ``model.args.widths=[24,34,48]`` reaches inside.
