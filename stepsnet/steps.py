@@ -121,6 +121,7 @@ class ReverseStepsNet(StepSequence):
 
     def _select(self, keep: Sequence[bool]) -> StepSequence:
         selected = super()._select(keep)
+        assert isinstance(selected, ReverseStepsNet)
         selected.in_output_order = self.in_output_order and (not keep or keep[-1])
         return selected
 

@@ -14,7 +14,9 @@ import pytest
 import yaml
 
 from stepsnet.errors import UserError
-from stepsnet.report import group_runs, headline, load_run, write_report
+from stepsnet.report import write_report
+from stepsnet.report.runs import group_runs, load_run
+from stepsnet.report.words import headline
 
 FIGURES = ("loss", "shortcut-ratio", "top1", "widths")
 WIDTHS = {"StepsNet": [24] * 4 + [34] * 2 + [48] * 2, "baseline": [32] * 8}

@@ -169,7 +169,7 @@ class StepsSwin(SwinTransformer):
         if num_heads is not None and len(num_heads) != len(widths):
             raise ValueError(f"num_heads: got {num_heads}, expected {len(widths)} sequences, one a stage")
         heads = [
-            resolve_heads(stage_widths, num_heads and num_heads[stage], 32, f" of stage {stage + 1}")
+            resolve_heads(stage_widths, None if num_heads is None else num_heads[stage], 32, f" of stage {stage + 1}")
             for stage, stage_widths in enumerate(widths)
         ]
         # timm's constructor makes the stem and the bookkeeping; its stages, left empty, are replaced
@@ -239,10 +239,11 @@ class StepsSwin(SwinTransformer):
     def group_matcher(self, coarse: bool = False) -> dict:
         matcher = super().group_matcher(coarse)
         if not coarse:
-            first_steps = [next((i for i, n in enumerate(stage.blocks.networks) if len(n)), 0) for stage in self.layers]
+            stages: list[Any] = list(self.layers.children())
+            first = [next((i for i, n in enumerate(stage.blocks.networks) if len(n)), 0) for stage in stages]
             matcher["blocks"] = [
                 # a patch merging goes with the first block behind it
-                *((rf"^layers\.({stage})\.downsample", (step, 0)) for stage, step in enumerate(first_steps)),
+                *((rf"^layers\.({stage})\.downsample", (step, 0)) for stage, step in enumerate(first)),
                 (r"^layers\.(\d+)\.blocks\.networks\.(\d+)\.(\d+)", None),
                 (r"^norm", (99999,)),
             ]

@@ -36,7 +36,7 @@ class Recipe(TrainingSettings):
     label_smoothing: float = 0.0
 
     def __post_init__(self) -> None:
-        least = {"epochs": 1, "batch_size": 1, "keep_checkpoints": 1, "probe_epochs": 0, "seed": 0}
+        least: dict[str, float] = {"epochs": 1, "batch_size": 1, "keep_checkpoints": 1, "probe_epochs": 0, "seed": 0}
         least |= {"lr": 0.0, "min_lr": 0.0, "warmup_lr": 0.0, "warmup_epochs": 0.0, "weight_decay": 0.0}
         for name, smallest in least.items():
             if not getattr(self, name) >= smallest:
