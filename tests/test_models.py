@@ -235,6 +235,13 @@ def test_swin_options_reach_the_blocks():
     assert unconditioned.eval()(images(96)).shape == (2, 1000)
 
 
+def test_swin_of_a_dynamic_size():
+    """Shifted windows need other masks at another size."""
+    model, baseline, _ = pair("Swin, shifted", dynamic_img_size=True)
+    x = images(72)[:, :, :, :64]
+    torch.testing.assert_close(model.eval()(x), baseline.eval()(x))
+
+
 def test_load_baseline_is_strict():
     model, baseline, _ = pair("DeiT-T")
     weights = baseline.state_dict()
@@ -330,6 +337,7 @@ def test_overrides_reach_every_block(family, reverse):
         assert container.widths == tuple(expansion * width for width in stage_widths)[order]
         assert tuple(len(network) for network in container.networks) == tuple(stage_depths)[order]
         assert container.dim == (1 if family == "resnet" else -1)
+        assert len(container) == sum(stage_depths)
         for network, width in zip(container.networks, container.widths):
             for block in network:
                 first = block.conv1.in_channels if family == "resnet" else block.mlp.fc1.in_features
@@ -337,6 +345,8 @@ def test_overrides_reach_every_block(family, reverse):
                 assert first == last == width
     assert model(image_of(family, channels=1)).shape == (2, 5)
     assert model.num_features == model.head_hidden_size == containers[-1].width
+    if family.startswith("swin"):
+        assert [stage.depth for stage in model.layers] == [sum(stage_depths) for stage_depths in depths]
 
 
 @pytest.mark.parametrize("family", ["deit", "swin", "swinpp"])
@@ -711,6 +721,12 @@ def test_gradient_checkpointing_keeps_narrow_inputs():
     assert Counter(t.shape[-1] for t in seen if t.numel()) == {32: 4, 48: 2, 64: 3}
     causal = tiny("deit")
     causal.set_grad_checkpointing()
+    for forward in (lambda: causal.forward_features(x, is_causal=True), lambda: causal.forward_intermediates(x)):
+        seen.clear()
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: seen.append(t) or t, lambda t: t):
+            forward()
+        widths = Counter(t.shape[-1] for t in seen if t.shape[:2] == (2, 5))
+        assert (widths[32], widths[48]) == (4, 2)  # block by block too
     torch.testing.assert_close(causal.forward_features(x, is_causal=True), tiny("deit").forward_features(x, None, True))
 
 
@@ -872,10 +888,10 @@ import torch, torchvision  # once, for they take long
 
 def check(first):
     exec(first)
-    import stepsnet, timm
-    assert callable(stepsnet.load_baseline)
+    import stepsnet, timm  # and nothing of ours that would load the models by itself
     missing = [name for name in {names} if not timm.is_model(name)]
     assert not missing, (first, missing)
+    assert callable(stepsnet.load_baseline)
 
 for first in {orders}:
     assert not {{"timm", "stepsnet"}} & sys.modules.keys()

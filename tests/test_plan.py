@@ -118,6 +118,11 @@ def test_the_papers_heads(width, head_dim):
     assert heads_for(width, head_dim) == PRINTED_HEADS[width, head_dim]
 
 
+def test_of_two_head_sizes_equally_near_the_smaller_one():
+    assert heads_for(64, 48) == 2  # 64 or 32
+    assert heads_for(320, 120) == 4  # 160 or 80
+
+
 @pytest.mark.parametrize("row", [row for row in ROWS if "heads" in row.get("config", {})], ids=lambda row: row["row"])
 def test_the_heads_of_every_printed_row(row):
     assert [heads_for(width, 64) for width in row["config"]["widths"]] == row["config"]["heads"]
@@ -155,6 +160,11 @@ def test_heads_divide_and_are_near_the_head_size(width, head_dim):
         assert math.isclose(got, width / math.sqrt(2) ** k, rel_tol=0.05)
         assert head_dim / 2 < got / heads < head_dim * 2
     assert plan.head_dims == tuple(w // heads for w, heads in zip(plan.widths, plan.num_heads))
+
+
+@pytest.mark.parametrize("width", [320, 640, 768, 1280])
+def test_half_a_width_stays_half_where_heads_divide_it(width):
+    assert plan_steps(width, 12, 3).widths[0] == width // 2
 
 
 # ---- depths

@@ -53,10 +53,12 @@ TABLE_1 = {
     "Steps-Swin-B": "steps_swin_base_patch4_window7_224",
 }
 
+Stage = tuple[tuple[int, ...], tuple[int, ...]]  # widths and depths of its steps
+
 # Steps-Swin-T's stages 3 and 4 and those of Swin-T, which Table 11 combines.
 _STEPS_3, _STEPS_4 = ((192, 272, 384), (6, 3, 3)), ((192, 272, 384, 544), (4, 2, 2, 2))
-_SWIN = [((96,), (2,)), ((192,), (2,)), ((384,), (6,)), ((768,), (2,))]
-TABLE_11: dict[str, list[tuple[tuple[int, ...], tuple[int, ...]]]] = {
+_SWIN: list[Stage] = [((96,), (2,)), ((192,), (2,)), ((384,), (6,)), ((768,), (2,))]
+TABLE_11: dict[str, list[Stage]] = {
     "StepsNet in stage 1": [((68, 96), (2, 1)), *_SWIN[1:]],
     "StepsNet in stage 2": [_SWIN[0], ((136, 192), (2, 1)), *_SWIN[2:]],
     "StepsNet in stage 3": [*_SWIN[:2], _STEPS_3, _SWIN[3]],
