@@ -1,18 +1,25 @@
 """The paper's tables: every counted cell as printed."""
 
+import functools
+import importlib.util
+import re
+from pathlib import Path
+
 import pytest
 
 from stepsnet.errors import UserError
 from stepsnet.paper.tables import as_printed, compare_table, printed_rows, render_table
+
+ROOT = Path(__file__).parent.parent
+compared = functools.cache(compare_table)
 
 TABLES = ["1", "5a", "5b", "8", "9", "10", "11", "text 5.2"]
 
 
 @pytest.mark.parametrize("table", TABLES)
 def test_every_cell_is_as_printed(table):
-    compared = compare_table(table)
-    assert [entry["row"] for entry in compared] == [row["row"] for row in printed_rows(table)]
-    for entry in compared:
+    assert [entry["row"] for entry in compared(table)] == [row["row"] for row in printed_rows(table)]
+    for entry in compared(table):
         printed = {key: entry["paper"][key] for key in entry["ours"] if key in entry["paper"]}
         assert {key: entry["ours"][key] for key in printed} == printed, entry["row"]
         assert entry["differs"] == []
@@ -30,7 +37,7 @@ def test_rounding_is_the_papers():
 
 
 def test_the_302_layer_model():
-    (entry,) = compare_table("text 5.2")
+    (entry,) = compared("text 5.2")
     assert as_printed(entry["exact"]["params"] / 1e6) == 42.1 and as_printed(entry["exact"]["macs"] / 1e9) == 9.2
 
 
@@ -38,3 +45,20 @@ def test_the_302_layer_model():
 def test_a_table_that_is_not_here(table):
     with pytest.raises(UserError, match="expected one of 1, 8, 9, 10, 11, 5a, 5b, text 5"):
         printed_rows(table)
+
+
+@pytest.mark.parametrize("table", TABLES[:-1])
+def test_the_readme_shows_the_table_as_rendered(table):
+    block = f"<!-- begin: stepsnet table {table} -->\n{render_table(table, compared(table))}\n<!-- end -->"
+    assert block in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_readmes_results_are_those_in_results():
+    spec = importlib.util.spec_from_file_location("render", ROOT / "docs" / "render.py")
+    render = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(render)
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    folders = re.findall(r"<!-- begin: results (\S+) -->", text)
+    assert folders
+    for folder in folders:
+        assert f"<!-- begin: results {folder} -->\n{render.results_table(folder)}\n<!-- end -->" in text

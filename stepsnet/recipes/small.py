@@ -48,9 +48,9 @@ def digits_deep() -> Recipe:
         baseline=ModelSpec(
             "steps_deit_tiny_patch16_224", {**_DIGITS, "widths": (32,), "depths": (96,), "num_heads": (2,)}
         ),
-        epochs=15,
+        epochs=28,
         batch_size=64,
-        lr=2e-3,
+        lr=1e-3,
         probe_epochs=1,
     )
 
