@@ -1,4 +1,4 @@
-# make demo    a 96-block Steps-DeiT against its baseline on handwritten digits, with a report (about 5 minutes)
+# make demo    a 96-block Steps-DeiT against its baseline on handwritten digits, with a report (some 4 minutes on 2 idle cores)
 # make test    everything that CI checks
 # Both make .venv with the pinned versions of constraints.txt on first use.
 PYTHON ?= python3
