@@ -17,10 +17,10 @@ from typing import Any
 
 import torch
 
-from .engine.checkpoint import write_atomically
 from .engine.console import Display
 from .engine.train import signals_caught
 from .errors import UserError
+from .files import write_atomically
 from .recipes.recipe import Recipe, to_yaml
 from .report import write_report
 from .run import build_model, open_folder

@@ -21,10 +21,11 @@ from torch import nn
 
 from .analysis.complexity import count_complexity
 from .analysis.shortcut_ratio import shortcut_ratios
-from .engine.checkpoint import load_newest, load_weights, save_weights, write_atomically
+from .engine.checkpoint import load_newest, load_weights, save_weights
 from .engine.console import Display
 from .engine.train import fit, load_strictly, pick_device
 from .errors import UserError, nearest
+from .files import write_atomically
 from .provenance import provenance
 from .recipes.recipe import ModelSpec, Recipe, read_recipe, to_yaml
 from .report import write_report

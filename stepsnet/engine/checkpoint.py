@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ..errors import UserError
 
-__all__ = ["load_newest", "load_weights", "save_checkpoint", "save_weights", "write_atomically"]
+__all__ = ["load_newest", "load_weights", "save_checkpoint", "save_weights"]
 
 _SUMS = "SHA256SUMS"
 
@@ -88,16 +88,6 @@ def load_weights(path: Path) -> dict[str, Tensor]:
         raise UserError(f"checkpoint: {path} does not exist") from None
     except Exception as error:  # the library raises a class of its own that it does not export
         raise UserError(f"checkpoint: cannot read {path} as safetensors: {error}") from error
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write beside and rename: a reader sees the old text or the new, never half of one."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        beside.write_text(text, encoding="utf-8")
-        os.replace(beside, path)
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror or error}") from error
 
 
 def _steps(folder: Path) -> list[Path]:

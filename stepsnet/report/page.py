@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import csv
 import io
-import os
 import re
 import statistics
 from collections.abc import Sequence
@@ -21,19 +20,10 @@ from markupsafe import Markup
 from matplotlib import style
 
 from ..errors import UserError
+from ..files import write_atomically
 from .figures import STYLE, Picture, figure_curves, figure_shortcut_ratio, figure_widths
 from .runs import Group, Run, group_runs, load_run, members
 from .words import count, duration, headline, number
-
-
-def _write(path: Path, data: bytes) -> None:
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        beside.write_bytes(data)
-        os.replace(beside, path)  # a reader sees the old file or the new one, never half of it
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror or error}") from error
 
 
 def _save(picture: Picture, folder: Path) -> list[Markup]:
@@ -42,7 +32,7 @@ def _save(picture: Picture, folder: Path) -> list[Markup]:
     writer = csv.DictWriter(table, picture.rows[0], lineterminator="\n")
     writer.writeheader()
     writer.writerows(picture.rows)
-    _write(folder / f"{picture.name}.csv", table.getvalue().encode())
+    write_atomically(folder / f"{picture.name}.csv", table.getvalue().encode())
     for layout in ("wide", "narrow"):
         # a salt of its own keeps the ids of each SVG apart, as all of them share the page
         with style.context(["default", {**STYLE, "svg.hashsalt": f"{picture.name}-{layout}"}]):
@@ -51,8 +41,8 @@ def _save(picture: Picture, folder: Path) -> list[Markup]:
             if layout == "wide":
                 figure.set_layout_engine("none")  # it is laid out by now
                 figure.savefig(png, format="png", dpi=150, metadata={"Software": None})
-                _write(folder / f"{picture.name}.svg", svg.getvalue())
-                _write(folder / f"{picture.name}.png", png.getvalue())
+                write_atomically(folder / f"{picture.name}.svg", svg.getvalue())
+                write_atomically(folder / f"{picture.name}.png", png.getvalue())
         _, box, body = re.split(r'<svg[^>]* viewBox="([^"]+)"[^>]*>', svg.getvalue().decode())
         body = re.sub(r"(?s)<metadata>.*?</metadata>|<style.*?</style>", "", body)
         body = re.sub(r'(<g) id="[^"]*"', r"\1", body)  # names of groups, to which nothing refers
@@ -143,5 +133,5 @@ def write_report(runs: Sequence[Path], out: Path, title: str) -> Path:
         models=_table_of_models(groups),
         origins=_origins(groups),
     )
-    _write(page, text.encode())
+    write_atomically(page, text.encode())
     return page

@@ -1,0 +1,23 @@
+"""Writing files so that a reader sees the old one or the new one, never half of it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from .errors import UserError
+
+
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Write beside and rename, making the folder where needed.
+
+    Raises:
+        UserError: the disk is full, or the place cannot be written.
+    """
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside.write_bytes(content.encode() if isinstance(content, str) else content)
+        os.replace(beside, path)
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror or error}") from error
