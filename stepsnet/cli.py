@@ -33,6 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"stepsnet: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
+        print("stepsnet: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:  # the reader of our output has gone
         sys.stderr.close()

@@ -76,6 +76,19 @@ def fit(
         Stopped: on SIGINT or SIGTERM, after the update and a checkpoint.
         UserError: the loss is not finite, or the folder cannot be written.
     """
+    with signals_caught() as caught:
+        return _fit(model, task, settings, folder, report, probe, caught)
+
+
+def _fit(
+    model: nn.Module,
+    task: Task,
+    settings: TrainingSettings,
+    folder: Path,
+    report: Report,
+    probe: Probe | None,
+    caught: list[int],
+) -> dict[str, float]:
     device = pick_device(settings.device)
     model.to(device)
     optimizer = build_optimizer(model, settings)
@@ -107,45 +120,44 @@ def fit(
         if probe and settings.probe_epochs and epoch % settings.probe_epochs == 0:
             record({"epoch": epoch, "step": position.step, **probe(model)})
 
-    with signals_caught() as caught:
-        if position.step == 0:
-            look_inside(0)
-        first_epoch, done = divmod(position.step, task.steps_per_epoch)
-        for epoch in range(first_epoch, settings.epochs):
-            model.train()
-            shown = 0.0
-            for batch in task.batches(epoch, done, device):
-                started = time.perf_counter()
-                loss = _update(model, task, batch, optimizer, schedule, settings, position)
-                position.seconds += time.perf_counter() - started
-                if caught and position.step % task.steps_per_epoch:  # else the epoch is closed first
-                    checkpoint()
-                    raise Stopped(caught[0], position.step)
-                if time.monotonic() - shown > 0.2:
-                    shown = time.monotonic()
-                    report(_progress(epoch, loss, position, task, settings))
-            done = 0
-            means = {f"train_{name}": total / task.steps_per_epoch for name, total in position.sums.items()}
-            model.eval()
-            evaluated = {f"val_{name}": value for name, value in task.evaluate(model, device).items()}
-            line = {
-                "kind": "epoch",
-                "epoch": epoch + 1,
-                "step": position.step,
-                "lr": optimizer.param_groups[0]["lr"],
-                **means,
-                **evaluated,
-                "samples_per_second": position.step * task.batch_size / position.seconds,
-            }
-            record(line)
-            look_inside(epoch + 1)
-            position.sums = {}
-            checkpoint()
-            progress = _progress(epoch, line["train_loss"], position, task, settings)
-            report({**progress, **evaluated, "top1": evaluated.get("val_top1", math.nan)})
-            report({**progress, **line})
-            if caught:
+    if position.step == 0:
+        look_inside(0)
+    first_epoch, done = divmod(position.step, task.steps_per_epoch)
+    for epoch in range(first_epoch, settings.epochs):
+        model.train()
+        shown = 0.0
+        for batch in task.batches(epoch, done, device):
+            started = time.perf_counter()
+            loss = _update(model, task, batch, optimizer, schedule, settings, position)
+            position.seconds += time.perf_counter() - started
+            if caught and position.step % task.steps_per_epoch:  # else the epoch is closed first
+                checkpoint()
                 raise Stopped(caught[0], position.step)
+            if time.monotonic() - shown > 0.2:
+                shown = time.monotonic()
+                report(_progress(epoch, loss, position, task, settings))
+        done = 0
+        means = {f"train_{name}": total / task.steps_per_epoch for name, total in position.sums.items()}
+        model.eval()
+        evaluated = {f"val_{name}": value for name, value in task.evaluate(model, device).items()}
+        line = {
+            "kind": "epoch",
+            "epoch": epoch + 1,
+            "step": position.step,
+            "lr": optimizer.param_groups[0]["lr"],
+            **means,
+            **evaluated,
+            "samples_per_second": position.step * task.batch_size / position.seconds,
+        }
+        record(line)
+        look_inside(epoch + 1)
+        position.sums = {}
+        checkpoint()
+        progress = _progress(epoch, line["train_loss"], position, task, settings)
+        report({**progress, **evaluated, "top1": evaluated.get("val_top1", math.nan)})
+        report({**progress, **line})
+        if caught:
+            raise Stopped(caught[0], position.step)
     recorded = [json.loads(text) for text in metrics.read_text().splitlines()]
     epochs = [entry for entry in recorded if entry["kind"] == "epoch"]
     return {name: value for name, value in epochs[-1].items() if name.startswith(("train_", "val_"))} if epochs else {}
