@@ -65,7 +65,6 @@ def compare(
         for label, contender in contenders.items():
             run = folder / f"{label.lower()}-seed{seed}"
             config = folder / "recipes" / f"{run.name}.yaml"
-            config.parent.mkdir(exist_ok=True)
             write_atomically(config, to_yaml(dataclasses.replace(contender, seed=seed)))
             runs.append(run)
             waiting.append((f"{label}, seed {seed}" if len(seeds) > 1 else label, label, config, run))
