@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-__all__ = ["StepSequence", "StreamBlock", "step_sequences"]
+__all__ = ["StepSequence", "StreamBlock", "blocks_of", "step_sequences"]
 
 
 class StreamBlock:
@@ -133,3 +133,26 @@ def step_sequences(model: nn.Module) -> list[StepSequence]:
     sequences = [module for module in model.modules() if isinstance(module, StepSequence)]
     nested = {inner for sequence in sequences for inner in sequence.networks.modules()}
     return [sequence for sequence in sequences if sequence not in nested]
+
+
+def blocks_of(model: nn.Module) -> list[nn.Module]:
+    """The residual blocks of any model in the order of its modules, the narrow ones of a StepsNet first.
+
+    In a model without a StepsNet they are the members of its sequences of one kind, as every ``blocks`` or
+    ``layers`` is.
+    """
+    sequences = step_sequences(model)
+    if sequences:
+        return [_innermost(block) for sequence in sequences for block in sequence]
+    found: list[nn.Module] = []
+    for module in model.modules():
+        members = list(module) if isinstance(module, (nn.Sequential, nn.ModuleList)) else []
+        of_one_kind = len(members) > 1 and len({type(member) for member in members}) == 1
+        if of_one_kind and any(True for _ in members[0].parameters()):
+            found += members
+    nested = {inner for block in found for inner in block.modules() if inner is not block}
+    return [block for block in found if block not in nested]  # stages hold blocks: the outermost count
+
+
+def _innermost(block) -> nn.Module:
+    return _innermost(block.block) if isinstance(block, StreamBlock) else block

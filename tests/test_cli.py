@@ -72,11 +72,12 @@ def test_predict_reads_files_folders_and_patterns(trained, tmp_path, capsys):
     assert all(len(entry["classes"]) == 5 for entry in predictions)
     # enlarged by whole factors, a picture reads as the very digit that was trained on
     from stepsnet.recipes.recipe import read_recipe
-    from stepsnet.run import build_model
-    from stepsnet.tasks.classification import load_images
+    from stepsnet.run import build_model, input_spec
+    from stepsnet.tasks.image_data import load_images
 
-    data = load_images("digits")
-    model = build_model(read_recipe(trained / "config.yaml").model).eval()
+    recipe = read_recipe(trained / "config.yaml")
+    model = build_model(recipe.model).eval()
+    data = load_images("digits", input_spec(recipe, model))
     model.load_state_dict(load_file(trained / "model.safetensors"))
     pixels = (load_digits().images[0] * 255 / 16).round().astype(np.uint8)
     probabilities = model(data.read(Image.fromarray(pixels))[None]).softmax(-1)[0]
@@ -107,7 +108,7 @@ def test_resume_of_another_recipe_is_refused(trained, capsys):
         (["train", "digits/tiny", "model.args.depths=[1,1]"], "depths: got 2 (1, 1), expected one a width"),
         (["train", "digits/tiny", "model.args.widths=[48,34,24]"], "expected them strictly increasing"),
         (["train", "digits/tiny", "model.args.nonsense=1"], "nonsense"),
-        (["train", "digits/tiny", "data=digit"], "data: got 'digit', expected one of digits"),
+        (["train", "digits/tiny", "data=digit"], "data: got 'digit', expected a folder or one of digits"),
         (["train", "digits/tiny", "batch_size=0"], "batch_size: got 0, expected at least 1"),
         (["train", "digits/tiny", "batch_size=9999"], "batch_size: got 9999, expected 1 to the 1437 training images"),
         (["train", "digits/tiny", "epochs=0"], "epochs: got 0, expected at least 1"),
@@ -214,6 +215,7 @@ def test_killed_and_interrupted_runs_resume_bit_for_bit(tmp_path):
     assert process.wait() == -signal.SIGKILL
 
     process = start(killed, "--resume")
+    assert process.stdout.readline().startswith("killed: effective batch 128")
     assert process.stdout.readline().startswith("killed: resumed after update")
     process.send_signal(signal.SIGINT)
     out = process.communicate(timeout=240)[0]

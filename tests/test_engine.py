@@ -7,11 +7,12 @@ import pytest
 import torch
 from torch import nn
 
-from stepsnet.engine.checkpoint import load_newest, load_weights, save_checkpoint
+from stepsnet.engine.checkpoint import Trained, check_fit, load_weights, newest
+from stepsnet.engine.distributed import Ranks, pick_device
 from stepsnet.engine.optim import build_optimizer, build_schedule
 from stepsnet.engine.randomness import data_order, seed_step
 from stepsnet.engine.settings import TrainingSettings
-from stepsnet.engine.train import fit, load_strictly, pick_device
+from stepsnet.engine.train import fit
 from stepsnet.errors import UserError
 
 SETTINGS = TrainingSettings(
@@ -19,10 +20,14 @@ SETTINGS = TrainingSettings(
 )
 
 
+ALONE = Ranks(0, 1, torch.device("cpu"))
+CLOCKS = ("samples_per_second", "memory_gib")
+
+
 class Points:
     """A line to be fitted; a dropout in the model shows whether randomness is a function of the step."""
 
-    steps_per_epoch, batch_size = 5, 4
+    steps_per_epoch, batch_size, monitor = 5, 4, "score"
 
     def __init__(self, die_at=None, poison_at=None):
         generator = torch.Generator().manual_seed(0)
@@ -30,21 +35,28 @@ class Points:
         self.y = self.x.sum(-1, keepdim=True)
         self.die_at, self.poison_at, self.seen = die_at, poison_at, 0
 
-    def batches(self, epoch, start, device):
+    def batches(self, epoch, start, share, device):
         order = torch.from_numpy(data_order(SETTINGS.seed, epoch, 20))
         for number in range(start, self.steps_per_epoch):
             if self.die_at == (epoch, number):
                 raise Killed
-            chosen = order[number * 4 : number * 4 + 4]
             scale = math.nan if self.poison_at == (epoch, number) else 1.0
-            yield self.x[chosen] * scale, self.y[chosen]
+            for positions in share.micro_batches(number, self.batch_size):
+                torch.rand(3)  # a task may draw as it likes
+                chosen = order[list(positions)]
+                yield self.x[chosen] * scale, self.y[chosen]
+
+    def notices(self):
+        return []
 
     def loss(self, model, batch):
         error = ((model(batch[0]) - batch[1]) ** 2).mean()
         return error, {"top1": -error.detach()}
 
-    def evaluate(self, model, device):
-        return {"loss": ((model(self.x) - self.y) ** 2).mean().item(), "top1": 0.0}
+    @torch.no_grad()
+    def evaluate(self, model, share, device):
+        error = ((model(self.x) - self.y) ** 2).mean().item()
+        return {"loss": error, "score": -error}
 
 
 class Killed(Exception):
@@ -59,13 +71,14 @@ def make_model():
 def train(folder, task=None, settings=SETTINGS):
     model, events = make_model(), []
     torch.rand(7)  # what was drawn before must not matter
-    metrics = fit(model, task or Points(), settings, folder, report=events.append, probe=lambda m: {"kind": "probe"})
-    return model, metrics, events
+    probe = {"kind": "probe"}
+    fitted = fit(model, task or Points(), settings, folder, ALONE, report=events.append, probe=lambda m: dict(probe))
+    return model, fitted.metrics, events
 
 
 def lines_without_speed(folder):
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in line.items() if key != "samples_per_second"} for line in lines]
+    return [{key: value for key, value in line.items() if key not in CLOCKS} for line in lines]
 
 
 @pytest.fixture(scope="module")
@@ -84,9 +97,10 @@ def test_a_killed_run_ends_as_if_it_had_not_been(tmp_path, whole, place):
         assert torch.equal(tensor, model.state_dict()[name]), name
     assert metrics == expected_metrics
     assert lines_without_speed(tmp_path) == lines_without_speed(folder)
-    states = [load_newest(path / "checkpoints", torch.device("cpu"))[1]["optimizer"] for path in (tmp_path, folder)]
-    for ours, theirs in zip(states[0]["state"].values(), states[1]["state"].values(), strict=True):
-        assert all(torch.equal(torch.as_tensor(ours[key]), torch.as_tensor(theirs[key])) for key in theirs)
+    states = [newest(path / "checkpoints")[0].state["optimizer"]["state"] for path in (tmp_path, folder)]
+    assert states[0].keys() == states[1].keys() and states[0]
+    for name in states[0]:
+        assert all(torch.equal(states[0][name][key], states[1][name][key]) for key in states[1][name]), name
 
 
 def test_a_stopped_run_resumes_inside_its_epoch(tmp_path, whole):
@@ -122,31 +136,51 @@ def test_a_finished_run_is_left_as_it_is(whole):
 def test_a_torn_checkpoint_is_passed_over(tmp_path):
     with pytest.raises(Killed):
         train(tmp_path, Points(die_at=(2, 1)))
-    newest, older = sorted((tmp_path / "checkpoints").iterdir(), reverse=True)
-    content = (newest / "state.pt").read_bytes()
-    (newest / "state.pt").write_bytes(content[: len(content) // 2])
-    _, state, passed_over = load_newest(tmp_path / "checkpoints", torch.device("cpu"))
-    assert state["position"]["step"] == 5
-    assert len(passed_over) == 1 and newest.name in passed_over[0] and "checksum" in passed_over[0]
+    last, older = sorted((tmp_path / "checkpoints").iterdir(), reverse=True)
+    content = (last / "state.pt").read_bytes()
+    (last / "state.pt").write_bytes(content[: len(content) // 2])
+    found, passed_over = newest(tmp_path / "checkpoints")
+    assert found.state["position"]["step"] == 5
+    assert len(passed_over) == 1 and last.name in passed_over[0] and "checksum" in passed_over[0]
     (older / "model.safetensors").unlink()
     with pytest.raises(UserError, match="none is whole"):
-        load_newest(tmp_path / "checkpoints", torch.device("cpu"))
+        newest(tmp_path / "checkpoints")
 
 
-def test_checkpoints_are_kept_and_written_beside(tmp_path):
+def saved(folder, step, keep=2, best=None):
+    model = make_model()
+    optimizer = build_optimizer(model, SETTINGS)
+    return Trained(model, optimizer, None, ALONE, sharded=False).save(folder, step, {"position": {}}, keep, best)
+
+
+def test_the_newest_and_the_best_are_kept(tmp_path):
     for step in range(5):
-        save_checkpoint(tmp_path, step, {"w": torch.ones(2)}, {"position": {}}, keep=2)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000003", "step-00000004"]
+        saved(tmp_path, step, best=1)
+    kept = sorted(path.name for path in tmp_path.iterdir())
+    assert kept == ["step-00000001", "step-00000003", "step-00000004"]
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot write"):
-        save_checkpoint(tmp_path / "file", 1, {"w": torch.ones(2)}, {}, keep=2)
+        saved(tmp_path / "file", 1)
+
+
+def test_what_was_written_half_is_no_checkpoint(tmp_path, monkeypatch):
+    saved(tmp_path, 1)
+
+    def full_disk(*args, **kwargs):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(torch, "save", full_disk)
+    with pytest.raises(UserError, match="step-00000002: No space left on device"):
+        saved(tmp_path, 2)
+    assert newest(tmp_path)[0].path.name == "step-00000001"
 
 
 def test_a_loss_that_is_not_finite_stops_before_the_update(tmp_path):
     with pytest.raises(UserError, match="got nan at update 8"):
         train(tmp_path, Points(poison_at=(1, 2)))
-    weights, state, _ = load_newest(tmp_path / "checkpoints", torch.device("cpu"))
-    assert state["position"]["step"] == 5 and all(tensor.isfinite().all() for tensor in weights.values())
+    found, _ = newest(tmp_path / "checkpoints")
+    assert found.state["position"]["step"] == 5
+    assert all(tensor.isfinite().all() for tensor in found.weights().values())
 
 
 def test_the_data_order_is_a_function_of_seed_and_epoch():
@@ -190,7 +224,7 @@ def test_errors_name_what_was_expected(tmp_path):
     with pytest.raises(UserError, match="device: got 'abacus'"):
         pick_device("abacus")
     with pytest.raises(UserError, match=r"1 tensors.*0\.weight \(8, 4\), expected \(8, 3\)"):
-        load_strictly(make_model(), {**make_model().state_dict(), "0.weight": torch.zeros(8, 4)})
+        check_fit(make_model(), {**make_model().state_dict(), "0.weight": torch.zeros(8, 4)})
     (tmp_path / "bad.safetensors").write_bytes(b"no weights")
     with pytest.raises(UserError, match=r"cannot read .*bad\.safetensors"):
         load_weights(tmp_path / "bad.safetensors")

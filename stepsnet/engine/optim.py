@@ -3,40 +3,70 @@
 from __future__ import annotations
 
 import timm.optim
-from timm.scheduler import CosineLRScheduler
+from timm.scheduler import CosineLRScheduler, PolyLRScheduler
+from timm.scheduler.scheduler import Scheduler
 from torch import nn
 from torch.optim import Optimizer
 
 from ..errors import UserError, nearest
 from .settings import TrainingSettings
 
-__all__ = ["build_optimizer", "build_schedule"]
+__all__ = ["build_optimizer", "build_schedule", "scaled_lr"]
+
+
+def scaled_lr(settings: TrainingSettings) -> float:
+    """The rate for this batch: ``lr`` is meant for ``lr_base_size`` samples an update, where that is given."""
+    if settings.lr_base_size is None:
+        return settings.lr
+    ratio = settings.batch_size / settings.lr_base_size
+    return settings.lr * (ratio if settings.lr_base_scale == "linear" else ratio**0.5)
 
 
 def build_optimizer(model: nn.Module, settings: TrainingSettings) -> Optimizer:
     """timm's optimizer of that name; norms, biases and ``model.no_weight_decay()`` are not decayed.
 
+    With ``layer_decay`` the groups come from ``model.group_matcher()``, whose layers are blocks.
+
     Raises:
-        UserError: timm has no optimizer of that name.
+        UserError: timm has no optimizer of that name, or the model has no layers for ``layer_decay``.
     """
     known = timm.optim.list_optimizers()
     if settings.opt not in known:
         raise UserError(f"opt: got {settings.opt!r}, expected one of timm's optimizers{nearest(settings.opt, known)}")
-    arguments = {"betas": settings.betas, "eps": settings.eps} if "adam" in settings.opt else {}
+    if settings.layer_decay is not None and not hasattr(model, "group_matcher"):
+        raise UserError(f"layer_decay: got {settings.layer_decay}, expected null: the model names no layers")
+    takes = timm.optim.get_optimizer_info(settings.opt)
+    arguments: dict = {"momentum": settings.momentum} if takes.has_momentum else {}
+    if takes.has_betas:
+        arguments["betas"] = settings.betas
+    if takes.has_eps:
+        arguments["eps"] = settings.eps
     if settings.opt == "adamw":
         arguments["fused"] = True  # deep and narrow is a thousand small tensors
     return timm.optim.create_optimizer_v2(
-        model, opt=settings.opt, lr=settings.lr, weight_decay=settings.weight_decay, **arguments
+        model,
+        opt=settings.opt,
+        lr=scaled_lr(settings),
+        weight_decay=settings.weight_decay,
+        layer_decay=settings.layer_decay,
+        **arguments,
     )
 
 
-def build_schedule(optimizer: Optimizer, settings: TrainingSettings, steps_per_epoch: int) -> CosineLRScheduler:
-    """Linear warm-up and a cosine, by update: ``step_update(step)`` sets the rates, whatever came before."""
-    return CosineLRScheduler(
-        optimizer,
-        t_initial=settings.epochs * steps_per_epoch,
-        lr_min=settings.min_lr,
-        warmup_t=round(settings.warmup_epochs * steps_per_epoch),
-        warmup_lr_init=settings.warmup_lr,
-        t_in_epochs=False,
-    )
+def build_schedule(optimizer: Optimizer, settings: TrainingSettings, steps_per_epoch: int) -> Scheduler:
+    """Linear warm-up and a cosine or polynomial, by update.
+
+    ``step_update(step)`` sets the rates, whatever came before. ``warmup_lr`` and ``min_lr`` are scaled as
+    ``lr`` is.
+    """
+    scale = scaled_lr(settings) / settings.lr if settings.lr else 1.0
+    shared = {
+        "t_initial": settings.epochs * steps_per_epoch,
+        "lr_min": settings.min_lr * scale,
+        "warmup_t": round(settings.warmup_epochs * steps_per_epoch),
+        "warmup_lr_init": settings.warmup_lr * scale,
+        "t_in_epochs": False,
+    }
+    if settings.sched == "poly":
+        return PolyLRScheduler(optimizer, power=settings.poly_power, **shared)
+    return CosineLRScheduler(optimizer, **shared)

@@ -1,6 +1,7 @@
 """Randomness as a function: what is random depends on where in the run it is, never on what ran before.
 
-A run resumed anywhere therefore continues bit for bit, with nothing random in its checkpoints.
+A run resumed anywhere therefore continues bit for bit, with nothing random in its checkpoints, and with
+any number of processes that load its data.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ import random
 import numpy as np
 import torch
 
-__all__ = ["data_order", "seed_step"]
+__all__ = ["data_order", "seed_sample", "seed_step"]
 
-_ORDER, _STEP = 0, 1  # one stream of numbers a purpose
+_ORDER, _STEP, _SAMPLE = 0, 1, 2  # one stream of numbers a purpose
 
 
 def data_order(seed: int, epoch: int, samples: int) -> np.ndarray:
@@ -20,9 +21,21 @@ def data_order(seed: int, epoch: int, samples: int) -> np.ndarray:
     return np.random.default_rng([seed, _ORDER, epoch]).permutation(samples)
 
 
-def seed_step(seed: int, step: int, rank: int = 0) -> None:
-    """Seed what an update draws (dropout, stochastic depth): a function of (seed, step, rank)."""
-    state = np.random.SeedSequence([seed, _STEP, step, rank]).generate_state(1, np.uint64)[0]
-    torch.manual_seed(int(state))
-    np.random.seed(int(state) % 2**32)
-    random.seed(int(state))
+def seed_step(seed: int, step: int, rank: int = 0, part: int = 0) -> None:
+    """Seed what an update draws (dropout, stochastic depth, Mixup): a function of (seed, step, rank).
+
+    ``part`` counts the micro-batches that a rank accumulates.
+    """
+    _seed(seed, _STEP, step, rank, part)
+
+
+def seed_sample(seed: int, epoch: int, index: int, copy: int = 0) -> None:
+    """Seed a sample's augmentation: a function of (seed, epoch, sample), and of which copy of it this is."""
+    _seed(seed, _SAMPLE, epoch, index, copy)
+
+
+def _seed(*place: int) -> None:
+    torch_state, numpy_state = np.random.SeedSequence(place).generate_state(2, np.uint64)
+    torch.manual_seed(int(torch_state))
+    np.random.seed(int(numpy_state) % 2**32)
+    random.seed(int(numpy_state))

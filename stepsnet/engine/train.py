@@ -4,26 +4,32 @@ from __future__ import annotations
 
 import json
 import math
+import resource
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from timm.utils import ModelEmaV3
 from torch import nn
+from torch.utils.checkpoint import checkpoint as recomputed
 
-from ..errors import UserError
-from .checkpoint import load_newest, save_checkpoint
-from .optim import build_optimizer, build_schedule
-from .randomness import seed_step
+from ..stream import blocks_of
+from .checkpoint import Trained, newest, whole_weights
+from .distributed import Ranks, spread
+from .optim import build_optimizer, build_schedule, scaled_lr
 from .settings import TrainingSettings
-from .task import Task
+from .task import Share, Task
+from .update import Updater, autocast, bare
 
-__all__ = ["Stopped", "fit", "pick_device"]
+__all__ = ["Fitted", "Stopped", "fit", "signals_caught"]
 
 Report = Callable[[dict[str, Any]], None]
 Probe = Callable[[nn.Module], dict[str, Any]]
@@ -45,18 +51,17 @@ class Position:
     sums: dict[str, float] = field(default_factory=dict)  # of the epoch's means so far
     seconds: float = 0.0  # spent in updates
     metrics_bytes: int = 0  # length of metrics.jsonl
+    best: float = -math.inf  # of the task's measure
+    best_step: int | None = None
 
 
-def pick_device(name: str) -> torch.device:
-    """Raises UserError for a device that is not there."""
-    if name == "auto":
-        accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-        return accelerator or torch.device("cpu")
-    try:
-        torch.empty(0, device=name)
-    except (RuntimeError, AssertionError) as error:
-        raise UserError(f"device: got {name!r}, expected one that is there: {str(error).splitlines()[0]}") from None
-    return torch.device(name)
+@dataclass(frozen=True)
+class Fitted:
+    """A run that has come to its end."""
+
+    metrics: dict[str, float]  # of the last epoch
+    weights: dict[str, torch.Tensor]  # those that were evaluated, on rank 0; elsewhere nothing
+    best_step: int | None  # whose checkpoint is kept
 
 
 def fit(
@@ -64,20 +69,21 @@ def fit(
     task: Task,
     settings: TrainingSettings,
     folder: Path,
+    ranks: Ranks,
     *,
     report: Report,
     probe: Probe | None = None,
-) -> dict[str, float]:
+) -> Fitted:
     """Train ``model`` on ``task`` in ``folder``, from its newest checkpoint if it has one.
 
-    Writes ``metrics.jsonl`` and ``checkpoints/``; returns the last epoch's metrics.
+    Every rank calls it. Rank 0 writes ``metrics.jsonl`` and ``checkpoints/`` and reports.
 
     Raises:
         Stopped: on SIGINT or SIGTERM, after the update and a checkpoint.
-        UserError: the loss is not finite, or the folder cannot be written.
+        UserError: the loss is not finite, a batch does not fit, or the folder cannot be written.
     """
     with signals_caught() as caught:
-        return _fit(model, task, settings, folder, report, probe, caught)
+        return _fit(model, task, settings, folder, ranks, report if ranks.first else _say_nothing, probe, caught)
 
 
 def _fit(
@@ -85,40 +91,37 @@ def _fit(
     task: Task,
     settings: TrainingSettings,
     folder: Path,
+    ranks: Ranks,
     report: Report,
     probe: Probe | None,
     caught: list[int],
-) -> dict[str, float]:
-    device = pick_device(settings.device)
-    model.to(device)
-    optimizer = build_optimizer(model, settings)
-    schedule = build_schedule(optimizer, settings, task.steps_per_epoch)
-    metrics, position, checkpoints = folder / "metrics.jsonl", Position(), folder / "checkpoints"
-    newest = load_newest(checkpoints, device)
-    if newest:
-        weights, state, passed_over = newest
-        for reason in passed_over:
-            report({"kind": "note", "text": reason})
-        load_strictly(model, weights)
-        optimizer.load_state_dict(state["optimizer"])
-        position = Position(**state["position"])
+) -> Fitted:
+    share = Share(ranks.rank, ranks.world_size, settings.accumulation_steps)
+    share.micro_batch_size(task.batch_size)
+    trained, wrapped = _prepare(model, settings, ranks)
+    schedule = build_schedule(trained.optimizer, settings, task.steps_per_epoch)
+    updater = Updater(wrapped, task, trained.optimizer, schedule, settings, ranks, trained.averages)
+    evaluated_model = trained.averages.module if trained.averages else wrapped
+    position, checkpoints = Position(), folder / "checkpoints"
+    report({"kind": "note", "text": _batch_line(settings, ranks, task)})
+    found, passed_over = newest(checkpoints)
+    for reason in passed_over:
+        report({"kind": "note", "text": reason})
+    if found:
+        trained.restore(found)
+        updater.scaler.load_state_dict(found.state["scaler"])
+        position = Position(**found.state["position"])
         report({"kind": "note", "text": f"resumed after update {position.step}"})
-    metrics.touch()
-    with metrics.open("r+") as file:
-        file.truncate(position.metrics_bytes)  # what a killed run wrote after its last checkpoint
+    metrics = _Metrics(folder / "metrics.jsonl", position.metrics_bytes, ranks.first)
 
-    def checkpoint() -> None:
-        position.metrics_bytes = metrics.stat().st_size
-        state = {"optimizer": optimizer.state_dict(), "position": vars(position)}
-        save_checkpoint(checkpoints, position.step, model.state_dict(), state, settings.keep_checkpoints)
-
-    def record(line: dict[str, Any]) -> None:
-        with metrics.open("a") as file:
-            file.write(json.dumps(line) + "\n")
+    def save() -> None:
+        position.metrics_bytes = ranks.from_first(metrics.size)
+        state = {"position": vars(position), "scaler": updater.scaler.state_dict()}
+        trained.save(checkpoints, position.step, state, settings.keep_checkpoints, position.best_step)
 
     def look_inside(epoch: int) -> None:
-        if probe and settings.probe_epochs and epoch % settings.probe_epochs == 0:
-            record({"epoch": epoch, "step": position.step, **probe(model)})
+        if probe and ranks.first and settings.probe_epochs and epoch % settings.probe_epochs == 0:
+            metrics.add({"epoch": epoch, "step": position.step, **probe(bare(evaluated_model))})
 
     if position.step == 0:
         look_inside(0)
@@ -126,66 +129,113 @@ def _fit(
     for epoch in range(first_epoch, settings.epochs):
         model.train()
         shown = 0.0
-        for batch in task.batches(epoch, done, device):
+        micro_batches = iter(task.batches(epoch, done, share, ranks.device))
+        updates = zip(*[micro_batches] * settings.accumulation_steps)  # so many at a time
+        while True:
             started = time.perf_counter()
-            loss = _update(model, task, batch, optimizer, schedule, settings, position)
+            if (batches := next(updates, None)) is None:
+                break
+            update = updater(position.step, batches, caught)
+            position.step += 1
+            for name, mean in update.means.items():
+                position.sums[name] = position.sums.get(name, 0.0) + mean
             position.seconds += time.perf_counter() - started
-            if caught and position.step % task.steps_per_epoch:  # else the epoch is closed first
-                checkpoint()
-                raise Stopped(caught[0], position.step)
+            if position.step % settings.log_interval == 0:
+                lr = max(group["lr"] for group in trained.optimizer.param_groups)
+                line = {"kind": "step", "step": position.step, "epoch": epoch + 1, "lr": lr}
+                metrics.add({**line, **update.means, "grad_norm": update.grad_norm})
+            for text in task.notices():
+                report({"kind": "note", "text": text})
+            inside = position.step % task.steps_per_epoch != 0  # else the epoch is closed first
+            if inside and update.signals:
+                save()
+                raise Stopped(ranks.from_first(caught[0] if caught else signal.SIGTERM), position.step)
+            if inside and settings.checkpoint_interval and position.step % settings.checkpoint_interval == 0:
+                save()
             if time.monotonic() - shown > 0.2:
                 shown = time.monotonic()
-                report(_progress(epoch, loss, position, task, settings))
+                report(_progress(epoch, update.means["loss"], position, task, settings, trained))
         done = 0
         means = {f"train_{name}": total / task.steps_per_epoch for name, total in position.sums.items()}
-        model.eval()
-        evaluated = {f"val_{name}": value for name, value in task.evaluate(model, device).items()}
-        line = {
-            "kind": "epoch",
-            "epoch": epoch + 1,
-            "step": position.step,
-            "lr": optimizer.param_groups[0]["lr"],
-            **means,
-            **evaluated,
-            "samples_per_second": position.step * task.batch_size / position.seconds,
-        }
-        record(line)
+        evaluated_model.eval()
+        with autocast(settings, ranks.device):
+            scores = task.evaluate(evaluated_model, share, ranks.device)
+        evaluated = {f"val_{name}": value for name, value in scores.items()}
+        if scores[task.monitor] > position.best:
+            position.best, position.best_step = scores[task.monitor], position.step
+        progress = _progress(epoch, means["train_loss"], position, task, settings, trained)
+        kept = {name: progress[name] for name in ("lr", "samples_per_second", "memory_gib")}
+        line = {"kind": "epoch", "epoch": epoch + 1, "step": position.step, **kept, **means, **evaluated}
+        metrics.add(line)
         look_inside(epoch + 1)
         position.sums = {}
-        checkpoint()
-        progress = _progress(epoch, line["train_loss"], position, task, settings)
+        save()
         report({**progress, **evaluated, "top1": evaluated.get("val_top1", math.nan)})
         report({**progress, **line})
-        if caught:
-            raise Stopped(caught[0], position.step)
-    recorded = [json.loads(text) for text in metrics.read_text().splitlines()]
-    epochs = [entry for entry in recorded if entry["kind"] == "epoch"]
-    return {name: value for name, value in epochs[-1].items() if name.startswith(("train_", "val_"))} if epochs else {}
+        if any(ranks.mean([torch.tensor(float(bool(caught)))])):
+            raise Stopped(ranks.from_first(caught[0] if caught else signal.SIGTERM), position.step)
+    return Fitted(metrics.last_epoch(), whole_weights(evaluated_model), position.best_step)
 
 
-def _update(model, task, batch, optimizer, schedule, settings: TrainingSettings, position: Position) -> float:
-    """One update; returns its loss."""
-    schedule.step_update(position.step)
-    seed_step(settings.seed, position.step)
-    loss, others = task.loss(model, batch)
-    value = loss.item()
-    if not math.isfinite(value):
-        raise UserError(
-            f"loss: got {value} at update {position.step + 1}, expected a finite number; the last checkpoint "
-            "is kept: lower lr, lengthen warmup_epochs or set clip_grad"
-        )
-    loss.backward()
-    if settings.clip_grad is not None:
-        nn.utils.clip_grad_norm_(model.parameters(), settings.clip_grad)
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
-    position.step += 1
-    for name, mean in {"loss": loss, **others}.items():
-        position.sums[name] = position.sums.get(name, 0.0) + mean.item()
-    return value
+def _prepare(model: nn.Module, settings: TrainingSettings, ranks: Ranks) -> tuple[Trained, nn.Module]:
+    """The model on its device with what the settings put around it, and its optimizer."""
+    model.to(ranks.device)
+    averages = ModelEmaV3(model, decay=settings.ema_decay) if settings.ema_decay is not None else None
+    blocks = blocks_of(model)
+    for block in blocks[: round(settings.grad_checkpointing * len(blocks))]:
+        block.forward = partial(recomputed, block.forward, use_reentrant=False)
+    if settings.compile:
+        for block in blocks:
+            block.compile()
+    wrapped = spread(model, settings.parallel, ranks)
+    sharded = ranks.world_size > 1 and settings.parallel == "fsdp"
+    if averages and sharded:
+        spread(averages.module, settings.parallel, ranks)
+    # after the weights are shared out: the optimizer holds the parameters themselves
+    return Trained(model, build_optimizer(model, settings), averages, ranks, sharded), wrapped
 
 
-def _progress(epoch: int, loss: float, position: Position, task: Task, settings: TrainingSettings) -> dict[str, Any]:
+class _Metrics:
+    """``metrics.jsonl``: a line an event, cut back on resuming to what the checkpoint knows of."""
+
+    def __init__(self, path: Path, known_bytes: int, writes: bool):
+        self.path, self.writes = path, writes
+        if writes:
+            path.touch()
+            with path.open("r+") as file:
+                file.truncate(known_bytes)
+
+    @property
+    def size(self) -> int:
+        return self.path.stat().st_size if self.writes else 0
+
+    def add(self, line: dict[str, Any]) -> None:
+        if self.writes:
+            with self.path.open("a") as file:
+                file.write(json.dumps(line) + "\n")
+
+    def last_epoch(self) -> dict[str, float]:
+        if not self.writes:
+            return {}
+        lines = [json.loads(text) for text in self.path.read_text().splitlines()]
+        last: dict[str, Any] = next((line for line in reversed(lines) if line["kind"] == "epoch"), {})
+        return {name: value for name, value in last.items() if name.startswith(("train_", "val_"))}
+
+
+def _batch_line(settings: TrainingSettings, ranks: Ranks, task: Task) -> str:
+    size = Share(0, ranks.world_size, settings.accumulation_steps).micro_batch_size(task.batch_size)
+    text = (
+        f"effective batch {task.batch_size} = {ranks.world_size} rank{'s' * (ranks.world_size > 1)} × "
+        f"{settings.accumulation_steps} accumulated × {size}, lr {scaled_lr(settings):.3g}"
+    )
+    if settings.lr_base_size is not None:
+        text += f" ({settings.lr:.3g} at {settings.lr_base_size}, {settings.lr_base_scale})"
+    return text
+
+
+def _progress(
+    epoch: int, loss: float, position: Position, task: Task, settings: TrainingSettings, trained: Trained
+) -> dict[str, Any]:
     steps = settings.epochs * task.steps_per_epoch
     in_epoch = position.step - epoch * task.steps_per_epoch
     return {
@@ -196,20 +246,23 @@ def _progress(epoch: int, loss: float, position: Position, task: Task, settings:
         "steps": steps,
         "loss": loss,
         **{name: total / max(in_epoch, 1) for name, total in position.sums.items() if name != "loss"},
+        "lr": max(group["lr"] for group in trained.optimizer.param_groups),
         "samples_per_second": position.step * task.batch_size / position.seconds,
         "seconds_left": (steps - position.step) * position.seconds / position.step,
+        "memory_gib": _memory(trained.ranks.device),
     }
 
 
-def load_strictly(model: nn.Module, weights: dict[str, torch.Tensor]) -> None:
-    """Raises UserError with the first tensors that differ, where ``load_state_dict`` prints them all."""
-    expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    got = {name: tuple(tensor.shape) for name, tensor in weights.items()}
-    differing = [name for name in {**expected, **got} if expected.get(name) != got.get(name)]
-    if differing:
-        first = "; ".join(f"{n} {got.get(n, 'missing')}, expected {expected.get(n, 'none')}" for n in differing[:3])
-        raise UserError(f"checkpoint: {len(differing)} tensors do not fit the model: got {first}")
-    model.load_state_dict(weights)
+def _memory(device: torch.device) -> float:
+    """The most that this process has held so far: of the accelerator's memory, or of the machine's."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**30
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30
+
+
+def _say_nothing(event: dict[str, Any]) -> None:
+    """The report of ranks that are not the first."""
 
 
 @contextmanager

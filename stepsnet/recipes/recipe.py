@@ -15,6 +15,7 @@ from typing import Any
 
 from ..engine.settings import TrainingSettings
 from ..errors import UserError, nearest
+from ..tasks.settings import Augment
 
 __all__ = ["ModelSpec", "Recipe", "override", "read_recipe", "to_yaml"]
 
@@ -32,15 +33,27 @@ class Recipe(TrainingSettings):
     name: str
     model: ModelSpec
     baseline: ModelSpec | None = None  # of like compute, for ``stepsnet compare``
-    data: str
+    data: str  # digits, a folder, or KIND:PLACE
+    train_samples: int | None = None  # of the training split; None is all
+    img_size: int | None = None  # None is the model's own
+    crop_pct: float | None = None  # share of the resized picture that evaluation sees; None is the model's own
+    augment: Augment | None = None
     label_smoothing: float = 0.0
+    max_undecodable: int = 100  # samples that may be passed over before the run stops
+    expected: dict[str, float] = field(default_factory=dict)  # what the paper prints
 
     def __post_init__(self) -> None:
         least: dict[str, float] = {"epochs": 1, "batch_size": 1, "keep_checkpoints": 1, "probe_epochs": 0, "seed": 0}
         least |= {"lr": 0.0, "min_lr": 0.0, "warmup_lr": 0.0, "warmup_epochs": 0.0, "weight_decay": 0.0}
+        least |= {"accumulation_steps": 1, "workers": 0, "log_interval": 1, "checkpoint_interval": 0}
+        least |= {"grad_checkpointing": 0.0, "max_undecodable": 0}
         for name, smallest in least.items():
             if not getattr(self, name) >= smallest:
                 raise UserError(f"{name}: got {getattr(self, name)}, expected at least {smallest}")
+        for name in ("ema_decay", "layer_decay", "grad_checkpointing", "crop_pct"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value <= 1:
+                raise UserError(f"{name}: got {value}, expected 0 to 1")
 
 
 def override(recipe: Recipe, assignments: Sequence[str]) -> Recipe:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from ..tasks.settings import Augment
 from .recipe import ModelSpec, Recipe
 
 # 16 tokens, averaged for the head: a class token is learnt late on so little data
@@ -63,4 +64,54 @@ def digits_deep() -> Recipe:
     )
 
 
-RECIPES = {"digits/tiny": digits_tiny, "digits/deep": digits_deep}
+# 16 tokens of 8×8 pixels
+_CIFAR10 = {"img_size": 32, "patch_size": 8, "num_classes": 10, "class_token": False, "global_pool": "avg"}
+
+
+def cifar10_shallow() -> Recipe:
+    """24 narrow blocks on CIFAR-10, against 24 blocks of one width at the same compute.
+
+    `stepsnet compare cifar10/shallow --data cifar10:PATH`, or `folder:PATH` for pictures in folders.
+    """
+    return Recipe(
+        name="cifar10/shallow",
+        data="cifar10:data/cifar10",
+        model=ModelSpec(
+            "steps_deit_tiny_patch16_224",
+            {**_CIFAR10, "widths": (24, 34, 48), "depths": (13, 7, 4), "num_heads": (2, 2, 3)},
+        ),
+        baseline=ModelSpec(
+            "steps_deit_tiny_patch16_224", {**_CIFAR10, "widths": (32,), "depths": (24,), "num_heads": (2,)}
+        ),
+        crop_pct=1.0,
+        augment=Augment(scale=(0.6, 1.0), color_jitter=0.0, auto_augment=None, re_prob=0.0, mixup=0.0, cutmix=0.0),
+        train_samples=10_000,
+        epochs=12,
+        batch_size=64,
+        lr=2e-3,
+        warmup_epochs=1,
+        probe_epochs=4,
+    )
+
+
+def cifar10_deep() -> Recipe:
+    """96 narrow blocks on CIFAR-10, against 96 blocks of one width at the same compute.
+
+    `stepsnet compare cifar10/deep --data cifar10:PATH`: `cifar10/shallow` with the depths of `digits/deep`.
+    """
+    base, deep = cifar10_shallow(), digits_deep()
+    assert base.baseline is not None
+    return dataclasses.replace(
+        base,
+        name="cifar10/deep",
+        model=ModelSpec(base.model.name, {**base.model.args, "depths": deep.model.args["depths"]}),
+        baseline=ModelSpec(base.baseline.name, {**base.baseline.args, "depths": (96,)}),
+    )
+
+
+RECIPES = {
+    "digits/tiny": digits_tiny,
+    "digits/deep": digits_deep,
+    "cifar10/shallow": cifar10_shallow,
+    "cifar10/deep": cifar10_deep,
+}

@@ -1,106 +1,166 @@
-"""Image classification: data sets, cross-entropy, and top-1 and top-5 accuracy."""
+"""Image classification: augmented batches, cross-entropy, and top-1 and top-5 accuracy."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import signal
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
-from PIL import Image
+from timm.data import Mixup
+from timm.loss import SoftTargetCrossEntropy
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+from torchmetrics import MeanMetric
+from torchmetrics.classification import MulticlassAccuracy
 
 from ..engine.randomness import data_order
-from ..errors import UserError, nearest
+from ..engine.task import Share
+from ..errors import UserError
+from .image_data import ImageData, Place
+from .settings import Augment
 
-__all__ = ["Classification", "ImageArrays", "load_images"]
+__all__ = ["Classification"]
 
-
-@dataclass(frozen=True)
-class ImageArrays:
-    """A small data set held in memory: both splits, and how a picture becomes an input."""
-
-    classes: tuple[str, ...]
-    train_images: Tensor  # (N, C, H, W), normalised
-    train_labels: Tensor  # (N,)
-    val_images: Tensor
-    val_labels: Tensor
-    read: Callable[[Image.Image], Tensor]  # a picture of any size -> (C, H, W), normalised
-
-
-def load_digits() -> ImageArrays:
-    """The 1,797 handwritten digits that scikit-learn ships: 8×8 grey values from 0 to 16, light on dark.
-
-    A fixed fifth, stratified by class, is the validation split.
-    """
-    from sklearn.datasets import load_digits as load
-    from sklearn.model_selection import train_test_split
-
-    digits = load()
-    images, labels = (digits.images / 16.0).astype(np.float32), digits.target.astype(np.int64)
-    split = train_test_split(images, labels, test_size=0.2, random_state=0, stratify=labels)
-    train_images, val_images, train_labels, val_labels = split
-    mean, std = float(train_images.mean()), float(train_images.std())
-
-    def normalise(values: np.ndarray) -> Tensor:
-        return torch.from_numpy((values - mean) / std).float().unsqueeze(-3)  # (…, 1, 8, 8)
-
-    def read(picture: Image.Image) -> Tensor:
-        grey = picture.convert("L").resize((8, 8), Image.Resampling.BOX)
-        return normalise(np.asarray(grey, dtype=np.float32) / 255.0)
-
-    return ImageArrays(
-        classes=tuple(str(digit) for digit in range(10)),
-        train_images=normalise(train_images),
-        train_labels=torch.from_numpy(train_labels),
-        val_images=normalise(val_images),
-        val_labels=torch.from_numpy(val_labels),
-        read=read,
-    )
-
-
-DATA: dict[str, Callable[[], ImageArrays]] = {"digits": load_digits}
-
-
-def load_images(name: str) -> ImageArrays:
-    """Raises UserError for a data set that is not known."""
-    if name not in DATA:
-        raise UserError(f"data: got {name!r}, expected one of {', '.join(DATA)}{nearest(name, DATA)}")
-    return DATA[name]()
+_EVALUATED_AT_ONCE = 256
 
 
 class Classification:
-    """The task: each epoch visits the training images once, in an order of (seed, epoch)."""
+    """The task: each epoch visits the training images in an order of (seed, epoch)."""
 
-    def __init__(self, data: ImageArrays, batch_size: int, label_smoothing: float, seed: int):
-        if not 1 <= batch_size <= len(data.train_images):
-            expected = f"1 to the {len(data.train_images)} training images"
-            raise UserError(f"batch_size: got {batch_size}, expected {expected}")
-        self.data, self.batch_size, self.seed = data, batch_size, seed
-        self.criterion = nn.CrossEntropyLoss(label_smoothing=label_smoothing)
-        self.steps_per_epoch = len(data.train_images) // batch_size  # the last, smaller batch is dropped
+    monitor = "top1"
 
-    def batches(self, epoch: int, start: int, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
-        order = torch.from_numpy(data_order(self.seed, epoch, len(self.data.train_images)))
-        for number in range(start, self.steps_per_epoch):
-            chosen = order[number * self.batch_size : (number + 1) * self.batch_size]
-            yield self.data.train_images[chosen].to(device), self.data.train_labels[chosen].to(device)
+    def __init__(
+        self,
+        data: ImageData,
+        batch_size: int,
+        *,
+        seed: int = 0,
+        label_smoothing: float = 0.0,
+        augment: Augment | None = None,
+        workers: int = 0,
+        max_undecodable: int = 100,
+    ):
+        """
+        Args:
+            batch_size: samples an update, over all ranks and accumulated parts.
+            workers: processes a rank that decode and augment; the batches are the same with any number.
+            max_undecodable: so many files may be passed over before the run stops.
+
+        Raises:
+            UserError: there are fewer training images than ``batch_size``.
+        """
+        if not 1 <= batch_size <= len(data.train):
+            raise UserError(f"batch_size: got {batch_size}, expected 1 to the {len(data.train)} training images")
+        self.data, self.batch_size, self.seed, self.workers = data, batch_size, seed, workers
+        self.copies = augment.aug_repeats if augment else 1
+        self.steps_per_epoch = len(data.train) // batch_size  # the last, smaller batch is dropped
+        self.max_undecodable = max_undecodable
+        self.undecodable: dict[str, None] = {}
+        self.told = 0
+        self.mixup: Mixup | None = None
+        self.criterion: nn.Module = nn.CrossEntropyLoss(label_smoothing=label_smoothing)
+        if augment and (augment.mixup > 0 or augment.cutmix > 0):
+            self.mixup = Mixup(
+                mixup_alpha=augment.mixup,
+                cutmix_alpha=augment.cutmix,
+                prob=augment.mixup_prob,
+                switch_prob=augment.mixup_switch_prob,
+                label_smoothing=label_smoothing,
+                num_classes=len(data.classes),
+            )
+            self.criterion = SoftTargetCrossEntropy()
+
+    def order(self, epoch: int) -> list[Place]:
+        """The samples of an epoch: with repeated augmentation fewer of them, each in several copies in a row.
+
+        Ranks take neighbouring parts of it, so that copies of a sample meet in one update (Hoffer et al., 2020).
+        """
+        order = data_order(self.seed, epoch, len(self.data.train))
+        places = ((epoch, int(index), copy) for index in order for copy in range(self.copies))
+        return [place for place, _ in zip(places, range(len(order)))]
+
+    def batches(self, epoch: int, start: int, share: Share, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+        if self.mixup and share.micro_batch_size(self.batch_size) % 2:
+            size = share.micro_batch_size(self.batch_size)
+            raise UserError(f"batch_size: got {size} images a forward pass, expected an even number for Mixup")
+        order = self.order(epoch)
+        chosen = [
+            [order[position] for position in positions]
+            for update in range(start, self.steps_per_epoch)
+            for positions in share.micro_batches(update, self.batch_size)
+        ]
+        for images, labels, failed in self._loader(self.data.train, chosen, device):
+            self._count_undecodable(failed)
+            yield images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         images, labels = batch
+        targets = labels
+        if self.mixup:
+            images, targets = self.mixup(images.clone(), labels)
         logits = model(images)  # (B, classes)
+        # under Mixup, the share of images that are taken for the first of the two that they are made of
         top1 = (logits.argmax(-1) == labels).float().mean() * 100
-        return self.criterion(logits, labels), {"top1": top1}
+        return self.criterion(logits.float(), targets), {"top1": top1}
 
     @torch.no_grad()
-    def evaluate(self, model: nn.Module, device: torch.device) -> dict[str, float]:
-        loss, top1, top5 = 0.0, 0, 0
-        for images, labels in zip(self.data.val_images.split(256), self.data.val_labels.split(256)):
-            images, labels = images.to(device), labels.to(device)
-            logits = model(images)
-            loss += nn.functional.cross_entropy(logits, labels, reduction="sum").item()
-            ranked = logits.topk(min(5, logits.shape[-1]), dim=-1).indices == labels[:, None]  # (B, 5)
-            top1 += int(ranked[:, 0].sum())
-            top5 += int(ranked.any(-1).sum())
-        count = len(self.data.val_labels)
-        return {"loss": loss / count, "top1": 100 * top1 / count, "top5": 100 * top5 / count}
+    def evaluate(self, model: nn.Module, share: Share, device: torch.device) -> dict[str, float]:
+        count, classes = len(self.data.val), len(self.data.classes)
+        metrics = {
+            "loss": MeanMetric(),
+            "top1": MulticlassAccuracy(classes, average="micro"),
+            "top5": MulticlassAccuracy(classes, average="micro", top_k=min(5, classes)),
+        }
+        for metric in metrics.values():
+            metric.to(device)
+        # Every rank makes equally many forward passes, as FSDP asks: the last ones repeat sample 0, uncounted.
+        at_once = min(_EVALUATED_AT_ONCE, -(-count // share.world_size))
+        rounds = -(-count // (at_once * share.world_size))
+        first = [(turn * share.world_size + share.rank) * at_once for turn in range(rounds)]
+        positions = [range(start, min(start + at_once, count)) or range(1) for start in first]
+        batches = [[(0, position, 0) for position in batch] for batch in positions]
+        for start, (images, labels, failed) in zip(first, self._loader(self.data.val, batches, device)):
+            self._count_undecodable(failed)
+            images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
+            logits = model(images).float()
+            if start < count:
+                metrics["loss"].update(nn.functional.cross_entropy(logits, labels), weight=len(labels))
+                metrics["top1"].update(logits, labels)
+                metrics["top5"].update(logits, labels)
+        loss, top1, top5 = (metrics[name].compute().item() for name in ("loss", "top1", "top5"))
+        return {"loss": loss, "top1": round(100 * top1, 4), "top5": round(100 * top5, 4)}
+
+    def notices(self) -> list[str]:
+        new = list(self.undecodable)[self.told :]
+        self.told = len(self.undecodable)
+        return [f"passed over a sample that cannot be decoded, {name}" for name in new]
+
+    def _count_undecodable(self, failed: Sequence[str]) -> None:
+        self.undecodable |= dict.fromkeys(name for name in failed if name)
+        if len(self.undecodable) > self.max_undecodable:
+            raise UserError(
+                f"data: {len(self.undecodable)} samples cannot be decoded, expected at most max_undecodable="
+                f"{self.max_undecodable}; the latest is {list(self.undecodable)[-1]}"
+            )
+
+    def _loader(self, samples: Dataset, batches: list[list[Place]], device: torch.device) -> DataLoader:
+        return DataLoader(
+            samples,
+            batch_sampler=batches,
+            num_workers=min(self.workers, len(batches)),
+            collate_fn=_collate,
+            pin_memory=device.type == "cuda",
+            worker_init_fn=_leave_signals_to_the_run,
+            generator=torch.Generator().manual_seed(0),  # else it would draw from the run's
+        )
+
+
+def _collate(samples: Sequence[tuple[Tensor, int, str]]) -> tuple[Tensor, Tensor, list[str]]:
+    images, labels, failed = zip(*samples)
+    return torch.stack(images), torch.from_numpy(np.asarray(labels, dtype=np.int64)), list(failed)
+
+
+def _leave_signals_to_the_run(worker: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends Ctrl-C to the workers too
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)

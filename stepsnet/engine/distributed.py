@@ -1,0 +1,117 @@
+"""Many processes, started by ``torchrun``: who is who, what they agree on, and the model spread over them."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from ..errors import UserError
+from ..stream import blocks_of
+
+__all__ = ["Ranks", "join_ranks", "pick_device", "spread"]
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process among those of the run; ``device`` is the one that it works on."""
+
+    rank: int
+    world_size: int
+    device: torch.device
+
+    @property
+    def first(self) -> bool:
+        """The rank that writes and speaks."""
+        return self.rank == 0
+
+    def mean(self, values: Sequence[Tensor]) -> list[float]:
+        """The means over all ranks of scalars, with one synchronisation of the device."""
+        gathered = torch.stack([value.detach().float().to(self.device) for value in values])
+        if self.world_size > 1:
+            dist.all_reduce(gathered)
+            gathered /= self.world_size
+        return gathered.tolist()
+
+    def from_first(self, value: Any) -> Any:
+        """Rank 0's value, on every rank."""
+        values = [value]
+        if self.world_size > 1:
+            dist.broadcast_object_list(values, device=self.device)
+        return values[0]
+
+    def barrier(self) -> None:
+        if self.world_size > 1:
+            dist.barrier()
+
+    def agree(self, values: dict[str, Any]) -> None:
+        """Raises UserError on every rank where one was started with other values than rank 0."""
+        if self.world_size == 1:
+            return
+        everyone: list[Any] = [None] * self.world_size
+        dist.all_gather_object(everyone, json.dumps(values, default=str))
+        for rank, theirs in enumerate(map(json.loads, everyone)):
+            for key, value in json.loads(everyone[0]).items():
+                if theirs.get(key) != value:
+                    raise UserError(f"{key}: got {theirs.get(key)!r} on rank {rank}, expected rank 0's {value!r}")
+
+
+@contextmanager
+def join_ranks(device: str) -> Iterator[Ranks]:
+    """Meet the other processes of ``torchrun``; alone where there is none.
+
+    Raises:
+        UserError: the device is not there.
+    """
+    if "RANK" not in os.environ or os.environ.get("WORLD_SIZE", "1") == "1":
+        yield Ranks(0, 1, pick_device(device))
+        return
+    picked = pick_device(device)
+    if picked.type != "cpu":
+        picked = torch.device(picked.type, int(os.environ.get("LOCAL_RANK", "0")))
+        torch.accelerator.set_device_index(picked.index)
+    dist.init_process_group("gloo" if picked.type == "cpu" else "cpu:gloo,cuda:nccl")
+    try:
+        yield Ranks(dist.get_rank(), dist.get_world_size(), picked)
+    finally:
+        dist.destroy_process_group()
+
+
+def pick_device(name: str) -> torch.device:
+    """Raises UserError for a device that is not there."""
+    if name == "auto":
+        accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+        return accelerator or torch.device("cpu")
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:
+        raise UserError(f"device: got {name!r}, expected one that is there: {str(error).splitlines()[0]}") from None
+    return torch.device(name)
+
+
+def spread(model: nn.Module, parallel: Literal["ddp", "fsdp"], ranks: Ranks) -> nn.Module:
+    """The model over all ranks: copied (DDP), or with its weights shared out block by block (FSDP2)."""
+    if ranks.world_size == 1:
+        return model
+    if parallel == "ddp":
+        return DistributedDataParallel(model, gradient_as_bucket_view=True)
+    mesh = dist.init_device_mesh(ranks.device.type, (ranks.world_size,))
+    for block in blocks_of(model):
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model
+
+
+def full(tensor: Tensor) -> Tensor:
+    """A tensor that may be shared out, whole."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

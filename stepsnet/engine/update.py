@@ -1,0 +1,164 @@
+"""One update of the weights: forward and backward passes, the average over ranks, checks, clipping, the step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from timm.utils import ModelEmaV3
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from ..errors import UserError
+from .distributed import Ranks, full
+from .randomness import seed_step
+from .settings import TrainingSettings
+from .task import Task
+
+__all__ = ["Update", "Updater", "autocast", "bare"]
+
+
+@dataclass(frozen=True)
+class Update:
+    """What an update was like: means over the whole batch, on every rank the same."""
+
+    means: dict[str, float]  # "loss" and the task's others
+    grad_norm: float  # before clipping
+    signals: int  # sum over ranks of the signals' numbers: 0 where none has caught one
+
+
+def autocast(settings: TrainingSettings, device: torch.device):
+    """The forward pass in ``amp_dtype``, weights and updates in float32."""
+    if settings.amp_dtype == "float32":
+        return nullcontext()
+    return torch.autocast(device.type, dtype=getattr(torch, settings.amp_dtype))
+
+
+class Updater:
+    """Makes updates; everything that it needs besides the weights and the batch is a function of the step."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        task: Task,
+        optimizer: Optimizer,
+        schedule: Any,
+        settings: TrainingSettings,
+        ranks: Ranks,
+        averages: ModelEmaV3 | None,
+    ):
+        self.model, self.task, self.optimizer, self.schedule = model, task, optimizer, schedule
+        self.settings, self.ranks, self.averages = settings, ranks, averages
+        self.scaler = torch.amp.GradScaler(ranks.device.type, enabled=settings.amp_dtype == "float16")
+
+    def __call__(self, step: int, batches: Sequence[Any], caught: Sequence[int] = ()) -> Update:
+        """Update number ``step``, counted from 0, on this rank's micro-batches; ``caught`` are its signals.
+
+        Raises:
+            UserError: the loss or a gradient is not finite, or the batch does not fit into memory; the
+                weights are as they were.
+        """
+        self.schedule.step_update(step)
+        try:
+            means, norm = self._gradients(step, batches)
+        except RuntimeError as error:  # the CPU's allocator has no class of its own
+            if isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error):
+                raise UserError(self._too_large(error)) from None
+            raise
+        shared = {**means, "grad_norm": full(norm), "signal": torch.tensor(float(sum(caught[:1])))}
+        values = dict(zip(shared, self.ranks.mean(list(shared.values()))))  # not finite where any rank's is not
+        grad_norm, signals = values.pop("grad_norm"), values.pop("signal")
+        if not math.isfinite(values["loss"]) or not (math.isfinite(grad_norm) or self._may_scale_down()):
+            raise UserError(self._not_finite(step, batches, values["loss"], grad_norm))
+        if self.settings.clip_grad is not None:
+            nn.utils.clip_grads_with_norm_(self.model.parameters(), self.settings.clip_grad, norm)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad(set_to_none=True)
+        if self.averages:
+            self.averages.update(bare(self.model))
+        return Update(values, grad_norm, round(signals * self.ranks.world_size))
+
+    def _may_scale_down(self) -> bool:
+        """Under float16 a gradient that overflows is passed over, and the next one scaled less."""
+        return self.scaler.is_enabled() and self.scaler.get_scale() > 1
+
+    def _gradients(self, step: int, batches: Sequence[Any]) -> tuple[dict[str, Tensor], Tensor]:
+        """This rank's means over its micro-batches, and the norm of the gradient of all ranks."""
+        sums: dict[str, Tensor] = {}
+        for part, batch in enumerate(batches):
+            last = part == len(batches) - 1
+            seed_step(self.settings.seed, step, self.ranks.rank, part)
+            with self._gradients_kept_here(not last):
+                with autocast(self.settings, self.ranks.device):
+                    loss, others = self.task.loss(self.model, batch)
+                self.scaler.scale(loss / len(batches)).backward()
+            for name, mean in {"loss": loss, **others}.items():
+                sums[name] = sums.get(name, 0) + mean.detach() / len(batches)
+        self.scaler.unscale_(self.optimizer)
+        gradients = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
+        return sums, nn.utils.get_total_norm(gradients)  # sharded gradients: a DTensor
+
+    def _gradients_kept_here(self, keep: bool):
+        """Without the exchange between ranks, which only the last of the accumulated parts needs."""
+        if isinstance(self.model, DistributedDataParallel) and keep:
+            return self.model.no_sync()
+        return nullcontext()
+
+    def _not_finite(self, step: int, batches: Sequence[Any], loss: float, norm: float) -> str:
+        what, value = ("loss", loss) if not math.isfinite(loss) else ("gradient", norm)
+        return (
+            f"{what}: got {value} at update {step + 1}, expected a finite number; "
+            f"{self._first_not_finite(step, batches)}; the last checkpoint is kept: "
+            "lower lr, lengthen warmup_epochs or set clip_grad"
+        )
+
+    def _first_not_finite(self, step: int, batches: Sequence[Any]) -> str:
+        """Run the forward passes again and look at every module's output."""
+        found: list[str] = []
+
+        def look(name: str):
+            def hook(module: nn.Module, inputs: Any, output: Any) -> None:
+                tensors = output if isinstance(output, (tuple, list)) else [output]
+                if not found and any(isinstance(t, Tensor) and not torch.isfinite(t).all() for t in tensors):
+                    found.append(name)
+
+            return hook
+
+        model = bare(self.model)
+        hooks = [module.register_forward_hook(look(name or "the model")) for name, module in model.named_modules()]
+        try:
+            with torch.no_grad(), autocast(self.settings, self.ranks.device):
+                for part, batch in enumerate(batches):
+                    seed_step(self.settings.seed, step, self.ranks.rank, part)
+                    self.task.loss(self.model, batch)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        if found:
+            return f"the first module whose output is not finite is {found[0]}"
+        broken = [
+            n for n, p in model.named_parameters() if p.grad is not None and not torch.isfinite(full(p.grad)).all()
+        ]
+        if broken:  # the backward pass goes from the last parameter to the first
+            return f"every module's output is finite on rank {self.ranks.rank}, the gradient of {broken[-1]} is not"
+        return f"every module's output is finite on rank {self.ranks.rank}"
+
+    def _too_large(self, error: Exception) -> str:
+        micro = self.settings.batch_size // (self.ranks.world_size * self.settings.accumulation_steps)
+        return (
+            f"memory: a forward pass of {micro} samples does not fit ({str(error).splitlines()[0]}); raise "
+            f"accumulation_steps (now {self.settings.accumulation_steps}; the effective batch stays "
+            f"{self.settings.batch_size}) or grad_checkpointing (now {self.settings.grad_checkpointing}), "
+            "or lower batch_size"
+        )
+
+
+def bare(model: nn.Module) -> nn.Module:
+    """The model without DDP around it."""
+    return model.module if isinstance(model, DistributedDataParallel) else model

@@ -1,0 +1,26 @@
+"""What the tasks can be told; a recipe holds it, and nothing here imports torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+__all__ = ["Augment"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Augment:
+    """timm's augmentation, by timm's names. The defaults are the paper's: Swin's (facts.md)."""
+
+    scale: tuple[float, float] = (0.08, 1.0)
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    hflip: float = 0.5
+    color_jitter: float = 0.4
+    auto_augment: str | None = "rand-m9-mstd0.5-inc1"
+    re_prob: float = 0.25  # random erasing
+    re_mode: Literal["const", "rand", "pixel"] = "pixel"
+    mixup: float = 0.8
+    cutmix: float = 1.0
+    mixup_prob: float = 1.0
+    mixup_switch_prob: float = 0.5
+    aug_repeats: int = 1  # copies of a sample in an epoch, each augmented in its own way
