@@ -1,7 +1,8 @@
-"""Render the tables of README.md from results/ and from the commands that stand beside them.
+"""Render the tables of README.md and docs/*.md from results/ and from the commands that stand beside them.
 
 A block between ``<!-- begin: NAME … -->`` and ``<!-- end -->`` is replaced by what NAME gives:
-``stepsnet …`` by the command's output, ``results FOLDER`` by the table of the runs in results/FOLDER.
+``stepsnet …`` by the command's output, ``results FOLDER`` by the table of the runs in results/FOLDER,
+``memory FILE`` by that of benchmarks/memory.py in results/memory/FILE.
 
     python docs/render.py            # rewrite
     python docs/render.py --check    # exit 1 where a block is out of date
@@ -73,26 +74,58 @@ def steps(widths: list[int]) -> str:
     return ", ".join(f"{width}×{widths.count(width)}" for width in sorted(set(widths)))
 
 
+def memory_table(file: str) -> str:
+    """Predicted against measured bytes of benchmarks/memory.py, and where they were measured."""
+    result = json.loads((ROOT / "results" / "memory" / file).read_text(encoding="utf-8"))
+    lines = [
+        "| model | samples | `amp_dtype` | `grad_checkpointing` | predicted | measured | predicted / measured "
+        "| measured, one micro-batch |",
+        "|---|---:|---|---:|---:|---:|---:|---:|",
+    ]
+
+    def mib(size: int) -> str:
+        return f"{size / 2**20:.1f} MiB"
+
+    for row in result["rows"]:
+        predicted, measured = row["predicted"]["total"], row["measured"]
+        lines.append(
+            f"| {row['model']} | {row['micro_batch']} | {row['amp_dtype']} | {row['grad_checkpointing']:g} | "
+            f"{mib(predicted)} | {mib(measured['accumulated'])} | {predicted / measured['accumulated']:.4f} | "
+            f"{mib(measured['one_micro_batch'])} |"
+        )
+    hardware, versions = result["hardware"], result["versions"]
+    lines += [
+        "",
+        f"`{result['command']}` on {hardware['cpu']}, {hardware['threads']} thread; Python {versions['python']}, "
+        f"torch {versions['torch']}, timm {versions['timm']}; commit {result['commit']}.",
+    ]
+    return "\n".join(lines)
+
+
 def render(text: str) -> str:
+    kinds = {"results": results_table, "memory": memory_table}
+
     def replace(match: re.Match) -> str:
         kind, *arguments = shlex.split(match["name"])
-        content = command_output(arguments) if kind == "stepsnet" else results_table(*arguments)
+        content = command_output(arguments) if kind == "stepsnet" else kinds[kind](*arguments)
         return f"{match[1]}{content}\n{match[3]}"
 
     return BLOCK.sub(replace, text)
 
 
 def main() -> int:
-    readme = ROOT / "README.md"
-    text = readme.read_text(encoding="utf-8")
-    rendered = render(text)
-    if rendered == text:
-        return 0
-    if "--check" in sys.argv:
-        print("README.md: a rendered block is out of date; run `make readme`", file=sys.stderr)
-        return 1
-    readme.write_text(rendered, encoding="utf-8")
-    return 0
+    status = 0
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+        text = page.read_text(encoding="utf-8")
+        rendered = render(text)
+        if rendered == text:
+            continue
+        if "--check" in sys.argv:
+            print(f"{page.relative_to(ROOT)}: a rendered block is out of date; run `make readme`", file=sys.stderr)
+            status = 1
+        else:
+            page.write_text(rendered, encoding="utf-8")
+    return status
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ Nothing heavy is imported before a verb needs it, so that ``stepsnet --help`` an
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import glob
 import json
 import sys
@@ -73,8 +74,10 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--seeds", metavar="S,S,…", type=_numbers, help="a pair of runs for each seed")
     sub.add_argument("--jobs", type=int, default=2, help="runs at once, which share the cores (default: 2)")
 
-    sub = verb("eval", _eval, "score a run on its validation split")
-    sub.add_argument("run", metavar="RUN", type=Path)
+    sub = verb("eval", _eval, "score a run, or a checkpoint of any timm or StepsNet model, on a validation split")
+    sub.add_argument("run", metavar="RUN", type=Path, help="a run folder, or with --model a file of weights")
+    sub.add_argument("--data", help="other data than the run's, such as folder:PATH")
+    sub.add_argument("--model", metavar="NAME", help="the model that a file of weights is of")
     sub.add_argument("--json", action="store_true")
 
     sub = verb("predict", _predict, "print the likeliest classes of pictures")
@@ -90,14 +93,23 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--json", action="store_true")
 
     sub = verb("plan", _plan, "plan the widths and depths of a StepsNet")
-    sub.add_argument("--width", type=int, required=True, help="width of the residual network")
-    sub.add_argument("--depth", type=int, required=True, help="its number of blocks")
+    sub.add_argument("--width", type=int, help="width of the residual network")
+    sub.add_argument("--depth", type=int, help="its number of blocks")
     sub.add_argument("--steps", type=int, default=3, help="number of widths (default: 3)")
     sub.add_argument("--blocks", type=int, help="total number of blocks to reach at the same compute")
     sub.add_argument("--gmacs", type=float, help="compute of all blocks, in 10⁹ multiply-accumulates")
     sub.add_argument("--head-dim", type=int, default=64, help="attention head size to stay near to (default: 64)")
     sub.add_argument("--round-to", default="heads", help="'heads' as the paper, or a multiple such as 8 or 64")
     sub.add_argument("--tokens", type=int, default=197, help="sequence length (default: 197, DeiT at 224)")
+    sub.add_argument("--memory", action="store_true", help="predict what training takes on each device instead")
+    sub.add_argument("--model", metavar="NAME", help="with --memory: a timm or StepsNet model")
+    sub.add_argument("--batch-size", type=int, default=1024, help="samples an update, over all devices (default: 1024)")
+    sub.add_argument("--devices", type=int, default=1, help="devices that share the batch (default: 1)")
+    sub.add_argument("--accumulation-steps", type=int, default=1, help="parts that each goes through (default: 1)")
+    sub.add_argument("--shard", action="store_true", help="show FSDP, which divides the weights too, beside DDP")
+    sub.add_argument("--average", action="store_true", help="with an average of the weights (ema_decay)")
+    sub.add_argument("--grad-checkpointing", type=float, default=0.0, help="share of the blocks that is recomputed")
+    sub.add_argument("--amp-dtype", default="float32", help="float32, bfloat16 or float16 (default: float32)")
     sub.add_argument("--json", action="store_true")
 
     sub = verb("table", _table, "hold a table of the paper against our models")
@@ -108,6 +120,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_run_options(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("overrides", metavar="key=value", nargs="*", help="changes to the recipe, such as epochs=3")
+    sub.add_argument("--data", help="where the data are: a folder, or KIND:PLACE such as cifar10:PATH, hfds:NAME")
     sub.add_argument("--run", metavar="DIR", type=Path, help="the run folder (default: runs/ and the recipe's name)")
     sub.add_argument("--resume", action="store_true", help="continue the run in that folder from its newest checkpoint")
     sub.add_argument("--progress", choices=("auto", "bars", "lines", "events"), default="auto", help=argparse.SUPPRESS)
@@ -126,6 +139,8 @@ def _recipe_and_folder(options: argparse.Namespace):
 
     is_file = options.recipe.endswith((".yaml", ".yml"))
     recipe = read_recipe(Path(options.recipe)) if is_file else find_recipe(options.recipe)
+    if options.data:
+        recipe = dataclasses.replace(recipe, data=options.data)
     recipe = override(recipe, options.overrides)
     return recipe, options.run or Path("runs") / recipe.name.replace("/", "-")
 
@@ -162,9 +177,14 @@ def _compare(options: argparse.Namespace) -> None:
 
 
 def _eval(options: argparse.Namespace) -> None:
-    from .run import evaluate_run
+    from .run import evaluate_checkpoint, evaluate_run
 
-    metrics = evaluate_run(options.run)
+    if options.model and not options.data:
+        raise UserError("eval: --model needs --data, expected such as --data folder:PATH")
+    if options.model:
+        metrics = evaluate_checkpoint(options.run, options.model, options.data)
+    else:
+        metrics = evaluate_run(options.run, options.data)
     if options.json:
         print(json.dumps(metrics))
     else:
@@ -232,6 +252,10 @@ def _recipes(options: argparse.Namespace) -> None:
 
 
 def _plan(options: argparse.Namespace) -> None:
+    if options.memory and options.model:
+        return _plan_memory(options)
+    if options.memory or options.model or options.width is None or options.depth is None:
+        raise UserError("plan: expected --width and --depth, or --memory and --model")
     from .plan import plan_steps, render_plan
 
     round_to = options.round_to
@@ -252,6 +276,14 @@ def _plan(options: argparse.Namespace) -> None:
         print(json.dumps({name: p.as_dict(options.tokens) for name, p in (("plan", plan), ("one_step", base))}))
     else:
         print(render_plan(plan, base, options.tokens))
+
+
+def _plan_memory(options: argparse.Namespace) -> None:
+    from .analysis.memory import plan_memory, render_memory
+
+    names = ("batch_size", "devices", "accumulation_steps", "shard", "average", "grad_checkpointing", "amp_dtype")
+    plan = plan_memory(options.model, **{name: getattr(options, name) for name in names})
+    print(json.dumps(plan) if options.json else render_memory(plan))
 
 
 def _table(options: argparse.Namespace) -> None:
