@@ -82,8 +82,10 @@ def open_folder(folder: Path, recipe: Recipe, resume: bool) -> None:
     write_atomically(config, to_yaml(recipe))
 
 
-def train_run(recipe: Recipe, folder: Path, display: Display, resume: bool = False, label: str = "") -> dict[str, Any]:
-    """Train a recipe in a folder, to the end; returns what ``summary.json`` holds.
+def train_run(
+    recipe: Recipe, folder: Path, display: Display, resume: bool = False, label: str = ""
+) -> dict[str, Any] | None:
+    """Train a recipe in a folder, to the end; returns what ``summary.json`` holds, None on ranks but the first.
 
     The model starts from the recipe's seed. With ``resume``, a run that was stopped goes on, and one
     that has ended is left as it is. Under torchrun every rank calls it.
@@ -96,7 +98,9 @@ def train_run(recipe: Recipe, folder: Path, display: Display, resume: bool = Fal
         return _train(recipe, folder, ranks, display, resume, label)
 
 
-def _train(recipe: Recipe, folder: Path, ranks: Ranks, display: Display, resume: bool, label: str) -> dict[str, Any]:
+def _train(
+    recipe: Recipe, folder: Path, ranks: Ranks, display: Display, resume: bool, label: str
+) -> dict[str, Any] | None:
     torch.manual_seed(recipe.seed)
     model = build_model(recipe.model)
     images = load_images(recipe.data, input_spec(recipe, model), recipe.augment, recipe.seed, recipe.train_samples)
@@ -107,7 +111,7 @@ def _train(recipe: Recipe, folder: Path, ranks: Ranks, display: Display, resume:
     ranks.barrier()
     with alone_in(folder, ranks.first):
         if (folder / "summary.json").exists():
-            return json.loads((folder / "summary.json").read_text())
+            return json.loads((folder / "summary.json").read_text()) if ranks.first else None
         name = label or folder.name
 
         def report(event: dict[str, Any]) -> None:
@@ -117,7 +121,7 @@ def _train(recipe: Recipe, folder: Path, ranks: Ranks, display: Display, resume:
         probe = partial(shortcut_ratios, images=_probed(images).to(ranks.device)) if step_sequences(model) else None
         fitted = fit(model, task, recipe, folder, ranks, report=report, probe=probe)
         if not ranks.first:
-            return {"recipe": recipe.name}
+            return None
         epochs = [line for line in _lines(folder / "metrics.jsonl") if line["kind"] == "epoch"]
         model = build_model(recipe.model)  # as it was before the settings put anything around it
         counts = count_complexity(model, tuple(_probed(images).shape[1:]))

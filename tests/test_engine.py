@@ -1,19 +1,24 @@
 """The training loop: what resumes bit for bit, and what stops it."""
 
+import dataclasses
 import json
 import math
+import sys
 
 import pytest
+import timm
 import torch
 from torch import nn
+from torch._dynamo.testing import CompileCounter
 
 from stepsnet.engine.checkpoint import Trained, check_fit, load_weights, newest
 from stepsnet.engine.distributed import Ranks, pick_device
 from stepsnet.engine.optim import build_optimizer, build_schedule
 from stepsnet.engine.randomness import data_order, seed_step
 from stepsnet.engine.settings import TrainingSettings
-from stepsnet.engine.train import fit
+from stepsnet.engine.train import compile_blocks, fit
 from stepsnet.errors import UserError
+from stepsnet.stream import blocks_of
 
 SETTINGS = TrainingSettings(
     epochs=3, batch_size=4, lr=0.05, warmup_epochs=1, clip_grad=1.0, weight_decay=0.1, device="cpu", probe_epochs=1
@@ -72,6 +77,7 @@ def train(folder, task=None, settings=SETTINGS):
     model, events = make_model(), []
     torch.rand(7)  # what was drawn before must not matter
     probe = {"kind": "probe"}
+    folder.mkdir(exist_ok=True)
     fitted = fit(model, task or Points(), settings, folder, ALONE, report=events.append, probe=lambda m: dict(probe))
     return model, fitted.metrics, events
 
@@ -228,3 +234,90 @@ def test_errors_name_what_was_expected(tmp_path):
     (tmp_path / "bad.safetensors").write_bytes(b"no weights")
     with pytest.raises(UserError, match=r"cannot read .*bad\.safetensors"):
         load_weights(tmp_path / "bad.safetensors")
+
+
+def trained_with(folder, **changes):
+    return train(folder, settings=dataclasses.replace(SETTINGS, **changes))
+
+
+def make_quiet_model():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 8), nn.LayerNorm(8), nn.Linear(8, 1))
+
+
+def test_accumulated_parts_make_the_same_update(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys.modules[__name__], "make_model", make_quiet_model)
+    whole, _, _ = trained_with(tmp_path / "whole")
+    parts, _, events = trained_with(tmp_path / "parts", accumulation_steps=2)
+    for ours, theirs in zip(parts.parameters(), whole.parameters()):
+        assert torch.allclose(ours, theirs, atol=1e-5)
+    assert "effective batch 4 = 1 rank × 2 accumulated × 2" in events[0]["text"]
+
+
+def test_averages_written_out_are_what_is_evaluated(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys.modules[__name__], "make_model", make_quiet_model)
+    weights = []
+
+    class Watched(Points):
+        def loss(self, model, batch):
+            weights.append(model[0].weight.detach().clone())
+            return super().loss(model, batch)
+
+    settings = dataclasses.replace(SETTINGS, ema_decay=0.8)
+    model = make_model()
+    fitted = fit(model, Watched(), settings, made(tmp_path), ALONE, report=lambda event: None)
+    expected = weights[0]
+    for after in [*weights[1:], model[0].weight.detach()]:
+        expected = 0.8 * expected + 0.2 * after
+    assert torch.allclose(fitted.weights["0.weight"], expected, atol=1e-6)
+    found, _ = newest(tmp_path / "checkpoints")
+    assert torch.equal(found.weights()["0.weight"], fitted.weights["0.weight"])
+
+
+def made(folder):
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("bfloat16", 0.1), ("float16", 0.3)])
+def test_half_precision_trains_close_to_float32(tmp_path, monkeypatch, dtype, tolerance):
+    monkeypatch.setattr(sys.modules[__name__], "make_model", make_quiet_model)
+    _, exact, _ = trained_with(tmp_path / "exact")
+    model, metrics, _ = trained_with(tmp_path / dtype, amp_dtype=dtype)
+    assert model[0].weight.dtype == torch.float32
+    assert metrics["val_loss"] == pytest.approx(exact["val_loss"], rel=tolerance) and metrics != exact
+    scale = newest(tmp_path / dtype / "checkpoints")[0].state["scaler"].get("scale")
+    assert (scale is None) if dtype == "bfloat16" else (1 <= scale <= 2.0**16)  # halved after an overflow
+
+
+def test_the_first_module_that_is_not_finite_is_named(tmp_path, monkeypatch):
+    class Explodes(nn.Module):
+        def forward(self, x):
+            return x / 0.0
+
+    monkeypatch.setattr(
+        sys.modules[__name__], "make_model", lambda: nn.Sequential(nn.Linear(3, 8), Explodes(), nn.Linear(8, 1))
+    )
+    with pytest.raises(UserError, match=r"at update 1, .*first module whose output is not finite is 1;"):
+        train(made(tmp_path))
+
+
+def test_recomputed_blocks_give_the_same_run(tmp_path, whole):
+    model, _, _ = trained_with(tmp_path, grad_checkpointing=1.0)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), whole[0][0].parameters()))
+
+
+@pytest.mark.parametrize("drop_path_rate", [0.0, 0.1])
+def test_the_number_of_graphs_does_not_grow_with_the_depth(drop_path_rate):
+    counts, sizes = [], []
+    for depths in ((2, 1, 1), (9, 4, 3)):
+        torch._dynamo.reset()
+        model = timm.create_model(
+            "test_steps_deit", widths=(32, 48, 64), depths=depths, img_size=32, drop_path_rate=drop_path_rate
+        )
+        counter = CompileCounter()
+        compile_blocks(model, backend=counter)
+        model(torch.randn(2, 3, 32, 32)).sum().backward()
+        counts.append(counter.frame_count)
+        sizes.append(len(blocks_of(model)))
+    assert sizes == [4, 16] and counts[0] == counts[1] > 0, counts

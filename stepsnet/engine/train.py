@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from timm.layers import DropPath
 from timm.utils import ModelEmaV3
 from torch import nn
 from torch.utils.checkpoint import checkpoint as recomputed
@@ -29,7 +30,7 @@ from .settings import TrainingSettings
 from .task import Share, Task
 from .update import Updater, autocast, bare
 
-__all__ = ["Fitted", "Stopped", "fit", "signals_caught"]
+__all__ = ["Fitted", "Stopped", "compile_blocks", "fit", "signals_caught"]
 
 Report = Callable[[dict[str, Any]], None]
 Probe = Callable[[nn.Module], dict[str, Any]]
@@ -120,7 +121,7 @@ def _fit(
         trained.save(checkpoints, position.step, state, settings.keep_checkpoints, position.best_step)
 
     def look_inside(epoch: int) -> None:
-        if probe and ranks.first and settings.probe_epochs and epoch % settings.probe_epochs == 0:
+        if probe and settings.probe_epochs and epoch % settings.probe_epochs == 0:  # on every rank, as FSDP asks
             metrics.add({"epoch": epoch, "step": position.step, **probe(bare(evaluated_model))})
 
     if position.step == 0:
@@ -185,14 +186,29 @@ def _prepare(model: nn.Module, settings: TrainingSettings, ranks: Ranks) -> tupl
     for block in blocks[: round(settings.grad_checkpointing * len(blocks))]:
         block.forward = partial(recomputed, block.forward, use_reentrant=False)
     if settings.compile:
-        for block in blocks:
-            block.compile()
+        compile_blocks(model)
     wrapped = spread(model, settings.parallel, ranks)
     sharded = ranks.world_size > 1 and settings.parallel == "fsdp"
     if averages and sharded:
         spread(averages.module, settings.parallel, ranks)
     # after the weights are shared out: the optimizer holds the parameters themselves
     return Trained(model, build_optimizer(model, settings), averages, ranks, sharded), wrapped
+
+
+def compile_blocks(model: nn.Module, **kwargs: Any) -> None:
+    """``torch.compile`` each block in place: the blocks of a width share their graphs, whatever the depth.
+
+    Stochastic depth stays outside: its rate differs from block to block, and dynamo would take each for a
+    constant and compile every block anew.
+
+    Args:
+        **kwargs: ``torch.compile``'s.
+    """
+    for module in model.modules():
+        if isinstance(module, DropPath):
+            module.forward = torch.compiler.disable(module.forward)
+    for block in blocks_of(model):
+        block.compile(**kwargs)
 
 
 class _Metrics:

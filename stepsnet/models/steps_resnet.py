@@ -135,7 +135,7 @@ def _create(variant: str, pretrained: bool = False, **kwargs) -> StepsResNet:
 
 
 def _cfg(**kwargs) -> dict:
-    fixed = dict(pool_size=(7, 7), crop_pct=0.875, interpolation="bilinear", fixed_input_size=False)
+    fixed = dict(pool_size=(7, 7), crop_pct=0.875, interpolation="bicubic", fixed_input_size=False)
     return model_cfg(first_conv="conv1", classifier="fc", **{**fixed, **kwargs})
 
 

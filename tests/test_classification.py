@@ -1,0 +1,205 @@
+"""Pictures from folders: what the batches depend on, what is passed over, and what is refused."""
+
+import hashlib
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+from torchvision.datasets import CIFAR10
+
+from stepsnet.cli import main
+from stepsnet.engine.task import Share
+from stepsnet.errors import UserError
+from stepsnet.tasks.classification import Classification
+from stepsnet.tasks.image_data import InputSpec, load_images
+from stepsnet.tasks.settings import Augment
+
+SPEC = InputSpec((3, 16, 16), (0.5,) * 3, (0.25,) * 3, crop_pct=1.0)
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Two classes of eight training and three validation pictures."""
+    rng = np.random.default_rng(0)
+    for split, count in (("train", 8), ("val", 3)):
+        for name in ("cat", "dog"):
+            (tmp_path / split / name).mkdir(parents=True)
+            for index in range(count):
+                pixels = rng.integers(0, 256, (20, 24, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(tmp_path / split / name / f"{index}.jpg")
+    return tmp_path
+
+
+def make_task(folder, batch_size=4, **settings):
+    augment = settings.pop("augment", Augment())
+    data = load_images(f"folder:{folder}", SPEC, augment, settings.get("seed", 0), settings.pop("train_samples", None))
+    return Classification(data, batch_size, augment=augment, **settings)
+
+
+def batches(task, epoch=0, start=0, share=Share()):  # noqa: B008 - it is frozen
+    return list(task.batches(epoch, start, share, CPU))
+
+
+def test_batches_depend_on_seed_and_epoch_and_on_nothing_else(folder):
+    expected = batches(make_task(folder))
+    assert len(expected) == 4 and expected[0][0].shape == (4, 3, 16, 16)
+    torch.rand(5)
+    for workers, start in ((0, 0), (4, 0), (0, 2), (4, 3)):
+        got = batches(make_task(folder, workers=workers), start=start)
+        for (images, labels), (images_0, labels_0) in zip(got, expected[start:], strict=True):
+            assert torch.equal(images, images_0) and torch.equal(labels, labels_0), (workers, start)
+    for other in (batches(make_task(folder), epoch=1), batches(make_task(folder, seed=1))):
+        assert not torch.equal(other[0][0], expected[0][0])
+
+
+def test_ranks_and_parts_share_out_the_very_same_batch(folder):
+    whole = torch.cat([images for images, _ in batches(make_task(folder))])
+    for world_size, parts in ((2, 1), (1, 2)):
+        shares = [batches(make_task(folder), share=Share(rank, world_size, parts)) for rank in range(world_size)]
+        size = 4 // (world_size * parts)
+        turns = zip(*[iter(zip(*shares))] * parts)  # an update: parts × ranks
+        ours = [images for update in turns for part in update for images, _ in part]
+        assert all(len(images) == size for images in ours)
+        assert torch.equal(torch.cat(ours), whole)
+    with pytest.raises(UserError, match="batch_size: got 4, expected a multiple of 3"):
+        batches(make_task(folder), share=Share(0, 3, 1))
+
+
+def test_repeated_augmentation_shows_copies_that_differ(folder):
+    task = make_task(folder, augment=Augment(aug_repeats=2))
+    order = task.order(0)
+    assert len(order) == 16 and len({index for _, index, _ in order}) == 8
+    assert [copy for _, _, copy in order] == [0, 1] * 8
+    images, labels = batches(task)[0]
+    assert labels[0] == labels[1] and not torch.equal(images[0], images[1])
+
+
+def test_validation_is_timms_transform_and_counts_what_it_sees(folder):
+    task = make_task(folder)
+
+    class Fixed(nn.Module):
+        def forward(self, images):
+            return torch.stack([images.mean((1, 2, 3)), torch.zeros(len(images))], -1)
+
+    picture = Image.open(folder / "val" / "cat" / "0.jpg")
+    resized = np.asarray(picture.resize((19, 16), Image.Resampling.BICUBIC))[:, 2:18] / 255  # the shorter side to 16
+    assert task.data.read(picture).permute(1, 2, 0).numpy() == pytest.approx((resized - 0.5) / 0.25, abs=0.05)
+    inputs = torch.stack([task.data.val[0, index, 0][0] for index in range(6)])
+    labels = torch.tensor([0, 0, 0, 1, 1, 1])
+    logits = Fixed()(inputs)
+    metrics = task.evaluate(Fixed(), Share(), CPU)
+    assert metrics["top1"] == pytest.approx(100 * (logits.argmax(-1) == labels).float().mean().item(), abs=1e-3)
+    assert metrics["loss"] == pytest.approx(nn.functional.cross_entropy(logits, labels).item(), abs=1e-5)
+    assert metrics["top5"] == 100
+
+
+def test_mixup_needs_even_parts_and_keeps_the_batch(folder):
+    task = make_task(folder)
+    (images, labels), *_ = batches(task)
+    before = images.clone()
+    np.random.seed(0)
+    loss, others = task.loss(nn.Sequential(nn.Flatten(), nn.Linear(768, 2)), (images, labels))
+    assert torch.equal(images, before) and loss.isfinite() and 0 <= others["top1"] <= 100
+    with pytest.raises(UserError, match="got 1 images a forward pass, expected an even number"):
+        batches(task, share=Share(0, 1, 4))
+
+
+def test_part_of_the_data_takes_the_classes_in_turn(folder):
+    labels = [
+        task_label for _, task_label, _ in (make_task(folder, train_samples=5).data.train[0, i, 0] for i in range(5))
+    ]
+    assert sorted(labels) == [0, 0, 0, 1, 1]
+    with pytest.raises(UserError, match="train_samples: got 17, expected 1 to the 16"):
+        make_task(folder, train_samples=17)
+
+
+def test_a_sample_that_cannot_be_decoded_gives_way_to_its_neighbour(folder):
+    path = folder / "train" / "cat" / "3.jpg"
+    path.write_bytes(path.read_bytes()[:400])  # a truncated JPEG
+    (folder / "train" / "dog" / "2.jpg").write_text("this is a text")
+    task = make_task(folder, augment=None)
+    sample, label, failed = task.data.train[0, 3, 0]
+    assert label == 0 and torch.equal(sample, task.data.train[0, 4, 0][0])
+    assert failed.startswith(str(path)) and "truncated" in failed.lower()
+    first = batches(task)
+    notices = task.notices()
+    assert len(notices) == 2 and task.notices() == [] and str(path) in " ".join(notices)
+    again = make_task(folder, augment=None, workers=2)
+    assert all(torch.equal(a, b) for (a, _), (b, _) in zip(first, batches(again), strict=True))
+    with pytest.raises(UserError, match=r"\d samples cannot be decoded, expected at most max_undecodable=0"):
+        batches(make_task(folder, max_undecodable=0))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "expected"),
+    [
+        (lambda f: [p.unlink() for p in (f / "train" / "cat").iterdir()], "no valid file for the classes cat"),
+        (lambda f: (f / "val" / "dog").rename(f / "val" / "fox"), "1 are missing (dog, …), 1 are new (fox, …)"),
+        (lambda f: (f / "val").rename(f / "elsewhere"), "has no folder val or validation or valid or test"),
+    ],
+)
+def test_folders_that_do_not_fit_are_refused(folder, capsys, spoil, expected):
+    spoil(folder)
+    status = main(["train", "cifar10/shallow", "--data", str(folder), "--run", str(folder / "run")])
+    err = capsys.readouterr().err
+    assert status == 2 and expected in err and len(err.splitlines()) == 1 and not (folder / "run").exists()
+
+
+def test_classes_that_the_head_does_not_have_are_refused(folder, capsys):
+    status = main(["train", "cifar10/shallow", "--data", str(folder), "--run", str(folder / "run"), "batch_size=4",
+                   "train_samples=8"])  # fmt: skip
+    assert status == 2 and "num_classes: got 10, expected the data's 2" in capsys.readouterr().err
+
+
+def test_cifar_is_read_as_torchvision_reads_it(tmp_path, monkeypatch):
+    with pytest.raises(UserError, match="no CIFAR10 as torchvision reads it"):
+        load_images(f"cifar10:{tmp_path}", SPEC)
+    root = tmp_path / CIFAR10.base_folder
+    root.mkdir()
+
+    def store(name, content):
+        (root / name).write_bytes(pickle.dumps(content))
+        return hashlib.md5((root / name).read_bytes()).hexdigest()
+
+    rng = np.random.default_rng(0)
+    splits = {name: rng.integers(0, 256, (3, 3072), dtype=np.uint8) for name in ("train", "test")}
+    for name, data in splits.items():
+        monkeypatch.setattr(CIFAR10, f"{name}_list", [[name, store(name, {"data": data, "labels": [1, 0, 1]})]])
+    meta = {"filename": "meta", "key": "label_names", "md5": store("meta", {"label_names": ["plane", "car"]})}
+    monkeypatch.setattr(CIFAR10, "meta", meta)
+    images = load_images(f"cifar10:{tmp_path}", InputSpec((3, 32, 32), (0.5,) * 3, (0.25,) * 3, crop_pct=1.0))
+    assert images.classes == ("plane", "car") and len(images.train) == len(images.val) == 3
+    for samples, data in ((images.train, splits["train"]), (images.val, splits["test"])):
+        sample, label, failed = samples[0, 0, 0]
+        expected = (torch.from_numpy(data[0].reshape(3, 32, 32) / 255.0).float() - 0.5) / 0.25
+        assert (label, failed) == (1, "") and torch.allclose(sample, expected, atol=1e-6)
+
+
+def test_a_folder_is_used_by_one_run_at_a_time(folder, capsys):
+    from stepsnet.run import alone_in
+
+    run = folder / "run"
+    arguments = ["train", "digits/tiny", "--run", str(run), "epochs=1", "batch_size=128", "model.args.depths=[1,1,1]"]
+    assert main(arguments) == 0
+    (run / "summary.json").unlink()
+    with alone_in(run):
+        assert main([*arguments, "--resume"]) == 2
+    assert f"{run} is in use by a run that is still alive" in capsys.readouterr().err
+    assert main([*arguments, "--resume"]) == 0
+
+
+def test_eval_scores_a_file_of_weights_of_any_timm_model(folder, tmp_path, capsys):
+    import timm
+    from safetensors.torch import save_file
+
+    model = timm.create_model("test_vit", num_classes=1000)
+    save_file(model.state_dict(), tmp_path / "w.safetensors")
+    asked = ["--data", f"folder:{folder}", "--json"]
+    assert main(["eval", str(tmp_path / "w.safetensors"), "--model", "test_vit", *asked]) == 2
+    assert "num_classes: got 1000, expected the data's 2" in capsys.readouterr().err
+    assert main(["eval", str(tmp_path / "w.safetensors"), "--model", "test_vit2", *asked]) == 2
+    assert "tensors do not fit the model" in capsys.readouterr().err

@@ -1,0 +1,93 @@
+"""Two real processes over gloo: the same curve as one, with DDP and FSDP, and checkpoints that change ranks."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from safetensors.torch import load_file
+
+SETTINGS = ["epochs=2", "batch_size=128", "model.args.depths=[2,1,1]", "log_interval=1", "device=cpu"]
+SETTINGS += ["checkpoint_interval=4", "ema_decay=0.9", "probe_epochs=1"]
+
+
+def start(folder, ranks, *arguments):
+    launch = [sys.executable, "-m"]
+    if ranks > 1:
+        port = 20000 + os.getpid() % 20000
+        launch += ["torch.distributed.run", "--nproc-per-node", str(ranks), "--master-port", str(port), "-m", "--"]
+    command = [*launch, "stepsnet", "train", "digits/tiny", "--run", str(folder), *SETTINGS, *arguments]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, start_new_session=True
+    )
+
+
+def finish(process):
+    out, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, out
+    return out
+
+
+def losses(folder):
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [line["loss"] for line in lines if line["kind"] == "step"]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ranks") / "alone"
+    finish(start(folder, 1))
+    return folder
+
+
+def assert_same(folder, alone):
+    assert losses(folder) == pytest.approx(losses(alone), rel=1e-4)
+    summaries = [json.loads((path / "summary.json").read_text())["metrics"] for path in (folder, alone)]
+    assert summaries[0]["val_loss"] == pytest.approx(summaries[1]["val_loss"], rel=1e-3)
+    ours, theirs = (load_file(path / "model.safetensors") for path in (folder, alone))
+    assert ours.keys() == theirs.keys()
+    for name, tensor in theirs.items():
+        assert (ours[name] - tensor).abs().max() < 2e-3, name
+
+
+def test_two_ranks_of_ddp_train_as_one_process(tmp_path, alone):
+    out = finish(start(tmp_path / "ddp", 2))
+    assert "effective batch 128 = 2 ranks × 1 accumulated × 64" in out
+    assert_same(tmp_path / "ddp", alone)
+
+
+def test_fsdp_is_killed_and_goes_on_in_one_process(tmp_path, alone):
+    folder = tmp_path / "fsdp"
+    process = start(folder, 2, "parallel=fsdp")
+    deadline = time.monotonic() + 240
+    while not (folder / "checkpoints" / "step-00000008").exists():
+        assert process.poll() is None and time.monotonic() < deadline, process.stdout.read()
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    for line in os.popen(f"pgrep -f {folder}").read().split():  # torchrun's children are in sessions of their own
+        os.kill(int(line), signal.SIGKILL)
+    assert any((folder / "checkpoints").glob("step-*/shards/*.distcp"))
+    out = finish(start(folder, 1, "--resume"))
+    assert "resumed after update" in out
+    assert_same(folder, alone)
+
+
+def test_ranks_that_disagree_are_told(tmp_path):
+    code = (
+        "import os, sys; rank = os.environ['RANK']\n"
+        "from stepsnet.cli import main\n"
+        f"run = {str(tmp_path / 'run')!r}\n"
+        "sys.exit(main(['train', 'digits/tiny', '--run', run, 'device=cpu', f'seed={rank}']))\n"
+    )
+    script = tmp_path / "script.py"
+    script.write_text(code)
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29533"]
+    result = subprocess.run([*command, str(script)], capture_output=True, text=True, timeout=240)
+    assert result.returncode != 0
+    assert "seed: got 1 on rank 1, expected rank 0's 0" in result.stderr
+    assert not (tmp_path / "run").exists()
