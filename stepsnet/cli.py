@@ -152,7 +152,7 @@ def _train(options: argparse.Namespace) -> None:
 
     with choose_display(options.progress) as display:
         summary = train_run(recipe, folder, display, options.resume, options.label)
-    if options.progress != "events":
+    if summary and options.progress != "events":
         metrics = summary["metrics"]
         print(
             f"report: {folder / 'report.html'} — after {summary['epochs']} epochs: validation accuracy "
@@ -248,7 +248,7 @@ def _recipes(options: argparse.Namespace) -> None:
         print(json.dumps(listed))
         return
     for name, text in listed.items():
-        print(f"{name:<16} {text}")
+        print(f"{name:<{max(map(len, listed))}} {text}")
 
 
 def _plan(options: argparse.Namespace) -> None:

@@ -22,6 +22,7 @@ from timm.utils import ModelEmaV3
 from torch import nn
 from torch.utils.checkpoint import checkpoint as recomputed
 
+from ..errors import UserError
 from ..stream import blocks_of
 from .checkpoint import Trained, newest, whole_weights
 from .distributed import Ranks, spread
@@ -180,6 +181,8 @@ def _fit(
 
 def _prepare(model: nn.Module, settings: TrainingSettings, ranks: Ranks) -> tuple[Trained, nn.Module]:
     """The model on its device with what the settings put around it, and its optimizer."""
+    if settings.parallel == "fsdp" and settings.amp_dtype == "float16":
+        raise UserError("amp_dtype: got float16 with parallel=fsdp, expected bfloat16: ranks would scale differently")
     model.to(ranks.device)
     averages = ModelEmaV3(model, decay=settings.ema_decay) if settings.ema_decay is not None else None
     blocks = blocks_of(model)

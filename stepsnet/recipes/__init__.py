@@ -8,20 +8,21 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ..errors import UserError, nearest
-from . import small
+from . import ablations, deeper, imagenet, small
 from .recipe import Recipe
 
 __all__ = ["Recipe", "find_recipe", "recipes"]
 
 
 def recipes() -> dict[str, Callable[[], Recipe]]:
-    return dict(small.RECIPES)
+    return {**small.RECIPES, **imagenet.RECIPES, **deeper.RECIPES, **ablations.RECIPES}
 
 
 def find_recipe(name: str) -> Recipe:
     """Raises UserError, with the nearest names, for a recipe that does not exist."""
     known = recipes()
     if name not in known:
-        listed = ", ".join(known)
-        raise UserError(f"recipe: got {name!r}, expected one of {listed} or a .yaml file{nearest(name, known)}")
+        raise UserError(
+            f"recipe: got {name!r}, expected one that `stepsnet recipes` lists or a .yaml file{nearest(name, known)}"
+        )
     return known[name]()

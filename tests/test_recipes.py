@@ -1,0 +1,330 @@
+"""Every shipped recipe: its numbers are the paper's, it survives its YAML, and it trains."""
+
+import dataclasses
+import functools
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from stepsnet.engine.checkpoint import Trained, load_weights
+from stepsnet.engine.console import Lines
+from stepsnet.engine.distributed import Ranks
+from stepsnet.engine.optim import scaled_lr
+from stepsnet.engine.train import fit
+from stepsnet.errors import UserError
+from stepsnet.models import FAMILIES, baseline_of
+from stepsnet.paper.tables import TABLE_1, model_of, printed_rows
+from stepsnet.recipes import find_recipe, recipes
+from stepsnet.recipes.recipe import ModelSpec, override, read_recipe, to_yaml
+from stepsnet.run import _task, build_model, input_spec, train_run
+from stepsnet.tasks.image_data import load_images
+
+NAMES = list(recipes())
+AT_SCALE = [name for name in NAMES if name.split("/")[0] in ("imagenet", "deeper", "ablations")]
+CLASSES = 3
+
+
+def plain(value):
+    return json.loads(json.dumps(value, default=dataclasses.asdict))
+
+
+@functools.cache
+def on_meta(name, args):
+    with torch.device("meta"):
+        return build_model(ModelSpec(name, json.loads(args)))
+
+
+def rows(*tables):
+    return [row for table in tables for row in printed_rows(table)]
+
+
+@functools.cache
+def by_model(folder):
+    """The recipes of a folder by their model, without its stochastic depth."""
+    found = {}
+    for name in AT_SCALE:
+        if name.startswith(folder):
+            model = find_recipe(name).model
+            args = {key: value for key, value in model.args.items() if key != "drop_path_rate"}
+            found.setdefault(json.dumps([model.name, args], sort_keys=True), []).append(name)
+    return found
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_builds_by_name_and_survives_its_yaml(name, tmp_path):
+    recipe = find_recipe(name)
+    assert recipe.name == name
+    (tmp_path / "config.yaml").write_text(to_yaml(recipe), encoding="utf-8")
+    again = read_recipe(tmp_path / "config.yaml")
+    assert plain(again) == plain(recipe)
+    for spec in (recipe.model, recipe.baseline):
+        if spec:
+            model = on_meta(spec.name, json.dumps(spec.args))
+            inputs = input_spec(recipe, model)
+            if name in AT_SCALE:
+                assert (inputs.input_size, inputs.crop_pct) == ((3, 224, 224), 0.875)
+                assert inputs.mean == (0.485, 0.456, 0.406) and inputs.std == (0.229, 0.224, 0.225)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "resnet50",
+        "steps_deit_small",
+        "steps_swin_tiny",
+        "steps_swinpp_tiny",
+        "steps_resnet50",
+    ],
+)
+def test_pictures_are_resized_as_the_baselines(name):
+    recipe = find_recipe(f"imagenet/{name}")
+    model = on_meta(recipe.model.name, json.dumps(recipe.model.args))
+    assert input_spec(recipe, model).interpolation == "bicubic"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_docstring_says_how_to_run_it(name):
+    doc = recipes()[name].__doc__
+    first, *_ = doc.split("\n")
+    assert f"{name}" in doc and first.endswith(".") and len(first) <= 120
+    if name in AT_SCALE:
+        assert f"`stepsnet train {name} --data folder:PATH`" in doc and "not yet run by us at this scale" in doc
+
+
+@pytest.mark.parametrize(("folder", "tables"), [("imagenet", "1"), ("deeper", "5a 5b"), ("ablations", "8 9 10 11")])
+def test_every_row_has_a_recipe_that_expects_the_printed_number(folder, tables):
+    for row in rows(*tables.split()):
+        name, args = model_of(row)
+        found = by_model(folder)[json.dumps([name, plain(args)], sort_keys=True)]
+        docs = {recipe: recipes()[recipe].__doc__ for recipe in found}
+        (recipe,) = [recipe for recipe in found if docs[recipe].startswith(f"Table {row['table']}, {row['row']}: ")]
+        assert find_recipe(recipe).expected == {"val_top1": row["top1"]}
+        assert f"{row['top1']}% top-1, {row['params_M']}M parameters, {row['flops_G']}G MACs" in docs[recipe]
+    wanted = {"imagenet": 18 + 1 + 6, "deeper": 20, "ablations": 5 + 6 + 2 + 6}
+    assert len([name for name in AT_SCALE if name.startswith(folder)]) == wanted[folder]
+
+
+def test_table_1_is_set_beside_its_baselines():
+    for title, model in TABLE_1.items():
+        recipe = find_recipe(f"imagenet/{model.split('_patch')[0]}")
+        assert recipe.model.name == model
+        if title.startswith("Steps-"):
+            assert recipe.baseline.name == baseline_of(model)
+            own = find_recipe(f"imagenet/{recipe.baseline.name.split('_patch')[0]}")
+            assert recipe.baseline == own.model and own.baseline is None
+    for name in ("steps_deit_base_d60", "steps_swinpp_tiny", "steps_swinpp_small", "steps_swinpp_base"):
+        recipe = find_recipe(f"imagenet/{name}")
+        assert recipe.baseline.name == baseline_of(recipe.model.name) and recipe.expected == {}
+
+
+@pytest.mark.parametrize(
+    ("steps", "baseline"),
+    [(f"steps_deit_{n}", f"fixed_width_{n}") for n in (24, 36, 48, 72, 96)]
+    + [(f"steps_swin_{n}", f"swin_{m}") for n, m in ((14, 12), (26, 24), (48, 48), (64, 72), (96, 96))],
+)
+def test_the_deep_are_set_beside_the_nearest_baseline(steps, baseline):
+    assert find_recipe(f"deeper/{steps}").baseline == find_recipe(f"deeper/{baseline}").model
+    assert find_recipe(f"deeper/{baseline}").baseline is None
+
+
+@pytest.mark.parametrize("first", ["steps_1", "depths_0_0_12", "wide_to_narrow", "stage_none"])
+def test_an_ablation_is_set_beside_the_first_of_its_table(first):
+    base = find_recipe(f"ablations/{first}")
+    table = recipes()[base.name].__doc__.split(",")[0]
+    others = [name for name in AT_SCALE if recipes()[name].__doc__.startswith(f"{table},") and name != base.name]
+    assert base.baseline is None and others
+    assert all(find_recipe(name).baseline == base.model for name in others)
+
+
+@pytest.mark.parametrize("name", AT_SCALE)
+def test_settings_are_the_papers(name):
+    recipe = find_recipe(name)
+    assert (recipe.opt, recipe.epochs, recipe.batch_size, recipe.warmup_epochs) == ("adamw", 300, 1024, 20)
+    assert (recipe.lr, recipe.warmup_lr, recipe.min_lr, recipe.sched) == (1e-3, 5e-7, 5e-6, "cosine")
+    assert (recipe.weight_decay, recipe.betas, recipe.eps, recipe.clip_grad) == (0.05, (0.9, 0.999), 1e-8, 5.0)
+    assert (recipe.label_smoothing, recipe.amp_dtype, recipe.data) == (0.1, "bfloat16", "folder:imagenet")
+    augment = recipe.augment
+    assert (augment.auto_augment, augment.color_jitter) == ("rand-m9-mstd0.5-inc1", 0.4)
+    assert (augment.mixup, augment.cutmix, augment.re_prob, augment.re_mode) == (0.8, 1.0, 0.25, "pixel")
+    assert scaled_lr(recipe) == 1e-3
+    assert scaled_lr(dataclasses.replace(recipe, batch_size=2048)) == pytest.approx(2e-3)
+    assert scaled_lr(dataclasses.replace(recipe, batch_size=512)) == pytest.approx(5e-4)
+
+
+DROP_PATHS = {
+    "imagenet/resnet": 0.0,
+    "imagenet/steps_resnet": 0.0,
+    "imagenet/deit": 0.1,
+    "imagenet/steps_deit": 0.1,
+    "imagenet/swin_tiny": 0.2,
+    "imagenet/swin_small": 0.3,
+    "imagenet/swin_base": 0.5,
+    "imagenet/steps_swin_tiny": 0.2,
+    "imagenet/steps_swin_small": 0.3,
+    "imagenet/steps_swin_base": 0.5,
+    "imagenet/swinpp_tiny": 0.2,
+    "imagenet/swinpp_small": 0.3,
+    "imagenet/swinpp_base": 0.5,
+    "imagenet/steps_swinpp_tiny": 0.2,
+    "imagenet/steps_swinpp_small": 0.3,
+    "imagenet/steps_swinpp_base": 0.5,
+    "deeper/fixed_width": 0.1,
+    "deeper/steps_deit": 0.1,
+    "deeper/swin": 0.2,
+    "deeper/steps_swin": 0.2,
+    "ablations/steps": 0.1,
+    "ablations/depths": 0.1,
+    "ablations/wide_to_narrow": 0.2,
+    "ablations/narrow_to_wide": 0.2,
+    "ablations/stage": 0.2,
+}
+
+
+@pytest.mark.parametrize("name", AT_SCALE)
+def test_stochastic_depth_is_the_baselines(name):
+    (expected,) = [rate for prefix, rate in DROP_PATHS.items() if name.startswith(prefix)]
+    recipe = find_recipe(name)
+    for spec in (recipe.model, recipe.baseline):
+        if spec:
+            assert spec.args["drop_path_rate"] == expected
+            model = on_meta(spec.name, json.dumps(spec.args))
+            rates = [m.drop_prob for m in model.modules() if type(m).__name__ == "DropPath"]
+            assert max(rates, default=0.0) == pytest.approx(expected)  # the last block's
+
+
+def test_recipes_are_of_their_own():
+    one, other = find_recipe("ablations/steps_3"), find_recipe("ablations/steps_3")
+    one.model.args["widths"] = ()
+    assert other.model.args["widths"] == [192, 272, 384]
+
+
+def test_an_unknown_name_is_answered_in_a_line():
+    with pytest.raises(UserError) as raised:
+        find_recipe("imagenet/steps_diet_small")
+    message = str(raised.value)
+    assert "did you mean imagenet/steps_deit_small" in message and "`stepsnet recipes`" in message
+    assert len(message) < 250
+
+
+def test_listing_is_light():
+    code = (
+        "import sys; from stepsnet.recipes import find_recipe, recipes\n"
+        "assert len(recipes()) > 60; find_recipe('imagenet/steps_deit_small')\n"
+        "heavy = {'torch', 'timm', 'numpy', 'pydantic', 'yaml'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.fixture(scope="session")
+def pictures(tmp_path_factory):
+    """ImageNet's layout with three classes: 9 pictures of noise to train on, 8 of which make two updates."""
+    root, random = tmp_path_factory.mktemp("pictures"), np.random.default_rng(0)
+    for split, each in (("train", 3), ("val", 1)):
+        for label in range(CLASSES):
+            place = root / split / f"class{label}"
+            place.mkdir(parents=True)
+            for number in range(each):
+                pixels = random.integers(0, 256, (48, 56, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(place / f"{number}.jpg")
+    return root
+
+
+# What a run is told besides its recipe, and how a model is shrunk for it: 32 pixels instead of 224, which are four
+# tokens in a DeiT, and in Swin windows of 2×2 or 1. Blocks and steps are all there. A model of each family runs at its
+# own widths, through `train_run`, which is a row a family; the others with widths of 8, 16, … in the same order and
+# one head, since at full width the -S and -B models take 10 to 20 seconds each on a core.
+SHORT = ["epochs=1", "batch_size=4", "workers=0", "device=cpu", "log_interval=1", "warmup_epochs=0"]
+AT_FULL_WIDTH = ["steps_resnet18", "steps_deit_tiny", "steps_swin_tiny", "steps_swinpp_tiny"]
+
+
+def short(recipe, pictures):
+    overrides = [*SHORT, f"model.args.num_classes={CLASSES}"]
+    overrides.append("img_size=32" if "resnet" in recipe.model.name else "model.args.img_size=32")
+    if "swin" in recipe.model.name:
+        overrides.append("model.args.window_size=2")
+    return override(dataclasses.replace(recipe, data=f"folder:{pictures}"), overrides)
+
+
+def flat(value):
+    return [leaf for part in value for leaf in flat(part)] if isinstance(value, (list, tuple)) else [value]
+
+
+def mapped(function, value):
+    return [mapped(function, part) for part in value] if isinstance(value, (list, tuple)) else function(value)
+
+
+def narrow(recipe):
+    """The model with widths of 8, 16, … in their order, and one head."""
+    name, args = recipe.model.name, dict(recipe.model.args)
+    family = next((family for family in FAMILIES if name in family.ARCHITECTURES), None)
+    if "resnet" in name:
+        return recipe  # widths are of the blocks and their stage; these are small enough
+    if family is None:  # timm's own
+        args |= {"embed_dim": 8, "num_heads": [1] * 4 if "swin" in name else 1}
+    else:
+        widths = args.get("widths") or family.ARCHITECTURES[name]["widths"]
+        order = sorted(set(flat(widths)))
+        args["widths"] = mapped(lambda width: 8 * (order.index(width) + 1), widths)
+        args["num_heads"] = mapped(lambda width: 1, widths)
+    return dataclasses.replace(recipe, model=ModelSpec(name, args))
+
+
+def losses(folder):
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [line["loss"] for line in lines if line["kind"] == "step"]
+
+
+def first_of_a_kind():
+    """The rows without those that repeat another's model and settings, as (12, 6, 6) does in three tables."""
+    seen, kept = set(), []
+    for name in AT_SCALE:
+        recipe = dataclasses.replace(find_recipe(name), name="", expected={}, baseline=None)
+        if (key := json.dumps(plain(recipe), sort_keys=True)) not in seen:
+            seen.add(key)
+            kept.append(name)
+    return [name for name in kept if name.removeprefix("imagenet/") not in AT_FULL_WIDTH]
+
+
+@pytest.mark.parametrize("name", first_of_a_kind())
+def test_two_updates(name, pictures, tmp_path, monkeypatch):
+    monkeypatch.setattr(Trained, "save", lambda *_: None)  # tests/test_engine.py and the runs below save
+    recipe = short(narrow(find_recipe(name)), pictures)
+    torch.manual_seed(recipe.seed)
+    model = build_model(recipe.model)
+    before = {key: value.clone() for key, value in model.named_parameters()}
+    data = load_images(recipe.data, input_spec(recipe, model), recipe.augment, recipe.seed)
+    fit(model, _task(recipe, data), recipe, tmp_path, Ranks(0, 1, torch.device("cpu")), report=lambda event: None)
+    assert len(losses(tmp_path)) == 2 and np.isfinite(losses(tmp_path)).all()
+    assert not all(torch.equal(before[key], value) for key, value in model.named_parameters())
+    assert all(value.isfinite().all() for value in model.parameters())
+
+
+@pytest.mark.parametrize("name", AT_FULL_WIDTH)
+def test_two_updates_at_full_width(name, pictures, tmp_path):
+    recipe = short(find_recipe(f"imagenet/{name}"), pictures)
+    torch.manual_seed(recipe.seed)
+    before = build_model(recipe.model).state_dict()
+    with Lines() as display:
+        summary = train_run(recipe, tmp_path / "run", display)
+    assert len(losses(tmp_path / "run")) == 2 and np.isfinite(losses(tmp_path / "run")).all()
+    assert summary["recipe"] == recipe.name and summary["expected"] == recipe.expected
+    after = load_weights(tmp_path / "run" / "model.safetensors")
+    assert before.keys() == after.keys()
+    assert not all(torch.equal(before[key], after[key]) for key, _ in build_model(recipe.model).named_parameters())
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in AT_SCALE])
+def test_small_recipes_take_two_updates(name, pictures, tmp_path, monkeypatch):
+    """The small recipes as they are, on eight of the digits, or of the made-up pictures at CIFAR's size."""
+    recipe = override(find_recipe(name), [*SHORT, "train_samples=8"])
+    if name.startswith("cifar"):
+        recipe = override(recipe, [f"data=folder:{pictures}", f"model.args.num_classes={CLASSES}"])
+    with Lines() as display:
+        train_run(recipe, tmp_path / "run", display)
+    assert len(losses(tmp_path / "run")) == 2 and np.isfinite(losses(tmp_path / "run")).all()
