@@ -36,6 +36,8 @@ def seed_sample(seed: int, epoch: int, index: int, copy: int = 0) -> None:
 
 def _seed(*place: int) -> None:
     torch_state, numpy_state = np.random.SeedSequence(place).generate_state(2, np.uint64)
-    torch.manual_seed(int(torch_state))
+    # without an accelerator torch.manual_seed would format a stack trace for each kind of them: half a millisecond
+    seed_torch = torch.manual_seed if torch.accelerator.is_available() else torch.default_generator.manual_seed
+    seed_torch(int(torch_state))
     np.random.seed(int(numpy_state) % 2**32)
     random.seed(int(numpy_state))
