@@ -86,9 +86,9 @@ def cifar10_shallow() -> Recipe:
         crop_pct=1.0,
         augment=Augment(scale=(0.6, 1.0), color_jitter=0.0, auto_augment=None, re_prob=0.0, mixup=0.0, cutmix=0.0),
         train_samples=10_000,
-        epochs=12,
+        epochs=8,
         batch_size=64,
-        lr=2e-3,
+        lr=1e-3,
         warmup_epochs=1,
         probe_epochs=4,
     )
