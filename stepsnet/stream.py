@@ -135,13 +135,25 @@ def step_sequences(model: nn.Module) -> list[StepSequence]:
     return [sequence for sequence in sequences if sequence not in nested]
 
 
-def blocks_of(model: nn.Module) -> list[nn.Module]:
+def blocks_of(model: nn.Module, steps: Sequence[int] | None = None) -> list[nn.Module]:
     """The residual blocks of any model in the order of its modules, the narrow ones of a StepsNet first.
 
     In a model without a StepsNet they are the members of its sequences of one kind, as every ``blocks`` or
     ``layers`` is.
+
+    Args:
+        steps: only the blocks of these steps, counted from 1 in each stage.
+
+    Raises:
+        ValueError: no stage has such a step.
     """
     sequences = step_sequences(model)
+    if steps is not None:
+        most = max((len(sequence.networks) for sequence in sequences), default=0)
+        if not all(1 <= step <= most for step in steps):
+            raise ValueError(f"got steps {list(steps)}, expected some of the model's {most}, counted from 1")
+        networks = [sequence.networks[step - 1 : step] for sequence in sequences for step in sorted(set(steps))]
+        return [_innermost(block) for found in networks for network in found for block in _blocks(network)]
     if sequences:
         return [_innermost(block) for sequence in sequences for block in sequence]
     found: list[nn.Module] = []

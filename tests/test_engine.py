@@ -307,6 +307,87 @@ def test_recomputed_blocks_give_the_same_run(tmp_path, whole):
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), whole[0][0].parameters()))
 
 
+def test_the_blocks_of_chosen_steps_are_recomputed(tmp_path):
+    model = timm.create_model("test_steps_deit", widths=(32, 48, 64), depths=(2, 3, 1), img_size=32)
+    expected = [step for step, depth in enumerate((2, 3, 1), 1) for _ in range(depth)]
+    for chosen in ((1,), (2, 3), (3, 1)):
+        found = blocks_of(model, chosen)
+        assert found == [block for block, step in zip(blocks_of(model), expected) if step in chosen]
+    passes = dict.fromkeys(range(6), 0)
+
+    def counted(number):
+        def hook(module, inputs):
+            passes[number] += 1
+
+        return hook
+
+    for number, block in enumerate(blocks_of(model)):
+        block.norm1.register_forward_pre_hook(counted(number))
+
+    class Pictures(Points):
+        steps_per_epoch = 1
+
+        def batches(self, epoch, start, share, device):
+            yield torch.randn(4, 3, 32, 32), torch.zeros(4, dtype=torch.long)
+
+        def loss(self, model, batch):
+            return nn.functional.cross_entropy(model(batch[0]), batch[1]), {}
+
+        def evaluate(self, model, share, device):
+            return {"score": 0.0}
+
+    settings = dataclasses.replace(SETTINGS, epochs=1, warmup_epochs=0, grad_checkpointing=(2,))
+    fit(model, Pictures(), settings, made(tmp_path), ALONE, report=lambda event: None)
+    assert list(passes.values()) == [1, 1, 2, 2, 2, 1]
+
+
+def test_steps_that_are_not_there_are_refused(tmp_path):
+    with pytest.raises(UserError, match=r"grad_checkpointing: got steps \[2\], expected some of the model's 0"):
+        trained_with(tmp_path, grad_checkpointing=(2,))
+
+
+def test_a_batch_that_does_not_fit_says_what_to_lower(tmp_path):
+    class Huge(Points):
+        def loss(self, model, batch):
+            return torch.empty(2**60).sum(), {}  # more than any machine has
+
+    with pytest.raises(UserError, match=r"memory: a forward pass of 4 samples does not fit .*accumulation_steps"):
+        train(made(tmp_path), Huge())
+
+
+def test_metrics_go_to_tensorboard_and_where_they_are_sent(tmp_path, monkeypatch):
+    """TensorBoard's own reader finds each line; a service that cannot be had here is stood in for by its two calls."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    sent = []
+
+    class Service:
+        @classmethod
+        def init(cls, **kwargs):
+            sent.append(kwargs)
+            return cls()
+
+        def log(self, values, step):
+            sent.append((step, values))
+
+    monkeypatch.setitem(sys.modules, "trackio", Service)
+    _, _, _ = trained_with(tmp_path / "run", tracker="trackio", log_interval=2)
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    epochs = [(line["step"], line["val_loss"]) for line in lines if line["kind"] == "epoch"]
+    events = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
+    events.Reload()
+    assert [(e.step, e.value) for e in events.Scalars("val_loss")] == [(s, pytest.approx(v)) for s, v in epochs]
+    assert [e.step for e in events.Scalars("grad_norm")] == [2, 4, 6, 8, 10, 12, 14]
+    assert sent[0]["name"] == "run" and sent[0]["config"]["lr"] == SETTINGS.lr
+    assert [(step, values["val_loss"]) for step, values in sent[1:] if "val_loss" in values] == epochs
+
+
+def test_a_tracker_that_is_not_installed_is_named(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(UserError, match=r"tracker: wandb is not installed, expected `pip install stepsnet\[wandb\]`"):
+        trained_with(tmp_path, tracker="wandb")
+
+
 @pytest.mark.parametrize("drop_path_rate", [0.0, 0.1])
 def test_the_number_of_graphs_does_not_grow_with_the_depth(drop_path_rate):
     counts, sizes = [], []

@@ -32,7 +32,8 @@ class TrainingSettings:
     clip_grad: float | None = 5.0  # largest norm of all gradients together
     amp_dtype: Literal["float32", "bfloat16", "float16"] = "float32"  # of the forward pass, by autocast
     ema_decay: float | None = None  # of an average of the weights, which is then what is evaluated
-    grad_checkpointing: float = 0.0  # share of the blocks, from the first on, that the backward pass recomputes
+    # blocks that the backward pass recomputes: a share of them, from the first on, or those of a list of steps
+    grad_checkpointing: float | tuple[int, ...] = 0.0
     compile: bool = False  # one block at a time
     parallel: Literal["ddp", "fsdp"] = "ddp"  # under torchrun
     seed: int = 0
@@ -41,9 +42,10 @@ class TrainingSettings:
     keep_checkpoints: int = 2  # the newest; the best by the task's measure is kept besides
     checkpoint_interval: int = 0  # updates between checkpoints within an epoch; 0 is at its end only
     log_interval: int = 50  # updates between lines in metrics.jsonl
+    tracker: Literal["trackio", "wandb"] | None = None  # besides metrics.jsonl, and TensorBoard where it is installed
     probe_epochs: int = 0  # look inside the network every so many epochs; 0 is never
 
 
 # Settings that may change when a run is resumed, on another machine say: they change a result by its rounding, if
 # at all, and by what each rank and part draws for its own dropout.
-FREE = {"device", "workers", "keep_checkpoints", "checkpoint_interval", "accumulation_steps", "parallel"}
+FREE = {"device", "workers", "keep_checkpoints", "checkpoint_interval", "accumulation_steps", "parallel", "tracker"}

@@ -9,9 +9,9 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from .distributed import Ranks, spread
 from .optim import build_optimizer, build_schedule, scaled_lr
 from .settings import TrainingSettings
 from .task import Share, Task
+from .tracking import Tracker, open_trackers, scalars
 from .update import Updater, autocast, bare
 
 __all__ = ["Fitted", "Stopped", "compile_blocks", "fit", "signals_caught"]
@@ -114,7 +115,8 @@ def _fit(
         updater.scaler.load_state_dict(found.state["scaler"])
         position = Position(**found.state["position"])
         report({"kind": "note", "text": f"resumed after update {position.step}"})
-    metrics = _Metrics(folder / "metrics.jsonl", position.metrics_bytes, ranks.first)
+    trackers = open_trackers(settings.tracker, folder, position.step, asdict(settings)) if ranks.first else []
+    metrics = _Metrics(folder / "metrics.jsonl", position.metrics_bytes, ranks.first, trackers)
 
     def save() -> None:
         position.metrics_bytes = ranks.from_first(metrics.size)
@@ -185,8 +187,7 @@ def _prepare(model: nn.Module, settings: TrainingSettings, ranks: Ranks) -> tupl
         raise UserError("amp_dtype: got float16 with parallel=fsdp, expected bfloat16: ranks would scale differently")
     model.to(ranks.device)
     averages = ModelEmaV3(model, decay=settings.ema_decay) if settings.ema_decay is not None else None
-    blocks = blocks_of(model)
-    for block in blocks[: round(settings.grad_checkpointing * len(blocks))]:
+    for block in _recomputed_blocks(model, settings.grad_checkpointing):
         block.forward = partial(recomputed, block.forward, use_reentrant=False)
     if settings.compile:
         compile_blocks(model)
@@ -196,6 +197,16 @@ def _prepare(model: nn.Module, settings: TrainingSettings, ranks: Ranks) -> tupl
         spread(averages.module, settings.parallel, ranks)
     # after the weights are shared out: the optimizer holds the parameters themselves
     return Trained(model, build_optimizer(model, settings), averages, ranks, sharded), wrapped
+
+
+def _recomputed_blocks(model: nn.Module, chosen: float | tuple[int, ...]) -> list[nn.Module]:
+    if not isinstance(chosen, tuple):
+        blocks = blocks_of(model)
+        return blocks[: round(chosen * len(blocks))]
+    try:
+        return blocks_of(model, chosen)
+    except ValueError as error:
+        raise UserError(f"grad_checkpointing: {error}") from None
 
 
 def compile_blocks(model: nn.Module, **kwargs: Any) -> None:
@@ -217,8 +228,8 @@ def compile_blocks(model: nn.Module, **kwargs: Any) -> None:
 class _Metrics:
     """``metrics.jsonl``: a line an event, cut back on resuming to what the checkpoint knows of."""
 
-    def __init__(self, path: Path, known_bytes: int, writes: bool):
-        self.path, self.writes = path, writes
+    def __init__(self, path: Path, known_bytes: int, writes: bool, trackers: Sequence[Tracker]):
+        self.path, self.writes, self.trackers = path, writes, trackers
         if writes:
             path.touch()
             with path.open("r+") as file:
@@ -232,6 +243,8 @@ class _Metrics:
         if self.writes:
             with self.path.open("a") as file:
                 file.write(json.dumps(line) + "\n")
+            for track in self.trackers:
+                track(scalars(line), line["step"])
 
     def last_epoch(self) -> dict[str, float]:
         if not self.writes:

@@ -46,13 +46,13 @@ class Recipe(TrainingSettings):
         least: dict[str, float] = {"epochs": 1, "batch_size": 1, "keep_checkpoints": 1, "probe_epochs": 0, "seed": 0}
         least |= {"lr": 0.0, "min_lr": 0.0, "warmup_lr": 0.0, "warmup_epochs": 0.0, "weight_decay": 0.0}
         least |= {"accumulation_steps": 1, "workers": 0, "log_interval": 1, "checkpoint_interval": 0}
-        least |= {"grad_checkpointing": 0.0, "max_undecodable": 0}
+        least |= {"max_undecodable": 0}
         for name, smallest in least.items():
             if not getattr(self, name) >= smallest:
                 raise UserError(f"{name}: got {getattr(self, name)}, expected at least {smallest}")
         for name in ("ema_decay", "layer_decay", "grad_checkpointing", "crop_pct"):
             value = getattr(self, name)
-            if value is not None and not 0 <= value <= 1:
+            if not (value is None or isinstance(value, tuple) or 0 <= value <= 1):
                 raise UserError(f"{name}: got {value}, expected 0 to 1")
 
 

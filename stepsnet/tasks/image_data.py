@@ -17,6 +17,7 @@ from torch.utils.data import Dataset
 from ..engine.randomness import seed_sample
 from ..errors import UserError, nearest
 from .settings import Augment
+from .shards import find_shards
 
 __all__ = ["ImageData", "InputSpec", "UNREADABLE", "Place", "Samples", "load_images"]
 
@@ -255,13 +256,14 @@ SOURCES: dict[str, Callable[[str, str], Splits]] = {
     "cifar10": _cifar("CIFAR10"),
     "cifar100": _cifar("CIFAR100"),
     "hfds": _hugging_face,
+    "wds": find_shards,
 }
 
 
 def load_images(
     data: str, spec: InputSpec, augment: Augment | None = None, seed: int = 0, train_samples: int | None = None
 ) -> ImageData:
-    """A data set by its name: ``digits``, ``folder:PATH``, ``cifar10:PATH``, ``cifar100:PATH``, ``hfds:NAME``.
+    """A data set by its name: ``digits``, ``folder:PATH``, ``cifar10:PATH``, ``cifar100:PATH``, ``hfds:NAME``, ``wds:PATH``.
 
     A path alone is a folder. ``train_samples`` keeps so many of the training samples, the first of each
     class in turn.

@@ -1,0 +1,69 @@
+"""Metrics for those who watch: TensorBoard where it is installed, trackio or Weights & Biases on request.
+
+``metrics.jsonl`` is the record; what is sent on from here may be lost with the process that is killed.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from importlib.util import find_spec
+from numbers import Real
+from pathlib import Path
+from typing import Any
+
+from ..errors import UserError
+
+__all__ = ["Tracker", "open_trackers"]
+
+Tracker = Callable[[Mapping[str, float], int], None]  # values by name, step
+
+
+def open_trackers(tracker: str | None, folder: Path, step: int, config: Mapping[str, Any]) -> list[Tracker]:
+    """A function for each place that metrics go to, from ``step`` on.
+
+    Args:
+        tracker: "trackio", "wandb" or None.
+
+    Raises:
+        UserError: ``tracker`` is not installed, or would not start.
+    """
+    opened = []
+    if find_spec("tensorboard"):
+        opened.append(_tensorboard(folder / "tensorboard", step))
+    if tracker:
+        opened.append(_service(tracker, folder, config))
+    return opened
+
+
+def scalars(line: Mapping[str, Any]) -> dict[str, float]:
+    """The plain numbers of a line of metrics, but for its position."""
+    numbers = {name: value for name, value in line.items() if isinstance(value, Real)}
+    return {name: float(value) for name, value in numbers.items() if name not in ("step", "epoch")}
+
+
+def _tensorboard(folder: Path, step: int) -> Tracker:
+    from torch.utils.tensorboard import SummaryWriter
+
+    writer = SummaryWriter(str(folder), purge_step=step + 1 if step else None)
+
+    def track(values: Mapping[str, float], step: int) -> None:
+        for name, value in values.items():
+            writer.add_scalar(name, value, step)
+        writer.flush()
+
+    return track
+
+
+def _service(name: str, folder: Path, config: Mapping[str, Any]) -> Tracker:
+    """Both are driven by the same calls; a run that goes on is found again by its folder's name."""
+    try:
+        service = importlib.import_module(name)
+    except ImportError:
+        raise UserError(f"tracker: {name} is not installed, expected `pip install stepsnet[{name}]`") from None
+    own = {"embed": False} if name == "trackio" else {"id": folder.name, "dir": str(folder)}
+    try:
+        run = service.init(project="stepsnet", name=folder.name, config=dict(config), resume="allow", **own)
+    except Exception as error:  # what a network or a missing key may raise
+        raise UserError(f"tracker: {name} would not start: {' '.join(str(error).split())[:300]}") from None
+    return lambda values, step: run.log(dict(values), step=step)

@@ -1,0 +1,121 @@
+"""Real processes, killed at random moments and in the middle of writing a checkpoint, end as if they had not been."""
+
+import json
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+
+from stepsnet.engine.checkpoint import newest
+
+CLOCKS = ("samples_per_second", "memory_gib")
+SMALL = ["model.args.widths=[24,48]", "model.args.depths=[2,1]", "model.args.num_heads=[2,3]", "train_samples=24"]
+SMALL += ["epochs=4", "batch_size=4", "checkpoint_interval=1", "ema_decay=0.9", "log_interval=1", "device=cpu"]
+SMALL += ["model.args.num_classes=2", "model.args.drop_path_rate=0.2", "probe_epochs=2", "amp_dtype=bfloat16"]
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    folder, rng = tmp_path_factory.mktemp("pictures"), np.random.default_rng(0)
+    for split, count in (("train", 12), ("val", 3)):
+        for name in ("cat", "dog"):
+            (folder / split / name).mkdir(parents=True)
+            for index in range(count):
+                pixels = rng.integers(0, 256, (36, 40, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(folder / split / name / f"{index}.png")
+    return folder
+
+
+def start(pictures, run, *arguments, **kwargs):
+    command = [sys.executable, "-m", "stepsnet", "train", "cifar10/shallow", "--data", f"folder:{pictures}"]
+    command += ["--run", str(run), "--resume", *SMALL, *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **kwargs)
+
+
+def finish(process):
+    out = process.communicate(timeout=240)[0]
+    assert process.returncode == 0, out
+
+
+def kill(process, checkpoints, wait, writing):
+    """Kill a run some time after it has begun, where ``writing`` as soon as a checkpoint is half-written then.
+
+    Returns whether the kill has left one.
+    """
+    while "effective batch" not in process.stdout.readline():
+        assert process.poll() is None
+    time.sleep(wait)
+    began = time.time()
+    while writing and process.poll() is None and not half_written(checkpoints, began):
+        pass
+    process.kill()
+    process.communicate()
+    return half_written(checkpoints, began)
+
+
+def half_written(checkpoints, since):
+    try:
+        return any(entry.name.startswith(".step-") and entry.stat().st_ctime > since for entry in os.scandir(checkpoints))
+    except FileNotFoundError:  # not begun, or renamed this very moment
+        return False
+
+
+def everything(run):
+    """Weights, averages, optimizer and metrics of a run that has ended."""
+    checkpoint, passed_over = newest(run / "checkpoints")
+    assert not passed_over and not list((run / "checkpoints").glob(".step-*"))
+    tensors = {f"end {name}": tensor for name, tensor in load_file(run / "model.safetensors").items()}
+    for file in ("model", "averages"):
+        weights = load_file(checkpoint.path / f"{file}.safetensors")
+        tensors |= {f"{file} {name}": tensor for name, tensor in weights.items()}
+    for name, moments in checkpoint.state["optimizer"]["state"].items():
+        tensors |= {f"{name} {key}": torch.as_tensor(value) for key, value in moments.items()}
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return tensors, [{key: value for key, value in line.items() if key not in CLOCKS} for line in lines]
+
+
+def test_a_run_killed_anywhere_ends_as_if_it_had_not_been(pictures, tmp_path):
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    finish(start(pictures, whole))
+    moments, torn = random.Random(0), 0
+    for workers, writing in ((4, True), (0, True), (4, False)):
+        process = start(pictures, killed, f"workers={workers}")
+        torn += kill(process, killed / "checkpoints", moments.uniform(0.0, 1.0), writing)
+        assert not (killed / "summary.json").exists()
+    assert torn, "no kill hit a checkpoint that was being written"
+    finish(start(pictures, killed, "workers=1"))
+    (tensors, lines), (expected_tensors, expected_lines) = everything(killed), everything(whole)
+    assert lines == expected_lines and any(line["kind"] == "step" for line in lines)
+    assert tensors.keys() == expected_tensors.keys()
+    for name, tensor in tensors.items():
+        assert torch.equal(tensor, expected_tensors[name]), name
+
+
+def test_a_disk_that_is_full_is_one_line_and_keeps_what_is_there(pictures, tmp_path):
+    def no_file_above_20_kb():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # so that write() fails, as on a full disk
+
+    process = start(pictures, tmp_path / "run", preexec_fn=no_file_above_20_kb)
+    out = process.communicate(timeout=240)[0]
+    assert process.returncode == 2, out
+    assert "Traceback" not in out and out.splitlines()[-1].startswith("stepsnet: checkpoint: cannot write"), out
+    assert newest(tmp_path / "run" / "checkpoints")[0] is None
+    finish(start(pictures, tmp_path / "run", "epochs=4"))  # with room again, it goes on
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root writes anywhere")
+def test_a_folder_that_cannot_be_written_is_one_line(pictures, tmp_path):
+    (tmp_path / "locked").mkdir(mode=0o555)
+    process = start(pictures, tmp_path / "locked" / "run")
+    out = process.communicate(timeout=240)[0]
+    assert process.returncode == 2 and "Permission denied" in out.splitlines()[-1], out

@@ -1,0 +1,120 @@
+"""Data sets that are neither folders nor CIFAR: Hugging Face's, and WebDataset shards."""
+
+import io
+import json
+import tarfile
+
+import pytest
+from PIL import Image
+
+from stepsnet.engine.task import Share
+from stepsnet.errors import UserError
+from stepsnet.tasks.classification import Classification
+from stepsnet.tasks.image_data import InputSpec, load_images
+from stepsnet.tasks.settings import Augment
+
+from test_classification import CPU, batches
+
+SPEC = InputSpec((3, 16, 16), (0.5,) * 3, (0.25,) * 3, crop_pct=1.0)
+
+
+def png(shade: int) -> bytes:
+    content = io.BytesIO()
+    Image.new("RGB", (16, 16), (shade, 0, 255 - shade)).save(content, "PNG")
+    return content.getvalue()
+
+
+def write_shard(path, samples):
+    """samples: (key, files by suffix)."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w") as tar:
+        for key, files in samples:
+            for suffix, content in files.items():
+                member = tarfile.TarInfo(f"{key}.{suffix}")
+                member.size = len(content)
+                tar.addfile(member, io.BytesIO(content))
+
+
+@pytest.fixture
+def shards(tmp_path):
+    """Six training pictures in two shards, labelled in both ways, and three for validation; shade 10·n is class n%3."""
+    for shard, numbers in enumerate(((0, 1, 2), (3, 4, 5))):
+        samples = [(f"a/{n:03}", {"png": png(10 * n), "cls": str(n % 3).encode()}) for n in numbers]
+        write_shard(tmp_path / f"set-train-{shard:02}.tar", samples)
+    samples = [(f"{n:03}", {"json": json.dumps({"label": n}).encode(), "png": png(10 * n)}) for n in range(3)]
+    write_shard(tmp_path / "set-validation-00.tar", samples)
+    return tmp_path
+
+
+def shades(images):
+    return [round((0.5 + 0.25 * image[0, 0, 0].item()) * 255) for image in images]
+
+
+def test_shards_are_read_in_any_order_by_any_number_of_workers(shards):
+    data = load_images(f"wds:{shards}", SPEC)
+    assert data.classes == ("0", "1", "2") and len(data.train) == 6 and len(data.val) == 3
+    seen = []
+    for workers in (0, 2):
+        found = batches(Classification(data, 2, seed=1, workers=workers), epoch=3)
+        labels = [label for _, batch in found for label in batch.tolist()]
+        got = [shade for images, _ in found for shade in shades(images)]
+        assert [shade // 10 % 3 for shade in got] == labels and sorted(got) == [0, 10, 20, 30, 40, 50]
+        seen.append(got)
+    assert seen[0] == seen[1] != sorted(seen[0])
+    resumed = batches(Classification(data, 2, seed=1), epoch=3, start=2)
+    assert [shade for images, _ in resumed for shade in shades(images)] == seen[0][4:]
+    assert shades(data.val[(0, i, 0)][0] for i in range(3)) == [0, 10, 20]
+
+
+def test_class_names_come_from_their_file(shards):
+    (shards / "classnames.txt").write_text("ant\nbee\ncat\n")
+    assert load_images(f"wds:{shards}", SPEC).classes == ("ant", "bee", "cat")
+    (shards / "classnames.txt").write_text("ant\n")
+    with pytest.raises(UserError, match=r"classnames.txt has 1 lines, expected one for each of the 3"):
+        load_images(f"wds:{shards}", SPEC)
+
+
+@pytest.mark.parametrize(
+    "samples, expected",
+    [
+        ([("x", {"png": png(0)})], r"bad-train.tar: x.png has no class, expected x.cls"),
+        ([("x", {"png": png(0), "cls": b"cat"})], r"cannot read .*bad-train.tar as a WebDataset shard: invalid literal"),
+        (None, r"cannot read .*bad-train.tar as a WebDataset shard: .*"),
+    ],
+)
+def test_shards_that_do_not_fit_are_refused(shards, samples, expected):
+    if samples is None:
+        (shards / "bad-train.tar").write_text("no tar file, but long enough for a header" * 20)
+    else:
+        write_shard(shards / "bad-train.tar", samples)
+    with pytest.raises(UserError, match=expected):
+        load_images(f"wds:{shards}", SPEC)
+
+
+def test_shards_are_needed_for_both_splits(shards):
+    (shards / "set-validation-00.tar").unlink()
+    with pytest.raises(UserError, match=r"no pictures in \*val\*.tar or \*test\*.tar"):
+        load_images(f"wds:{shards}", SPEC)
+
+
+def test_hugging_face_data_are_read_through_timms_reader(tmp_path):
+    """A local folder in the hub's own image layout: no network."""
+    for split, count in (("train", 4), ("validation", 2)):
+        for shade, name in ((30, "cat"), (90, "dog")):
+            folder = tmp_path / "set" / split / name
+            folder.mkdir(parents=True)
+            for index in range(count):
+                (folder / f"{index}.png").write_bytes(png(shade + index))
+    data = load_images(f"hfds:{tmp_path / 'set'}", SPEC, None, 0)
+    assert data.classes == ("cat", "dog") and len(data.train) == 8 and len(data.val) == 4
+    for index in range(4):
+        image, label, failed = data.val[(0, index, 0)]
+        assert not failed and shades([image])[0] - index % 2 == (30, 90)[label]
+    task = Classification(load_images(f"hfds:{tmp_path / 'set'}", SPEC, Augment(), 0), 4, workers=2)
+    images, labels = next(task.batches(0, 0, Share(), CPU))
+    assert images.shape == (4, 3, 16, 16) and set(labels.tolist()) <= {0, 1}
+
+
+def test_what_hugging_face_cannot_load_is_one_line(tmp_path):
+    with pytest.raises(UserError, match=r"cannot load hfds:.*nowhere"):
+        load_images(f"hfds:{tmp_path}/nowhere", SPEC)
