@@ -3,7 +3,7 @@
 Both are interleaved in one process, update by update, so that noise hits both alike: the task times a bare
 update, then hands the loop the very same batch and times what it does with it until it asks for the next.
 
-    python benchmarks/engine.py [--updates N] [--batch-size B]
+    python benchmarks/engine.py [--updates N] [--batch-size B] [--out results/benchmarks/engine.json]
 
 Ends in one JSON line. Run it on an idle machine.
 """
@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import tempfile
 import time
 from pathlib import Path
 
 import timm
 import torch
+from outcome import conclude, spread
 from torch import nn
 
 import stepsnet  # noqa: F401 - registers the models
@@ -26,7 +26,6 @@ from stepsnet.engine.distributed import Ranks
 from stepsnet.engine.optim import build_optimizer
 from stepsnet.engine.settings import TrainingSettings
 from stepsnet.engine.train import fit
-from stepsnet.provenance import provenance
 
 MODEL = {"img_size": 32, "patch_size": 8, "num_classes": 10, "widths": (24, 34, 48), "depths": (13, 7, 4)}
 WARM_UP = 5
@@ -73,8 +72,9 @@ class Timed:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--updates", type=int, default=60)
+    parser.add_argument("--updates", type=int, default=100)
     parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     settings = TrainingSettings(epochs=1, batch_size=options.batch_size, warmup_epochs=0, device="cpu")
     models = [timm.create_model("steps_deit_tiny_patch16_224", **MODEL) for _ in range(2)]
@@ -82,20 +82,15 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         ranks = Ranks(0, 1, torch.device("cpu"))
         fit(models[0], task, settings, Path(folder), ranks, report=lambda event: json.dumps(event))
-    ratios = [engine / bare for engine, bare in zip(task.engine[WARM_UP:], task.bare[WARM_UP:])]
-    quartiles = statistics.quantiles(ratios, n=4)
+    bare, engine = task.bare[WARM_UP:], task.engine[WARM_UP:]
     result = {
-        "benchmark": "engine",
-        "ratio_median": round(statistics.median(ratios), 4),
-        "ratio_quartiles": [round(quartiles[0], 4), round(quartiles[2], 4)],
-        "bare_ms_median": round(1000 * statistics.median(task.bare[WARM_UP:]), 2),
-        "engine_ms_median": round(1000 * statistics.median(task.engine[WARM_UP:]), 2),
-        "updates": len(ratios),
+        "ratio": spread([ours / theirs for ours, theirs in zip(engine, bare)]),
+        "bare_ms": spread([1000 * seconds for seconds in bare], 2),
+        "engine_ms": spread([1000 * seconds for seconds in engine], 2),
         "batch_size": options.batch_size,
         "model": MODEL,
-        **provenance(),
     }
-    print(json.dumps(result))
+    conclude("engine", result, options.out)
 
 
 if __name__ == "__main__":

@@ -10,8 +10,6 @@ activations go. The images themselves are left out on both sides.
 from __future__ import annotations
 
 import contextlib
-import json
-import shlex
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -20,11 +18,11 @@ from typing import Any
 
 import timm
 import torch
+from outcome import conclude
 from torch.profiler import ProfilerActivity, profile
 
 import stepsnet  # noqa: F401 - registers the models with timm
 from stepsnet.analysis.memory import AMP_DTYPES, training_memory
-from stepsnet.provenance import provenance
 
 TINY, SMALL, DEIT = "steps_deit_tiny_patch16_224", "steps_deit_small_patch16_224", "deit_tiny_patch16_224"
 CASES: list[dict[str, Any]] = [
@@ -90,11 +88,7 @@ def main() -> None:
     for case in CASES:
         rows.append(measure(**case))
         print(rows[-1], file=sys.stderr, flush=True)
-    where = {**provenance(), "command": shlex.join(["python", "benchmarks/memory.py", *sys.argv[1:]])}
-    result = {"benchmark": "memory", "rows": rows, **where}
-    if len(sys.argv) > 1:
-        Path(sys.argv[1]).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    print(json.dumps(result))
+    conclude("memory", {"rows": rows}, Path(sys.argv[1]) if len(sys.argv) > 1 else None)
 
 
 if __name__ == "__main__":

@@ -86,6 +86,11 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--top", type=int, default=5, help="classes a picture (default: 5)")
     sub.add_argument("--json", action="store_true")
 
+    sub = verb("report", _report, "write one HTML page for any runs, finished or not")
+    sub.add_argument("runs", metavar="RUN", nargs="+", type=Path, help="run folders, or that of a comparison")
+    sub.add_argument("--out", metavar="FILE", type=Path, default=Path("report.html"), help="default: report.html")
+    sub.add_argument("--title", help="default: the names of the recipes")
+
     sub = verb("models", _models, "list the models, their baselines and sizes")
     sub.add_argument("--json", action="store_true")
 
@@ -216,6 +221,14 @@ def _expand(patterns: Sequence[str]) -> list[Path]:
                 raise UserError(f"predict: the folder {match} is empty")
             found += inside
     return found
+
+
+def _report(options: argparse.Namespace) -> None:
+    from .report import find_runs, write_report
+
+    runs = find_runs(options.runs)
+    write_report(runs, options.out, options.title)
+    print(f"report: {options.out} — {len(runs)} run{'s' * (len(runs) > 1)}")
 
 
 def _models(options: argparse.Namespace) -> None:

@@ -64,7 +64,9 @@ def kill(process, checkpoints, wait, writing):
 
 def half_written(checkpoints, since):
     try:
-        return any(entry.name.startswith(".step-") and entry.stat().st_ctime > since for entry in os.scandir(checkpoints))
+        return any(
+            entry.name.startswith(".step-") and entry.stat().st_ctime > since for entry in os.scandir(checkpoints)
+        )
     except FileNotFoundError:  # not begun, or renamed this very moment
         return False
 

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ SIZE = (3, 64, 64)
 def load(path):
     spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(path.parent))  # as if it were run
     spec.loader.exec_module(module)
     return module
 

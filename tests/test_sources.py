@@ -6,14 +6,13 @@ import tarfile
 
 import pytest
 from PIL import Image
+from test_classification import CPU, batches
 
 from stepsnet.engine.task import Share
 from stepsnet.errors import UserError
 from stepsnet.tasks.classification import Classification
 from stepsnet.tasks.image_data import InputSpec, load_images
 from stepsnet.tasks.settings import Augment
-
-from test_classification import CPU, batches
 
 SPEC = InputSpec((3, 16, 16), (0.5,) * 3, (0.25,) * 3, crop_pct=1.0)
 
@@ -78,7 +77,10 @@ def test_class_names_come_from_their_file(shards):
     "samples, expected",
     [
         ([("x", {"png": png(0)})], r"bad-train.tar: x.png has no class, expected x.cls"),
-        ([("x", {"png": png(0), "cls": b"cat"})], r"cannot read .*bad-train.tar as a WebDataset shard: invalid literal"),
+        (
+            [("x", {"png": png(0), "cls": b"cat"})],
+            r"cannot read .*bad-train.tar as a WebDataset shard: invalid literal",
+        ),
         (None, r"cannot read .*bad-train.tar as a WebDataset shard: .*"),
     ],
 )

@@ -92,13 +92,13 @@ def _origins(groups: Sequence[Group]) -> list[tuple[dict[str, str], list[tuple[G
     return [(dict(zip(("Commit", "Hardware", "Versions"), place)), runs) for place, runs in found.items()]
 
 
-def write_report(runs: Sequence[Path], out: Path, title: str) -> Path:
+def write_report(runs: Sequence[Path], out: Path, title: str | None = None) -> Path:
     """Write the page of one run or of a comparison, and beside it ``figures/`` with PNG, SVG and CSV files.
 
     Args:
         runs: run folders, finished or not.
         out: the page to write, or an existing folder to write ``report.html`` in.
-        title: the page's.
+        title: the page's; by default the recipes' names.
 
     Returns:
         The page: one HTML file that needs nothing else. The same runs give the same bytes.
@@ -110,7 +110,9 @@ def write_report(runs: Sequence[Path], out: Path, title: str) -> Path:
         raise UserError("report: got no run folder, expected at least one")
     out = Path(out)
     page = out / "report.html" if out.is_dir() else out
-    groups = group_runs([load_run(Path(run)) for run in runs])
+    loaded = [load_run(Path(run)) for run in runs]
+    title = title or ", ".join(dict.fromkeys(str(run.config.get("name", run.folder.name)) for run in loaded))
+    groups = group_runs(loaded)
     candidates = {
         "loss": figure_curves(groups, "loss", "Loss", ""),
         "top1": figure_curves(groups, "top1", "Top-1 accuracy", "\u00a0%"),

@@ -97,6 +97,15 @@ class Group:
         return {seed: statistics.mean(values) for seed, values in found.items()}
 
 
+def find_runs(folders: Sequence[Path]) -> list[Path]:
+    """The run folders among these: each itself, or those within a comparison's or a sweep's."""
+    found: list[Path] = []
+    for folder in folders:
+        inside = sorted(path.parent for path in folder.glob("*/config.yaml"))
+        found += inside or [folder]
+    return found
+
+
 def load_run(folder: Path) -> Run:
     """Read a run folder; a last line of metrics that a crash cut off is left out."""
     if not (folder / "config.yaml").is_file():
@@ -139,6 +148,7 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
         [f" · {max(len(run.widths) for run in members) or '?'} blocks" for members in kinds.values()],
         [f" · {recipe.get('name')}" for recipe in recipes],
         [f" · {', '.join(f'{key} {recipe.get(key)}' for key in varied)}" for recipe in recipes],
+        [f" · {members[0].folder.name}" for members in kinds.values()],
         [f" · {number}" for number in range(1, len(kinds) + 1)],
     ):
         if len({label + suffix for (label, _), suffix in zip(kinds, suffixes)}) == len(kinds):

@@ -263,7 +263,7 @@ SOURCES: dict[str, Callable[[str, str], Splits]] = {
 def load_images(
     data: str, spec: InputSpec, augment: Augment | None = None, seed: int = 0, train_samples: int | None = None
 ) -> ImageData:
-    """A data set by its name: ``digits``, ``folder:PATH``, ``cifar10:PATH``, ``cifar100:PATH``, ``hfds:NAME``, ``wds:PATH``.
+    """A data set by its name: ``digits``, or a kind of :data:`SOURCES` and a place, such as ``folder:PATH``.
 
     A path alone is a folder. ``train_samples`` keeps so many of the training samples, the first of each
     class in turn.

@@ -57,7 +57,9 @@ class Shards:
             raise UserError(f"data: cannot read {path} as a WebDataset shard: {error}") from None
         for key, picture in pictures.items():
             if labels.get(key, -1) < 0:
-                raise UserError(f"data: {path}: {picture[0]} has no class, expected {key.lstrip('/')}.cls with a number")
+                raise UserError(
+                    f"data: {path}: {picture[0]} has no class, expected {key.lstrip('/')}.cls with a number"
+                )
             self.places.append((path, *picture))
             self.labels.append(labels[key])
 

@@ -1,0 +1,30 @@
+"""How a benchmark ends: its numbers and where they come from, as one JSON line, and as a file where one is named."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import statistics
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from stepsnet.provenance import provenance
+
+__all__ = ["conclude", "spread"]
+
+
+def spread(values: Sequence[float], digits: int = 4) -> dict[str, Any]:
+    """Median and quartiles: on a shared machine a mean tells of the neighbours."""
+    low, middle, high = statistics.quantiles(values, n=4)
+    return {"median": round(middle, digits), "quartiles": [round(low, digits), round(high, digits)], "n": len(values)}
+
+
+def conclude(benchmark: str, result: dict[str, Any], out: Path | None = None) -> None:
+    command = shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]])
+    whole = {"benchmark": benchmark, **result, **provenance(), "command": command}
+    if out:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
+    print(json.dumps(whole))
