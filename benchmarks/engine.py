@@ -34,7 +34,7 @@ WARM_UP = 5
 class Timed:
     """A task that times a bare update before each of the engine's."""
 
-    monitor = "score"
+    monitor, lower_is_better, unit, units_per_sample = "score", False, "images", 1
 
     def __init__(self, model: nn.Module, settings: TrainingSettings, updates: int):
         self.model, self.settings = model, settings

@@ -197,9 +197,9 @@ def _eval(options: argparse.Namespace) -> None:
 
 
 def _predict(options: argparse.Namespace) -> None:
-    from .run import predict
+    from .predict import classify
 
-    predictions = predict(options.run, _expand(options.files), options.top)
+    predictions = classify(options.run, _expand(options.files), options.top)
     if options.json:
         print(json.dumps([{"file": str(file), "classes": dict(classes)} for file, classes in predictions]))
         return

@@ -21,9 +21,10 @@ from .engine.console import Display
 from .engine.train import signals_caught
 from .errors import UserError
 from .files import write_atomically
+from .models.build import build_model
 from .recipes.recipe import Recipe, to_yaml
 from .report import write_report
-from .run import build_model, open_folder
+from .run import open_folder
 
 __all__ = ["compare", "summarise"]
 
@@ -85,7 +86,8 @@ def summarise(summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
         deviation = statistics.stdev(values) if len(values) > 1 else None
         return {"mean": statistics.mean(values), "std": deviation, "values": list(values)}
 
-    names = ("train_loss", "train_top1", "val_loss", "val_top1")
+    first = next(iter(by_label.values()))
+    names = [name for name in next(iter(first.values())) if not name.startswith("best_")]
     paired = sorted(by_label["StepsNet"].keys() & by_label["baseline"].keys())
     return {
         "recipe": summaries[0]["recipe"],

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-__all__ = ["StepSequence", "StreamBlock", "blocks_of", "step_sequences"]
+__all__ = ["StepSequence", "StreamBlock", "blocks_of", "step_sequences", "widths_of"]
 
 
 class StreamBlock:
@@ -164,6 +165,14 @@ def blocks_of(model: nn.Module, steps: Sequence[int] | None = None) -> list[nn.M
             found += members
     nested = {inner for block in found for inner in block.modules() if inner is not block}
     return [block for block in found if block not in nested]  # stages hold blocks: the outermost count
+
+
+def widths_of(model: nn.Module) -> list[int]:
+    """The width that each block of a StepsNet reads and writes, in the order of execution; empty without one."""
+    config: Any = getattr(model, "config", None)
+    if hasattr(config, "widths"):  # a transformers model has its layers in one list
+        return [width for width, depth in zip(config.widths, config.depths) for _ in range(depth)]
+    return [block.width for sequence in step_sequences(model) for block in sequence]
 
 
 def _innermost(block) -> nn.Module:

@@ -71,8 +71,9 @@ def test_predict_reads_files_folders_and_patterns(trained, tmp_path, capsys):
     assert status == 0 and [os.path.basename(entry["file"]) for entry in predictions] == ["0.png", "1.png", "2.png"]
     assert all(len(entry["classes"]) == 5 for entry in predictions)
     # enlarged by whole factors, a picture reads as the very digit that was trained on
+    from stepsnet.models.build import build_model
     from stepsnet.recipes.recipe import read_recipe
-    from stepsnet.run import build_model, input_spec
+    from stepsnet.tasks.classification import input_spec
     from stepsnet.tasks.image_data import load_images
 
     recipe = read_recipe(trained / "config.yaml")

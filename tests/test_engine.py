@@ -32,7 +32,8 @@ CLOCKS = ("samples_per_second", "memory_gib")
 class Points:
     """A line to be fitted; a dropout in the model shows whether randomness is a function of the step."""
 
-    steps_per_epoch, batch_size, monitor = 5, 4, "score"
+    steps_per_epoch, batch_size, monitor, lower_is_better = 5, 4, "score", False
+    unit, units_per_sample = "points", 1
 
     def __init__(self, die_at=None, poison_at=None):
         generator = torch.Generator().manual_seed(0)

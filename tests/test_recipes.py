@@ -18,11 +18,12 @@ from stepsnet.engine.optim import scaled_lr
 from stepsnet.engine.train import fit
 from stepsnet.errors import UserError
 from stepsnet.models import FAMILIES, baseline_of
+from stepsnet.models.build import build_model
 from stepsnet.paper.tables import TABLE_1, model_of, printed_rows
 from stepsnet.recipes import find_recipe, recipes
 from stepsnet.recipes.recipe import ModelSpec, override, read_recipe, to_yaml
-from stepsnet.run import _task, build_model, input_spec, train_run
-from stepsnet.tasks.image_data import load_images
+from stepsnet.run import train_run
+from stepsnet.tasks.classification import input_spec, set_up
 
 NAMES = list(recipes())
 AT_SCALE = [name for name in NAMES if name.split("/")[0] in ("imagenet", "deeper", "ablations")]
@@ -298,8 +299,8 @@ def test_two_updates(name, pictures, tmp_path, monkeypatch):
     torch.manual_seed(recipe.seed)
     model = build_model(recipe.model)
     before = {key: value.clone() for key, value in model.named_parameters()}
-    data = load_images(recipe.data, input_spec(recipe, model), recipe.augment, recipe.seed)
-    fit(model, _task(recipe, data), recipe, tmp_path, Ranks(0, 1, torch.device("cpu")), report=lambda event: None)
+    task = set_up(recipe).task
+    fit(model, task, recipe, tmp_path, Ranks(0, 1, torch.device("cpu")), report=lambda event: None)
     assert len(losses(tmp_path)) == 2 and np.isfinite(losses(tmp_path)).all()
     assert not all(torch.equal(before[key], value) for key, value in model.named_parameters())
     assert all(value.isfinite().all() for value in model.parameters())

@@ -35,7 +35,7 @@ from torch.optim import Optimizer
 from ..errors import UserError
 from .distributed import Ranks
 
-__all__ = ["Checkpoint", "Trained", "load_weights", "newest", "save_weights", "whole_weights"]
+__all__ = ["Checkpoint", "Trained", "load_into", "load_weights", "newest", "save_weights", "whole_weights"]
 
 _SUMS, _SHARDS = "SHA256SUMS", "shards"
 _WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
@@ -54,11 +54,11 @@ class Trained:
     def _tensors(self) -> dict[str, Any]:
         """The tensors as this rank holds them."""
         tensors = {
-            "model": get_model_state_dict(self.model),
+            "model": _untied(self.model, get_model_state_dict(self.model)),
             "optimizer": get_optimizer_state_dict(self.model, self.optimizer),
         }
         if self.averages:
-            tensors["averages"] = get_model_state_dict(self.averages.module)
+            tensors["averages"] = _untied(self.averages.module, get_model_state_dict(self.averages.module))
         return tensors
 
     def save(self, folder: Path, step: int, state: Mapping[str, Any], keep: int, best: int | None = None) -> Path:
@@ -99,20 +99,19 @@ class Trained:
         if (checkpoint.path / _SHARDS).is_dir():
             tensors = self._tensors()
             dcp.load(tensors, checkpoint_id=checkpoint.path / _SHARDS, no_dist=self.ranks.world_size == 1)
-            set_model_state_dict(self.model, tensors["model"])
+            set_model_state_dict(self.model, _retied(self.model, tensors["model"]))
             set_optimizer_state_dict(self.model, self.optimizer, tensors["optimizer"])
             if self.averages:
-                set_model_state_dict(self.averages.module, tensors["averages"])
+                set_model_state_dict(self.averages.module, _retied(self.averages.module, tensors["averages"]))
             return
         whole = StateDictOptions(full_state_dict=True)
-        weights = load_weights(checkpoint.path / "model.safetensors")
+        weights = _retied(self.model, load_weights(checkpoint.path / "model.safetensors"))
         check_fit(self.model, weights)
         set_model_state_dict(self.model, weights, options=whole)
         set_optimizer_state_dict(self.model, self.optimizer, checkpoint.state["optimizer"], options=whole)
         if self.averages:
-            set_model_state_dict(
-                self.averages.module, load_weights(checkpoint.path / "averages.safetensors"), options=whole
-            )
+            averages = load_weights(checkpoint.path / "averages.safetensors")
+            set_model_state_dict(self.averages.module, _retied(self.averages.module, averages), options=whole)
 
 
 @dataclass(frozen=True)
@@ -154,7 +153,18 @@ def newest(folder: Path, step: int | None = None) -> tuple[Checkpoint | None, li
 
 def whole_weights(model: nn.Module) -> dict[str, Any]:
     """A model's weights on the CPU, gathered from all ranks on rank 0. Every rank calls it."""
-    return get_model_state_dict(model, options=_WHOLE)
+    return _untied(model, get_model_state_dict(model, options=_WHOLE))
+
+
+def load_into(model: nn.Module, weights: Mapping[str, Any]) -> None:
+    """Load weights into a model that nothing is put around; tied ones need to be there once.
+
+    Raises:
+        UserError: with the first tensors that differ.
+    """
+    weights = _retied(model, weights)
+    check_fit(model, weights)
+    model.load_state_dict(weights)
 
 
 def save_weights(path: Path, weights: Mapping[str, Tensor]) -> None:
@@ -183,6 +193,24 @@ def check_fit(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
     if differing:
         first = "; ".join(f"{n} {got.get(n, 'missing')}, expected {expected.get(n, 'none')}" for n in differing[:3])
         raise UserError(f"checkpoint: {len(differing)} tensors do not fit the model: got {first}")
+
+
+def _ties(model: nn.Module) -> dict[str, str]:
+    """Names of parameters that are another's too -> the first name of each."""
+    first: dict[int, str] = {}
+    every = model.named_parameters(remove_duplicate=False)
+    return {name: first[id(p)] for name, p in every if first.setdefault(id(p), name) != name}
+
+
+def _untied(model: nn.Module, weights: Mapping[str, Any]) -> dict[str, Any]:
+    """Without second names, which safetensors refuses and an embedding is too large for."""
+    ties = _ties(model)
+    return {name: tensor for name, tensor in weights.items() if name not in ties}
+
+
+def _retied(model: nn.Module, weights: Mapping[str, Any]) -> dict[str, Any]:
+    ties = _ties(model)
+    return {**{name: weights[first] for name, first in ties.items() if first in weights}, **weights}
 
 
 def _weights_of(model: nn.Module) -> dict[str, Any]:

@@ -55,8 +55,8 @@ class Bars:
             BarColumn(bar_width=None),
             TextColumn("epoch {task.fields[epoch]}/{task.fields[epochs]}"),
             TextColumn("loss {task.fields[loss]:.3f}"),
-            TextColumn("accuracy {task.fields[accuracy]}"),
-            TextColumn("{task.fields[speed]:.0f} images/s"),
+            TextColumn("{task.fields[measure]}"),
+            TextColumn("{task.fields[speed]}"),
             TimeRemainingColumn(compact=True),
             TextColumn("left"),
             console=console,
@@ -78,8 +78,8 @@ class Bars:
                 "epoch": event["epoch"],
                 "epochs": event["epochs"],
                 "loss": event["loss"],
-                "accuracy": f"{event['top1']:.1f}%" if "top1" in event else "–",
-                "speed": event["samples_per_second"],
+                "measure": measure_of(event),
+                "speed": event["speed"],
             }
             if event["run"] not in self.tasks:
                 self.tasks[event["run"]] = self.bars.add_task(event["run"], total=event["steps"], **fields)
@@ -95,12 +95,21 @@ def epoch_line(event: dict[str, Any]) -> str:
     for split in ("train", "val"):
         if f"{split}_loss" in event:
             parts.append(f"{split} loss {event[f'{split}_loss']:.3f}")
-        if f"{split}_top1" in event:
-            parts.append(f"accuracy {event[f'{split}_top1']:.1f}%")
-    parts.append(f"{event['samples_per_second']:.0f} images/s")
+        if measure := measure_of(event, f"{split}_"):
+            parts.append(measure)
+    parts.append(event["speed"])
     minutes, seconds = divmod(round(event["seconds_left"]), 60)
     parts.append(f"{minutes}:{seconds:02d} left")
     return ", ".join(parts)
+
+
+def measure_of(event: dict[str, Any], split: str = "") -> str:
+    """The one number that a user knows best, in words."""
+    if f"{split}top1" in event:
+        return f"accuracy {event[f'{split}top1']:.1f}%"
+    if f"{split}perplexity" in event:
+        return f"perplexity {event[f'{split}perplexity']:.2f}"
+    return ""
 
 
 def choose_display(progress: str) -> Display:

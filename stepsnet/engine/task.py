@@ -46,7 +46,10 @@ class Task(Protocol):
 
     steps_per_epoch: int
     batch_size: int
-    monitor: str  # the metric by which one checkpoint is better than another; larger is better
+    monitor: str  # the metric by which one checkpoint is better than another
+    lower_is_better: bool
+    unit: str  # what is counted for the speed, such as images
+    units_per_sample: int
 
     def batches(self, epoch: int, start: int, share: Share, device: torch.device) -> Iterator[Any]:
         """A rank's micro-batches of an epoch from update ``start`` on, ``accumulation_steps`` for each.
@@ -56,11 +59,15 @@ class Task(Protocol):
         ...
 
     def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss to be minimised, and other means over the batch for the log (``top1`` in percent)."""
+        """The loss to be minimised, and other means over the batch for the log."""
         ...
 
     def evaluate(self, model: nn.Module, share: Share, device: torch.device) -> dict[str, float]:
         """Metrics on the validation split, of all ranks together."""
+        ...
+
+    def facts(self) -> dict[str, Any]:
+        """What ``summary.json`` says of the data."""
         ...
 
     def notices(self) -> list[str]:

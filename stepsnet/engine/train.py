@@ -54,7 +54,7 @@ class Position:
     sums: dict[str, float] = field(default_factory=dict)  # of the epoch's means so far
     seconds: float = 0.0  # spent in updates
     metrics_bytes: int = 0  # length of metrics.jsonl
-    best: float = -math.inf  # of the task's measure
+    best: float = -math.inf  # of the task's measure, or of its negative where lower is better
     best_step: int | None = None
 
 
@@ -165,8 +165,9 @@ def _fit(
         with autocast(settings, ranks.device):
             scores = task.evaluate(evaluated_model, share, ranks.device)
         evaluated = {f"val_{name}": value for name, value in scores.items()}
-        if scores[task.monitor] > position.best:
-            position.best, position.best_step = scores[task.monitor], position.step
+        score = -scores[task.monitor] if task.lower_is_better else scores[task.monitor]
+        if score > position.best:
+            position.best, position.best_step = score, position.step
         progress = _progress(epoch, means["train_loss"], position, task, settings, trained)
         kept = {name: progress[name] for name in ("lr", "samples_per_second", "memory_gib")}
         line = {"kind": "epoch", "epoch": epoch + 1, "step": position.step, **kept, **means, **evaluated}
@@ -174,7 +175,7 @@ def _fit(
         look_inside(epoch + 1)
         position.sums = {}
         save()
-        report({**progress, **evaluated, "top1": evaluated.get("val_top1", math.nan)})
+        report({**progress, **scores})
         report({**progress, **line})
         if any(ranks.mean([torch.tensor(float(bool(caught)))])):
             raise Stopped(ranks.from_first(caught[0] if caught else signal.SIGTERM), position.step)
@@ -280,6 +281,7 @@ def _progress(
         **{name: total / max(in_epoch, 1) for name, total in position.sums.items() if name != "loss"},
         "lr": max(group["lr"] for group in trained.optimizer.param_groups),
         "samples_per_second": position.step * task.batch_size / position.seconds,
+        "speed": f"{position.step * task.batch_size * task.units_per_sample / position.seconds:.0f} {task.unit}/s",
         "seconds_left": (steps - position.step) * position.seconds / position.step,
         "memory_gib": _memory(trained.ranks.device),
     }

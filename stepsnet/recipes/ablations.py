@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from ..paper.tables import printed_rows
 from .imagenet import STOCHASTIC_DEPTH, row_model, row_recipe
-from .recipe import Recipe
+from .recipe import ClassificationRecipe
 
 __all__ = ["RECIPES"]
 
@@ -33,7 +33,7 @@ _NAMES = {
 }
 
 
-def _table(table: str, drop_path_rate: float) -> dict[str, Callable[[], Recipe]]:
+def _table(table: str, drop_path_rate: float) -> dict[str, Callable[[], ClassificationRecipe]]:
     rows = {row["row"]: row for row in printed_rows(table)}
     titles = list(_NAMES[table].values())
     first = row_model(rows[titles[0]], drop_path_rate)

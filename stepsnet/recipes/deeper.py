@@ -6,12 +6,14 @@ from collections.abc import Callable
 
 from ..paper.tables import ALLOCATION_IS_OURS, printed_rows
 from .imagenet import STOCHASTIC_DEPTH, row_model, row_recipe
-from .recipe import Recipe
+from .recipe import ClassificationRecipe
 
 __all__ = ["RECIPES"]
 
 
-def _table(table: str, baselines: str, steps: str, drop_path_rate: float) -> dict[str, Callable[[], Recipe]]:
+def _table(
+    table: str, baselines: str, steps: str, drop_path_rate: float
+) -> dict[str, Callable[[], ClassificationRecipe]]:
     """Recipes of a table; a StepsNet's baseline is the one of as many blocks, or of nearly as many."""
     rows = printed_rows(table)
     of_one_width = [row for row in rows if not row["row"].startswith("Steps-")]

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..paper.tables import TABLE_1, model_of, printed_rows
 from ..tasks.settings import Augment
-from .recipe import ModelSpec, Recipe
+from .recipe import ClassificationRecipe, ModelSpec
 
 __all__ = ["RECIPES", "STOCHASTIC_DEPTH", "derive", "imagenet", "row_model", "row_recipe"]
 
@@ -31,14 +31,14 @@ STOCHASTIC_DEPTH = {
 }
 
 
-def imagenet() -> Recipe:
+def imagenet() -> ClassificationRecipe:
     """The paper's settings for ImageNet-1K, with DeiT-S.
 
     From the Appendix: AdamW, 300 epochs, 20 of them warm-up, rate 1e-3 for 1,024 images and linear in the
     batch, weight decay 0.05, RandAugment, Mixup, CutMix and random erasing. The rest is Swin's recipe, which
     the paper refers to. ResNets train with the same: "all our models under the same settings".
     """
-    return Recipe(
+    return ClassificationRecipe(
         name="imagenet/deit_small",
         model=ModelSpec("deit_small_patch16_224", {"drop_path_rate": STOCHASTIC_DEPTH["DeiT-S"]}),
         data="folder:imagenet",
@@ -67,12 +67,12 @@ def derive(
     baseline: ModelSpec | None = None,
     expected: dict[str, float] | None = None,
     note: str = "",
-) -> Callable[[], Recipe]:
+) -> Callable[[], ClassificationRecipe]:
     """A recipe's function: `imagenet()` with another model. Its docstring's first line is ``title``."""
 
     recipe = dataclasses.replace(imagenet(), name=name, model=model, baseline=baseline, expected=expected or {})
 
-    def make() -> Recipe:
+    def make() -> ClassificationRecipe:
         return copy.deepcopy(recipe)
 
     commands = f"`stepsnet train {name} --data folder:PATH`"
@@ -96,7 +96,7 @@ def row_model(row: dict[str, Any], drop_path_rate: float) -> ModelSpec:
 
 def row_recipe(
     name: str, row: dict[str, Any], drop_path_rate: float, baseline: ModelSpec | None, note: str = ""
-) -> Callable[[], Recipe]:
+) -> Callable[[], ClassificationRecipe]:
     """The recipe of a printed row of a table."""
     title = f"Table {row['table']}, {row['row']}: {row['top1']}% top-1, {row['params_M']}M parameters"
     title += f", {row['flops_G']}G MACs"
@@ -111,7 +111,7 @@ def _short(model: str) -> str:
     return model.partition("_patch")[0].partition("_window")[0]
 
 
-def _table_1() -> dict[str, Callable[[], Recipe]]:
+def _table_1() -> dict[str, Callable[[], ClassificationRecipe]]:
     rows = {row["row"]: row for row in printed_rows("1")}
     made = {}
     for title, row in rows.items():
@@ -123,7 +123,7 @@ def _table_1() -> dict[str, Callable[[], Recipe]]:
     return made
 
 
-def _d60() -> dict[str, Callable[[], Recipe]]:
+def _d60() -> dict[str, Callable[[], ClassificationRecipe]]:
     (row,) = printed_rows("text 5.2")
     (of_baseline,) = (row for row in printed_rows("1") if row["row"] == "DeiT-B")
     model, rate = row_model(row, STOCHASTIC_DEPTH["DeiT-B"]), STOCHASTIC_DEPTH["DeiT-B"]
@@ -139,7 +139,7 @@ def _d60() -> dict[str, Callable[[], Recipe]]:
     }
 
 
-def _swinpp() -> dict[str, Callable[[], Recipe]]:
+def _swinpp() -> dict[str, Callable[[], ClassificationRecipe]]:
     made = {}
     for size, of in (("tiny", "Swin-T"), ("small", "Swin-S"), ("base", "Swin-B")):
         args = {"drop_path_rate": STOCHASTIC_DEPTH[of]}

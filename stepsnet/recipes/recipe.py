@@ -11,18 +11,18 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ..engine.settings import TrainingSettings
 from ..errors import UserError, nearest
 from ..tasks.settings import Augment
 
-__all__ = ["ModelSpec", "Recipe", "override", "read_recipe", "to_yaml"]
+__all__ = ["ClassificationRecipe", "LanguageRecipe", "ModelSpec", "Recipe", "override", "read_recipe", "to_yaml"]
 
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """What ``timm.create_model`` is called with."""
+    """What ``timm.create_model`` is called with, or a language model's configuration."""
 
     name: str
     args: dict[str, Any] = field(default_factory=dict)
@@ -30,30 +30,54 @@ class ModelSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe(TrainingSettings):
+    """What every task's recipe has; ``task`` says which kind it is."""
+
     name: str
+    task: str
     model: ModelSpec
     baseline: ModelSpec | None = None  # of like compute, for ``stepsnet compare``
-    data: str  # digits, a folder, or KIND:PLACE
-    train_samples: int | None = None  # of the training split; None is all
-    img_size: int | None = None  # None is the model's own
-    crop_pct: float | None = None  # share of the resized picture that evaluation sees; None is the model's own
-    augment: Augment | None = None
-    label_smoothing: float = 0.0
-    max_undecodable: int = 100  # samples that may be passed over before the run stops
+    data: str  # KIND:PLACE, or the name of what comes with an installation
     expected: dict[str, float] = field(default_factory=dict)  # what the paper prints
 
     def __post_init__(self) -> None:
         least: dict[str, float] = {"epochs": 1, "batch_size": 1, "keep_checkpoints": 1, "probe_epochs": 0, "seed": 0}
         least |= {"lr": 0.0, "min_lr": 0.0, "warmup_lr": 0.0, "warmup_epochs": 0.0, "weight_decay": 0.0}
         least |= {"accumulation_steps": 1, "workers": 0, "log_interval": 1, "checkpoint_interval": 0}
-        least |= {"max_undecodable": 0}
+        least |= {"max_undecodable": 0, "seq_len": 1, "eval_stride": 1, "vocab_size": 2, "epoch_updates": 1}
         for name, smallest in least.items():
-            if not getattr(self, name) >= smallest:
-                raise UserError(f"{name}: got {getattr(self, name)}, expected at least {smallest}")
+            value = getattr(self, name, None)  # each kind has some of them
+            if value is not None and not value >= smallest:
+                raise UserError(f"{name}: got {value}, expected at least {smallest}")
         for name in ("ema_decay", "layer_decay", "grad_checkpointing", "crop_pct"):
-            value = getattr(self, name)
+            value = getattr(self, name, None)
             if not (value is None or isinstance(value, tuple) or 0 <= value <= 1):
                 raise UserError(f"{name}: got {value}, expected 0 to 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassificationRecipe(Recipe):
+    task: Literal["classification"] = "classification"
+    train_samples: int | None = None  # of the training split; None is all
+    img_size: int | None = None  # None is the model's own
+    crop_pct: float | None = None  # share of the resized picture that evaluation sees; None is the model's own
+    augment: Augment | None = None
+    label_smoothing: float = 0.0
+    max_undecodable: int = 100  # samples that may be passed over before the run stops
+
+
+@dataclass(frozen=True, kw_only=True)
+class LanguageRecipe(Recipe):
+    """``batch_size`` is in sequences."""
+
+    task: Literal["language"] = "language"
+    tokenizer: Literal["bpe", "characters", "gpt2"] = "bpe"
+    vocab_size: int | None = None  # of a BPE that is trained on the training split
+    seq_len: int = 128  # tokens
+    epoch_updates: int | None = None  # updates between evaluations; None is one pass over the text
+    eval_stride: int | None = None  # tokens scored in each window of seq_len; None is all of them
+
+
+KINDS: dict[str, type[Recipe]] = {"classification": ClassificationRecipe, "language": LanguageRecipe}
 
 
 def override(recipe: Recipe, assignments: Sequence[str]) -> Recipe:
@@ -98,9 +122,12 @@ def read_recipe(path: Path) -> Recipe:
         raise UserError(f"recipe: cannot read {path}: {' '.join(str(error).split())}") from None
     if not isinstance(values, dict):
         raise UserError(f"recipe: got {type(values).__name__} in {path}, expected a mapping of keys to values")
+    task = values.setdefault("task", "classification")
+    if task not in KINDS:
+        raise UserError(f"{path}: task: got {task!r}, expected one of {', '.join(KINDS)}{nearest(str(task), KINDS)}")
     for key in values:
-        if key not in Recipe.__dataclass_fields__:
-            raise UserError(f"{path}: {_unknown(str(key), Recipe.__dataclass_fields__)}")
+        if key not in KINDS[task].__dataclass_fields__:
+            raise UserError(f"{path}: {_unknown(str(key), KINDS[task].__dataclass_fields__)}")
     return _typed(values, str(path))
 
 
@@ -116,7 +143,7 @@ def _typed(values: Mapping[str, Any], where: str) -> Recipe:
 
     try:
         # strict, but by the rules of JSON: a list may fill a tuple, and a whole number a float
-        return pydantic.TypeAdapter(Recipe).validate_json(json.dumps(values), strict=True)
+        return pydantic.TypeAdapter(KINDS.get(values["task"], Recipe)).validate_json(json.dumps(values), strict=True)
     except pydantic.ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])

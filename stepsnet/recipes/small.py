@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from ..tasks.settings import Augment
-from .recipe import ModelSpec, Recipe
+from .recipe import ClassificationRecipe, ModelSpec
 
 # 16 tokens, averaged for the head: a class token is learnt late on so little data
 _DIGITS = {
@@ -18,12 +18,12 @@ _DIGITS = {
 }
 
 
-def digits_tiny() -> Recipe:
+def digits_tiny() -> ClassificationRecipe:
     """A small Steps-DeiT on scikit-learn's handwritten digits: half a minute, for first tries and tests.
 
     `stepsnet train digits/tiny`
     """
-    return Recipe(
+    return ClassificationRecipe(
         name="digits/tiny",
         data="digits",
         model=ModelSpec(
@@ -41,7 +41,7 @@ def digits_tiny() -> Recipe:
     )
 
 
-def digits_deep() -> Recipe:
+def digits_deep() -> ClassificationRecipe:
     """96 blocks on scikit-learn's handwritten digits, against 96 blocks of one width at the same compute.
 
     `stepsnet compare digits/deep`. The depths are `plan_steps`' for 96 blocks and the baseline's MACs;
@@ -68,12 +68,12 @@ def digits_deep() -> Recipe:
 _CIFAR10 = {"img_size": 32, "patch_size": 8, "num_classes": 10, "class_token": False, "global_pool": "avg"}
 
 
-def cifar10_shallow() -> Recipe:
+def cifar10_shallow() -> ClassificationRecipe:
     """24 narrow blocks on CIFAR-10, against 24 blocks of one width at the same compute.
 
     `stepsnet compare cifar10/shallow --data cifar10:PATH`, or `folder:PATH` for pictures in folders.
     """
-    return Recipe(
+    return ClassificationRecipe(
         name="cifar10/shallow",
         data="cifar10:data/cifar10",
         model=ModelSpec(
@@ -94,7 +94,7 @@ def cifar10_shallow() -> Recipe:
     )
 
 
-def cifar10_deep() -> Recipe:
+def cifar10_deep() -> ClassificationRecipe:
     """96 narrow blocks on CIFAR-10, against 96 blocks of one width at the same compute.
 
     `stepsnet compare cifar10/deep --data cifar10:PATH`: `cifar10/shallow` with the depths of `digits/deep`.

@@ -4,31 +4,87 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import numpy as np
 import torch
-from timm.data import Mixup
+from timm.data import Mixup, resolve_model_data_config
 from timm.loss import SoftTargetCrossEntropy
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from torchmetrics import MeanMetric
 from torchmetrics.classification import MulticlassAccuracy
 
+from ..analysis.complexity import count_complexity
+from ..analysis.shortcut_ratio import shortcut_ratios
 from ..engine.randomness import data_order
 from ..engine.task import Share
 from ..errors import UserError
-from .image_data import ImageData, Place
+from ..models.build import build_model
+from ..recipes.recipe import ClassificationRecipe
+from ..stream import step_sequences
+from .image_data import ImageData, InputSpec, Place, load_images
 from .settings import Augment
+from .setup import Setup
 
-__all__ = ["Classification"]
+__all__ = ["Classification", "input_spec", "set_up"]
 
 _EVALUATED_AT_ONCE = 256
+_IMAGES_PROBED = 64
+
+
+def set_up(recipe: ClassificationRecipe, data: str | None = None) -> Setup:
+    """Raises UserError for a model or data that are not there, or that do not fit each other."""
+    model = build_model(recipe.model)
+    spec = input_spec(recipe, model)
+    images = load_images(data or recipe.data, spec, recipe.augment, recipe.seed, recipe.train_samples)
+    task = Classification(
+        images,
+        recipe.batch_size,
+        seed=recipe.seed,
+        label_smoothing=recipe.label_smoothing,
+        augment=recipe.augment,
+        workers=recipe.workers,
+        max_undecodable=recipe.max_undecodable,
+    )
+    _check_classes(model, images)
+
+    def probe(model: nn.Module, device: torch.device) -> dict:
+        """On the first of the validation split, which no augmentation touches."""
+        count = min(_IMAGES_PROBED, len(images.val))
+        return shortcut_ratios(model, torch.stack([images.val[0, i, 0][0] for i in range(count)]).to(device))
+
+    return Setup(
+        model, task, partial(count_complexity, input_size=spec.input_size), probe if step_sequences(model) else None
+    )
+
+
+def input_spec(recipe: ClassificationRecipe, model: nn.Module) -> InputSpec:
+    """How pictures become this model's inputs: timm's data config, at the size that the model is built for."""
+    config = resolve_model_data_config(model)
+    chans, height, width = config["input_size"]
+    built_for = getattr(getattr(model, "patch_embed", None), "img_size", None)
+    height, width = (recipe.img_size,) * 2 if recipe.img_size else built_for or (height, width)
+    chans = recipe.model.args.get("in_chans", chans)
+    mean, std = config["mean"], config["std"]
+    if chans == 1:
+        mean, std = (sum(mean) / len(mean),), (sum(std) / len(std),)
+    crop_pct = recipe.crop_pct or config["crop_pct"]
+    return InputSpec((chans, height, width), tuple(mean), tuple(std), config["interpolation"], crop_pct)
+
+
+def _check_classes(model: nn.Module, images: ImageData) -> None:
+    """Raises UserError where the model's head has another number of classes than the data."""
+    got, expected = getattr(model, "num_classes", None), len(images.classes)
+    if got is not None and got != expected:
+        raise UserError(f"model.args.num_classes: got {got}, expected the data's {expected}")
 
 
 class Classification:
     """The task: each epoch visits the training images in an order of (seed, epoch)."""
 
-    monitor = "top1"
+    monitor, lower_is_better = "top1", False
+    unit, units_per_sample = "images", 1
 
     def __init__(
         self,
@@ -130,6 +186,9 @@ class Classification:
                 metrics["top5"].update(logits, labels)
         loss, top1, top5 = (metrics[name].compute().item() for name in ("loss", "top1", "top5"))
         return {"loss": loss, "top1": round(100 * top1, 4), "top5": round(100 * top5, 4)}
+
+    def facts(self) -> dict[str, int]:
+        return {"undecodable": len(self.undecodable)}
 
     def notices(self) -> list[str]:
         new = list(self.undecodable)[self.told :]

@@ -1,0 +1,28 @@
+"""A model from its name and arguments: timm's and ours for pictures, Steps-Transformer for text."""
+
+from __future__ import annotations
+
+import importlib
+
+import timm
+from torch import nn
+
+from ..errors import UserError, nearest
+from ..recipes.recipe import ModelSpec
+
+__all__ = ["build_model"]
+
+TRANSFORMERS = "steps_transformer"
+
+
+def build_model(spec: ModelSpec) -> nn.Module:
+    """Raises UserError for a name that is not known, or arguments that the model does not take."""
+    try:
+        if spec.name == TRANSFORMERS:
+            return importlib.import_module("stepsnet.models.steps_transformer").create(**spec.args)
+        if timm.is_model(spec.name):
+            return timm.create_model(spec.name, **spec.args)
+    except (TypeError, ValueError, AssertionError, RuntimeError) as error:
+        raise UserError(f"model {spec.name}: {' '.join(str(error.__cause__ or error).split())}") from error
+    known = [TRANSFORMERS, *timm.list_models()]
+    raise UserError(f"model: got {spec.name!r}, expected a timm or StepsNet model{nearest(spec.name, known)}")

@@ -1,0 +1,268 @@
+"""Steps-Transformer (paper Table 4): LLaMA's decoder layers in steps of increasing width, as a transformers model.
+
+The layers are transformers' own, one width a step; what is ours is the residual stream between them, Eq. (5).
+With one step the model *is* transformers' LLaMA: the same keys, weights and logits.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from huggingface_hub.dataclasses import strict
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+from transformers.cache_utils import Cache, DynamicCache
+from transformers.generation import GenerationMixin
+from transformers.masking_utils import create_causal_mask
+from transformers.modeling_outputs import BaseModelOutputWithPast
+from transformers.models.llama.configuration_llama import LlamaConfig
+from transformers.models.llama.modeling_llama import (
+    LlamaAttention,
+    LlamaDecoderLayer,
+    LlamaForCausalLM,
+    LlamaPreTrainedModel,
+    LlamaRMSNorm,
+    LlamaRotaryEmbedding,
+)
+from transformers.utils.output_capturing import capture_outputs
+
+from .assembly import check_steps, resolve_heads
+
+__all__ = ["StepsTransformerConfig", "StepsTransformerForCausalLM", "StepsTransformerModel"]
+
+# Paper Table 4, with the widths, depths and vocabulary that give its parameters (heads of 64, near to it at √2 widths)
+ARCHITECTURES: dict[str, dict[str, Any]] = {
+    "transformer_30m": {"widths": (384,), "depths": (6,)},
+    "steps_transformer_30m": {"widths": (192, 272, 384), "depths": (6, 3, 3)},
+    "transformer_44m": {"widths": (512,), "depths": (6,)},
+    "steps_transformer_45m": {"widths": (256, 368, 512), "depths": (6, 3, 3)},
+    "transformer_63m": {"widths": (512,), "depths": (12,)},
+    "steps_transformer_64m": {"widths": (256, 368, 512), "depths": (12, 6, 6)},
+}
+VOCABULARY = 50_000  # tokens, WikiText-103's
+
+PerStep = Any  # a whole number, or a list of one for each step; the checks are below
+
+
+@strict
+class StepsTransformerConfig(LlamaConfig):
+    """LLaMA's configuration with lists, one entry a step, in place of one width and depth.
+
+    Args:
+        widths: C_1 … C_n, strictly increasing; C_n is the width of the embedding and of the head.
+        depths: decoder layers of each step.
+        num_attention_heads: heads of each step; by default those nearest to a head size of 64.
+        num_key_value_heads: of each step; by default ``num_attention_heads``.
+        intermediate_size: SwiGLU's hidden size in each step; by default 8/3 of the width, which gives
+            Table 4's parameters (a multiple of 8 would print 45M for the row of 44M).
+        **kwargs: LlamaConfig's. ``hidden_size`` and ``num_hidden_layers`` follow from the steps.
+
+    A single number stands for a list of one. ``attention_bias`` and ``mlp_bias`` are off, embeddings tied.
+
+    Raises:
+        ValueError: widths and depths that do not fit, heads that do not divide a width, or a head size that is
+            odd, which rotary embeddings cannot turn.
+    """
+
+    model_type = "steps_transformer"
+    base_model_pp_plan = None  # pipeline stages would have to carry the slices that wait
+    base_model_tp_plan = None
+
+    widths: PerStep = (192, 272, 384)
+    depths: PerStep = (6, 3, 3)
+    vocab_size: int = VOCABULARY
+    num_attention_heads: PerStep = None
+    num_key_value_heads: PerStep = None
+    intermediate_size: PerStep = None
+    tie_word_embeddings: bool = True
+
+    def __post_init__(self, **kwargs):
+        self.widths, self.depths = _per_step(self.widths), _per_step(self.depths)
+        check_steps(self.widths, self.depths)
+        heads = self.num_attention_heads
+        self.num_attention_heads = list(resolve_heads(self.widths, None if heads is None else _per_step(heads), 64))
+        self.num_key_value_heads = _per_step(self.num_key_value_heads or self.num_attention_heads)
+        self.intermediate_size = _per_step(self.intermediate_size or [round(8 * c / 3) for c in self.widths])
+        self.hidden_size, self.num_hidden_layers = self.widths[-1], sum(self.depths)
+        self.head_dim = self.widths[-1] // self.num_attention_heads[-1]
+        super().__post_init__(**kwargs)
+
+    def validate_architecture(self):
+        steps = len(self.widths)
+        for name in ("num_key_value_heads", "intermediate_size"):
+            if len(getattr(self, name)) != steps:
+                raise ValueError(f"{name}: got {getattr(self, name)}, expected one a width of {self.widths}")
+        for width, heads, shared in zip(self.widths, self.num_attention_heads, self.num_key_value_heads):
+            if heads % shared:
+                raise ValueError(f"num_key_value_heads: got {shared}, expected a divisor of the {heads} heads")
+            if width // heads % 2:
+                raise ValueError(
+                    f"num_attention_heads: got {heads} at width {width}, heads of size {width // heads}, expected "
+                    "an even size: rotary embeddings turn pairs"
+                )
+
+    @property
+    def steps(self) -> list["StepConfig"]:
+        """A view of this configuration for each step."""
+        return [StepConfig(self, step) for step in range(len(self.widths))]
+
+    @property
+    def per_layer_config(self) -> list["StepConfig"]:
+        """What transformers asks for the shapes of a static cache."""
+        return [step for step, depth in zip(self.steps, self.depths) for _ in range(depth)]
+
+    @per_layer_config.setter
+    def per_layer_config(self, value: Any) -> None:
+        if value is not None:
+            raise ValueError("per_layer_config: expected none, the steps say what differs between layers")
+
+
+def _per_step(values: PerStep) -> list[int]:
+    return [values] if isinstance(values, int) else list(values)
+
+
+class StepConfig:
+    """A step's part of the configuration; all else is read from the whole one, as it is at that moment."""
+
+    def __init__(self, config: StepsTransformerConfig, step: int):
+        self.whole = config
+        self.hidden_size = config.widths[step]
+        self.intermediate_size = config.intermediate_size[step]
+        self.num_attention_heads = config.num_attention_heads[step]
+        self.num_key_value_heads = config.num_key_value_heads[step]
+        self.head_dim = self.hidden_size // self.num_attention_heads
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "whole" or name.startswith("__"):  # a copy asks before there is one
+            raise AttributeError(name)
+        return getattr(self.whole, name)
+
+
+class StepsTransformerPreTrainedModel(LlamaPreTrainedModel):
+    config_class = StepsTransformerConfig
+    config: StepsTransformerConfig
+    _can_record_outputs = {"attentions": LlamaAttention}  # noqa: RUF012 - hidden states are ours to collect, see below
+
+
+class StepsTransformerModel(StepsTransformerPreTrainedModel):
+    """The decoder: tokens -> (B, N, C_n).
+
+    ``layers`` is flat, as LLaMA's. ``hidden_states`` are the whole residual stream after each layer,
+    [y_i, x_{i+1}, …, x_n], so that all have the width C_n.
+    """
+
+    def __init__(self, config: StepsTransformerConfig):
+        super().__init__(config)
+        steps = config.steps
+        self.padding_idx = config.pad_token_id
+        self.vocab_size = config.vocab_size
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, self.padding_idx)
+        layers = (LlamaDecoderLayer(step, index) for index, step in enumerate(config.per_layer_config))
+        self.layers = nn.ModuleList(layers)
+        self.norm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.rotary_embs = nn.ModuleList(LlamaRotaryEmbedding(step) for step in steps)  # head sizes differ
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    def steps(self) -> Iterator[tuple[int, list[nn.Module]]]:
+        """The width and the layers of each step."""
+        start = 0
+        for width, depth in zip(self.config.widths, self.config.depths):
+            yield width, list(self.layers[start : start + depth])
+            start += depth
+
+    @capture_outputs
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        output_hidden_states: bool | None = None,
+        **kwargs: Any,
+    ) -> BaseModelOutputWithPast:
+        """input_ids: (B, N), or inputs_embeds: (B, N, C_n); masks, positions and cache as in LlamaModel."""
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("You must specify exactly one of input_ids or inputs_embeds")
+        x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds  # (B, N, C_n)
+        use_cache = self.config.use_cache if use_cache is None else use_cache
+        if use_cache and past_key_values is None and not (self.gradient_checkpointing and self.training):
+            past_key_values = DynamicCache(config=self.config)
+        if position_ids is None:
+            seen = past_key_values.get_seq_length() if past_key_values is not None else 0
+            position_ids = (torch.arange(x.shape[1], device=x.device) + seen).unsqueeze(0)
+        mask = create_causal_mask(
+            config=self.config,
+            inputs_embeds=x,
+            attention_mask=attention_mask,
+            past_key_values=past_key_values,
+            position_ids=position_ids,
+        )
+        wanted = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
+        stream = [x] if wanted else None
+        widths = self.config.widths
+        slices = torch.split(x, [wide - narrow for narrow, wide in zip((0, *widths), widths)], -1)  # x_i: (B, N, d_i)
+        y = slices[0]
+        for step, (_, layers) in enumerate(self.steps()):
+            if step > 0:
+                y = torch.cat((y, slices[step]), -1)  # [y_{i-1}, x_i]: (B, N, C_i)
+            position_embeddings = self.rotary_embs[step](y, position_ids=position_ids)
+            for layer in layers:
+                y = layer(
+                    y,
+                    attention_mask=mask,
+                    position_embeddings=position_embeddings,
+                    position_ids=position_ids,
+                    past_key_values=past_key_values,
+                    use_cache=use_cache,
+                    **kwargs,
+                )
+                if stream is not None:
+                    stream.append(torch.cat((y, *slices[step + 1 :]), -1))
+        y = self.norm(y)
+        if stream is not None:
+            stream[-1] = y  # as transformers' models have it
+        return BaseModelOutputWithPast(
+            last_hidden_state=y,
+            past_key_values=past_key_values if use_cache else None,
+            hidden_states=tuple(stream) if stream is not None else None,
+        )
+
+
+class StepsTransformerForCausalLM(StepsTransformerPreTrainedModel, GenerationMixin):
+    """The decoder and its head, which shares the embedding's weights unless ``tie_word_embeddings`` is off."""
+
+    _tied_weights_keys = LlamaForCausalLM._tied_weights_keys
+    forward = LlamaForCausalLM.forward  # tokens, (B, N) -> logits, (B, N, vocab_size), and the loss of labels
+
+    def __init__(self, config: StepsTransformerConfig):
+        super().__init__(config)
+        self.model = StepsTransformerModel(config)
+        self.vocab_size = config.vocab_size
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+
+def create(**kwargs: Any) -> StepsTransformerForCausalLM:
+    """A new model from StepsTransformerConfig's arguments.
+
+    Raises:
+        ValueError: an unknown argument, or what the configuration refuses.
+    """
+    unknown = [key for key in kwargs if key not in StepsTransformerConfig.__dataclass_fields__]
+    if unknown:
+        raise ValueError(f"got an unknown argument {unknown[0]!r}, expected StepsTransformerConfig's")
+    return StepsTransformerForCausalLM(StepsTransformerConfig(**kwargs))
+
+
+def count_params(config: StepsTransformerConfig) -> int:
+    """Parameters of the causal language model, tied weights once; nothing is allocated."""
+    with torch.device("meta"):
+        return sum(parameter.numel() for parameter in StepsTransformerForCausalLM(config).parameters())
+
+
+AutoConfig.register("steps_transformer", StepsTransformerConfig)
+AutoModel.register(StepsTransformerConfig, StepsTransformerModel)
+AutoModelForCausalLM.register(StepsTransformerConfig, StepsTransformerForCausalLM)
