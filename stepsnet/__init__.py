@@ -1,35 +1,61 @@
 """Step by Step Network: very deep residual networks in steps of increasing width.
 
-Importing this package registers the vision models with timm. It does so when timm itself is imported
-(at once, if it is already), and torch is loaded with the first name that needs it, so that the command
-line answers quickly.
+Importing this package registers the vision models with timm and the language model with transformers' Auto
+classes. It does so when these are imported (at once, if they are already), and torch is loaded with the first
+name that needs it, so that the command line answers quickly.
 """
 
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING
 
 import wrapt
 
 if TYPE_CHECKING:
     from .models import baseline_of, load_baseline
+    from .models.steps_transformer import StepsTransformerConfig, StepsTransformerForCausalLM
     from .plan import StepPlan, plan_steps
     from .steps import ReverseStepsNet, StepsNet
 
 __version__ = "0.1.0"
-__all__ = ["ReverseStepsNet", "StepPlan", "StepsNet", "baseline_of", "load_baseline", "plan_steps"]
+__all__ = [
+    "ReverseStepsNet",
+    "StepPlan",
+    "StepsNet",
+    "StepsTransformerConfig",
+    "StepsTransformerForCausalLM",
+    "baseline_of",
+    "load_baseline",
+    "plan_steps",
+]
 
 _HOMES = {
     "ReverseStepsNet": "steps",
     "StepPlan": "plan",
     "StepsNet": "steps",
+    "StepsTransformerConfig": "models.steps_transformer",
+    "StepsTransformerForCausalLM": "models.steps_transformer",
     "baseline_of": "models",
     "load_baseline": "models",
     "plan_steps": "plan",
 }
 
-wrapt.register_post_import_hook(lambda timm: importlib.import_module("stepsnet.models"), "timm")
+def _register_vision(timm) -> None:
+    importlib.import_module("stepsnet.models")
+
+
+def _register_language(auto) -> None:
+    """AutoConfig alone needs it, and so do the models; where these are being imported, wait until they are."""
+    if auto.__name__ == _AUTO_MODELS or _AUTO_MODELS not in sys.modules:
+        importlib.import_module("stepsnet.models.steps_transformer")
+
+
+_AUTO_MODELS = "transformers.models.auto.modeling_auto"
+wrapt.register_post_import_hook(_register_vision, "timm")
+wrapt.register_post_import_hook(_register_language, "transformers.models.auto.configuration_auto")
+wrapt.register_post_import_hook(_register_language, _AUTO_MODELS)
 
 
 def __getattr__(name: str):

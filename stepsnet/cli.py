@@ -78,11 +78,16 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("run", metavar="RUN", type=Path, help="a run folder, or with --model a file of weights")
     sub.add_argument("--data", help="other data than the run's, such as folder:PATH")
     sub.add_argument("--model", metavar="NAME", help="the model that a file of weights is of")
+    sub.add_argument("--stride", type=int, help="of a language model: tokens scored in each window")
     sub.add_argument("--json", action="store_true")
 
-    sub = verb("predict", _predict, "print the likeliest classes of pictures")
+    sub = verb("predict", _predict, "print the likeliest classes of pictures, or go on with a text")
     sub.add_argument("run", metavar="RUN", type=Path)
-    sub.add_argument("files", metavar="FILE", nargs="+", help="a picture, a folder or a pattern")
+    sub.add_argument("files", metavar="FILE", nargs="*", help="a picture, a folder or a pattern")
+    sub.add_argument("--prompt", help="the text that a language model goes on with")
+    sub.add_argument("--tokens", type=int, default=200, help="how many it writes at most (default: 200)")
+    sub.add_argument("--temperature", type=float, default=0.8, help="0 takes the likeliest token (default: 0.8)")
+    sub.add_argument("--seed", type=int, default=0, help="of what it draws (default: 0)")
     sub.add_argument("--top", type=int, default=5, help="classes a picture (default: 5)")
     sub.add_argument("--json", action="store_true")
 
@@ -152,32 +157,32 @@ def _recipe_and_folder(options: argparse.Namespace):
 
 def _train(options: argparse.Namespace) -> None:
     recipe, folder = _recipe_and_folder(options)
-    from .engine.console import choose_display
+    from .engine.console import SPLITS, choose_display, measure_of
     from .run import train_run
 
     with choose_display(options.progress) as display:
         summary = train_run(recipe, folder, display, options.resume, options.label)
     if summary and options.progress != "events":
-        metrics = summary["metrics"]
-        print(
-            f"report: {folder / 'report.html'} — after {summary['epochs']} epochs: validation accuracy "
-            f"{metrics['val_top1']:.1f}%, training accuracy {metrics['train_top1']:.1f}%"
-        )
+        parts = {split: measure_of(summary["metrics"], f"{key}_") for key, split in SPLITS.items()}
+        said = ", ".join(f"{split} {measure}" for split, measure in parts.items() if measure)
+        print(f"report: {folder / 'report.html'} — after {summary['epochs']} epochs: {said}")
 
 
 def _compare(options: argparse.Namespace) -> None:
     recipe, folder = _recipe_and_folder(options)
     from .compare import compare
-    from .engine.console import choose_display
+    from .engine.console import choose_display, measure_of
 
     seeds = options.seeds or [recipe.seed]
     with choose_display(options.progress) as display:
         summary = compare(recipe, folder, seeds, options.jobs, display, options.resume)
-    means = {name: summary[name]["val_top1"]["mean"] for name in ("StepsNet", "baseline")}
+    said = []
+    for name in ("StepsNet", "baseline"):
+        means = {key: value["mean"] for key, value in summary[name].items()}
+        said.append(f"{name} {measure_of(means, 'val_')}")
     print(
-        f"report: {folder / 'report.html'} — validation accuracy after {recipe.epochs} epochs"
-        f"{f', mean of {len(seeds)} seeds' if len(seeds) > 1 else ''}: "
-        f"StepsNet {means['StepsNet']:.1f}%, baseline {means['baseline']:.1f}%"
+        f"report: {folder / 'report.html'} — validation after {recipe.epochs} epochs"
+        f"{f', mean of {len(seeds)} seeds' if len(seeds) > 1 else ''}: {', '.join(said)}"
     )
 
 
@@ -189,16 +194,27 @@ def _eval(options: argparse.Namespace) -> None:
     if options.model:
         metrics = evaluate_checkpoint(options.run, options.model, options.data)
     else:
-        metrics = evaluate_run(options.run, options.data)
+        changes = {"eval_stride": options.stride} if options.stride else {}
+        metrics = evaluate_run(options.run, options.data, **changes)
     if options.json:
         print(json.dumps(metrics))
     else:
-        print(f"loss {metrics['loss']:.4f}, top-1 {metrics['top1']:.2f}%, top-5 {metrics['top5']:.2f}%")
+        signs = {"top1": "%", "top5": "%"}
+        said = (f"{name.replace('_', ' ')} {value:.4g}{signs.get(name, '')}" for name, value in metrics.items())
+        print(", ".join(said))
 
 
 def _predict(options: argparse.Namespace) -> None:
-    from .predict import classify
+    from .predict import classify, write
 
+    if (options.prompt is None) == (not options.files):
+        raise UserError("predict: expected pictures, or --prompt for a language model")
+    if options.prompt is not None:
+        pieces = write(options.run, options.prompt, options.tokens, options.temperature, options.seed)
+        for piece in pieces:
+            print(piece, end="", flush=True)
+        print()
+        return
     predictions = classify(options.run, _expand(options.files), options.top)
     if options.json:
         print(json.dumps([{"file": str(file), "classes": dict(classes)} for file, classes in predictions]))

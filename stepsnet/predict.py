@@ -1,20 +1,23 @@
-"""Use a run: the classes of pictures."""
+"""Use a run: the classes of pictures, or a text that goes on."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from PIL import Image
 
 from .errors import UserError
+from .models.build import build_model
 from .run import recipe_of, trained_model
 from .tasks.classification import Classification
 from .tasks.image_data import UNREADABLE
 from .tasks.setup import set_up
+from .tasks.text_data import END_OF_TEXT, load_tokenizer
 
-__all__ = ["classify"]
+__all__ = ["classify", "write"]
 
 
 @torch.no_grad()
@@ -45,3 +48,53 @@ def classify(folder: Path, files: Sequence[Path], top: int = 5) -> list[tuple[Pa
         (file, [(images.classes[i], p) for p, i in zip(values.tolist(), indices.tolist())])
         for file, values, indices in zip(files, ranked.values, ranked.indices)
     ]
+
+
+def write(folder: Path, prompt: str, tokens: int = 200, temperature: float = 0.8, seed: int = 0) -> Iterator[str]:
+    """The prompt, and what a language model goes on with, piece by piece as it is generated.
+
+    Args:
+        tokens: how many are generated at most; the end of a text ends it earlier.
+        temperature: 0 takes the likeliest token each time.
+
+    Raises:
+        UserError: the run is of another task, or the prompt does not fit into the model's context.
+    """
+    from tokenizers.decoders import DecodeStream
+
+    recipe = recipe_of(folder)
+    if recipe.task != "language":
+        raise UserError(f"predict: {folder} is a run of {recipe.task}, expected one of language for --prompt")
+    tokenizer = load_tokenizer(folder / "tokenizer.json")
+    model, device = trained_model(folder, recipe, build_model(recipe.model))
+    config: Any = model.config
+    if tokenizer.get_vocab_size() > config.vocab_size:
+        size = tokenizer.get_vocab_size()
+        raise UserError(
+            f"tokenizer: {folder} has one of {size} tokens, expected at most the model's {config.vocab_size}"
+        )
+    end = tokenizer.token_to_id(END_OF_TEXT)
+    ids = tokenizer.encode(prompt, add_special_tokens=False).ids
+    if not ids:
+        raise UserError(f"--prompt: got {prompt!r}, expected some text")
+    if len(ids) + tokens > config.max_position_embeddings:
+        raise UserError(
+            f"predict: got a prompt of {len(ids)} tokens and {tokens} to write, expected at most "
+            f"{config.max_position_embeddings} together, the model's context"
+        )
+    generator = torch.Generator().manual_seed(seed)
+    yield prompt
+    stream, cache, given = DecodeStream(skip_special_tokens=True), None, torch.tensor([ids], device=device)
+    for _ in range(tokens):
+        with torch.no_grad():
+            out = model(input_ids=given, past_key_values=cache, use_cache=True)
+        cache, logits = out.past_key_values, out.logits[0, -1].float().cpu()
+        if temperature > 0:
+            token = int(torch.multinomial((logits / temperature).softmax(-1), 1, generator=generator))
+        else:
+            token = int(logits.argmax())
+        if token == end:
+            return
+        given = torch.tensor([[token]], device=device)
+        if piece := stream.step(tokenizer, token):
+            yield piece

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 import torch
 from timm.layers import Attention
@@ -18,7 +19,7 @@ from timm.models.vision_transformer import Block
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-__all__ = ["Complexity", "count_complexity", "count_macs"]
+__all__ = ["Complexity", "count_complexity", "count_language_model", "count_macs"]
 
 RESIDUAL_BLOCKS = (BasicBlock, Bottleneck, Block, SwinTransformerBlock)
 ATTENTION = (Attention, WindowAttention)
@@ -42,6 +43,18 @@ def count_complexity(model: nn.Module, input_size: tuple[int, ...] = (3, 224, 22
         params=sum(parameter.numel() for parameter in model.parameters()),
         macs=count_macs(model, input_size),
     )
+
+
+def count_language_model(model: Any) -> Complexity:
+    """The paper's counts (5 layers a block and the head, tied weights once); MACs are those of one token.
+
+    Of the attention products only those with the token itself are counted: the rest grow with the context.
+    """
+    blocks = sum(model.config.depths)
+    linear = sum(module.weight.numel() for module in model.modules() if isinstance(module, nn.Linear))
+    attended = sum(2 * width * depth for width, depth in zip(model.config.widths, model.config.depths))
+    params = sum(parameter.numel() for parameter in model.parameters())
+    return Complexity(blocks=blocks, layers=5 * blocks + 1, params=params, macs=linear + attended)
 
 
 def count_macs(model: nn.Module, input_size: tuple[int, ...]) -> int:

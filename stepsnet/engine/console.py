@@ -103,6 +103,9 @@ def epoch_line(event: dict[str, Any]) -> str:
     return ", ".join(parts)
 
 
+SPLITS = {"val": "validation", "train": "training"}
+
+
 def measure_of(event: dict[str, Any], split: str = "") -> str:
     """The one number that a user knows best, in words."""
     if f"{split}top1" in event:

@@ -1,4 +1,6 @@
-"""Steps-Transformer (paper Table 4): LLaMA's decoder layers in steps of increasing width, as a transformers model.
+"""Steps-Transformer: LLaMA's decoder layers in steps of increasing width, as a transformers model.
+
+The paper's six models are ``paper/tables.py``'s TABLE_4; vocabulary 50,000, RMSNorm, SwiGLU, RoPE, tied embedding.
 
 The layers are transformers' own, one width a step; what is ours is the residual stream between them, Eq. (5).
 With one step the model *is* transformers' LLaMA: the same keys, weights and logits.
@@ -30,15 +32,6 @@ from .assembly import check_steps, resolve_heads
 
 __all__ = ["StepsTransformerConfig", "StepsTransformerForCausalLM", "StepsTransformerModel"]
 
-# Paper Table 4, with the widths, depths and vocabulary that give its parameters (heads of 64, near to it at √2 widths)
-ARCHITECTURES: dict[str, dict[str, Any]] = {
-    "transformer_30m": {"widths": (384,), "depths": (6,)},
-    "steps_transformer_30m": {"widths": (192, 272, 384), "depths": (6, 3, 3)},
-    "transformer_44m": {"widths": (512,), "depths": (6,)},
-    "steps_transformer_45m": {"widths": (256, 368, 512), "depths": (6, 3, 3)},
-    "transformer_63m": {"widths": (512,), "depths": (12,)},
-    "steps_transformer_64m": {"widths": (256, 368, 512), "depths": (12, 6, 6)},
-}
 VOCABULARY = 50_000  # tokens, WikiText-103's
 
 PerStep = Any  # a whole number, or a list of one for each step; the checks are below
@@ -255,12 +248,6 @@ def create(**kwargs: Any) -> StepsTransformerForCausalLM:
     if unknown:
         raise ValueError(f"got an unknown argument {unknown[0]!r}, expected StepsTransformerConfig's")
     return StepsTransformerForCausalLM(StepsTransformerConfig(**kwargs))
-
-
-def count_params(config: StepsTransformerConfig) -> int:
-    """Parameters of the causal language model, tied weights once; nothing is allocated."""
-    with torch.device("meta"):
-        return sum(parameter.numel() for parameter in StepsTransformerForCausalLM(config).parameters())
 
 
 AutoConfig.register("steps_transformer", StepsTransformerConfig)

@@ -8,14 +8,18 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ..errors import UserError, nearest
-from . import ablations, deeper, imagenet, small
+from . import ablations, deeper, imagenet, small, text, wikitext103
 from .recipe import Recipe
 
 __all__ = ["Recipe", "find_recipe", "recipes"]
 
 
 def recipes() -> dict[str, Callable[[], Recipe]]:
-    return {**small.RECIPES, **imagenet.RECIPES, **deeper.RECIPES, **ablations.RECIPES}
+    return {
+        name: make
+        for family in (small, text, imagenet, deeper, ablations, wikitext103)
+        for name, make in family.RECIPES.items()
+    }
 
 
 def find_recipe(name: str) -> Recipe:

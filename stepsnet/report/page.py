@@ -58,11 +58,25 @@ def _speed(run: Run) -> float | None:
     return run.summary.get("samples_per_second") or (statistics.median(measured) if measured else None)
 
 
+# what a task is measured by, as the columns of the table of runs name it
+_MEASURES = {
+    "val_top1": "validation top-1 %",
+    "train_top1": "training top-1 %",
+    "val_perplexity": "validation perplexity",
+    "val_word_perplexity": "per word",
+}
+
+
+def _measures(groups: Sequence[Group]) -> dict[str, str]:
+    runs = [run for _, run in members(groups)]
+    return {key: name for key, name in _MEASURES.items() if any(run.value(key) is not None for run in runs)}
+
+
 def _table_of_runs(groups: Sequence[Group]) -> list[dict[str, Any]]:
     rows = []
     for group, run in members(groups):
         get = run.summary.get
-        results = [number(run.value("val_top1")), number(run.value("train_top1")), number(run.value("val_loss"), 3)]
+        results = [number(run.value(key)) for key in _measures(groups)] + [number(run.value("val_loss"), 3)]
         size = (get("blocks") or len(run.widths) or "—", get("layers", "—"), count(get("params")), count(get("macs")))
         cells = [run.seed, *results, *size, duration(get("seconds")), number(_speed(run), 1)]
         note = f"unfinished: {max(run.epochs, default=0)} of {run.config.get('epochs', '?')} epochs"
@@ -116,6 +130,7 @@ def write_report(runs: Sequence[Path], out: Path, title: str | None = None) -> P
     candidates = {
         "loss": figure_curves(groups, "loss", "Loss", ""),
         "top1": figure_curves(groups, "top1", "Top-1 accuracy", "\u00a0%"),
+        "perplexity": figure_curves(groups, "perplexity", "Perplexity", ""),
         "shortcut-ratio": figure_shortcut_ratio(groups),
         "widths": figure_widths(groups),
     }
@@ -131,6 +146,7 @@ def write_report(runs: Sequence[Path], out: Path, title: str | None = None) -> P
         tiles=tiles,
         pictures=[(picture, _save(picture, page.parent / "figures")) for picture in candidates.values() if picture],
         groups=groups,
+        measured=list(_measures(groups).values()),
         runs=_table_of_runs(groups),
         models=_table_of_models(groups),
         origins=_origins(groups),

@@ -8,7 +8,11 @@ from collections.abc import Iterable, Sequence
 
 from .runs import BASELINE, STEPS, Group
 
-RESULTS = (("val_top1", "validation top-1", "\u00a0%", 1), ("val_loss", "validation loss", "", -1))  # 1: more is better
+RESULTS = (  # 1: more is better
+    ("val_top1", "validation top-1", "\u00a0%", 1),
+    ("val_perplexity", "validation perplexity", "", -1),
+    ("val_loss", "validation loss", "", -1),
+)
 
 
 def join(parts: Iterable[str]) -> str:
