@@ -42,6 +42,7 @@ _HOMES = {
     "plan_steps": "plan",
 }
 
+
 def _register_vision(timm) -> None:
     importlib.import_module("stepsnet.models")
 

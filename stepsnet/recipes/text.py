@@ -35,7 +35,7 @@ def python_docs_tiny() -> LanguageRecipe:
 
 
 def tinyshakespeare_shallow() -> LanguageRecipe:
-    """12 narrow layers on tinyshakespeare's characters, against 4 layers of width 128 at the same compute.
+    """8 narrow layers on tinyshakespeare's characters, against 4 layers of width 128 at the same compute.
 
     `stepsnet compare tinyshakespeare/shallow --data text:FILE`. The baseline is nanoGPT's setting for a CPU (4 layers
     of width 128, 64 characters, 12 sequences, 2,000 updates, rate 1e-3), which reports a validation loss of 1.88; its
@@ -47,7 +47,7 @@ def tinyshakespeare_shallow() -> LanguageRecipe:
         name="tinyshakespeare/shallow",
         model=ModelSpec(
             "steps_transformer",
-            {**args, "widths": (64, 96, 128), "depths": (4, 2, 2), "num_attention_heads": (2, 3, 4)},
+            {**args, "widths": (64, 90, 128), "depths": (4, 2, 2), "num_attention_heads": (2, 3, 4)},
         ),
         baseline=ModelSpec(
             "steps_transformer", {**args, "widths": (128,), "depths": (4,), "num_attention_heads": (4,)}
@@ -78,10 +78,10 @@ def tinyshakespeare_deep() -> LanguageRecipe:
         name="tinyshakespeare/deep",
         model=ModelSpec(
             "steps_transformer",
-            {**args, "widths": (32, 48, 64), "depths": (24, 14, 10), "num_attention_heads": (1, 2, 2)},
+            {**args, "widths": (36, 52, 72), "depths": (27, 14, 7), "num_attention_heads": (2, 2, 3)},
         ),
         baseline=ModelSpec(
-            "steps_transformer", {**args, "widths": (46,), "depths": (48,), "num_attention_heads": (1,)}
+            "steps_transformer", {**args, "widths": (48,), "depths": (48,), "num_attention_heads": (2,)}
         ),
     )
 
