@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from huggingface_hub.dataclasses import strict
+from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 from transformers.cache_utils import Cache, DynamicCache
@@ -79,6 +80,7 @@ class StepsTransformerConfig(LlamaConfig):
         self.hidden_size, self.num_hidden_layers = self.widths[-1], sum(self.depths)
         self.head_dim = self.widths[-1] // self.num_attention_heads[-1]
         super().__post_init__(**kwargs)
+        self.validate_architecture()  # here it raises the plain ValueError
 
     def validate_architecture(self):
         steps = len(self.widths)
@@ -247,7 +249,10 @@ def create(**kwargs: Any) -> StepsTransformerForCausalLM:
     unknown = [key for key in kwargs if key not in StepsTransformerConfig.__dataclass_fields__]
     if unknown:
         raise ValueError(f"got an unknown argument {unknown[0]!r}, expected StepsTransformerConfig's")
-    return StepsTransformerForCausalLM(StepsTransformerConfig(**kwargs))
+    try:
+        return StepsTransformerForCausalLM(StepsTransformerConfig(**kwargs))
+    except StrictDataclassError as error:  # of a type that a field does not take
+        raise ValueError(str(error.__cause__ or error)) from error
 
 
 AutoConfig.register("steps_transformer", StepsTransformerConfig)

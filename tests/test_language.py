@@ -1,0 +1,261 @@
+"""Language modelling: text to tokens, batches, perplexity, and runs from the command line."""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from stepsnet.cli import main
+from stepsnet.engine.task import Share
+from stepsnet.errors import UserError
+from stepsnet.models.steps_transformer import create
+from stepsnet.tasks.language import LanguageModelling
+from stepsnet.tasks.text_data import END_OF_TEXT, Split, TextData, load_text
+
+CPU = torch.device("cpu")
+MODEL = {"widths": (16, 24, 32), "depths": (1, 1, 1), "num_attention_heads": (2, 2, 2), "max_position_embeddings": 64}
+SMALL = ["model.args.widths=[16,32]", "model.args.depths=[1,1]", "model.args.num_attention_heads=[2,2]", "epochs=2"]
+SMALL += ["model.args.vocab_size=280", "vocab_size=280", "seq_len=16", "batch_size=4", "epoch_updates=6"]
+WORDS = ["step", "by", "step", "the", "network", "widens", "naïve", "β", "a\tb", "line"]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory, monkeypatch):
+    monkeypatch.setenv("STEPSNET_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
+@pytest.fixture
+def text(tmp_path):
+    rng = np.random.default_rng(0)
+    for name, count in (("train", 3000), ("valid", 300), ("test", 200)):
+        words = rng.choice(WORDS, count)
+        body = "".join(word + ("\n" if i % 9 == 8 else " ") for i, word in enumerate(words))
+        (tmp_path / f"{name}.txt").write_text(body, encoding="utf-8")
+    return tmp_path
+
+
+def task_of(tokens, val=None, batch_size=2, seq_len=8, **kwargs):
+    """A task on given tokens, of 50 kinds."""
+    splits = {"train": np.asarray(tokens, dtype=np.uint16), "val": np.asarray(val or tokens, dtype=np.uint16)}
+    data = TextData(None, {name: Split(found, 3 * len(found), len(found) // 2) for name, found in splits.items()})
+    return LanguageModelling(data, batch_size, seq_len, **kwargs)
+
+
+def small_model(**changes):
+    torch.manual_seed(0)
+    model = create(**{**MODEL, "vocab_size": 50, **changes}).eval()
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, 1.0 if parameter.ndim == 1 else 0.0, 0.2)
+    return model
+
+
+@pytest.mark.parametrize("kind, vocab_size", [("bpe", 280), ("characters", None)])
+def test_tokens_are_the_text(text, kind, vocab_size):
+    data = load_text(f"text:{text}", kind, vocab_size)
+    for name, file in (("train", "train"), ("val", "valid"), ("test", "test")):
+        body, split = (text / f"{file}.txt").read_text(encoding="utf-8"), data.splits[name]
+        assert data.tokenizer.decode(split.tokens.tolist()) == body
+        assert split.characters == len(body) and split.words == len(body.split())
+        assert split.tokens.dtype == np.uint16 and isinstance(split.tokens, np.memmap)
+    letters = set((text / "train.txt").read_text(encoding="utf-8"))
+    assert data.tokenizer.get_vocab_size() == (280 if kind == "bpe" else len(letters) + 2)
+
+
+def test_a_file_alone_is_split_at_nine_tenths(text):
+    body = (text / "train.txt").read_text(encoding="utf-8")
+    data = load_text(str(text / "train.txt"), "characters", None)
+    cut = int(0.9 * len(body))
+    assert data.tokenizer.decode(data.splits["val"].tokens.tolist()) == body[cut:] and "test" not in data.splits
+
+
+def test_documents_are_kept_apart():
+    data = load_text("python-docs", "bpe", 512)
+    end = data.tokenizer.token_to_id(END_OF_TEXT)
+    from pydoc_data.topics import topics
+
+    held_out = [topics[name] for name in sorted(topics)][::10]
+    counts = {"val": len(held_out), "train": sum(text not in held_out for text in topics.values())}
+    assert {name: (split.tokens == end).sum() + 1 for name, split in data.splits.items()} == counts
+
+
+def test_packing_that_was_stopped_is_begun_anew(text, monkeypatch):
+    from stepsnet.tasks import text_data
+
+    def stopped(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(text_data, "_encode", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            load_text(f"text:{text}", "bpe", 281)
+    data = load_text(f"text:{text}", "bpe", 281)
+    assert len(data.splits["train"].tokens) > 3000
+    with monkeypatch.context() as patch:  # it is packed once
+        patch.setattr(text_data, "_encode", stopped)
+        assert np.array_equal(load_text(f"text:{text}", "bpe", 281).splits["train"].tokens, data.splits["train"].tokens)
+
+
+def test_a_pass_visits_every_sequence_once_at_another_offset():
+    task = task_of(range(50), batch_size=1)  # 5 sequences of 8, and room for the offset
+    assert task.sequences == task.steps_per_epoch == 5
+    offsets = set()
+    for turn in range(6):
+        starts = [task.start_of(5 * turn + i) for i in range(5)]
+        offset = min(starts)
+        assert sorted(starts) == [offset + 8 * i for i in range(5)] and 0 <= offset < 8
+        offsets.add(offset)
+    assert len(offsets) > 2
+    (batch,) = list(task.batches(0, 4, Share(), CPU))
+    assert batch.tolist() == [list(range(task.start_of(4), task.start_of(4) + 9))]
+
+
+def test_batches_depend_on_seed_and_update_alone():
+    def numbers(task, share=Share(), epoch=1, start=0):  # noqa: B008 - it is frozen
+        return torch.cat(list(task.batches(epoch, start, share, CPU)))
+
+    make = lambda **kwargs: task_of(range(200), batch_size=4, epoch_updates=7, **kwargs)  # noqa: E731 - more than a pass
+    whole = numbers(make())
+    assert whole.shape == (28, 9) and torch.equal(numbers(make(), start=3), whole[12:])
+    assert not torch.equal(numbers(make(seed=1)), whole) and not torch.equal(numbers(make(), epoch=0), whole)
+    shares = [numbers(make(), Share(rank, 2, 1)) for rank in range(2)]
+    together = torch.stack([share.reshape(7, 2, 9) for share in shares], 1).reshape(28, 9)
+    assert torch.equal(together, whole)
+
+
+@pytest.mark.parametrize("stride", [None, 8, 5, 1])
+@pytest.mark.parametrize("count", [2, 9, 10, 30])
+def test_perplexity_by_a_sliding_window_written_out(stride, count):
+    tokens = np.random.default_rng(count).integers(0, 50, count).tolist()
+    model, task = small_model(), task_of(range(50), val=tokens, stride=stride)
+    nll, scored, position = 0.0, [], 1
+    while position < count:
+        end = min(position + (8 if position == 1 else stride or 8), count)
+        begin = max(end - 9, 0)
+        logits = model(torch.tensor([tokens[begin : end - 1]])).logits[0].log_softmax(-1)
+        for target in range(position, end):
+            nll -= logits[target - begin - 1, tokens[target]].item()
+            scored.append(target)
+        position = end
+    assert scored == list(range(1, count))
+    got = task.evaluate(model, Share(), CPU)
+    assert got["loss"] == pytest.approx(nll / (count - 1), rel=1e-5)
+    assert got["perplexity"] == pytest.approx(math.exp(got["loss"]))
+    assert got["word_perplexity"] == pytest.approx(math.exp(nll / (count // 2)), rel=1e-4)
+    assert got["bits_per_character"] == pytest.approx(nll / math.log(2) / (3 * count), rel=1e-5)
+
+
+def test_the_loss_is_transformers(text):
+    model, task = small_model(), task_of(range(50))
+    batch = next(task.batches(0, 0, Share(), CPU))
+    loss, _ = task.loss(model, batch)
+    assert loss.item() == pytest.approx(model(batch, labels=batch).loss.item(), rel=1e-6)
+
+
+def command(text, folder, *arguments):
+    words = ["train", "python-docs/tiny", "--data", f"text:{text}", "--run", str(folder), *SMALL, *arguments]
+    return [sys.executable, "-m", "stepsnet", *words]
+
+
+def test_a_run_from_the_command_line(text, tmp_path, capsys):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    run = tmp_path / "run"
+    assert main([*command(text, run)[3:]]) == 0
+    assert "validation perplexity" in capsys.readouterr().out
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["blocks"] == 2 and summary["widths"] == [16, 32] and summary["vocab_size"] == 280
+    assert main(["eval", str(run), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["loss"] == pytest.approx(summary["metrics"]["val_loss"], abs=1e-6)
+    assert main(["eval", str(run), "--data", f"text:{text}@test", "--stride", "4"]) == 0
+    assert "word perplexity" in capsys.readouterr().out
+    assert main(["predict", str(run), "--prompt", "step by", "--tokens", "9", "--temperature", "0"]) == 0
+    written = capsys.readouterr().out
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(run), AutoTokenizer.from_pretrained(run)
+    ids = tokenizer("step by", return_tensors="pt").input_ids
+    expected = tokenizer.decode(model.generate(ids, max_new_tokens=9, do_sample=False)[0])
+    assert written == expected + "\n"
+    for arguments, message in (
+        (["--prompt", "step " * 300], r"expected at most 256 together, the model's context"),
+        (["--prompt", ""], "--prompt: got '', expected some text"),
+        ([], "expected pictures, or --prompt"),
+        (["picture.png"], "is a run of language, expected one of classification"),
+    ):
+        assert main(["predict", str(run), *arguments]) == 2
+        assert message in capsys.readouterr().err
+    assert main(["eval", str(run), "--data", f"text:{text}@dev"]) == 2
+    assert "has no split 'dev', expected one of train, val, test" in capsys.readouterr().err
+
+
+def test_a_killed_run_ends_as_if_it_had_not_been(text, tmp_path):
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    options = ["checkpoint_interval=1", "--resume"]
+    process = subprocess.Popen(command(text, killed, *options), stdout=subprocess.DEVNULL)
+    while not list(killed.glob("checkpoints/step-*")):
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    for folder in (killed, whole):
+        subprocess.run(command(text, folder, *options), check=True, stdout=subprocess.DEVNULL)
+    ours, theirs = load_file(killed / "model.safetensors"), load_file(whole / "model.safetensors")
+    assert "lm_head.weight" not in theirs and all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+@pytest.mark.parametrize(
+    ("content", "arguments", "expected"),
+    [
+        (b"", [], "is empty, expected text"),
+        (b"   \n ", [], "is empty, expected text"),
+        (b"abc\xff\xfe", [], r"is no UTF-8 text \(byte 3\)"),
+        (b"abc\0def", [], "is no text: it has a zero byte at 3"),
+        (b"ab " * 40, [], "vocab_size: got 280, expected at most the 2.. that this text gives"),
+        (
+            b"ab " * 20,
+            ["tokenizer=characters"],
+            r"got \d+ training tokens, expected more than batch_size × seq_len, 4×16",
+        ),
+        (None, [], "cannot read .*: No such file or directory"),
+        (b"step by step, the network widens. " * 400, ["model.args.vocab_size=20", "tokenizer=characters"], None),
+        (b"abc", ["vocab_size=100"], "vocab_size: got 100, expected at least 257"),
+        (b"abc", ["eval_stride=17"], "."),
+    ],
+)
+def test_text_that_does_not_fit_is_refused(tmp_path, capsys, content, arguments, expected):
+    path = tmp_path / "text.txt"
+    if content is not None:
+        path.write_bytes(content)
+    words = ["train", "python-docs/tiny", "--data", f"text:{path}", "--run", str(tmp_path / "run"), *SMALL, *arguments]
+    if expected is None:  # a vocabulary that is large enough, then one that is not
+        assert main([*words, "epochs=1"]) == 0
+        assert main([*words, "model.args.vocab_size=9", "--run", str(tmp_path / "other")]) == 2
+        expected = r"model.args.vocab_size: got 9, expected at least the tokenizer's \d+"
+    else:
+        assert main(words) == 2
+    err = capsys.readouterr().err
+    import re
+
+    assert re.search(expected, err) and err.count("\n") == 1, err
+
+
+def test_a_folder_without_validation_is_refused(tmp_path):
+    (tmp_path / "train.txt").write_text("words")
+    with pytest.raises(UserError, match=r"has no valid.txt, expected train.txt, valid.txt and perhaps test.txt"):
+        load_text(f"text:{tmp_path}", "bpe", 300)
+
+
+def test_hugging_face_text_is_read(tmp_path):
+    lines = [f"line {i} of some words" for i in range(30)]
+    for name, part in (("train", lines[:20]), ("validation", lines[20:])):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps({"text": line + "\n"}) + "\n" for line in part))
+    data = load_text(f"hfds:{tmp_path}", "characters", None)
+    assert data.tokenizer.decode(data.splits["train"].tokens.tolist()) == "".join(f"{line}\n" for line in lines[:20])
+    assert os.environ["STEPSNET_CACHE"]

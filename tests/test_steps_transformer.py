@@ -1,0 +1,235 @@
+"""Steps-Transformer as a transformers model: LLaMA with one step, Eq. (5) with more, and what its tools ask."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+import stepsnet
+from stepsnet import StepsNet, StepsTransformerConfig, StepsTransformerForCausalLM
+from stepsnet.errors import UserError
+from stepsnet.models.build import build_model
+from stepsnet.paper.tables import compare_table
+from stepsnet.recipes.recipe import ModelSpec
+
+ARGS = {"widths": (32, 48, 64), "depths": (2, 1, 1), "num_attention_heads": (2, 3, 4), "vocab_size": 101}
+
+
+def make(**changes):
+    torch.manual_seed(0)
+    config = StepsTransformerConfig(**{**ARGS, "max_position_embeddings": 64, "pad_token_id": 0, **changes})
+    model = StepsTransformerForCausalLM(config).eval()
+    for parameter in model.parameters():  # so that the blocks do something
+        nn.init.normal_(parameter, 1.0 if parameter.ndim == 1 else 0.0, 0.15)
+    return model
+
+
+@pytest.fixture(scope="module")
+def model():
+    return make()
+
+
+@pytest.fixture(scope="module")
+def ids():
+    return torch.randint(3, 101, (2, 9), generator=torch.Generator().manual_seed(1))
+
+
+def test_one_step_is_llama(ids):
+    shared = {"vocab_size": 101, "num_attention_heads": 4, "max_position_embeddings": 64}
+    config = LlamaConfig(hidden_size=64, intermediate_size=171, num_hidden_layers=3, tie_word_embeddings=True, **shared)
+    llama = LlamaForCausalLM(config).eval()
+    ours = StepsTransformerForCausalLM(StepsTransformerConfig(widths=64, depths=3, **shared)).eval()
+    ours.load_state_dict(llama.state_dict())
+    assert torch.equal(ours(ids).logits, llama(ids).logits)
+    losses = [m(ids, labels=ids).loss for m in (ours, llama)]
+    assert torch.equal(*losses)
+    for loss in losses:
+        loss.backward()
+    gradients = dict(llama.named_parameters())
+    assert all(torch.equal(p.grad, gradients[name].grad) for name, p in ours.named_parameters())
+    hidden = [m(ids, output_hidden_states=True).hidden_states for m in (ours, llama)]
+    assert len(hidden[0]) == len(hidden[1]) == 4 and all(torch.equal(a, b) for a, b in zip(*hidden))
+
+
+class Called(nn.Module):
+    """A decoder layer with what it needs besides its input."""
+
+    def __init__(self, layer, **kwargs):
+        super().__init__()
+        self.layer, self.kwargs = layer, kwargs
+
+    def forward(self, y):
+        return self.layer(y, **self.kwargs)
+
+
+def test_steps_are_equation_5(model, ids):
+    """The same layers in a StepsNet, with a causal mask written out."""
+    config, decoder = model.config, model.model
+    mask = torch.full((9, 9), torch.finfo(torch.float32).min).triu(1)[None, None]
+    networks, index = [], 0
+    for step, depth in zip(config.steps, config.depths):
+        positions = LlamaRotaryEmbedding(step)(torch.zeros(1), torch.arange(9)[None])
+        layers = decoder.layers[index : index + depth]
+        networks.append(nn.Sequential(*(Called(m, attention_mask=mask, position_embeddings=positions) for m in layers)))
+        index += depth
+    container = StepsNet(networks, config.widths)
+    stream = decoder.embed_tokens(ids)
+    expected = model.lm_head(decoder.norm(container(stream)))
+    torch.testing.assert_close(model(ids).logits, expected)
+    # hidden states are the whole residual stream after each layer
+    states = model(ids, output_hidden_states=True).hidden_states
+    assert len(states) == 5 and torch.equal(states[0], stream)
+    for state, block in zip(states[1:-1], container):
+        stream = block(stream)
+        torch.testing.assert_close(state, stream)
+
+
+def test_auto_classes_and_round_trip(model, ids, tmp_path):
+    model.save_pretrained(tmp_path)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert type(again) is StepsTransformerForCausalLM and type(AutoConfig.from_pretrained(tmp_path)) is type(
+        model.config
+    )
+    assert again.lm_head.weight is again.model.embed_tokens.weight
+    assert again.config.to_diff_dict() == model.config.to_diff_dict()
+    assert torch.equal(again(ids).logits, model(ids).logits)
+    assert stepsnet.StepsTransformerConfig is StepsTransformerConfig
+    torch.testing.assert_close(copy.deepcopy(model)(ids).logits, model(ids).logits)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"do_sample": False},
+        {"do_sample": True, "top_k": 20},
+        {"do_sample": False, "num_beams": 3},
+        {"do_sample": False, "cache_implementation": "static"},
+    ],
+    ids=["greedy", "sampling", "beam", "static"],
+)
+def test_generation_with_the_cache_equals_that_without(model, ids, how):
+    outputs = []
+    for use_cache in (True, False):
+        torch.manual_seed(0)
+        cache = how if use_cache else {k: v for k, v in how.items() if k != "cache_implementation"}
+        outputs.append(model.generate(ids, max_new_tokens=12, use_cache=use_cache, **cache))
+    assert torch.equal(*outputs) and outputs[0].shape[1] > ids.shape[1]
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_changes_nothing(model, ids, side):
+    short, pad = ids[:1, :5], torch.zeros(1, 4, dtype=torch.long)
+    parts = (pad, short) if side == "left" else (short, pad)
+    padded, mask = torch.cat(parts, 1), torch.cat([(part != 0).long() for part in parts], 1)
+    positions = (mask.cumsum(1) - 1).clamp(min=0)
+    logits = model(padded, attention_mask=mask, position_ids=positions).logits
+    torch.testing.assert_close(logits[mask.bool()], model(short).logits[0], atol=1e-5, rtol=1e-4)
+    if side == "left":
+        alone = model.generate(short, max_new_tokens=6, do_sample=False)
+        both = model.generate(padded, attention_mask=mask, max_new_tokens=6, do_sample=False)
+        assert torch.equal(both[:, 4:], alone)
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa", "flex_attention"])
+def test_attention_implementations_agree(ids, implementation):
+    model = make()
+    expected = model(ids).logits
+    model.set_attn_implementation(implementation)
+    assert model.model.layers[0].self_attn.config._attn_implementation == implementation
+    with torch.no_grad():  # flex attention has no backward pass on a CPU
+        torch.testing.assert_close(model(ids).logits, expected, atol=1e-4, rtol=1e-3)
+
+
+def test_attentions_are_those_of_each_layer(ids):
+    model = make(attn_implementation="eager")
+    attentions = model(ids, output_attentions=True).attentions
+    assert [tuple(a.shape) for a in attentions] == [(2, heads, 9, 9) for heads in (2, 2, 3, 4)]
+
+
+def test_gradient_checkpointing_gives_the_same_gradients(ids):
+    gradients = []
+    for checkpointed in (False, True):
+        model = make().train()
+        if checkpointed:
+            model.gradient_checkpointing_enable()
+        model(ids, labels=ids).loss.backward()
+        gradients.append([parameter.grad for parameter in model.parameters()])
+    for ours, expected in zip(*gradients, strict=True):
+        torch.testing.assert_close(ours, expected)
+
+
+def test_export_and_compile(model, ids):
+    program = torch.export.export(model, (ids,), {"use_cache": False}, strict=False)
+    torch.testing.assert_close(program.module()(ids, use_cache=False).logits, model(ids).logits)
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(ids, use_cache=False).logits, model(ids).logits)
+
+
+def test_lora(ids):
+    from peft import LoraConfig, get_peft_model
+
+    model = get_peft_model(make(), LoraConfig(r=2, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM"))
+    model(ids, labels=ids).loss.backward()
+    trained = {name for name, p in model.named_parameters() if p.grad is not None}
+    assert len(trained) == 2 * 2 * 4 and all("lora_" in name for name in trained)
+    merged = model.merge_and_unload()
+    assert type(merged) is StepsTransformerForCausalLM
+
+
+def test_trainer_takes_two_steps(ids, tmp_path):
+    from transformers import Trainer, TrainingArguments
+
+    model = make()
+    before = model.model.layers[0].mlp.up_proj.weight.clone()
+    arguments = TrainingArguments(
+        str(tmp_path), max_steps=2, per_device_train_batch_size=2, report_to=[], use_cpu=True, save_steps=2
+    )
+    rows = [{"input_ids": row, "labels": row} for row in ids]
+    result = Trainer(model, arguments, train_dataset=rows).train()
+    assert result.global_step == 2 and not torch.equal(before, model.model.layers[0].mlp.up_proj.weight)
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "checkpoint-2").config.widths == [32, 48, 64]
+
+
+def test_the_cache_is_narrower_than_the_baselines(model, ids):
+    cache = model(ids, use_cache=True).past_key_values
+    assert [tuple(layer.keys.shape[1::2]) for layer in cache.layers] == [(2, 16), (2, 16), (3, 16), (4, 16)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"num_attention_heads": (2, 5, 4)}, "num_heads: got 5, expected a divisor of the width 48"),
+        ({"num_attention_heads": (2, 16, 4)}, "heads of size 3, expected an even size"),
+        ({"widths": (32, 64, 48)}, "strictly increasing"),
+        ({"depths": (2, 1)}, "depths: got 2 .*expected one a width"),
+        ({"num_key_value_heads": (2, 2, 4)}, "num_key_value_heads: got 2, expected a divisor of the 3 heads"),
+        ({"intermediate_size": (64,)}, "intermediate_size: got .64., expected one a width"),
+        ({"embed_dim": 64}, "unknown argument 'embed_dim'"),
+    ],
+)
+def test_a_configuration_that_does_not_fit_is_one_line(changes, expected):
+    with pytest.raises(UserError, match=rf"^model steps_transformer: .*{expected}") as error:
+        build_model(ModelSpec("steps_transformer", {**ARGS, **changes}))
+    assert "\n" not in str(error.value)
+
+
+def test_table_4():
+    rows = compare_table("4")
+    assert len(rows) == 6 and not any(row["differs"] for row in rows)
+    for row in rows:  # the parameters, written out
+        widths, depths = (row["model"]["arguments"][key] for key in ("widths", "depths"))
+        params = 50_000 * widths[-1] + widths[-1]
+        params += sum(depth * (4 * c * c + 3 * c * round(8 * c / 3) + 2 * c) for c, depth in zip(widths, depths))
+        assert row["exact"]["params"] == params
+
+
+def test_the_tokenizer_of_a_run_is_transformers(tmp_path):
+    from stepsnet.tasks.text_data import load_text
+
+    data = load_text("python-docs", "characters", None)
+    fast = PreTrainedTokenizerFast(tokenizer_object=data.tokenizer)
+    assert fast.decode(fast("def f():\n  pass")["input_ids"]) == "def f():\n  pass"
