@@ -2,7 +2,7 @@
 
 import json
 import math
-import os
+import re
 import signal
 import subprocess
 import sys
@@ -241,8 +241,6 @@ def test_text_that_does_not_fit_is_refused(tmp_path, capsys, content, arguments,
     else:
         assert main(words) == 2
     err = capsys.readouterr().err
-    import re
-
     assert re.search(expected, err) and err.count("\n") == 1, err
 
 
@@ -258,4 +256,3 @@ def test_hugging_face_text_is_read(tmp_path):
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps({"text": line + "\n"}) + "\n" for line in part))
     data = load_text(f"hfds:{tmp_path}", "characters", None)
     assert data.tokenizer.decode(data.splits["train"].tokens.tolist()) == "".join(f"{line}\n" for line in lines[:20])
-    assert os.environ["STEPSNET_CACHE"]

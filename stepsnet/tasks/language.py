@@ -96,7 +96,7 @@ class LanguageModelling:
         self.sequences = (tokens - seq_len) // seq_len  # a pass: its windows begin at an offset below seq_len
         if self.sequences < batch_size:
             raise UserError(
-                f"data: {tokens} training tokens, expected more than batch_size × seq_len, {batch_size}×{seq_len}"
+                f"data: got {tokens} training tokens, expected more than batch_size × seq_len, {batch_size}×{seq_len}"
             )
         if len(text.splits[evaluated].tokens) < 2:
             raise UserError(f"data: the split {evaluated} has less than two tokens, expected some to predict")
