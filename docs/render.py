@@ -2,7 +2,8 @@
 
 A block between ``<!-- begin: NAME … -->`` and ``<!-- end -->`` is replaced by what NAME gives:
 ``stepsnet …`` by the command's output, ``results FOLDER`` by the table of the runs in results/FOLDER,
-``memory FILE`` by that of benchmarks/memory.py in results/memory/FILE.
+``memory FILE`` by that of benchmarks/memory.py in results/memory/FILE, ``benchmarks`` and ``language`` by those
+of the other benchmarks in results/benchmarks/.
 
     python docs/render.py            # rewrite
     python docs/render.py --check    # exit 1 where a block is out of date
@@ -32,31 +33,46 @@ def command_output(arguments: list[str]) -> str:
     return out.getvalue().strip()
 
 
+# of each task: what is shown of a run, its digits, and its unit
+MEASURES = {
+    "train_top1": ("train accuracy", 1, "%", "points"),
+    "train_loss": ("train loss", 3, "", ""),
+    "val_top1": ("validation accuracy", 1, "%", "points"),
+    "val_loss": ("validation loss", 3, "", ""),
+    "val_perplexity": ("validation perplexity", 2, "", ""),
+    "val_word_perplexity": ("per word", 1, "", ""),
+}
+
+
 def results_table(folder: str) -> str:
     """Mean ± sample standard deviation over the seeds, the paired difference, and where it was run."""
     runs = [json.loads(path.read_text(encoding="utf-8")) for path in sorted((ROOT / "results" / folder).glob("*.json"))]
     summary = summarise(runs)
+    keys = ["train_top1", "val_top1"]
+    if "val_perplexity" in summary["difference"]:
+        keys = ["train_loss", "val_loss", "val_perplexity"]
+        keys += ["val_word_perplexity"] * (runs[0]["vocab_size"] > 256)
+    heads = [MEASURES[key][0] for key in keys]
     lines = [
-        "| | blocks | layers | params | MACs | train accuracy | validation accuracy | minutes |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|",
+        f"| | blocks | layers | params | MACs | {' | '.join(heads)} | minutes |",
+        "|---|---:|---:|---:|---:|" + "---:|" * len(keys) + "---:|",
     ]
 
-    def spread(values: dict) -> str:
-        return f"{values['mean']:.1f} ± {values['std']:.1f}"
+    def spread(values: dict, key: str, unit: str) -> str:
+        digits = MEASURES[key][1]
+        return f"{values['mean']:.{digits}f} ± {values['std']:.{digits}f}{unit}"
 
     for label in ("StepsNet", "baseline"):
         mine = [run for run in runs if run["label"] == label]
         first, minutes = mine[0], statistics.median(run["seconds"] for run in mine) / 60
+        cells = [spread(summary[label][key], key, MEASURES[key][2]) for key in keys]
         lines.append(
             f"| {label}, {steps(first['widths'])} | {first['blocks']} | {first['layers']} | "
-            f"{first['params'] / 1e6:.2f}M | {first['macs'] / 1e6:.1f}M | {spread(summary[label]['train_top1'])}% | "
-            f"{spread(summary[label]['val_top1'])}% | {minutes:.1f} |"
+            f"{first['params'] / 1e6:.2f}M | {first['macs'] / 1e6:.1f}M | {' | '.join(cells)} | {minutes:.1f} |"
         )
     difference = summary["difference"]
-    lines.append(
-        f"| paired difference | | | | | {spread(difference['train_top1'])} points | "
-        f"{spread(difference['val_top1'])} points | |"
-    )
+    cells = [spread(difference[key], key, f" {MEASURES[key][3]}".rstrip()) for key in keys]
+    lines.append(f"| paired difference | | | | | {' | '.join(cells)} | |")
     seeds, versions = ", ".join(map(str, summary["seeds"])), runs[0]["versions"]
     commits = ", ".join(sorted({str(run["commit"]) for run in runs}))
     hardware = runs[0]["hardware"]
@@ -72,6 +88,63 @@ def results_table(folder: str) -> str:
 
 def steps(widths: list[int]) -> str:
     return ", ".join(f"{width}×{widths.count(width)}" for width in sorted(set(widths)))
+
+
+def read_benchmark(name: str) -> dict:
+    return json.loads((ROOT / "results" / "benchmarks" / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def origin(result: dict) -> str:
+    hardware, versions = result["hardware"], result["versions"]
+    machine = hardware["gpu"] or f"{hardware['cpu']}, {hardware['threads']} thread of {hardware['cores']} cores"
+    return f"`{result['command']}`: {machine}; torch {versions['torch']}, timm {versions['timm']}; {result['commit']}"
+
+
+def median(found: dict, digits: int = 2) -> str:
+    low, high = found["quartiles"]
+    return f"{found['median']:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
+
+
+def benchmarks_table() -> str:
+    """Median and quartiles of what the engine costs."""
+    engine, images, start, checkpoint = map(read_benchmark, ("engine", "images", "start", "checkpoint"))
+    lines = ["| what | median (quartiles) |", "|---|---:|"]
+    bare = f"the bare one of {engine['bare_ms']['median']:.0f} ms"
+    lines.append(f"| an update in the engine / {bare} | {median(engine['ratio'], 3)} |")
+    for name, found in images["images_per_second_per_core"].items():
+        lines.append(f"| images a second on one core, {name} | {median(found, 0)} |")
+    lines.append(
+        f"| seconds to the first update, `{start['recipe']}` | {median(start['seconds_to_first_update'], 1)} |"
+    )
+    lines.append(f"| of which a bare `import torch, timm` | {median(start['seconds_of_imports'], 1)} |")
+    size = f"{checkpoint['model']}, {checkpoint['mib']:.0f} MiB"
+    for name, what in (("write", "write a checkpoint"), ("load", "load it")):
+        ours, theirs = (
+            checkpoint[f"{name}_seconds"],
+            checkpoint[f"torch_{'save' if name == 'write' else 'load'}_seconds"],
+        )
+        lines.append(f"| seconds to {what}, {size} | {median(ours)} |")
+        lines.append(f"| the same by torch alone, without checksum or flush | {median(theirs)} |")
+    return "\n".join([*lines, "", *(f"- {origin(result)}" for result in (engine, images, start, checkpoint))])
+
+
+def language_table() -> str:
+    """Training, generation and cache of a Steps-Transformer over those of LLaMA."""
+    result = read_benchmark("language")
+    lines = [
+        "| | layers | params | training speed / baseline | generation speed / baseline | cache a token |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    for row in result["rows"]:
+        for name, found in row["models"].items():
+            ratios = [median(found[f"{kind}_speed_over_baseline"]) for kind in ("train", "generate")]
+            ratios = ["1", "1"] if name == "baseline" else ratios
+            size = f"{found['cache_bytes_per_token'] / 1024:.1f} KiB"
+            what = {"baseline": f"LLaMA, width {row['width']}", "as deep": "LLaMA, as deep"}.get(name, name)
+            lines.append(
+                f"| {what} | {found['layers']} | {found['params'] / 1e6:.2f}M | {' | '.join(ratios)} | {size} |"
+            )
+    return "\n".join([*lines, "", origin(result)])
 
 
 def memory_table(file: str) -> str:
@@ -104,6 +177,7 @@ def memory_table(file: str) -> str:
 
 def render(text: str) -> str:
     kinds = {"results": results_table, "memory": memory_table}
+    kinds |= {"benchmarks": benchmarks_table, "language": language_table}
 
     def replace(match: re.Match) -> str:
         kind, *arguments = shlex.split(match["name"])

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import re
 import signal
 import subprocess
@@ -193,6 +194,37 @@ def test_a_run_from_the_command_line(text, tmp_path, capsys):
         assert message in capsys.readouterr().err
     assert main(["eval", str(run), "--data", f"text:{text}@dev"]) == 2
     assert "has no split 'dev', expected one of train, val, test" in capsys.readouterr().err
+
+
+def test_lm_evaluation_harness_scores_a_run(text, tmp_path):
+    """Its own command, which knows nothing of stepsnet, on a task from a local file."""
+    run, tasks = tmp_path / "run", tmp_path / "tasks"
+    subprocess.run(command(text, run), check=True, stdout=subprocess.DEVNULL)
+    tasks.mkdir()
+    (tasks / "rows.jsonl").write_text("".join(json.dumps({"text": f"step by step {i}"}) + "\n" for i in range(3)))
+    (tasks / "tiny.yaml").write_text(
+        "task: tiny\ndataset_path: json\noutput_type: loglikelihood_rolling\ntest_split: train\n"
+        f"dataset_kwargs:\n  data_files: {tasks / 'rows.jsonl'}\n"
+        "doc_to_text: ''\ndoc_to_target: '{{text}}'\n"
+        "metric_list:\n  - metric: word_perplexity\nmetadata:\n  version: 1.0\n"
+    )
+    words = ["-m", "lm_eval", "--model", "hf", "--model_args", f"pretrained={run},trust_remote_code=True"]
+    words += [
+        "--tasks",
+        "tiny",
+        "--include_path",
+        str(tasks),
+        "--device",
+        "cpu",
+        "--output_path",
+        str(tmp_path / "out"),
+    ]
+    environment = {**os.environ, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr[-2000:]
+    (found,) = (tmp_path / "out").rglob("results_*.json")
+    perplexity = json.loads(found.read_text())["results"]["tiny"]["word_perplexity,none"]
+    assert 1 < perplexity < math.inf
 
 
 def test_a_killed_run_ends_as_if_it_had_not_been(text, tmp_path):

@@ -27,6 +27,7 @@ from stepsnet.tasks.classification import input_spec, set_up
 
 NAMES = list(recipes())
 AT_SCALE = [name for name in NAMES if name.split("/")[0] in ("imagenet", "deeper", "ablations")]
+LANGUAGE = [name for name in NAMES if find_recipe(name).task == "language"]
 CLASSES = 3
 
 
@@ -66,8 +67,8 @@ def test_builds_by_name_and_survives_its_yaml(name, tmp_path):
     for spec in (recipe.model, recipe.baseline):
         if spec:
             model = on_meta(spec.name, json.dumps(spec.args))
-            inputs = input_spec(recipe, model)
             if name in AT_SCALE:
+                inputs = input_spec(recipe, model)
                 assert (inputs.input_size, inputs.crop_pct) == ((3, 224, 224), 0.875)
                 assert inputs.mean == (0.485, 0.456, 0.406) and inputs.std == (0.229, 0.224, 0.225)
 
@@ -320,7 +321,31 @@ def test_two_updates_at_full_width(name, pictures, tmp_path):
     assert not all(torch.equal(before[key], after[key]) for key, _ in build_model(recipe.model).named_parameters())
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in AT_SCALE])
+@pytest.mark.parametrize("name", LANGUAGE)
+def test_language_recipes_take_two_updates(name, tmp_path, monkeypatch):
+    """As they are but for the text and the vocabulary that it gives."""
+    monkeypatch.setenv("STEPSNET_CACHE", str(tmp_path / "cache"))
+    words = np.random.default_rng(0).choice(["step", "by", "the", "network", "widens\n"], 4000)
+    (tmp_path / "text.txt").write_text(" ".join(words))
+    sizes = ["model.args.vocab_size=280"] + ["vocab_size=270"] * (find_recipe(name).tokenizer == "bpe")
+    recipe = override(find_recipe(name), [*SHORT, *sizes, "epoch_updates=2", f"data=text:{tmp_path / 'text.txt'}"])
+    with Lines() as display:
+        summary = train_run(recipe, tmp_path / "run", display)
+    assert len(losses(tmp_path / "run")) == 2 and np.isfinite(losses(tmp_path / "run")).all()
+    assert summary["expected"] == recipe.expected and summary["metrics"]["val_word_perplexity"] > 1
+
+
+def test_every_row_of_table_4_has_a_recipe():
+    for row in rows("4"):
+        recipe = find_recipe("wikitext103/" + row["row"].lower().replace("-", "_").replace(" ", "_"))
+        assert recipe.expected == {"val_perplexity": row["perplexity"]}
+        assert (recipe.vocab_size, recipe.seq_len, recipe.batch_size * recipe.seq_len) == (50_000, 128, 128 * 1024)
+        assert recipe.model.args["widths"] == model_of(row)[1]["widths"]
+        assert (recipe.baseline is not None) == row["row"].startswith("Steps-")
+    assert find_recipe("wikitext103/steps_transformer_64m").baseline.args["depths"] == [12]
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in AT_SCALE and name not in LANGUAGE])
 def test_small_recipes_take_two_updates(name, pictures, tmp_path, monkeypatch):
     """The small recipes as they are, on eight of the digits, or of the made-up pictures at CIFAR's size."""
     recipe = override(find_recipe(name), [*SHORT, "train_samples=8"])

@@ -16,6 +16,7 @@ from ..analysis.complexity import count_language_model
 from ..engine.randomness import data_order
 from ..engine.task import Share
 from ..errors import UserError
+from ..files import write_atomically
 from ..models.build import build_model
 from ..recipes.recipe import LanguageRecipe
 from .setup import Setup
@@ -46,12 +47,23 @@ def set_up(recipe: LanguageRecipe, data: str | None = None) -> Setup:
     )
 
     def keep(folder: Path) -> None:
-        """With these beside model.safetensors, transformers' from_pretrained takes the run's folder."""
+        """With these beside model.safetensors, transformers' from_pretrained takes the run's folder.
+
+        Also where nobody has imported stepsnet, such as in lm_eval, if ``trust_remote_code`` is on.
+        """
         from transformers import PreTrainedTokenizerFast
 
         tokenizer = PreTrainedTokenizerFast(tokenizer_object=text.tokenizer, eos_token=END_OF_TEXT)
         tokenizer.save_pretrained(folder)
+        model.config.architectures = [type(model).__name__]
+        model.config.auto_map = {
+            "AutoConfig": f"modeling_stepsnet.{type(model.config).__name__}",
+            "AutoModelForCausalLM": f"modeling_stepsnet.{type(model).__name__}",
+        }
         model.config.save_pretrained(folder)
+        names = f"{type(model.config).__name__}, {type(model).__name__}"
+        home = type(model).__module__
+        write_atomically(folder / "modeling_stepsnet.py", f"from {home} import {names}  # noqa: F401\n")
 
     return Setup(model, task, count_language_model, keep=keep)
 

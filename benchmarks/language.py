@@ -1,0 +1,125 @@
+"""Steps-Transformer against transformers' LLaMA of the same parameters: training, generation, and the cache.
+
+    python benchmarks/language.py [--depths 6 12 24] [--width 128] [--out results/benchmarks/language.json]
+
+For each depth of the baseline, the StepsNet that the half-compute rule makes of it. Both take turns, update by
+update and text by text, so that noise hits both alike; ratios are of neighbours. A third model has the
+StepsNet's depth at one width and about its parameters: it shows what depth alone costs. Ends in one JSON line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from outcome import conclude, spread
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from stepsnet.models.steps_transformer import create
+from stepsnet.plan import plan_steps
+
+VOCABULARY, LENGTH, BATCH, ROUNDS, NEW_TOKENS = 4096, 128, 8, 9, 48
+
+
+def llama(width: int, depth: int, heads: int) -> LlamaForCausalLM:
+    config = LlamaConfig(
+        hidden_size=width,
+        num_hidden_layers=depth,
+        num_attention_heads=heads,
+        intermediate_size=round(8 * width / 3),
+        vocab_size=VOCABULARY,
+        tie_word_embeddings=True,
+        max_position_embeddings=1024,
+    )
+    return LlamaForCausalLM(config)
+
+
+def models_of(width: int, depth: int) -> dict[str, torch.nn.Module]:
+    plan = plan_steps(width, depth, 3, head_dim=32)
+    steps = create(
+        widths=plan.widths,
+        depths=plan.depths,
+        num_attention_heads=plan.num_heads,
+        vocab_size=VOCABULARY,
+        max_position_embeddings=1024,
+    )
+    blocks = sum(plan.depths)
+    narrow = next(w for w in range(width, 0, -8) if w * w * blocks <= width * width * depth)
+    heads = next(h for h in range(max(narrow // 32, 1), 0, -1) if narrow % (2 * h) == 0)
+    return {
+        "baseline": llama(width, depth, width // 32),
+        "StepsNet": steps,
+        "as deep": llama(narrow, blocks, heads),
+    }
+
+
+def seconds(function: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    function()
+    return time.perf_counter() - started
+
+
+def cache_bytes(model: torch.nn.Module) -> int:
+    with torch.no_grad():
+        cache = model(torch.zeros(1, LENGTH, dtype=torch.long), use_cache=True).past_key_values
+    return sum(t.numel() * t.element_size() for layer in cache.layers for t in (layer.keys, layer.values))
+
+
+def measure(width: int, depth: int) -> dict[str, Any]:
+    models = models_of(width, depth)
+    batch = torch.randint(VOCABULARY, (BATCH, LENGTH))
+    prompt = batch[:1, :16]
+    optimizers = {name: torch.optim.AdamW(model.parameters(), fused=True) for name, model in models.items()}
+    times: dict[str, dict[str, list[float]]] = {"train": {name: [] for name in models}}
+    times["generate"] = {name: [] for name in models}
+
+    def update(name: str) -> None:
+        models[name].train()
+        models[name](batch, labels=batch, use_cache=False).loss.backward()
+        optimizers[name].step()
+        optimizers[name].zero_grad()
+
+    def generate(name: str) -> None:
+        models[name].eval()
+        kwargs: dict[str, Any] = {"max_new_tokens": NEW_TOKENS, "min_new_tokens": NEW_TOKENS, "pad_token_id": 0}
+        models[name].generate(prompt, attention_mask=torch.ones_like(prompt), do_sample=False, **kwargs)
+
+    for turn in range(ROUNDS + 2):
+        for kind, function in (("train", update), ("generate", generate)):
+            for name in models:
+                took = seconds(lambda: function(name))  # noqa: B023
+                if turn > 1:  # the first two warm up
+                    times[kind][name].append(took)
+    tokens = {"train": BATCH * LENGTH, "generate": NEW_TOKENS}
+    rows = {}
+    for name, model in models.items():
+        row: dict[str, Any] = {
+            "layers": model.config.num_hidden_layers,
+            "params": sum(parameter.numel() for parameter in model.parameters()),
+            "cache_bytes_per_token": cache_bytes(model) / LENGTH,
+        }
+        for kind, found in times.items():
+            row[f"{kind}_tokens_per_second"] = spread([tokens[kind] / took for took in found[name]], 1)
+            ratios = [base / took for base, took in zip(found["baseline"], found[name])]
+            row[f"{kind}_speed_over_baseline"] = spread(ratios)
+        rows[name] = row
+    return {"width": width, "depth": depth, "models": rows}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--depths", type=int, nargs="+", default=[6, 12, 24])
+    parser.add_argument("--width", type=int, default=128)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    torch.manual_seed(0)
+    rows = [measure(options.width, depth) for depth in options.depths]
+    conclude("language", {"batch_size": BATCH, "seq_len": LENGTH, "rows": rows}, options.out)
+
+
+if __name__ == "__main__":
+    main()
