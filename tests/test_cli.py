@@ -137,6 +137,14 @@ def test_a_mistake_is_one_line_and_status_2(arguments, expected, tmp_path, monke
     assert not (tmp_path / "runs" / "digits-tiny" / "checkpoints").exists()
 
 
+def test_a_report_of_any_runs(trained, tmp_path, capsys):
+    status, out, err = run("report", trained, "--out", tmp_path / "page.html", capsys=capsys)
+    assert status == 0 and out.startswith(f"report: {tmp_path / 'page.html'}")
+    assert "digits/tiny" in (tmp_path / "page.html").read_text()
+    status, out, err = run("report", tmp_path / "nowhere", capsys=capsys)
+    assert status == 2 and "no config.yaml in it" in err and not out
+
+
 def test_nothing_is_overwritten(trained, tmp_path, capsys):
     (tmp_path / "diary.txt").write_text("mine")
     before = {path: path.read_bytes() for path in trained.rglob("*") if path.is_file()}

@@ -56,7 +56,9 @@ class Bars:
             TextColumn("epoch {task.fields[epoch]}/{task.fields[epochs]}"),
             TextColumn("loss {task.fields[loss]:.3f}"),
             TextColumn("{task.fields[measure]}"),
+            TextColumn("lr {task.fields[lr]:.2g}"),
             TextColumn("{task.fields[speed]}"),
+            TextColumn("{task.fields[memory]:.1f} GiB"),
             TimeRemainingColumn(compact=True),
             TextColumn("left"),
             console=console,
@@ -79,7 +81,9 @@ class Bars:
                 "epochs": event["epochs"],
                 "loss": event["loss"],
                 "measure": measure_of(event),
+                "lr": event["lr"],
                 "speed": event["speed"],
+                "memory": event["memory_gib"],
             }
             if event["run"] not in self.tasks:
                 self.tasks[event["run"]] = self.bars.add_task(event["run"], total=event["steps"], **fields)
@@ -97,7 +101,7 @@ def epoch_line(event: dict[str, Any]) -> str:
             parts.append(f"{split} loss {event[f'{split}_loss']:.3f}")
         if measure := measure_of(event, f"{split}_"):
             parts.append(measure)
-    parts.append(event["speed"])
+    parts += [event["speed"], f"{event['memory_gib']:.1f} GiB"]
     minutes, seconds = divmod(round(event["seconds_left"]), 60)
     parts.append(f"{minutes}:{seconds:02d} left")
     return ", ".join(parts)
