@@ -11,6 +11,7 @@ import io
 import re
 import statistics
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -136,7 +137,8 @@ def write_report(runs: Sequence[Path], out: Path, title: str | None = None) -> P
     }
     for name in (name for name, picture in candidates.items() if picture is None):
         for kind in ("csv", "png", "svg"):  # an earlier report's would be taken for this one's
-            (page.parent / "figures" / f"{name}.{kind}").unlink(missing_ok=True)
+            with suppress(OSError):  # a place that cannot be written is said when it is written
+                (page.parent / "figures" / f"{name}.{kind}").unlink()
     sentence, tiles = headline(groups)
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     html = environment.from_string(files(__package__).joinpath("page.html").read_text(encoding="utf-8"))
