@@ -91,6 +91,13 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--top", type=int, default=5, help="classes a picture (default: 5)")
     sub.add_argument("--json", action="store_true")
 
+    sub = verb("analyze", _analyze, "take a run's channels (Table 6) or blocks (Table 7) away and score what is left")
+    sub.add_argument("kind", choices=("mask", "drop"), help="mask channels of the slow and fast path, or drop blocks")
+    sub.add_argument("run", metavar="RUN", type=Path)
+    sub.add_argument("--each", action="store_true", help="with drop: each single block in turn")
+    sub.add_argument("--data", help="other data than the run's, such as folder:PATH")
+    sub.add_argument("--json", action="store_true")
+
     sub = verb("report", _report, "write one HTML page for any runs, finished or not")
     sub.add_argument("runs", metavar="RUN", nargs="+", type=Path, help="run folders, or that of a comparison")
     sub.add_argument("--out", metavar="FILE", type=Path, default=Path("report.html"), help="default: report.html")
@@ -237,6 +244,16 @@ def _expand(patterns: Sequence[str]) -> list[Path]:
                 raise UserError(f"predict: the folder {match} is empty")
             found += inside
     return found
+
+
+def _analyze(options: argparse.Namespace) -> None:
+    from .analyze import analyze_drop, analyze_mask, render_rows
+
+    if options.each and options.kind != "drop":
+        raise UserError("analyze: got --each with mask, expected it with drop")
+    mask = options.kind == "mask"
+    rows = analyze_mask(options.run, options.data) if mask else analyze_drop(options.run, options.data, options.each)
+    print(json.dumps(rows) if options.json else render_rows(rows))
 
 
 def _report(options: argparse.Namespace) -> None:

@@ -137,6 +137,18 @@ def test_a_mistake_is_one_line_and_status_2(arguments, expected, tmp_path, monke
     assert not (tmp_path / "runs" / "digits-tiny" / "checkpoints").exists()
 
 
+def test_a_run_is_taken_apart(trained, capsys):
+    status, out, err = run("analyze", "mask", trained, "--json", capsys=capsys)
+    assert status == 0, err
+    rows = json.loads(out)
+    scored = json.loads(run("eval", trained, "--json", capsys=capsys)[1])
+    assert len(rows) == 12 and rows[0]["metrics"] == scored
+    status, out, err = run("analyze", "drop", trained, capsys=capsys)
+    assert status == 0 and out.startswith("| dropped | loss | top1 | top5 |") and "last 1 of width 48" in out
+    status, out, err = run("analyze", "mask", trained, "--each", capsys=capsys)
+    assert status == 2 and "got --each with mask" in err
+
+
 def test_a_report_of_any_runs(trained, tmp_path, capsys):
     status, out, err = run("report", trained, "--out", tmp_path / "page.html", capsys=capsys)
     assert status == 0 and out.startswith(f"report: {tmp_path / 'page.html'}")

@@ -1,0 +1,135 @@
+"""What a trained network does without some of its channels or blocks (Tables 6 and 7); nothing is retrained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import UserError
+from ..stream import blocks_of, step_sequences, widths_of
+
+__all__ = ["drop_each", "drop_steps", "dropped", "mask_paths", "masked"]
+
+Evaluate = Callable[[nn.Module], dict[str, float]]
+
+
+@contextmanager
+def masked(model: Any, share: float, path: str) -> Iterator[None]:
+    """Set channels of the input x of every StepsNet of several steps to zero.
+
+    Args:
+        share: of the slow path's width C_1, so many channels.
+        path: "slow" masks the first channels, of x_1; "fast" the last ones, of x_2 … x_n.
+    """
+
+    def mask(x: Tensor, widths: Sequence[int], dim: int) -> Tensor:
+        count = round(share * widths[0])
+        count = min(count, widths[0] if path == "slow" else widths[-1] - widths[0])
+        kept = torch.ones(widths[-1], dtype=x.dtype, device=x.device)
+        kept[slice(0, count) if path == "slow" else slice(widths[-1] - count, None)] = 0
+        return x * (kept if dim == -1 else kept.view(-1, *[1] * (x.ndim - dim - 1)))
+
+    def before(sequence, arguments):
+        return (mask(arguments[0], sequence.widths, sequence.dim), *arguments[1:])
+
+    with ExitStack() as stack:
+        for sequence in step_sequences(model):
+            if len(sequence.widths) > 1:
+                stack.callback(sequence.register_forward_pre_hook(before).remove)
+        if hasattr(getattr(model, "config", None), "widths"):  # a transformers model: its embedding's output
+            widths, embedding = model.config.widths, model.get_input_embeddings()
+            handle = embedding.register_forward_hook(lambda module, arguments, x: mask(x, widths, -1))
+            stack.callback(handle.remove)
+        yield
+
+
+@contextmanager
+def dropped(blocks: Sequence[nn.Module]) -> Iterator[None]:
+    """Let blocks pass their input on."""
+    before = [(block, block.forward) for block in blocks]
+    try:
+        for block in blocks:
+            block.forward = _pass_on
+        yield
+    finally:
+        for block, forward in before:
+            block.forward = forward
+
+
+def mask_paths(model: nn.Module, evaluate: Evaluate, parts: int = 6) -> list[dict[str, Any]]:
+    """Table 6: the metrics with 0, 1/6, …, 5/6 of the slow path's channels masked, at either end of x.
+
+    Raises:
+        UserError: the model has but one step.
+    """
+    widths = _several_widths(model)
+    rows: list[dict[str, Any]] = []
+    for path in ("slow", "fast"):
+        for part in range(parts):
+            with masked(model, part / parts, path):
+                metrics = rows[0]["metrics"] if rows and part == 0 else evaluate(model)
+            rows.append({"path": path, "channels": round(part / parts * min(widths)), "metrics": metrics})
+    return rows
+
+
+def drop_steps(model: nn.Module, evaluate: Evaluate) -> list[dict[str, Any]]:
+    """Table 7: the metrics without the last blocks of one step, of about the compute of the widest step's last block.
+
+    For widths √2 apart these are 4, 2 and 1 blocks. In a hierarchical model a step is one stage's.
+
+    Raises:
+        UserError: the model has but one step.
+    """
+    _several_widths(model)
+    blocks, widths = blocks_of(model), widths_of(model)
+    params = [sum(parameter.numel() for parameter in block.parameters()) for block in blocks]
+    rows: list[dict[str, Any]] = [{"dropped": "nothing", "blocks": [], "metrics": evaluate(model)}]
+    for first, last in _stages(model):
+        most = max(params[first:last])
+        for width in sorted(set(widths[first:last])):
+            inside = [index for index in range(first, last) if widths[index] == width]
+            count = min(max(round(most / params[inside[-1]]), 1), len(inside))
+            chosen = inside[-count:]
+            with dropped([blocks[index] for index in chosen]):
+                metrics = evaluate(model)
+            rows.append({"dropped": f"last {count} of width {width}", "blocks": chosen, "metrics": metrics})
+    return rows
+
+
+def drop_each(model: nn.Module, evaluate: Evaluate) -> list[dict[str, Any]]:
+    """Beyond Table 7: the metrics without each single block. It works for any residual model."""
+    blocks, widths = blocks_of(model), widths_of(model)
+    rows = []
+    for index, block in enumerate(blocks):
+        with dropped([block]):
+            metrics = evaluate(model)
+        rows.append({"block": index, "width": widths[index] if widths else None, "metrics": metrics})
+    return rows
+
+
+def _pass_on(x: Tensor, *arguments: Any, **kwargs: Any) -> Tensor:
+    return x
+
+
+def _several_widths(model: nn.Module) -> list[int]:
+    widths = widths_of(model)
+    if len(set(widths)) < 2:
+        raise UserError(f"analyze: the model has {len(set(widths))} step, expected a StepsNet of several")
+    return widths
+
+
+def _stages(model: nn.Module) -> list[tuple[int, int]]:
+    """The first block of each stage of several steps, and the one behind its last."""
+    sequences = step_sequences(model)
+    if not sequences:
+        return [(0, len(blocks_of(model)))]
+    found, start = [], 0
+    for sequence in sequences:
+        if len(sequence.widths) > 1:
+            found.append((start, start + len(sequence)))
+        start += len(sequence)
+    return found

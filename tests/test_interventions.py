@@ -1,0 +1,108 @@
+"""Masked channels and dropped blocks: what is taken out is what the tables say, and it comes back."""
+
+import copy
+
+import pytest
+import timm
+import torch
+from torch import nn
+
+from stepsnet.analysis.interventions import drop_each, drop_steps, dropped, mask_paths, masked
+from stepsnet.errors import UserError
+from stepsnet.models.steps_transformer import create
+from stepsnet.stream import blocks_of
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    kwargs = {"widths": (24, 34, 48), "depths": (6, 3, 2), "num_heads": (2, 2, 3), "img_size": 32}
+    return timm.create_model("test_steps_deit", **kwargs).eval()
+
+
+@pytest.fixture
+def images():
+    return torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+
+
+def evaluation(images):
+    return lambda model: {"top1": model(images).sum().item()}
+
+
+@pytest.mark.parametrize(("path", "zeroed"), [("slow", slice(0, 8)), ("fast", slice(40, 48))])
+def test_the_channels_of_the_paths_are_set_to_zero(model, images, path, zeroed):
+    expected_input = []
+    handle = model.blocks.register_forward_pre_hook(lambda module, arguments: expected_input.append(arguments[0]))
+    before = model(images)
+    x = expected_input[0].clone()
+    x[..., zeroed] = 0
+    handle.remove()
+    with masked(model, 1 / 3, path):
+        got = model(images)
+    again = model.forward_head(model.norm(model.blocks(x)))
+    torch.testing.assert_close(got, again)
+    assert not torch.equal(got, before) and torch.equal(model(images), before)
+
+
+def test_table_6_has_both_paths_and_one_unmasked(model, images):
+    rows = mask_paths(model, evaluation(images))
+    assert [(row["path"], row["channels"]) for row in rows] == [
+        *(("slow", n) for n in range(0, 24, 4)),
+        *(("fast", n) for n in range(0, 24, 4)),
+    ]
+    assert rows[0]["metrics"] == rows[6]["metrics"] == evaluation(images)(model)
+    assert len({row["metrics"]["top1"] for row in rows}) == 11
+
+
+def test_table_7_drops_similar_computations(model, images):
+    rows = drop_steps(model, evaluation(images))
+    assert [row["dropped"] for row in rows] == [
+        "nothing",
+        "last 4 of width 24",
+        "last 2 of width 34",
+        "last 1 of width 48",
+    ]
+    assert [row["blocks"] for row in rows] == [[], [2, 3, 4, 5], [7, 8], [10]]
+    for row in rows:
+        without = copy.deepcopy(model)
+        for index in row["blocks"]:
+            block = blocks_of(without)[index]
+            for branch in (block.attn.proj, block.mlp.fc2):  # a block whose branches end in zero passes its input on
+                nn.init.zeros_(branch.weight)
+                nn.init.zeros_(branch.bias)
+        assert row["metrics"]["top1"] == pytest.approx(evaluation(images)(without)["top1"], rel=1e-4)
+
+
+def test_each_block_is_dropped_alone_and_put_back(model, images):
+    before = model(images)
+    rows = drop_each(model, evaluation(images))
+    assert [row["width"] for row in rows] == [24] * 6 + [34] * 3 + [48] * 2
+    with dropped([blocks_of(model)[4]]):
+        assert rows[4]["metrics"] == evaluation(images)(model)
+    assert torch.equal(model(images), before)
+
+
+def test_stages_are_taken_one_by_one():
+    model = timm.create_model("test_steps_swin").eval()
+    images = torch.randn(1, *model.default_cfg["input_size"])
+    rows = drop_steps(model, evaluation(images))
+    several = [s for s in model.modules() if type(s).__name__ == "StepsNet" and len(s.widths) > 1]
+    assert len(rows) == 1 + sum(len([n for n in s.networks if len(n)]) for s in several)
+
+
+def test_a_language_model_is_taken_apart_alike():
+    model = create(widths=(16, 24), depths=(2, 1), num_attention_heads=(2, 2), vocab_size=30).eval()
+    ids = torch.arange(8)[None]
+
+    def evaluate(model):
+        return {"loss": model(ids, labels=ids).loss.item()}
+
+    rows = mask_paths(model, evaluate)
+    assert len({row["metrics"]["loss"] for row in rows}) > 6
+    assert [row["blocks"] for row in drop_steps(model, evaluate)] == [[], [0, 1], [2]]
+
+
+def test_a_residual_network_has_no_paths(images):
+    model = timm.create_model("test_vit").eval()
+    with pytest.raises(UserError, match="expected a StepsNet of several"):
+        mask_paths(model, evaluation(images))
