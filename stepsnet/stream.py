@@ -150,11 +150,11 @@ def blocks_of(model: nn.Module, steps: Sequence[int] | None = None) -> list[nn.M
     """
     sequences = step_sequences(model)
     if steps is not None:
-        most = max((len(sequence.networks) for sequence in sequences), default=0)
+        blocks, of_step = blocks_of(model), _step_of_each_block(model)
+        most = max(of_step, default=0)
         if not all(1 <= step <= most for step in steps):
             raise ValueError(f"got steps {list(steps)}, expected some of the model's {most}, counted from 1")
-        networks = [sequence.networks[step - 1 : step] for sequence in sequences for step in sorted(set(steps))]
-        return [_innermost(block) for found in networks for network in found for block in _blocks(network)]
+        return [block for block, step in zip(blocks, of_step) if step in steps]
     if sequences:
         return [_innermost(block) for sequence in sequences for block in sequence]
     found: list[nn.Module] = []
@@ -165,6 +165,15 @@ def blocks_of(model: nn.Module, steps: Sequence[int] | None = None) -> list[nn.M
             found += members
     nested = {inner for block in found for inner in block.modules() if inner is not block}
     return [block for block in found if block not in nested]  # stages hold blocks: the outermost count
+
+
+def _step_of_each_block(model: nn.Module) -> list[int]:
+    """Counted from 1 in each stage, in the order of execution."""
+    config: Any = getattr(model, "config", None)
+    stages = [[len(_blocks(network)) for network in sequence.networks] for sequence in step_sequences(model)]
+    if hasattr(config, "depths") and not stages:  # a transformers model has its layers in one list
+        stages = [config.depths]
+    return [step for depths in stages for step, depth in enumerate(depths, 1) for _ in range(depth)]
 
 
 def widths_of(model: nn.Module) -> list[int]:

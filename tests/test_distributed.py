@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,12 +15,12 @@ SETTINGS = ["epochs=2", "batch_size=128", "model.args.depths=[2,1,1]", "log_inte
 SETTINGS += ["checkpoint_interval=4", "ema_decay=0.9", "probe_epochs=1"]
 
 
-def start(folder, ranks, *arguments):
+def start(folder, ranks, *arguments, recipe="digits/tiny", settings=SETTINGS):
     launch = [sys.executable, "-m"]
     if ranks > 1:
         port = 20000 + os.getpid() % 20000
         launch += ["torch.distributed.run", "--nproc-per-node", str(ranks), "--master-port", str(port), "-m", "--"]
-    command = [*launch, "stepsnet", "train", "digits/tiny", "--run", str(folder), *SETTINGS, *arguments]
+    command = [*launch, "stepsnet", "train", recipe, "--run", str(folder), *settings, *arguments]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, start_new_session=True
@@ -75,6 +76,31 @@ def test_fsdp_is_killed_and_goes_on_in_one_process(tmp_path, alone):
     out = finish(start(folder, 1, "--resume"))
     assert "resumed after update" in out
     assert_same(folder, alone)
+
+
+TEXT = ["model.args.widths=[16,32]", "model.args.depths=[1,1]", "model.args.num_attention_heads=[2,2]", "seq_len=16"]
+TEXT += ["model.args.vocab_size=270", "vocab_size=262", "epoch_updates=6", "epochs=2", "batch_size=4", "log_interval=1"]
+TEXT += ["grad_checkpointing=[2]", "checkpoint_interval=4", "ema_decay=0.9", "device=cpu"]
+
+
+def test_a_language_model_trains_on_two_ranks_as_on_one(tmp_path, monkeypatch):
+    """Its embedding and head are one tensor, which FSDP must keep one, in its checkpoints too."""
+    monkeypatch.setenv("STEPSNET_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "text.txt").write_text("step by step, the network widens.\n" * 60)
+
+    def run(name, ranks, *arguments):
+        words = ["--data", f"text:{tmp_path / 'text.txt'}", *TEXT, *arguments]
+        return finish(start(tmp_path / name, ranks, *words, recipe="python-docs/tiny", settings=[]))
+
+    run("alone", 1)
+    run("ddp", 2)
+    run("fsdp", 2, "parallel=fsdp")
+    for name in ("ddp", "fsdp"):
+        assert_same(tmp_path / name, tmp_path / "alone")
+    shutil.rmtree(tmp_path / "fsdp" / "checkpoints" / "step-00000012")
+    (tmp_path / "fsdp" / "summary.json").unlink()
+    assert "resumed after update 8" in run("fsdp", 1, "--resume")
+    assert_same(tmp_path / "fsdp", tmp_path / "alone")
 
 
 def test_ranks_that_disagree_are_told(tmp_path):
