@@ -11,6 +11,7 @@ import glob
 import json
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -217,9 +218,8 @@ def _predict(options: argparse.Namespace) -> None:
     if (options.prompt is None) == (not options.files):
         raise UserError("predict: expected pictures, or --prompt for a language model")
     if options.prompt is not None:
-        pieces = write(options.run, options.prompt, options.tokens, options.temperature, options.seed)
-        for piece in pieces:
-            print(piece, end="", flush=True)
+        emit = partial(print, end="", flush=True)
+        write(options.run, options.prompt, emit, options.tokens, options.temperature, options.seed)
         print()
         return
     predictions = classify(options.run, _expand(options.files), options.top)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from PIL import Image
+from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
+from torch import Tensor
 
 from .errors import UserError
 from .models.build import build_model
@@ -50,8 +53,10 @@ def classify(folder: Path, files: Sequence[Path], top: int = 5) -> list[tuple[Pa
     ]
 
 
-def write(folder: Path, prompt: str, tokens: int = 200, temperature: float = 0.8, seed: int = 0) -> Iterator[str]:
-    """The prompt, and what a language model goes on with, piece by piece as it is generated.
+def write(
+    folder: Path, prompt: str, emit: Callable[[str], None], tokens: int = 200, temperature: float = 0.8, seed: int = 0
+) -> None:
+    """Hand ``emit`` the prompt and what a language model goes on with, piece by piece as it is generated.
 
     Args:
         tokens: how many are generated at most; the end of a text ends it earlier.
@@ -60,20 +65,18 @@ def write(folder: Path, prompt: str, tokens: int = 200, temperature: float = 0.8
     Raises:
         UserError: the run is of another task, or the prompt does not fit into the model's context.
     """
-    from tokenizers.decoders import DecodeStream
-
     recipe = recipe_of(folder)
     if recipe.task != "language":
         raise UserError(f"predict: {folder} is a run of {recipe.task}, expected one of language for --prompt")
+    if tokens < 1 or temperature < 0:
+        wanted = "at least 1 token and a temperature of at least 0"
+        raise UserError(f"predict: got {tokens} tokens and temperature {temperature}, expected {wanted}")
     tokenizer = load_tokenizer(folder / "tokenizer.json")
     model, device = trained_model(folder, recipe, build_model(recipe.model))
     config: Any = model.config
     if tokenizer.get_vocab_size() > config.vocab_size:
-        size = tokenizer.get_vocab_size()
-        raise UserError(
-            f"tokenizer: {folder} has one of {size} tokens, expected at most the model's {config.vocab_size}"
-        )
-    end = tokenizer.token_to_id(END_OF_TEXT)
+        got, most = tokenizer.get_vocab_size(), config.vocab_size
+        raise UserError(f"tokenizer: {folder} has one of {got} tokens, expected at most the model's {most}")
     ids = tokenizer.encode(prompt, add_special_tokens=False).ids
     if not ids:
         raise UserError(f"--prompt: got {prompt!r}, expected some text")
@@ -82,19 +85,33 @@ def write(folder: Path, prompt: str, tokens: int = 200, temperature: float = 0.8
             f"predict: got a prompt of {len(ids)} tokens and {tokens} to write, expected at most "
             f"{config.max_position_embeddings} together, the model's context"
         )
-    generator = torch.Generator().manual_seed(seed)
-    yield prompt
-    stream, cache, given = DecodeStream(skip_special_tokens=True), None, torch.tensor([ids], device=device)
-    for _ in range(tokens):
-        with torch.no_grad():
-            out = model(input_ids=given, past_key_values=cache, use_cache=True)
-        cache, logits = out.past_key_values, out.logits[0, -1].float().cpu()
-        if temperature > 0:
-            token = int(torch.multinomial((logits / temperature).softmax(-1), 1, generator=generator))
-        else:
-            token = int(logits.argmax())
-        if token == end:
-            return
-        given = torch.tensor([[token]], device=device)
-        if piece := stream.step(tokenizer, token):
-            yield piece
+    sampling: dict[str, Any] = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {}
+    given = torch.tensor([ids], device=device)
+    torch.manual_seed(seed)
+    cast(Any, model).generate(
+        given,
+        attention_mask=torch.ones_like(given),
+        max_new_tokens=tokens,
+        eos_token_id=tokenizer.token_to_id(END_OF_TEXT),
+        pad_token_id=tokenizer.token_to_id(END_OF_TEXT),
+        streamer=_Pieces(tokenizer, prompt, emit),
+        **sampling,
+    )
+
+
+class _Pieces:
+    """transformers' streamer: the prompt comes first, then each token, which may be a part of a character."""
+
+    def __init__(self, tokenizer: Tokenizer, prompt: str, emit: Callable[[str], None]):
+        self.tokenizer, self.prompt, self.emit = tokenizer, prompt, emit
+        self.stream: DecodeStream | None = None
+
+    def put(self, ids: Tensor) -> None:
+        if self.stream is None:
+            self.stream = DecodeStream(skip_special_tokens=True)
+            self.emit(self.prompt)
+        elif piece := self.stream.step(self.tokenizer, int(ids)):
+            self.emit(piece)
+
+    def end(self) -> None:
+        """Nothing is held back."""
