@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from stepsnet.provenance import provenance
+from stepsnet.provenance import provenance, without_folders
 
 __all__ = ["conclude", "spread"]
 
@@ -22,7 +22,7 @@ def spread(values: Sequence[float], digits: int = 4) -> dict[str, Any]:
 
 
 def conclude(benchmark: str, result: dict[str, Any], out: Path | None = None) -> None:
-    command = shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]])
+    command = shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *map(without_folders, sys.argv[1:])])
     whole = {"benchmark": benchmark, **result, **provenance(), "command": command}
     if out:
         out.parent.mkdir(parents=True, exist_ok=True)

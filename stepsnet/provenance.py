@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import shlex
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-__all__ = ["provenance"]
+__all__ = ["provenance", "without_folders"]
 
 
 def provenance() -> dict[str, Any]:
@@ -19,7 +20,7 @@ def provenance() -> dict[str, Any]:
     import torch
 
     return {
-        "command": shlex.join(["stepsnet", *sys.argv[1:]]),
+        "command": shlex.join(["stepsnet", *map(without_folders, sys.argv[1:])]),
         "commit": _commit(),
         "hardware": {
             "cpu": _cpu(),
@@ -33,6 +34,11 @@ def provenance() -> dict[str, Any]:
             **{name: version(name) for name in ("torch", "torchvision", "timm", "stepsnet")},
         },
     }
+
+
+def without_folders(argument: str) -> str:
+    """An argument with the last part of each absolute path in it: ``folder:/home/me/cifar10`` -> ``folder:cifar10``."""
+    return re.sub(r"(^|(?<=[:=]))/(?:[^/\s]+/)*", "", argument)
 
 
 def _cpu() -> str:
