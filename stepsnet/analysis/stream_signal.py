@@ -1,0 +1,131 @@
+"""What the residual stream carries after each block: how much of the input, how much of the block, what gradient.
+
+Sec. 3.1 asks for γ_l = σ_0/σ_l; beside it stand quantities that it stands for or that explain it. Any residual model
+of blocks in sequence will do; the blocks of a StepsNet write the first C_i channels, and both views are given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import UserError
+from ..stream import blocks_of, step_sequences
+
+__all__ = ["BlockSignal", "stream_signal"]
+
+
+@dataclass
+class BlockSignal:
+    """After one block; z is the whole stream, y the channels that the block reads and writes."""
+
+    width: int
+    gamma: float  # σ(z_0) / σ(z_l): σ over the channels of each token, averaged
+    gamma_read: float  # the same over the channels of y
+    branch: float  # ‖y_l - y_{l-1}‖ / ‖y_{l-1}‖
+    correlation: float  # of z_l with z_0 over the channels of each token, averaged
+    gradient: float = float("nan")  # ‖∂loss/∂y_l‖
+
+
+def stream_signal(model: nn.Module, loss: Callable[[nn.Module], Tensor], dim: int | None = None) -> list[BlockSignal]:
+    """Run ``loss(model)`` forwards and backwards and look at every block on the way.
+
+    Args:
+        loss: a function of the model, on a batch of real data, that gives a scalar.
+        dim: the channel dimension of a model without a StepsNet; by default 1 for blocks with convolutions
+            and images (B, C, H, W), else the last.
+
+    Returns:
+        One entry a block, in the order of execution. A stage of a hierarchical model starts from its own z_0.
+        The model's mode is kept, and its gradients are cleared.
+
+    Raises:
+        UserError: the model has no sequence of blocks.
+    """
+    blocks = blocks_of(model)
+    if not blocks:
+        raise UserError(f"analyze: {type(model).__name__} has no sequence of residual blocks")
+    watch = _Watch(dim)
+    with ExitStack() as stack:
+        for sequence in step_sequences(model):
+            stack.callback(sequence.register_forward_pre_hook(watch.enter).remove)
+        if hasattr(getattr(model, "config", None), "widths"):  # a transformers model: its stream is the embedding
+            embedding: Any = model.get_input_embeddings()  # type: ignore[operator]
+            stack.callback(embedding.register_forward_hook(watch.embed).remove)
+        for block in blocks:
+            stack.callback(block.register_forward_hook(watch.leave).remove)
+        loss(model).backward()
+    model.zero_grad(set_to_none=True)
+    return watch.signals
+
+
+class _Watch:
+    """The residual stream, put together from what the hooks see."""
+
+    def __init__(self, dim: int | None):
+        self.given_dim = dim
+        self.start: Tensor | None = None  # z_0
+        self.stream: Tensor | None = None  # z_{l-1}
+        self.dim = -1
+        self.signals: list[BlockSignal] = []
+
+    def begin(self, x: Tensor, dim: int) -> None:
+        self.start = self.stream = x.detach()
+        self.dim = dim
+
+    def enter(self, sequence: nn.Module, arguments: tuple) -> None:
+        self.begin(arguments[0], sequence.dim)  # type: ignore[arg-type]
+
+    def embed(self, embedding: nn.Module, arguments: tuple, output: Tensor) -> None:
+        self.begin(output, -1)
+
+    def leave(self, block: nn.Module, arguments: tuple, output: Any) -> None:
+        y = output[0] if isinstance(output, tuple) else output
+        before = arguments[0].detach()
+        if before.shape != y.shape or self.stream is None or not self._fits(before):  # no StepsNet, or a new stage
+            convolves = y.ndim == 4 and any(isinstance(module, nn.Conv2d) for module in block.modules())
+            dim = self.given_dim if self.given_dim is not None else (1 if convolves else -1)
+            self.begin(before if before.shape == y.shape else y, dim)
+        width = y.shape[self.dim]
+        assert self.start is not None and self.stream is not None
+        after = y.detach()
+        tail = self.stream.narrow(self.dim, width, self.stream.shape[self.dim] - width)
+        self.stream = torch.cat((after, tail), self.dim)
+        read = self.start.narrow(self.dim, 0, width)
+        change = (after - before).norm() / before.norm() if before.shape == after.shape else torch.tensor(float("nan"))
+        signal = BlockSignal(
+            width,
+            (self._sigma(self.start) / self._sigma(self.stream)).item(),
+            (self._sigma(read) / self._sigma(after)).item(),
+            change.item(),
+            self._correlation(self.stream, self.start),
+        )
+        self.signals.append(signal)
+        if y.requires_grad:
+            y.register_hook(partial(_keep_norm, signal))
+
+    def _fits(self, before: Tensor) -> bool:
+        """Whether the block goes on with the stream: the same places, no more channels."""
+        assert self.stream is not None
+        ours, theirs = list(self.stream.shape), list(before.shape)
+        if len(ours) != len(theirs):
+            return False
+        channels = ours.pop(self.dim), theirs.pop(self.dim)
+        return ours == theirs and channels[1] <= channels[0]
+
+    def _sigma(self, z: Tensor) -> Tensor:
+        return z.float().std(self.dim).mean()
+
+    def _correlation(self, a: Tensor, b: Tensor) -> float:
+        a, b = (z.float() - z.float().mean(self.dim, keepdim=True) for z in (a, b))
+        return nn.functional.cosine_similarity(a, b, self.dim).mean().item()
+
+
+def _keep_norm(signal: BlockSignal, gradient: Tensor) -> None:
+    signal.gradient = gradient.norm().item()
