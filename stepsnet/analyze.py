@@ -1,19 +1,66 @@
-"""Analyses of a run, on its validation split: what the paper's Tables 6 and 7 ask of a trained network."""
+"""Analyses of runs, on their validation split: Fig. 2 and what stands behind it, and the paper's Tables 6 and 7."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from .analysis.interventions import drop_each, drop_steps, mask_paths
+from .analysis.stream_signal import stream_signal
+from .engine.checkpoint import load_into, whole_ones
+from .engine.distributed import pick_device
 from .engine.task import Share
+from .errors import UserError
+from .recipes.recipe import ClassificationRecipe
+from .report.signal import SignalOf, draw_signal
 from .run import recipe_of, trained_model
 from .tasks.setup import set_up
 
-__all__ = ["analyze_drop", "analyze_mask", "render_rows"]
+__all__ = ["analyze_drop", "analyze_mask", "analyze_shortcut", "render_rows"]
+
+
+def analyze_shortcut(folders: Sequence[Path], out: Path, data: str | None = None) -> list[dict[str, Any]]:
+    """Fig. 2 of any runs: the signal in the residual stream at every checkpoint that they keep.
+
+    Writes ``signal.png``, ``signal.svg`` and ``signal.csv`` in ``out``.
+
+    Returns:
+        A row for each checkpoint: the mean, least and last γ, the correlation of the output with the input, and
+        the gradient at the first block over that at the last.
+
+    Raises:
+        UserError: a folder is no run, or has no checkpoint.
+    """
+    signals, rows = [], []
+    for folder in folders:
+        recipe = recipe_of(folder)
+        if isinstance(recipe, ClassificationRecipe):
+            recipe = dataclasses.replace(recipe, augment=None)
+        setup, device = set_up(recipe, data), pick_device(recipe.device)
+        model, batch = setup.model.to(device).eval(), setup.sample(device)
+        checkpoints = whole_ones(folder / "checkpoints")
+        if not checkpoints:
+            raise UserError(f"analyze: {folder} has no whole checkpoint")
+        for checkpoint in checkpoints:
+            load_into(model, checkpoint.weights())
+            found = stream_signal(model, lambda model: setup.task.loss(model, batch)[0])  # noqa: B023 - called at once
+            step = int(checkpoint.state["position"]["step"])
+            signals.append(SignalOf(folder.name, step, found))
+            gammas = [signal.gamma for signal in found]
+            metrics = {
+                "mean_gamma": sum(gammas) / len(gammas),
+                "least_gamma": min(gammas),
+                "last_gamma": gammas[-1],
+                "correlation_with_input": found[-1].correlation,
+                "gradient_first_over_last": found[0].gradient / found[-1].gradient,
+            }
+            rows.append({"run": folder.name, "update": step, "metrics": metrics})
+    draw_signal(signals, out)
+    return rows
 
 
 def analyze_mask(folder: Path, data: str | None = None) -> list[dict[str, Any]]:

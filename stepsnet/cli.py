@@ -92,9 +92,14 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--top", type=int, default=5, help="classes a picture (default: 5)")
     sub.add_argument("--json", action="store_true")
 
-    sub = verb("analyze", _analyze, "take a run's channels (Table 6) or blocks (Table 7) away and score what is left")
-    sub.add_argument("kind", choices=("mask", "drop"), help="mask channels of the slow and fast path, or drop blocks")
-    sub.add_argument("run", metavar="RUN", type=Path)
+    sub = verb("analyze", _analyze, "look inside trained networks: Fig. 2, Table 6 and Table 7 of your own runs")
+    sub.add_argument(
+        "kind",
+        choices=("shortcut", "mask", "drop"),
+        help="what the residual stream carries by depth; or score a run without channels of a path, or without blocks",
+    )
+    sub.add_argument("runs", metavar="RUN", nargs="+", type=Path)
+    sub.add_argument("--out", metavar="DIR", type=Path, default=Path("analysis"), help="for the pictures of shortcut")
     sub.add_argument("--each", action="store_true", help="with drop: each single block in turn")
     sub.add_argument("--data", help="other data than the run's, such as folder:PATH")
     sub.add_argument("--json", action="store_true")
@@ -247,12 +252,18 @@ def _expand(patterns: Sequence[str]) -> list[Path]:
 
 
 def _analyze(options: argparse.Namespace) -> None:
-    from .analyze import analyze_drop, analyze_mask, render_rows
+    from .analyze import analyze_drop, analyze_mask, analyze_shortcut, render_rows
 
     if options.each and options.kind != "drop":
-        raise UserError("analyze: got --each with mask, expected it with drop")
-    mask = options.kind == "mask"
-    rows = analyze_mask(options.run, options.data) if mask else analyze_drop(options.run, options.data, options.each)
+        raise UserError(f"analyze: got --each with {options.kind}, expected it with drop")
+    if options.kind != "shortcut" and len(options.runs) > 1:
+        raise UserError(f"analyze: got {len(options.runs)} runs for {options.kind}, expected one")
+    if options.kind == "shortcut":
+        rows = analyze_shortcut(options.runs, options.out, options.data)
+    elif options.kind == "mask":
+        rows = analyze_mask(options.runs[0], options.data)
+    else:
+        rows = analyze_drop(options.runs[0], options.data, options.each)
     print(json.dumps(rows) if options.json else render_rows(rows))
 
 

@@ -137,7 +137,7 @@ def test_a_mistake_is_one_line_and_status_2(arguments, expected, tmp_path, monke
     assert not (tmp_path / "runs" / "digits-tiny" / "checkpoints").exists()
 
 
-def test_a_run_is_taken_apart(trained, capsys):
+def test_a_run_is_taken_apart(trained, tmp_path, capsys):
     status, out, err = run("analyze", "mask", trained, "--json", capsys=capsys)
     assert status == 0, err
     rows = json.loads(out)
@@ -145,6 +145,13 @@ def test_a_run_is_taken_apart(trained, capsys):
     assert len(rows) == 12 and rows[0]["metrics"] == scored
     status, out, err = run("analyze", "drop", trained, capsys=capsys)
     assert status == 0 and out.startswith("| dropped | loss | top1 | top5 |") and "last 1 of width 48" in out
+    status, out, err = run("analyze", "shortcut", trained, "--out", tmp_path / "look", "--json", capsys=capsys)
+    assert status == 0, err
+    rows = json.loads(out)
+    assert [row["update"] for row in rows] == sorted({row["update"] for row in rows}) and len(rows) >= 1
+    lines = (tmp_path / "look" / "signal.csv").read_text().splitlines()
+    assert len(lines) == 1 + len(rows) * len(json.loads((trained / "summary.json").read_text())["widths"])
+    assert (tmp_path / "look" / "signal.png").stat().st_size > 10_000 and (tmp_path / "look" / "signal.svg").exists()
     status, out, err = run("analyze", "mask", trained, "--each", capsys=capsys)
     assert status == 2 and "got --each with mask" in err
 

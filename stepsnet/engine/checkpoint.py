@@ -14,6 +14,7 @@ import os
 import pickle
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,16 @@ from torch.optim import Optimizer
 from ..errors import UserError
 from .distributed import Ranks
 
-__all__ = ["Checkpoint", "Trained", "load_into", "load_weights", "newest", "save_weights", "whole_weights"]
+__all__ = [
+    "Checkpoint",
+    "Trained",
+    "load_into",
+    "load_weights",
+    "newest",
+    "save_weights",
+    "whole_ones",
+    "whole_weights",
+]
 
 _SUMS, _SHARDS = "SHA256SUMS", "shards"
 _WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
@@ -149,6 +159,17 @@ def newest(folder: Path, step: int | None = None) -> tuple[Checkpoint | None, li
     if passed_over:
         raise UserError("checkpoint: none is whole: " + "; ".join(passed_over))
     return None, []
+
+
+def whole_ones(folder: Path) -> list[Checkpoint]:
+    """Every whole checkpoint, the oldest first."""
+    steps = [int(path.name.removeprefix("step-")) for path in reversed(_steps(folder))]
+    found = []
+    for step in steps:
+        with suppress(UserError):
+            checkpoint, _ = newest(folder, step)
+            found += [checkpoint] if checkpoint else []
+    return found
 
 
 def whole_weights(model: nn.Module) -> dict[str, Any]:

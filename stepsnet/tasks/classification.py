@@ -49,14 +49,16 @@ def set_up(recipe: ClassificationRecipe, data: str | None = None) -> Setup:
     )
     _check_classes(model, images)
 
-    def probe(model: nn.Module, device: torch.device) -> dict:
-        """On the first of the validation split, which no augmentation touches."""
-        count = min(_IMAGES_PROBED, len(images.val))
-        return shortcut_ratios(model, torch.stack([images.val[0, i, 0][0] for i in range(count)]).to(device))
+    def sample(device: torch.device) -> tuple[Tensor, Tensor]:
+        """The first of the validation split, which no augmentation touches."""
+        inputs, labels, _ = _collate([images.val[0, i, 0] for i in range(min(_IMAGES_PROBED, len(images.val)))])
+        return inputs.to(device), labels.to(device)
 
-    return Setup(
-        model, task, partial(count_complexity, input_size=spec.input_size), probe if step_sequences(model) else None
-    )
+    def probe(model: nn.Module, device: torch.device) -> dict:
+        return shortcut_ratios(model, sample(device)[0])
+
+    look = probe if step_sequences(model) else None
+    return Setup(model, task, partial(count_complexity, input_size=spec.input_size), sample, look)
 
 
 def input_spec(recipe: ClassificationRecipe, model: nn.Module) -> InputSpec:

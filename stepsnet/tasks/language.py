@@ -65,7 +65,7 @@ def set_up(recipe: LanguageRecipe, data: str | None = None) -> Setup:
         home = type(model).__module__
         write_atomically(folder / "modeling_stepsnet.py", f"from {home} import {names}  # noqa: F401\n")
 
-    return Setup(model, task, count_language_model, keep=keep)
+    return Setup(model, task, count_language_model, task.sample, keep=keep)
 
 
 def _check_vocabulary(model: Any, text: TextData) -> None:
@@ -128,6 +128,14 @@ class LanguageModelling:
                 starts = [self.start_of(position) for position in positions]
                 batch = np.stack([tokens[s : s + self.seq_len + 1] for s in starts]).astype(np.int64)
                 yield torch.from_numpy(batch).to(device, non_blocking=True)
+
+    def sample(self, device: torch.device) -> Tensor:
+        """The first sequences of the evaluated split, as many as it has, up to 16."""
+        tokens, size = self.text.splits[self.evaluated].tokens, self.seq_len + 1
+        count = max(min(len(tokens) // size, 16), 1)
+        size = min(size, len(tokens))
+        rows = np.asarray(tokens[: count * size]).reshape(count, size).astype(np.int64)
+        return torch.from_numpy(rows).to(device)
 
     def loss(self, model: nn.Module, batch: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         logits = model(input_ids=batch[:, :-1], use_cache=False).logits  # (B, N, vocab_size)

@@ -29,6 +29,7 @@ class Setup:
     model: nn.Module
     task: Task
     complexity: Callable[[nn.Module], Complexity]
+    sample: Callable[[torch.device], Any]  # a batch of the validation split, for ``task.loss``
     probe: Callable[[nn.Module, torch.device], dict[str, Any]] | None = None  # a look inside, for metrics.jsonl
     keep: Callable[[Path], None] = _keep_nothing  # write what else the run's folder must hold
 
