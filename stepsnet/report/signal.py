@@ -11,6 +11,7 @@ from pathlib import Path
 
 from matplotlib import style
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator
 
 from ..analysis.stream_signal import BlockSignal
 from ..files import write_atomically
@@ -19,12 +20,12 @@ from .runs import COLOURS, DASHES
 
 __all__ = ["SignalOf", "draw_signal"]
 
-_PANELS = {
-    "gamma": "shortcut ratio \u03b3 = \u03c3(z_0) / \u03c3(z_l), whole stream",
-    "gamma_read": "shortcut ratio of the channels that the block reads",
-    "branch": "residual branch over its stream",
-    "correlation": "correlation of z_l with z_0",
-    "gradient": "norm of the loss's gradient",
+_PANELS = {  # title, axis
+    "gamma": ("shortcut ratio, whole stream", "γ = σ₀ / σₗ"),
+    "gamma_read": ("shortcut ratio, channels that the block reads", "γ = σ₀ / σₗ"),
+    "branch": ("residual branch over its stream", "norm ratio"),
+    "correlation": ("the stream and the input", "correlation of zₗ with z₀"),
+    "gradient": ("gradient of the loss at each block", "norm"),
 }
 _LOGARITHMIC = ("branch", "gradient")
 
@@ -52,9 +53,14 @@ def draw_signal(signals: Sequence[SignalOf], out: Path) -> None:
         figure = Figure(figsize=(7.8, 8.2), layout="constrained")
         axes = list(figure.subplots(3, 2, squeeze=False).flat)
         axes[-1].set_visible(False)
-        for ax, (name, title) in zip(axes, _PANELS.items()):
-            ax.set(title=title, xlabel="depth (0: input, 1: output)", xlim=(0, 1))
-            ax.set_yscale("log" if name in _LOGARITHMIC else "linear")
+        for ax, (name, (title, axis)) in zip(axes, _PANELS.items()):
+            ax.set(title=title, xlabel="depth (0: input, 1: output)", xlim=(0, 1), ylabel=axis)
+            if name in _LOGARITHMIC:
+                ax.set_yscale("log")
+                ax.yaxis.set_minor_locator(LogLocator(subs=(2, 5)))
+                for formatted in (ax.yaxis.set_major_formatter, ax.yaxis.set_minor_formatter):
+                    formatted(FuncFormatter(lambda value, _: f"{value:g}"))
+                ax.tick_params(which="minor", labelsize=6)
             for signal in signals:
                 mine = [other.step for other in signals if other.run == signal.run]
                 depth = [(index + 1) / len(signal.blocks) for index in range(len(signal.blocks))]
