@@ -75,6 +75,12 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--seeds", metavar="S,S,…", type=_numbers, help="a pair of runs for each seed")
     sub.add_argument("--jobs", type=int, default=2, help="runs at once, which share the cores (default: 2)")
 
+    sub = verb("sweep", _sweep, "train a grid of recipes and seeds, and draw it against the depth (Fig. 1)")
+    sub.add_argument("patterns", metavar="RECIPE", nargs="+", help="names or patterns such as 'digits/depth_*'")
+    _add_run_options(sub)
+    sub.add_argument("--seeds", metavar="S,S,…", type=_numbers, default=[0], help="each recipe with each (default: 0)")
+    sub.add_argument("--jobs", type=int, default=2, help="runs at once, which share the cores (default: 2)")
+
     sub = verb("eval", _eval, "score a run, or a checkpoint of any timm or StepsNet model, on a validation split")
     sub.add_argument("run", metavar="RUN", type=Path, help="a run folder, or with --model a file of weights")
     sub.add_argument("--data", help="other data than the run's, such as folder:PATH")
@@ -197,6 +203,31 @@ def _compare(options: argparse.Namespace) -> None:
         f"report: {folder / 'report.html'} — validation after {recipe.epochs} epochs"
         f"{f', mean of {len(seeds)} seeds' if len(seeds) > 1 else ''}: {', '.join(said)}"
     )
+
+
+def _sweep(options: argparse.Namespace) -> None:
+    from fnmatch import fnmatchcase
+
+    from .recipes import find_recipe, recipes
+    from .recipes.recipe import override
+
+    patterns = [text for text in options.patterns if "=" not in text]
+    overrides = [text for text in options.patterns if "=" in text] + options.overrides
+    names = [name for name in recipes() if any(fnmatchcase(name, pattern) for pattern in patterns)]
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            find_recipe(pattern)  # raises, with the nearest names
+    chosen = [find_recipe(name) for name in names]
+    if options.data:
+        chosen = [dataclasses.replace(recipe, data=options.data) for recipe in chosen]
+    chosen = [override(recipe, overrides) for recipe in chosen]
+    folder = options.run or Path("runs") / "sweep"
+    from .engine.console import choose_display
+    from .sweep import sweep
+
+    with choose_display(options.progress) as display:
+        rows = sweep(chosen, folder, options.seeds, options.jobs, display, options.resume)
+    print(f"sweep: {folder / 'depth.png'} — {len(rows)} runs of {len(chosen)} recipes")
 
 
 def _eval(options: argparse.Namespace) -> None:

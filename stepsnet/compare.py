@@ -26,7 +26,7 @@ from .recipes.recipe import Recipe, to_yaml
 from .report import write_report
 from .run import open_folder
 
-__all__ = ["compare", "summarise"]
+__all__ = ["compare", "run_all", "summarise"]
 
 
 class Interrupted(Exception):
@@ -69,7 +69,7 @@ def compare(
             write_atomically(config, to_yaml(dataclasses.replace(contender, seed=seed)))
             runs.append(run)
             waiting.append((f"{label}, seed {seed}" if len(seeds) > 1 else label, label, config, run))
-    _run_all(waiting, jobs, display)
+    run_all(waiting, jobs, display)
     summary = summarise([json.loads((run / "summary.json").read_text()) for run in runs])
     write_atomically(folder / "comparison.json", json.dumps(summary, indent=2) + "\n")
     write_report(runs, folder / "report.html", f"{recipe.name}: StepsNet and its baseline")
@@ -103,8 +103,15 @@ def summarise(summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _run_all(waiting: list[tuple[str, str, Path, Path]], jobs: int, display: Display) -> None:
-    """Run each as ``stepsnet train``, show their events as they come, and stop all when one fails."""
+def run_all(waiting: list[tuple[str, str, Path, Path]], jobs: int, display: Display) -> None:
+    """Run each as ``stepsnet train``, show their events as they come, and stop all when one fails.
+
+    Args:
+        waiting: (name, label, recipe file, run folder) of each run; one that has ended is passed over quickly.
+
+    Raises:
+        UserError: a run failed. Interrupted: a signal.
+    """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     environment = {**os.environ, "OMP_NUM_THREADS": str(max(1, cores // min(jobs, len(waiting))))}
     events: queue.Queue[tuple[str, str | None]] = queue.Queue()

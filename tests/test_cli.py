@@ -276,6 +276,26 @@ def test_killed_and_interrupted_runs_resume_bit_for_bit(tmp_path):
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
+def test_a_sweep_trains_what_is_missing_and_draws_it(tmp_path, capsys):
+    folder, short = tmp_path / "grid", ["epochs=1", "train_samples=128", "probe_epochs=0"]
+    names = ["digits/steps_12", "digits/fixed_width_1[2]"]
+    status, out, err = run("sweep", *names, *short, "--run", folder, capsys=capsys)
+    assert status == 0 and out.splitlines()[-1] == f"sweep: {folder / 'depth.png'} — 2 runs of 2 recipes", err
+    first = (folder / "digits-steps_12-seed0" / "summary.json").stat().st_mtime_ns
+    status, out, err = run("sweep", *names, *short, "--run", folder, capsys=capsys)
+    assert status == 2 and "is not empty" in err
+    status, out, err = run("sweep", *names, *short, "--run", folder, "--resume", "--seeds", "0,3", capsys=capsys)
+    assert status == 0 and (folder / "digits-steps_12-seed0" / "summary.json").stat().st_mtime_ns == first
+    rows = json.loads((folder / "sweep.json").read_text())
+    expected = [(label, seed, 12) for seed in (0, 3) for label in ("StepsNet", "baseline")]
+    assert sorted((r["label"], r["seed"], r["blocks"]) for r in rows) == sorted(expected)
+    lines = (folder / "depth.csv").read_text().splitlines()
+    assert len(lines) == 5 and lines[0].startswith("recipe,label,seed,blocks")
+    assert (folder / "depth.png").stat().st_size > 5000 and (folder / "depth.svg").exists()
+    status, out, err = run("sweep", "digits/stps_*", capsys=capsys)
+    assert status == 2 and "digits/stps_*" in err
+
+
 def test_compare_trains_both_with_every_seed(tmp_path, capsys):
     folder = tmp_path / "both"
     status, out, err = run("compare", "digits/tiny", "--run", folder, "--seeds", "0,1", *SMALL, capsys=capsys)

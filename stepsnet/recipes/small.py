@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 from ..tasks.settings import Augment
 from .recipe import ClassificationRecipe, ModelSpec
@@ -109,9 +110,33 @@ def cifar10_deep() -> ClassificationRecipe:
     )
 
 
+def _digits_depth(blocks: int, steps: bool) -> tuple[str, Callable[[], ClassificationRecipe]]:
+    name = f"digits/{'steps' if steps else 'fixed_width'}_{blocks}"
+    depths = _DEPTHS[blocks]
+
+    def make() -> ClassificationRecipe:
+        deep = digits_deep()
+        base = deep.baseline
+        assert base is not None and sum(depths) == blocks
+        one_width = ModelSpec(base.name, {**base.args, "depths": (blocks,)})
+        model = ModelSpec(deep.model.name, {**deep.model.args, "depths": depths}) if steps else one_width
+        return dataclasses.replace(deep, name=name, model=model, baseline=one_width if steps else None)
+
+    what = f"{blocks} blocks in three steps" if steps else f"{blocks} blocks of one width"
+    make.__doc__ = (
+        f"Table 5a in small, on handwritten digits: {what}, under the settings of digits/deep.\n\n"
+        f"`stepsnet train {name}`; `stepsnet sweep 'digits/steps_*' 'digits/fixed_width_*'` for all depths (Fig. 1)."
+    )
+    return name, make
+
+
+# of steps 24, 34 and 48 wide, as near to the compute of so many blocks of width 32 as whole blocks come
+_DEPTHS = {12: (7, 3, 2), 24: (13, 7, 4), 48: (27, 13, 8), 96: (53, 27, 16)}
+
 RECIPES = {
     "digits/tiny": digits_tiny,
     "digits/deep": digits_deep,
     "cifar10/shallow": cifar10_shallow,
     "cifar10/deep": cifar10_deep,
+    **dict(_digits_depth(blocks, steps) for blocks in _DEPTHS for steps in (False, True)),
 }
