@@ -95,6 +95,8 @@ def test_shards_that_do_not_fit_are_refused(shards, samples, expected):
 
 def test_shards_are_needed_for_both_splits(shards):
     (shards / "set-validation-00.tar").unlink()
+    with pytest.raises(UserError, match=r"nowhere is no folder; --data wds:PATH"):
+        load_images(f"wds:{shards}/nowhere", SPEC)
     with pytest.raises(UserError, match=r"no pictures in \*val\*.tar or \*test\*.tar"):
         load_images(f"wds:{shards}", SPEC)
 

@@ -82,6 +82,8 @@ def find_shards(place: str, mode: str) -> tuple[tuple[str, ...], Any, Any]:
     The classes are named by the lines of ``classnames.txt`` where there is one, else by their numbers.
     """
     root = Path(place)
+    if not root.is_dir():
+        raise UserError(f"data: {place} is no folder; --data wds:PATH says where the shards are")
     tars = sorted(root.rglob("*.tar"))
     splits = []
     for names in ("train", "val|test"):
