@@ -40,7 +40,7 @@ def analyze_shortcut(folders: Sequence[Path], out: Path, data: str | None = None
         recipe = recipe_of(folder)
         if isinstance(recipe, ClassificationRecipe):
             recipe = dataclasses.replace(recipe, augment=None)
-        setup, device = set_up(recipe, data), pick_device(recipe.device)
+        setup, device = set_up(recipe, data, folder), pick_device(recipe.device)
         model, batch = setup.model.to(device).eval(), setup.sample(device)
         checkpoints = whole_ones(folder / "checkpoints")
         if not checkpoints:
@@ -89,6 +89,6 @@ def render_rows(rows: list[dict[str, Any]]) -> str:
 
 def _run(folder: Path, data: str | None) -> tuple[nn.Module, Callable[[nn.Module], dict[str, float]]]:
     recipe = recipe_of(folder)
-    setup = set_up(recipe, data)
+    setup = set_up(recipe, data, folder)
     model, device = trained_model(folder, recipe, setup.model)
     return model, lambda model: setup.task.evaluate(model, Share(), device)

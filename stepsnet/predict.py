@@ -33,7 +33,7 @@ def classify(folder: Path, files: Sequence[Path], top: int = 5) -> list[tuple[Pa
     recipe = recipe_of(folder)
     if recipe.task != "classification":
         raise UserError(f"predict: {folder} is a run of {recipe.task}, expected one of classification for pictures")
-    setup = set_up(recipe)
+    setup = set_up(recipe, run=folder)
     assert isinstance(setup.task, Classification)
     images = setup.task.data
     model, device = trained_model(folder, recipe, setup.model)

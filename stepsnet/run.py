@@ -156,7 +156,7 @@ def evaluate_run(folder: Path, data: str | None = None, **options: Any) -> dict[
         UserError: no run is there, its weights cannot be read, or the data do not fit.
     """
     recipe = dataclasses.replace(recipe_of(folder), **options)
-    setup = set_up(recipe, data or recipe.data)
+    setup = set_up(recipe, data, folder)
     model, device = trained_model(folder, recipe, setup.model)
     return setup.task.evaluate(model, Share(), device)
 

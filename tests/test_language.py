@@ -178,6 +178,17 @@ def test_a_run_from_the_command_line(text, tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["loss"] == pytest.approx(summary["metrics"]["val_loss"], abs=1e-6)
     assert main(["eval", str(run), "--data", f"text:{text}@test", "--stride", "4"]) == 0
     assert "word perplexity" in capsys.readouterr().out
+    (tmp_path / "other.txt").write_text("another text, with other words and another tokenizer. " * 50)
+    assert main(["eval", str(run), "--data", f"text:{tmp_path / 'other.txt'}", "--json"]) == 0
+    other = json.loads(capsys.readouterr().out)
+    body = (tmp_path / "other.txt").read_text()
+    ids = AutoTokenizer.from_pretrained(run)(body[int(0.9 * len(body)) :]).input_ids  # the run's own tokens
+    model, windows = AutoModelForCausalLM.from_pretrained(run), [ids[i : i + 17] for i in range(0, len(ids) - 1, 16)]
+    losses = [
+        nn.functional.cross_entropy(model(torch.tensor([w[:-1]])).logits[0], torch.tensor(w[1:]), reduction="sum")
+        for w in windows
+    ]
+    assert other["loss"] == pytest.approx(sum(losses).item() / (len(ids) - 1), abs=0.02)
     assert main(["predict", str(run), "--prompt", "step by", "--tokens", "9", "--temperature", "0"]) == 0
     written = capsys.readouterr().out
     model, tokenizer = AutoModelForCausalLM.from_pretrained(run), AutoTokenizer.from_pretrained(run)

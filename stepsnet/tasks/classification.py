@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator, Sequence
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -33,7 +34,7 @@ _EVALUATED_AT_ONCE = 256
 _IMAGES_PROBED = 64
 
 
-def set_up(recipe: ClassificationRecipe, data: str | None = None) -> Setup:
+def set_up(recipe: ClassificationRecipe, data: str | None = None, run: Path | None = None) -> Setup:
     """Raises UserError for a model or data that are not there, or that do not fit each other."""
     model = build_model(recipe.model)
     spec = input_spec(recipe, model)

@@ -20,18 +20,19 @@ from ..files import write_atomically
 from ..models.build import build_model
 from ..recipes.recipe import LanguageRecipe
 from .setup import Setup
-from .text_data import END_OF_TEXT, Split, TextData, load_text
+from .text_data import END_OF_TEXT, Split, TextData, load_text, load_tokenizer
 
 __all__ = ["LanguageModelling", "set_up"]
 
 _EVALUATED_AT_ONCE = 32  # windows
 
 
-def set_up(recipe: LanguageRecipe, data: str | None = None) -> Setup:
+def set_up(recipe: LanguageRecipe, data: str | None = None, run: Path | None = None) -> Setup:
     """Raises UserError for a model or data that are not there, or that do not fit each other."""
     data = data or recipe.data
     data, _, split = data.partition("@")  # DATA@test scores the test split
-    text = load_text(data, recipe.tokenizer, recipe.vocab_size)
+    own = load_tokenizer(run / "tokenizer.json") if run else None
+    text = load_text(data, recipe.tokenizer, recipe.vocab_size, own)
     model: Any = build_model(recipe.model)
     _check_vocabulary(model, text)
     if split and split not in text.splits:

@@ -34,10 +34,13 @@ class Setup:
     keep: Callable[[Path], None] = _keep_nothing  # write what else the run's folder must hold
 
 
-def set_up(recipe: Recipe, data: str | None = None) -> Setup:
+def set_up(recipe: Recipe, data: str | None = None, run: Path | None = None) -> Setup:
     """Build a recipe's model and open its data, or other ``data``.
+
+    Args:
+        run: the folder of a run whose own parts are to be used, such as its tokenizer.
 
     Raises:
         UserError: a model or data that are not there, or that do not fit each other.
     """
-    return importlib.import_module(f"stepsnet.tasks.{recipe.task}").set_up(recipe, data)
+    return importlib.import_module(f"stepsnet.tasks.{recipe.task}").set_up(recipe, data, run)

@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,13 +46,14 @@ class TextData:
     splits: dict[str, Split]
 
 
-def load_text(data: str, kind: str, vocab_size: int | None) -> TextData:
+def load_text(data: str, kind: str, vocab_size: int | None, tokenizer: Tokenizer | None = None) -> TextData:
     """Tokens of ``python-docs``, ``text:PATH`` (a file or a folder) or ``hfds:NAME`` (or ``hfds:NAME:CONFIG``).
 
     A file alone is split at 90%; a folder holds train.txt, valid.txt (or val.txt) and perhaps test.txt.
 
     Args:
         kind: "bpe" of ``vocab_size``, "characters", or "gpt2".
+        tokenizer: one that is there already, as that of a run, in place of one made from the training split.
 
     Raises:
         UserError: data that are not there, an empty or binary file, a split without tokens, or a vocabulary
@@ -73,11 +74,12 @@ def load_text(data: str, kind: str, vocab_size: int | None) -> TextData:
     for name, documents in texts.items():
         if not any(document.strip() for document in documents):
             raise UserError(f"data: the split {name} of {data} has no text")
-    place_of = _cache_folder() / "text" / _fingerprint(texts, kind, vocab_size)
+    made_from = [kind, vocab_size] if tokenizer is None else [tokenizer.to_str()]
+    place_of = _cache_folder() / "text" / _fingerprint(texts, made_from)
     place_of.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{place_of}.lock"):  # one process packs, the others find it done
         if not place_of.exists():
-            _pack(texts, kind, vocab_size, place_of)
+            _pack(texts, tokenizer or (lambda: _make_tokenizer(texts["train"], kind, vocab_size)), place_of)
     return _open(place_of)
 
 
@@ -157,8 +159,8 @@ def _hugging_face(place: str) -> Texts:
 SOURCES = {"text": _files, "hfds": _hugging_face}
 
 
-def _fingerprint(texts: Texts, kind: str, vocab_size: int | None) -> str:
-    digest = hashlib.sha256(json.dumps([1, kind, vocab_size]).encode())  # 1: of the layout
+def _fingerprint(texts: Texts, made_from: list[Any]) -> str:
+    digest = hashlib.sha256(json.dumps([1, *made_from]).encode())  # 1: of the layout
     for name, documents in texts.items():
         digest.update(f"\0{name}\0{len(documents)}".encode())
         for document in documents:
@@ -170,13 +172,13 @@ def _cache_folder() -> Path:
     return Path(os.environ.get("STEPSNET_CACHE") or Path.home() / ".cache" / "stepsnet")
 
 
-def _pack(texts: Texts, kind: str, vocab_size: int | None, place: Path) -> None:
-    """Make the tokenizer and write every split's tokens, beside ``place``, and rename."""
+def _pack(texts: Texts, tokenizer: Tokenizer | Callable[[], Tokenizer], place: Path) -> None:
+    """Write the tokenizer, made first if need be, and every split's tokens beside ``place``, and rename."""
     beside = place.with_name(f".{place.name}")
     try:
         shutil.rmtree(beside, ignore_errors=True)
         beside.mkdir(parents=True)
-        tokenizer = _make_tokenizer(texts["train"], kind, vocab_size)
+        tokenizer = tokenizer if isinstance(tokenizer, Tokenizer) else tokenizer()
         tokenizer.save(str(beside / "tokenizer.json"))
         dtype = np.uint16 if tokenizer.get_vocab_size() <= 1 << 16 else np.uint32
         facts: dict[str, Any] = {"dtype": np.dtype(dtype).name}
