@@ -54,6 +54,16 @@ def test_one_step_is_llama(ids):
     assert len(hidden[0]) == len(hidden[1]) == 4 and all(torch.equal(a, b) for a, b in zip(*hidden))
 
 
+def test_the_embedding_is_scaled(model, ids):
+    """Twice the scale is twice the embedding, whose head is not scaled; given embeddings are taken as they are."""
+    scaled = make(embedding_scale=2.0)
+    embeds = 2 * model.model.embed_tokens(ids)
+    expected = model(inputs_embeds=embeds).logits
+    torch.testing.assert_close(scaled(ids).logits, expected)
+    torch.testing.assert_close(scaled(inputs_embeds=embeds).logits, expected)
+    assert not torch.allclose(model(ids).logits, expected)
+
+
 class Called(nn.Module):
     """A decoder layer with what it needs besides its input."""
 

@@ -49,6 +49,8 @@ class StepsTransformerConfig(LlamaConfig):
         num_key_value_heads: of each step; by default ``num_attention_heads``.
         intermediate_size: SwiGLU's hidden size in each step; by default 8/3 of the width, which gives
             Table 4's parameters (a multiple of 8 would print 45M for the row of 44M).
+        embedding_scale: what the embedding's output is multiplied with. LLaMA has 1, which leaves z_0 at the standard
+            deviation of the initialization, 0.02, and lets a step's residuals drown the slices that wait.
         **kwargs: LlamaConfig's. ``hidden_size`` and ``num_hidden_layers`` follow from the steps.
 
     A single number stands for a list of one. ``attention_bias`` and ``mlp_bias`` are off, embeddings tied.
@@ -68,6 +70,7 @@ class StepsTransformerConfig(LlamaConfig):
     num_attention_heads: PerStep = None
     num_key_value_heads: PerStep = None
     intermediate_size: PerStep = None
+    embedding_scale: float = 1.0
     tie_word_embeddings: bool = True
 
     def __post_init__(self, **kwargs):
@@ -182,6 +185,8 @@ class StepsTransformerModel(StepsTransformerPreTrainedModel):
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("You must specify exactly one of input_ids or inputs_embeds")
         x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds  # (B, N, C_n)
+        if self.config.embedding_scale != 1.0:
+            x = x * self.config.embedding_scale
         use_cache = self.config.use_cache if use_cache is None else use_cache
         if use_cache and past_key_values is None and not (self.gradient_checkpointing and self.training):
             past_key_values = DynamicCache(config=self.config)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 
 from .recipe import LanguageRecipe, ModelSpec
-from .wikitext103 import wikitext103
+from .wikitext103 import EMBEDDING_SCALE, wikitext103
 
 __all__ = ["RECIPES"]
+
+_SCALE = {"embedding_scale": EMBEDDING_SCALE}
 
 
 def python_docs_tiny() -> LanguageRecipe:
@@ -15,7 +17,7 @@ def python_docs_tiny() -> LanguageRecipe:
 
     `stepsnet train python-docs/tiny`
     """
-    args = {"vocab_size": 1024, "max_position_embeddings": 256}
+    args = {**_SCALE, "vocab_size": 1024, "max_position_embeddings": 256}
     return dataclasses.replace(
         wikitext103(),
         name="python-docs/tiny",
@@ -41,7 +43,7 @@ def tinyshakespeare_shallow() -> LanguageRecipe:
     of width 128, 64 characters, 12 sequences, 2,000 updates, rate 1e-3), which reports a validation loss of 1.88; its
     layers are GPT-2's, ours LLaMA's.
     """
-    args = {"vocab_size": 67, "max_position_embeddings": 256}
+    args = {**_SCALE, "vocab_size": 67, "max_position_embeddings": 256}
     return dataclasses.replace(
         python_docs_tiny(),
         name="tinyshakespeare/shallow",
@@ -72,7 +74,7 @@ def tinyshakespeare_deep() -> LanguageRecipe:
     `stepsnet compare tinyshakespeare/deep --data text:FILE`
     """
     base = tinyshakespeare_shallow()
-    args = {"vocab_size": 67, "max_position_embeddings": 256}
+    args = {**_SCALE, "vocab_size": 67, "max_position_embeddings": 256}
     return dataclasses.replace(
         base,
         name="tinyshakespeare/deep",
@@ -92,7 +94,7 @@ def prose_small() -> LanguageRecipe:
     `stepsnet compare prose/small --data text:FOLDER`, with train.txt, valid.txt and test.txt in it: the first pair
     of Table 4 with a third of its widths and a vocabulary of 4,096.
     """
-    args = {"vocab_size": 4096, "max_position_embeddings": 512}
+    args = {**_SCALE, "vocab_size": 4096, "max_position_embeddings": 512}
     return dataclasses.replace(
         python_docs_tiny(),
         name="prose/small",
