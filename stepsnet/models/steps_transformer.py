@@ -184,9 +184,11 @@ class StepsTransformerModel(StepsTransformerPreTrainedModel):
         """input_ids: (B, N), or inputs_embeds: (B, N, C_n); masks, positions and cache as in LlamaModel."""
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("You must specify exactly one of input_ids or inputs_embeds")
-        x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds  # (B, N, C_n)
-        if self.config.embedding_scale != 1.0:
-            x = x * self.config.embedding_scale
+        if inputs_embeds is None:
+            x = self.embed_tokens(input_ids)  # (B, N, C_n)
+            x = x * self.config.embedding_scale if self.config.embedding_scale != 1.0 else x
+        else:
+            x = inputs_embeds
         use_cache = self.config.use_cache if use_cache is None else use_cache
         if use_cache and past_key_values is None and not (self.gradient_checkpointing and self.training):
             past_key_values = DynamicCache(config=self.config)
