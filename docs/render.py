@@ -60,7 +60,8 @@ def results_table(folder: str) -> str:
 
     def spread(values: dict, key: str, unit: str) -> str:
         digits = MEASURES[key][1]
-        return f"{values['mean']:.{digits}f} ± {values['std']:.{digits}f}{unit}"
+        deviation = "" if values["std"] is None else f" ± {values['std']:.{digits}f}"  # of one seed there is none
+        return f"{values['mean']:.{digits}f}{deviation}{unit}"
 
     for label in ("StepsNet", "baseline"):
         mine = [run for run in runs if run["label"] == label]
@@ -76,9 +77,10 @@ def results_table(folder: str) -> str:
     seeds, versions = ", ".join(map(str, summary["seeds"])), runs[0]["versions"]
     commits = ", ".join(sorted({str(run["commit"]) for run in runs}))
     hardware = runs[0]["hardware"]
+    which = f"Seeds {seeds}, mean ± sample standard deviation" if "," in seeds else f"Seed {seeds} only"
     lines += [
         "",
-        f"Seeds {seeds}, mean ± sample standard deviation, after {runs[0]['epochs']} epochs; "
+        f"{which}, after {runs[0]['epochs']} epochs; "
         f"{hardware['cpu']}, {hardware['cores']} cores, {hardware['threads']} thread a run; "
         f"Python {versions['python']}, torch {versions['torch']}, timm {versions['timm']}; commit {commits}. "
         f"The runs are in `results/{folder}/`.",
@@ -175,9 +177,26 @@ def memory_table(file: str) -> str:
     return "\n".join(lines)
 
 
+def scale_table(file: str) -> str:
+    """Training losses of a StepsNet and its baseline at two scales of the embedding."""
+    result = json.loads((ROOT / "results" / file).read_text(encoding="utf-8"))
+    updates = ["50", "100", "150", "200", "250"]
+    lines = ["| | `embedding_scale` | " + " | ".join(f"update {u}" for u in updates) + " |"]
+    lines.append("|---|---:|" + "---:|" * len(updates))
+    for row in result["rows"]:
+        losses = " | ".join(f"{row['train_loss'][update]:.2f}" for update in updates)
+        lines.append(f"| {row['label']} | {row['embedding_scale']:g} | {losses} |")
+    commits = ", ".join(dict.fromkeys(row["commit"] for row in result["rows"]))
+    versions = result["versions"]
+    where = f"{result['hardware']['cpu']}, torch {versions['torch']}; {commits}"
+    return "\n".join(
+        [*lines, "", f"`{result['command']}`, seed {result['rows'][0]['seed']}, {result['what']}: {where}"]
+    )
+
+
 def render(text: str) -> str:
     kinds = {"results": results_table, "memory": memory_table}
-    kinds |= {"benchmarks": benchmarks_table, "language": language_table}
+    kinds |= {"benchmarks": benchmarks_table, "language": language_table, "scale": scale_table}
 
     def replace(match: re.Match) -> str:
         kind, *arguments = shlex.split(match["name"])
