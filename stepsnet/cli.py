@@ -76,7 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--jobs", type=int, default=2, help="runs at once, which share the cores (default: 2)")
 
     sub = verb("sweep", _sweep, "train a grid of recipes and seeds, and draw it against the depth (Fig. 1)")
-    sub.add_argument("patterns", metavar="RECIPE", nargs="+", help="names or patterns such as 'digits/depth_*'")
+    sub.add_argument("patterns", metavar="RECIPE", nargs="+", help="names or patterns such as 'digits/steps_*'")
     _add_run_options(sub)
     sub.add_argument("--seeds", metavar="S,S,…", type=_numbers, default=[0], help="each recipe with each (default: 0)")
     sub.add_argument("--jobs", type=int, default=2, help="runs at once, which share the cores (default: 2)")
@@ -238,8 +238,7 @@ def _eval(options: argparse.Namespace) -> None:
     if options.model:
         metrics = evaluate_checkpoint(options.run, options.model, options.data)
     else:
-        changes = {"eval_stride": options.stride} if options.stride else {}
-        metrics = evaluate_run(options.run, options.data, **changes)
+        metrics = evaluate_run(options.run, options.data, options.stride)
     if options.json:
         print(json.dumps(metrics))
     else:

@@ -12,10 +12,12 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from .engine.console import Display
 from .engine.train import signals_caught
@@ -24,9 +26,10 @@ from .files import write_atomically
 from .models.build import build_model
 from .recipes.recipe import Recipe, to_yaml
 from .report import write_report
+from .report.runs import BASELINE, STEPS
 from .run import open_folder
 
-__all__ = ["compare", "run_all", "summarise"]
+__all__ = ["Contender", "check_grid", "compare", "summarise", "train_grid"]
 
 
 class Interrupted(Exception):
@@ -51,29 +54,64 @@ def compare(
     """
     if recipe.baseline is None:
         raise UserError(f"recipe: {recipe.name} has no baseline, expected one to compare with")
-    if jobs < 1 or not seeds or len(set(seeds)) != len(seeds):
-        raise UserError(f"--jobs and --seeds: got {jobs} and {list(seeds)}, expected at least 1 job and distinct seeds")
-    contenders = {
-        "StepsNet": dataclasses.replace(recipe, baseline=None),
-        "baseline": dataclasses.replace(recipe, model=recipe.baseline, baseline=None),
-    }
-    with torch.device("meta"):
-        for contender in contenders.values():
-            build_model(contender.model)  # a mistake in either is said before anything is trained
+    contenders = [
+        Contender("StepsNet", STEPS, recipe),
+        Contender("baseline", BASELINE, dataclasses.replace(recipe, model=recipe.baseline)),
+    ]
+    check_grid(contenders, seeds, jobs)
     open_folder(folder, recipe, resume)
-    waiting, runs = [], []
-    for seed in seeds:
-        for label, contender in contenders.items():
-            run = folder / f"{label.lower()}-seed{seed}"
-            config = folder / "recipes" / f"{run.name}.yaml"
-            write_atomically(config, to_yaml(dataclasses.replace(contender, seed=seed)))
-            runs.append(run)
-            waiting.append((f"{label}, seed {seed}" if len(seeds) > 1 else label, label, config, run))
-    run_all(waiting, jobs, display)
+    runs = train_grid(contenders, folder, seeds, jobs, display)
     summary = summarise([json.loads((run / "summary.json").read_text()) for run in runs])
     write_atomically(folder / "comparison.json", json.dumps(summary, indent=2) + "\n")
     write_report(runs, folder / "report.html", f"{recipe.name}: StepsNet and its baseline")
     return summary
+
+
+@dataclass(frozen=True)
+class Contender:
+    name: str  # of its runs
+    label: str  # of what it is, in reports
+    recipe: Recipe
+
+
+def check_grid(contenders: Sequence[Contender], seeds: Sequence[int], jobs: int) -> list[nn.Module]:
+    """Say a mistake before anything is written or trained; returns the models, on the meta device.
+
+    Raises:
+        UserError: too few jobs, seeds that repeat, or a model that cannot be built.
+    """
+    if jobs < 1 or not seeds or len(set(seeds)) != len(seeds):
+        raise UserError(f"--jobs and --seeds: got {jobs} and {list(seeds)}, expected at least 1 job and distinct seeds")
+    with torch.device("meta"):
+        return [build_model(contender.recipe.model) for contender in contenders]
+
+
+def train_grid(
+    contenders: Sequence[Contender], folder: Path, seeds: Sequence[int], jobs: int, display: Display
+) -> list[Path]:
+    """Train each contender with each seed in a folder of its own, as processes, ``jobs`` at once; returns the folders.
+
+    What has ended under this very recipe is left as it is.
+
+    Raises:
+        UserError: a folder holds a run of another recipe, or a run failed. Interrupted: a signal.
+    """
+    waiting, runs = [], []
+    for seed in seeds:
+        for contender in contenders:
+            recipe = dataclasses.replace(contender.recipe, baseline=None, seed=seed)
+            run = folder / f"{contender.name.lower().replace('/', '-')}-seed{seed}"
+            runs.append(run)
+            if (run / "summary.json").exists():
+                open_folder(run, recipe, resume=True)  # raises where it is of another recipe
+                continue
+            config = folder / "recipes" / f"{run.name}.yaml"
+            write_atomically(config, to_yaml(recipe))
+            name = f"{contender.name}, seed {seed}" if len(seeds) > 1 else contender.name
+            waiting.append((name, contender.label, config, run))
+    if waiting:
+        _run_all(waiting, jobs, display)
+    return runs
 
 
 def summarise(summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -103,15 +141,8 @@ def summarise(summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def run_all(waiting: list[tuple[str, str, Path, Path]], jobs: int, display: Display) -> None:
-    """Run each as ``stepsnet train``, show their events as they come, and stop all when one fails.
-
-    Args:
-        waiting: (name, label, recipe file, run folder) of each run; one that has ended is passed over quickly.
-
-    Raises:
-        UserError: a run failed. Interrupted: a signal.
-    """
+def _run_all(waiting: list[tuple[str, str, Path, Path]], jobs: int, display: Display) -> None:
+    """Run each as ``stepsnet train``, show their events as they come, and stop all when one fails."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     environment = {**os.environ, "OMP_NUM_THREADS": str(max(1, cores // min(jobs, len(waiting))))}
     events: queue.Queue[tuple[str, str | None]] = queue.Queue()

@@ -29,7 +29,7 @@ from .errors import UserError
 from .files import write_atomically
 from .models.build import build_model
 from .provenance import provenance
-from .recipes.recipe import ClassificationRecipe, ModelSpec, Recipe, read_recipe, to_yaml
+from .recipes.recipe import ClassificationRecipe, LanguageRecipe, ModelSpec, Recipe, read_recipe, to_yaml
 from .report import write_report
 from .stream import widths_of
 from .tasks.setup import set_up
@@ -146,16 +146,20 @@ def alone_in(folder: Path, writes: bool = True) -> Iterator[None]:
         lock.release()
 
 
-def evaluate_run(folder: Path, data: str | None = None, **options: Any) -> dict[str, float]:
+def evaluate_run(folder: Path, data: str | None = None, stride: int | None = None) -> dict[str, float]:
     """Metrics of a run's weights on its validation split, or on that of other data.
 
     Args:
-        options: changes to the recipe, such as a language model's ``eval_stride``.
+        stride: of a language model, in place of its recipe's ``eval_stride``.
 
     Raises:
         UserError: no run is there, its weights cannot be read, or the data do not fit.
     """
-    recipe = dataclasses.replace(recipe_of(folder), **options)
+    recipe = recipe_of(folder)
+    if stride is not None:
+        if not isinstance(recipe, LanguageRecipe):
+            raise UserError(f"--stride: {folder} is a run of {recipe.task}, expected one of language")
+        recipe = dataclasses.replace(recipe, eval_stride=stride)
     setup = set_up(recipe, data, folder)
     model, device = trained_model(folder, recipe, setup.model)
     return setup.task.evaluate(model, Share(), device)

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-__all__ = ["StepSequence", "StreamBlock", "blocks_of", "step_sequences", "widths_of"]
+__all__ = ["StepSequence", "StreamBlock", "blocks_of", "is_flat", "step_sequences", "widths_of"]
 
 
 class StreamBlock:
@@ -167,19 +167,23 @@ def blocks_of(model: nn.Module, steps: Sequence[int] | None = None) -> list[nn.M
     return [block for block in found if block not in nested]  # stages hold blocks: the outermost count
 
 
+def is_flat(model: nn.Module) -> bool:
+    """Whether it is a transformers model: its layers are in one list, its stream begins with the input embeddings."""
+    return hasattr(getattr(model, "config", None), "widths")
+
+
 def _step_of_each_block(model: nn.Module) -> list[int]:
     """Counted from 1 in each stage, in the order of execution."""
-    config: Any = getattr(model, "config", None)
     stages = [[len(_blocks(network)) for network in sequence.networks] for sequence in step_sequences(model)]
-    if hasattr(config, "depths") and not stages:  # a transformers model has its layers in one list
-        stages = [config.depths]
+    if is_flat(model):
+        stages = [cast(Any, model).config.depths]
     return [step for depths in stages for step, depth in enumerate(depths, 1) for _ in range(depth)]
 
 
 def widths_of(model: nn.Module) -> list[int]:
     """The width that each block of a StepsNet reads and writes, in the order of execution; empty without one."""
-    config: Any = getattr(model, "config", None)
-    if hasattr(config, "widths"):  # a transformers model has its layers in one list
+    if is_flat(model):
+        config = cast(Any, model).config
         return [width for width, depth in zip(config.widths, config.depths) for _ in range(depth)]
     return [block.width for sequence in step_sequences(model) for block in sequence]
 

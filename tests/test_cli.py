@@ -137,6 +137,11 @@ def test_a_mistake_is_one_line_and_status_2(arguments, expected, tmp_path, monke
     assert not (tmp_path / "runs" / "digits-tiny" / "checkpoints").exists()
 
 
+def test_a_stride_is_of_language_models(trained, capsys):
+    status, _out, err = run("eval", trained, "--stride", "4", capsys=capsys)
+    assert status == 2 and err.endswith("is a run of classification, expected one of language\n")
+
+
 def test_a_run_is_taken_apart(trained, tmp_path, capsys):
     status, out, err = run("analyze", "mask", trained, "--json", capsys=capsys)
     assert status == 0, err
@@ -286,6 +291,8 @@ def test_a_sweep_trains_what_is_missing_and_draws_it(tmp_path, capsys):
     assert status == 2 and "is not empty" in err
     status, out, err = run("sweep", *names, *short, "--run", folder, "--resume", "--seeds", "0,3", capsys=capsys)
     assert status == 0 and (folder / "digits-steps_12-seed0" / "summary.json").stat().st_mtime_ns == first
+    status, out, err = run("sweep", *names, *short, "lr=3e-3", "--run", folder, "--resume", capsys=capsys)
+    assert status == 2 and "holds a run with lr 0.001, got 0.003" in err  # it is not taken for one of these settings
     rows = json.loads((folder / "sweep.json").read_text())
     expected = [(label, seed, 12) for seed in (0, 3) for label in ("StepsNet", "baseline")]
     assert sorted((r["label"], r["seed"], r["blocks"]) for r in rows) == sorted(expected)

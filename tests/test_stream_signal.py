@@ -81,7 +81,8 @@ def test_a_reverse_network_and_a_language_model():
     gammas = shortcut_ratios(model, IMAGES)["gamma"]
     signals = stream_signal(model, loss)
     assert [s.gamma for s in signals] == pytest.approx(gammas, rel=1e-5) and signals[0].width == 48
-    model = create(widths=(16, 24), depths=(2, 1), num_attention_heads=(2, 2), vocab_size=30).eval()
+    heads = {"num_attention_heads": (2, 2), "embedding_scale": 50.0}
+    model = create(widths=(16, 24), depths=(2, 1), vocab_size=30, **heads).eval()
     ids = torch.arange(8)[None]
     signals = stream_signal(model, lambda model: model(ids, labels=ids).loss)
     states = model(ids, output_hidden_states=True).hidden_states

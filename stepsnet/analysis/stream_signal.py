@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import UserError
-from ..stream import blocks_of, step_sequences
+from ..stream import blocks_of, is_flat, step_sequences
 
 __all__ = ["BlockSignal", "stream_signal"]
 
@@ -55,7 +55,7 @@ def stream_signal(model: nn.Module, loss: Callable[[nn.Module], Tensor], dim: in
     with ExitStack() as stack:
         for sequence in step_sequences(model):
             stack.callback(sequence.register_forward_pre_hook(watch.enter).remove)
-        if hasattr(getattr(model, "config", None), "widths"):  # a transformers model: its stream is the embedding
+        if is_flat(model):
             embedding: Any = model.get_input_embeddings()  # type: ignore[operator]
             stack.callback(embedding.register_forward_hook(watch.embed).remove)
         for block in blocks:

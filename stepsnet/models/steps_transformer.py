@@ -142,6 +142,18 @@ class StepsTransformerPreTrainedModel(LlamaPreTrainedModel):
     _can_record_outputs = {"attentions": LlamaAttention}  # noqa: RUF012 - hidden states are ours to collect, see below
 
 
+class ScaledEmbedding(nn.Embedding):
+    """Tokens, (B, N) -> z_0, (B, N, C_n); a head that shares the weights takes them unscaled."""
+
+    def __init__(self, config: StepsTransformerConfig):
+        super().__init__(config.vocab_size, config.hidden_size, config.pad_token_id)
+        self.scale = config.embedding_scale
+
+    def forward(self, input: Tensor) -> Tensor:
+        embedded = super().forward(input)
+        return embedded if self.scale == 1.0 else embedded * self.scale
+
+
 class StepsTransformerModel(StepsTransformerPreTrainedModel):
     """The decoder: tokens -> (B, N, C_n).
 
@@ -154,7 +166,7 @@ class StepsTransformerModel(StepsTransformerPreTrainedModel):
         steps = config.steps
         self.padding_idx = config.pad_token_id
         self.vocab_size = config.vocab_size
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, self.padding_idx)
+        self.embed_tokens = ScaledEmbedding(config)
         layers = (LlamaDecoderLayer(step, index) for index, step in enumerate(config.per_layer_config))
         self.layers = nn.ModuleList(layers)
         self.norm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
@@ -184,11 +196,7 @@ class StepsTransformerModel(StepsTransformerPreTrainedModel):
         """input_ids: (B, N), or inputs_embeds: (B, N, C_n); masks, positions and cache as in LlamaModel."""
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("You must specify exactly one of input_ids or inputs_embeds")
-        if inputs_embeds is None:
-            x = self.embed_tokens(input_ids)  # (B, N, C_n)
-            x = x * self.config.embedding_scale if self.config.embedding_scale != 1.0 else x
-        else:
-            x = inputs_embeds
+        x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds  # (B, N, C_n)
         use_cache = self.config.use_cache if use_cache is None else use_cache
         if use_cache and past_key_values is None and not (self.gradient_checkpointing and self.training):
             past_key_values = DynamicCache(config=self.config)

@@ -206,8 +206,9 @@ def _chunks(documents: Sequence[str]) -> Iterator[str | None]:
         start = 0
         while start < len(document):
             end = start + _CHUNK
-            end = len(document) if end >= len(document) else max(document.rfind("\n", start, end) + 1, start) or end
-            yield document[start : (end := end if end > start else start + _CHUNK)]
+            if end < len(document):
+                end = document.rfind("\n", start, end) + 1 or end  # a line longer than a piece is cut
+            yield document[start:end]
             start = end
 
 
