@@ -321,6 +321,17 @@ def test_two_updates_at_full_width(name, pictures, tmp_path):
     assert not all(torch.equal(before[key], after[key]) for key, _ in build_model(recipe.model).named_parameters())
 
 
+@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("digits")])
+def test_digits_recipes_take_two_updates(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(Trained, "save", lambda *_: None)
+    changes = dict(epochs=1, batch_size=16, train_samples=32, log_interval=1, warmup_epochs=0, probe_epochs=0)
+    recipe = dataclasses.replace(find_recipe(name), **changes)
+    torch.manual_seed(recipe.seed)
+    setup = set_up(recipe)
+    fit(setup.model, setup.task, recipe, tmp_path, Ranks(0, 1, torch.device("cpu")), report=lambda event: None)
+    assert len(losses(tmp_path)) == 2 and np.isfinite(losses(tmp_path)).all()
+
+
 @pytest.mark.parametrize("name", LANGUAGE)
 def test_language_recipes_take_two_updates(name, tmp_path, monkeypatch):
     """As they are but for the text and the vocabulary that it gives."""

@@ -24,6 +24,7 @@ from .assembly import (
     set_grad_checkpointing,
     with_defaults,
 )
+from .depth_methods import with_depth_method
 
 __all__ = ["StepsDeiT"]
 
@@ -59,12 +60,14 @@ class StepsDeiT(VisionTransformer):
         num_heads: attention heads of each step; by default those whose size is nearest to 64.
         reverse: the wide-to-narrow design of Eq. (6), with the same widths and depths.
         block_fn: timm's ``Block``, or another block of its signature.
+        depth_method: layer_scale, rezero, deepnorm, fixup or normformer, see ``depth_methods.py``.
         **kwargs: everything else that :class:`timm.models.VisionTransformer` takes.
 
     Shape: (B, in_chans, H, W) -> (B, num_classes).
 
     Raises:
-        ValueError: widths that do not increase, a list of another length, heads that do not divide.
+        ValueError: widths that do not increase, a list of another length, heads that do not divide, an
+            unknown method.
     """
 
     def __init__(
@@ -74,9 +77,11 @@ class StepsDeiT(VisionTransformer):
         num_heads: Sequence[int] | None = None,
         reverse: bool = False,
         block_fn=Block,
+        depth_method: str | None = None,
         **kwargs,
     ):
         check_steps(widths, depths)
+        block_fn, kwargs = with_depth_method(depth_method, sum(depths), block_fn, kwargs)
         num_heads = resolve_heads(widths, num_heads, head_dim=64)
         shapes = iter(per_block(list(zip(widths, num_heads)), depths, reverse))
 

@@ -9,7 +9,7 @@ from ..tasks.settings import Augment
 from .recipe import ClassificationRecipe, ModelSpec
 
 # 16 tokens, averaged for the head: a class token is learnt late on so little data
-_DIGITS = {
+DIGITS = {
     "img_size": 8,
     "patch_size": 2,
     "in_chans": 1,
@@ -29,10 +29,10 @@ def digits_tiny() -> ClassificationRecipe:
         data="digits",
         model=ModelSpec(
             "steps_deit_tiny_patch16_224",
-            {**_DIGITS, "widths": (24, 34, 48), "depths": (4, 2, 2), "num_heads": (2, 2, 3)},
+            {**DIGITS, "widths": (24, 34, 48), "depths": (4, 2, 2), "num_heads": (2, 2, 3)},
         ),
         baseline=ModelSpec(
-            "steps_deit_tiny_patch16_224", {**_DIGITS, "widths": (48,), "depths": (4,), "num_heads": (3,)}
+            "steps_deit_tiny_patch16_224", {**DIGITS, "widths": (48,), "depths": (4,), "num_heads": (3,)}
         ),
         epochs=20,
         batch_size=32,
@@ -53,10 +53,10 @@ def digits_deep() -> ClassificationRecipe:
         name="digits/deep",
         model=ModelSpec(
             "steps_deit_tiny_patch16_224",
-            {**_DIGITS, "widths": (24, 34, 48), "depths": (53, 27, 16), "num_heads": (2, 2, 3)},
+            {**DIGITS, "widths": (24, 34, 48), "depths": (53, 27, 16), "num_heads": (2, 2, 3)},
         ),
         baseline=ModelSpec(
-            "steps_deit_tiny_patch16_224", {**_DIGITS, "widths": (32,), "depths": (96,), "num_heads": (2,)}
+            "steps_deit_tiny_patch16_224", {**DIGITS, "widths": (32,), "depths": (96,), "num_heads": (2,)}
         ),
         epochs=18,
         batch_size=64,
@@ -110,33 +110,38 @@ def cifar10_deep() -> ClassificationRecipe:
     )
 
 
-def _digits_depth(blocks: int, steps: bool) -> tuple[str, Callable[[], ClassificationRecipe]]:
-    name = f"digits/{'steps' if steps else 'fixed_width'}_{blocks}"
-    depths = _DEPTHS[blocks]
+def _depth(deep: Callable[[], ClassificationRecipe], blocks: int, steps: bool) -> Callable[[], ClassificationRecipe]:
+    """A recipe of 96 blocks with another number of them, in steps or of one width."""
+    of_96 = deep()
+    data, depths = of_96.name.partition("/")[0], _DEPTHS[blocks]
 
     def make() -> ClassificationRecipe:
-        deep = digits_deep()
-        base = deep.baseline
+        base = of_96.baseline
         assert base is not None and sum(depths) == blocks
         one_width = ModelSpec(base.name, {**base.args, "depths": (blocks,)})
-        model = ModelSpec(deep.model.name, {**deep.model.args, "depths": depths}) if steps else one_width
-        return dataclasses.replace(deep, name=name, model=model, baseline=one_width if steps else None)
+        model = ModelSpec(of_96.model.name, {**of_96.model.args, "depths": depths}) if steps else one_width
+        name = f"{data}/{'steps' if steps else 'fixed_width'}_{blocks}"
+        return dataclasses.replace(of_96, name=name, model=model, baseline=one_width if steps else None)
 
     what = f"{blocks} blocks in three steps" if steps else f"{blocks} blocks of one width"
     make.__doc__ = (
-        f"Table 5a in small, on handwritten digits: {what}, under the settings of digits/deep.\n\n"
-        f"`stepsnet train {name}`; `stepsnet sweep 'digits/steps_*' 'digits/fixed_width_*'` for all depths (Fig. 1)."
+        f"Table 5a in small: {what}, under the settings of {of_96.name}.\n\n"
+        f"`stepsnet train {make().name}`; "
+        f"`stepsnet sweep '{data}/steps_*' '{data}/fixed_width_*'` trains all depths (Fig. 1)."
     )
-    return name, make
+    return make
 
 
 # of steps 24, 34 and 48 wide, as near to the compute of so many blocks of width 32 as whole blocks come
 _DEPTHS = {12: (7, 3, 2), 24: (13, 7, 4), 48: (27, 13, 8), 96: (53, 27, 16)}
 
+_depth_grid = [
+    _depth(deep, blocks, steps) for deep in (digits_deep, cifar10_deep) for blocks in _DEPTHS for steps in (False, True)
+]
 RECIPES = {
     "digits/tiny": digits_tiny,
     "digits/deep": digits_deep,
     "cifar10/shallow": cifar10_shallow,
     "cifar10/deep": cifar10_deep,
-    **dict(_digits_depth(blocks, steps) for blocks in _DEPTHS for steps in (False, True)),
+    **{make().name: make for make in _depth_grid},
 }
