@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from .analysis.block_signal import summarised
 from .analysis.interventions import drop_each, drop_steps, mask_paths
 from .analysis.stream_signal import stream_signal
 from .engine.checkpoint import load_into, whole_ones
@@ -50,15 +51,7 @@ def analyze_shortcut(folders: Sequence[Path], out: Path, data: str | None = None
             found = stream_signal(model, lambda model: setup.task.loss(model, batch)[0])  # noqa: B023 - called at once
             step = int(checkpoint.state["position"]["step"])
             signals.append(SignalOf(folder.name, step, found))
-            gammas = [signal.gamma for signal in found]
-            metrics = {
-                "mean_gamma": sum(gammas) / len(gammas),
-                "least_gamma": min(gammas),
-                "last_gamma": gammas[-1],
-                "correlation_with_input": found[-1].correlation,
-                "gradient_first_over_last": found[0].gradient / found[-1].gradient,
-            }
-            rows.append({"run": folder.name, "update": step, "metrics": metrics})
+            rows.append({"run": folder.name, "update": step, "metrics": summarised(found)})
     draw_signal(signals, out)
     return rows
 

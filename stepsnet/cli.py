@@ -227,7 +227,7 @@ def _sweep(options: argparse.Namespace) -> None:
 
     with choose_display(options.progress) as display:
         rows = sweep(chosen, folder, options.seeds, options.jobs, display, options.resume)
-    print(f"sweep: {folder / 'depth.png'} — {len(rows)} runs of {len(chosen)} recipes")
+    print(f"report: {folder / 'report.html'} — {len(rows)} runs of {len(chosen)} recipes")
 
 
 def _eval(options: argparse.Namespace) -> None:

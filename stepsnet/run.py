@@ -19,6 +19,7 @@ import torch
 from filelock import FileLock, Timeout
 from torch import nn
 
+from .analysis.stream_signal import signal_line
 from .engine.checkpoint import load_into, load_weights, newest, save_weights
 from .engine.console import Display
 from .engine.distributed import Ranks, join_ranks, pick_device
@@ -99,7 +100,7 @@ def _train(
         started = time.monotonic()
         look = setup.probe
         probe = (lambda model: look(model, ranks.device)) if look else None
-        fitted = fit(setup.model, setup.task, recipe, folder, ranks, report=report, probe=probe)
+        fitted = fit(setup.model, setup.task, recipe, folder, ranks, report=report, probe=probe, watch=signal_line)
         if not ranks.first:
             return None
         epochs = [line for line in _lines(folder / "metrics.jsonl") if line["kind"] == "epoch"]

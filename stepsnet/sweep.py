@@ -13,7 +13,7 @@ from .engine.console import Display
 from .errors import UserError
 from .files import write_atomically
 from .recipes.recipe import Recipe
-from .report.depth import draw_depth
+from .report import write_report
 from .report.runs import BASELINE, STEPS
 from .stream import widths_of
 
@@ -23,7 +23,9 @@ __all__ = ["sweep"]
 def sweep(
     recipes: Sequence[Recipe], folder: Path, seeds: Sequence[int], jobs: int, display: Display, resume: bool = False
 ) -> list[dict[str, Any]]:
-    """Train every recipe with every seed, ``jobs`` at once, and write ``sweep.json`` and the picture of Fig. 1.
+    """Train every recipe with every seed, ``jobs`` at once, and write ``sweep.json`` and ``report.html``.
+
+    The report has the picture of Fig. 1 where the recipes are of several depths.
 
     Each run is an ordinary ``stepsnet train`` in a folder of its own. A sweep that was stopped, or that grows by
     recipes or seeds, trains only what is missing.
@@ -48,5 +50,7 @@ def sweep(
     summaries = [json.loads((run / "summary.json").read_text()) for run in runs]
     rows = [{key: summary[key] for key in kept} for summary in summaries]
     write_atomically(folder / "sweep.json", json.dumps(rows, indent=1) + "\n")
-    draw_depth(rows, folder)
+    families = dict.fromkeys(recipe.name.partition("/")[0] for recipe in recipes)
+    title = f"{', '.join(families)}: {len(recipes)} recipes"
+    write_report(runs, folder / "report.html", title)
     return rows

@@ -285,7 +285,7 @@ def test_a_sweep_trains_what_is_missing_and_draws_it(tmp_path, capsys):
     folder, short = tmp_path / "grid", ["epochs=1", "train_samples=128", "probe_epochs=0"]
     names = ["digits/steps_12", "digits/fixed_width_1[2]"]
     status, out, err = run("sweep", *names, *short, "--run", folder, capsys=capsys)
-    assert status == 0 and out.splitlines()[-1] == f"sweep: {folder / 'depth.png'} — 2 runs of 2 recipes", err
+    assert status == 0 and out.splitlines()[-1] == f"report: {folder / 'report.html'} — 2 runs of 2 recipes", err
     first = (folder / "digits-steps_12-seed0" / "summary.json").stat().st_mtime_ns
     status, out, err = run("sweep", *names, *short, "--run", folder, capsys=capsys)
     assert status == 2 and "is not empty" in err
@@ -296,9 +296,8 @@ def test_a_sweep_trains_what_is_missing_and_draws_it(tmp_path, capsys):
     rows = json.loads((folder / "sweep.json").read_text())
     expected = [(label, seed, 12) for seed in (0, 3) for label in ("StepsNet", "baseline")]
     assert sorted((r["label"], r["seed"], r["blocks"]) for r in rows) == sorted(expected)
-    lines = (folder / "depth.csv").read_text().splitlines()
-    assert len(lines) == 5 and lines[0].startswith("recipe,label,seed,blocks")
-    assert (folder / "depth.png").stat().st_size > 5000 and (folder / "depth.svg").exists()
+    page = (folder / "report.html").read_text()
+    assert "digits: 2 recipes" in page and "paired over seeds 0 and 3" in page
     status, out, err = run("sweep", "digits/stps_*", capsys=capsys)
     assert status == 2 and "digits/stps_*" in err
 

@@ -1,6 +1,7 @@
 """The page states what the run folders hold: its numbers, figures and files are theirs, and it needs nothing else."""
 
 import csv
+import html
 import json
 import math
 import re
@@ -289,6 +290,72 @@ def test_groups_of_one_label_are_told_apart(tmp_path):
     assert names(flat, seed) == ["StepsNet"]
     assert names(flat, deep) == ["StepsNet · 8 blocks", "StepsNet · 12 blocks"]
     assert names(flat, fast, seed) == ["StepsNet · lr 0.001", "StepsNet · lr 0.002"]
+
+
+def grid_of_depths(root, seeds=(0, 1), depths=(12, 24, 48, 96)):
+    """Folders whose accuracy is 50 + blocks / 8 + seed for StepsNets, 10 less for baselines."""
+    return [
+        make_run(
+            root / f"{label}-{blocks}-{seed}",
+            label,
+            seed,
+            top1=(50 if label == "StepsNet" else 40) + blocks / 8 + seed,
+            widths=[24] * (blocks // 2) + [48] * (blocks // 2) if label == "StepsNet" else [32] * blocks,
+            name=f"digits/{label}_{blocks}",
+        )
+        for label in ("StepsNet", "baseline")
+        for blocks in depths
+        for seed in seeds
+    ]
+
+
+def test_a_sweep_is_drawn_against_the_depth(tmp_path):
+    runs = grid_of_depths(tmp_path / "runs")
+    page = write_report(runs, tmp_path / "report.html")
+    table = rows(page, "depth")
+    expected = [
+        (label, blocks, seed) for label in ("StepsNet", "baseline") for blocks in (12, 24, 48, 96) for seed in "01"
+    ]
+    assert [(r["label"].split(" ")[0], int(r["blocks"]), r["seed"]) for r in table] == expected
+    for row in table:
+        top1 = (50 if "Steps" in row["label"] else 40) + int(row["blocks"]) / 8 + int(row["seed"])
+        assert float(row["val"]) == pytest.approx(top1) and float(row["train"]) == pytest.approx(top1 + 5)
+    text = html.unescape(re.sub(r"<svg.*?</svg>|<[^>]+>", "", page.read_text(), flags=re.S)).replace("\u00a0", " ")
+    assert "52.00 ± 0.71 % for StepsNet at 12 blocks and 42.00 ± 0.71 % for baseline at 12 blocks" in text
+    assert "62.50 ± 0.71 % for StepsNet at 96 blocks and 52.50 ± 0.71 % for baseline at 96 blocks" in text
+    assert "Of 8 models the validation top-1 is best with 62.50 ± 0.71 % for StepsNet · 96 blocks" in text
+    assert "worst with 42.00 ± 0.71 % for the baseline · 12 blocks" in text
+    assert text.count("paired over seeds 0 and 1, better in 2 of 2") == 4
+    assert not (tmp_path / "figures" / "top1.png").exists()  # so many curves could not be told apart
+
+
+def test_models_of_one_depth_are_set_in_rows(tmp_path):
+    names = ("rezero", "fixup", "deepnorm")
+    runs = [make_run(tmp_path / f"{n}", top1=50 + i, name=f"digits/{n}", depth=n) for i, n in enumerate(names)]
+    page = write_report(runs, tmp_path / "report.html")
+    assert not (tmp_path / "figures" / "depth.csv").exists()
+    assert [float(row["val"]) for row in rows(page, "results")] == [50, 51, 52]
+    assert (
+        "The means go from 50.00 for StepsNet · digits/rezero to 52.00 for StepsNet · digits/deepnorm"
+        in page.read_text()
+    )
+
+
+def test_what_was_seen_in_training_is_drawn(tmp_path):
+    def line(step, scale):
+        per_block = {"width": [24, 48], "gamma": [0.9 * scale, 0.8 * scale], "gamma_read": [0.9, 0.7]}
+        per_block |= {"branch": [0.1, None], "correlation": [0.9, 0.8], "gradient": [0.6, 0.2]}
+        return json.dumps({"kind": "stream_signal", "epoch": 1, "step": step, "per_block": per_block}) + "\n"
+
+    run = make_run(tmp_path / "run", epochs=1, done=1)
+    with (run / "metrics.jsonl").open("a") as file:
+        file.writelines(line(step, 1 - step / 100) for step in (1, 10, 20))
+    page = write_report([run], tmp_path / "report.html")
+    table = rows(page, "signal")
+    assert [(r["update"], r["block"]) for r in table] == [("1", "1"), ("1", "2"), ("20", "1"), ("20", "2")]
+    assert float(table[3]["gamma"]) == pytest.approx(0.64) and table[3]["branch"] == "nan"
+    assert "γ after the last block is 0.64 for StepsNet" in page.read_text()
+    assert "at the first block over that at the last is 3 for StepsNet" in page.read_text()
 
 
 def test_bad_input_is_named(tmp_path):

@@ -1,14 +1,24 @@
 """The signal in the residual stream, against the stream of each block written out."""
 
+import json
+
 import pytest
 import timm
 import torch
 from torch import nn
 
+from stepsnet.analysis.block_signal import as_line, signals_of
 from stepsnet.analysis.shortcut_ratio import shortcut_ratios
 from stepsnet.analysis.stream_signal import stream_signal
+from stepsnet.engine.console import Lines
+from stepsnet.engine.task import Share
 from stepsnet.errors import UserError
+from stepsnet.models.build import build_model
 from stepsnet.models.steps_transformer import create
+from stepsnet.recipes import find_recipe
+from stepsnet.recipes.recipe import override
+from stepsnet.run import train_run
+from stepsnet.tasks.setup import set_up
 
 IMAGES = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 
@@ -93,3 +103,38 @@ def test_a_reverse_network_and_a_language_model():
 def test_a_model_without_blocks_is_refused():
     with pytest.raises(UserError, match="Linear has no sequence of residual blocks"):
         stream_signal(nn.Linear(3, 3), lambda model: model(torch.ones(3)).sum())
+
+
+def trained(folder, *changes):
+    short = ["epochs=1", "train_samples=96", "probe_epochs=0", "accumulation_steps=2", "device=cpu"]
+    recipe = override(find_recipe("digits/tiny"), [*short, *changes])
+    with Lines() as display:
+        train_run(recipe, folder, display)
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return recipe, [line for line in lines if line["kind"] == "stream_signal"]
+
+
+def test_training_looks_on_every_so_many_updates_and_is_not_changed(tmp_path):
+    recipe, lines = trained(tmp_path / "watched", "signal_interval=2")
+    assert [line["step"] for line in lines] == [1, 2] and all(line["epoch"] == 1 for line in lines)
+    torch.manual_seed(recipe.seed)
+    model, task = build_model(recipe.model), set_up(recipe).task
+    batch = next(iter(task.batches(0, 0, Share(0, 1, 2), torch.device("cpu"))))  # the first of two parts
+    expected = as_line(stream_signal(model.train(), lambda model: task.loss(model, batch)[0]))
+    for name, values in expected["per_block"].items():
+        assert lines[0]["per_block"][name] == pytest.approx(values, rel=1e-3), name
+    assert lines[0]["last_gamma"] == lines[0]["per_block"]["gamma"][-1] == signals_of(lines[0])[-1].gamma
+    trained(tmp_path / "alone")
+    ours, theirs = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("watched", "alone"))
+    assert ours == theirs
+
+
+def test_a_compiled_model_cannot_be_looked_at(tmp_path):
+    with pytest.raises(UserError, match="signal_interval: got 2 with compile"):
+        trained(tmp_path / "run", "signal_interval=2", "compile=true")
+
+
+def test_what_is_not_a_number_survives_json():
+    line = as_line(stream_signal(timm.create_model("resnet18").eval(), lambda model: model(IMAGES).sum()))
+    assert None in line["per_block"]["branch"]  # blocks that change the shape have no stream to compare
+    assert as_line(signals_of(json.loads(json.dumps(line)))) == line

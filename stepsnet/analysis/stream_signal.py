@@ -6,9 +6,8 @@ of blocks in sequence will do; the blocks of a StepsNet write the first C_i chan
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -17,20 +16,9 @@ from torch import Tensor, nn
 
 from ..errors import UserError
 from ..stream import blocks_of, is_flat, step_sequences
+from .block_signal import BlockSignal, as_line
 
-__all__ = ["BlockSignal", "stream_signal"]
-
-
-@dataclass
-class BlockSignal:
-    """After one block; z is the whole stream, y the channels that the block reads and writes."""
-
-    width: int
-    gamma: float  # σ(z_0) / σ(z_l): σ over the channels of each token, averaged
-    gamma_read: float  # the same over the channels of y
-    branch: float  # ‖y_l - y_{l-1}‖ / ‖y_{l-1}‖
-    correlation: float  # of z_l with z_0 over the channels of each token, averaged
-    gradient: float = float("nan")  # ‖∂loss/∂y_l‖
+__all__ = ["signal_line", "stream_signal", "watched"]
 
 
 def stream_signal(model: nn.Module, loss: Callable[[nn.Module], Tensor], dim: int | None = None) -> list[BlockSignal]:
@@ -48,10 +36,27 @@ def stream_signal(model: nn.Module, loss: Callable[[nn.Module], Tensor], dim: in
     Raises:
         UserError: the model has no sequence of blocks.
     """
+    with watched(model, dim) as signals:
+        loss(model).backward()
+    model.zero_grad(set_to_none=True)
+    return signals
+
+
+@contextmanager
+def watched(model: nn.Module, dim: int | None = None, loss_scale: float = 1.0) -> Iterator[list[BlockSignal]]:
+    """Look on while something else runs the model forwards and backwards, such as an update in training.
+
+    Yields:
+        A list that holds one entry a block when the context ends, of the first pass within it; ``dim`` as above,
+        ``loss_scale`` is what the loss is multiplied by.
+
+    Raises:
+        UserError: the model has no sequence of blocks.
+    """
     blocks = blocks_of(model)
     if not blocks:
         raise UserError(f"analyze: {type(model).__name__} has no sequence of residual blocks")
-    watch = _Watch(dim)
+    watch, signals = _Watch(dim, len(blocks), loss_scale), list[BlockSignal]()
     with ExitStack() as stack:
         for sequence in step_sequences(model):
             stack.callback(sequence.register_forward_pre_hook(watch.enter).remove)
@@ -60,20 +65,30 @@ def stream_signal(model: nn.Module, loss: Callable[[nn.Module], Tensor], dim: in
             stack.callback(embedding.register_forward_hook(watch.embed).remove)
         for block in blocks:
             stack.callback(block.register_forward_hook(watch.leave).remove)
-        loss(model).backward()
-    model.zero_grad(set_to_none=True)
-    return watch.signals
+        yield signals
+    signals += watch.signals()
+
+
+@contextmanager
+def signal_line(model: nn.Module, loss_scale: float) -> Iterator[dict[str, Any]]:
+    """:func:`watched`, as a line for ``metrics.jsonl``: what is not a number is None."""
+    line: dict[str, Any] = {}
+    with watched(model, loss_scale=loss_scale) as signals:
+        yield line
+    line |= as_line(signals)
 
 
 class _Watch:
-    """The residual stream, put together from what the hooks see."""
+    """The residual stream, put together from what the hooks see; numbers stay on the device until they are read."""
 
-    def __init__(self, dim: int | None):
-        self.given_dim = dim
+    def __init__(self, dim: int | None, blocks: int, loss_scale: float):
+        self.given_dim, self.blocks, self.loss_scale = dim, blocks, loss_scale
         self.start: Tensor | None = None  # z_0
         self.stream: Tensor | None = None  # z_{l-1}
         self.dim = -1
-        self.signals: list[BlockSignal] = []
+        self.widths: list[int] = []
+        self.found: list[Tensor] = []  # γ, γ of what is read, branch, correlation
+        self.gradients: dict[int, Tensor] = {}  # by block
 
     def begin(self, x: Tensor, dim: int) -> None:
         self.start = self.stream = x.detach()
@@ -86,6 +101,8 @@ class _Watch:
         self.begin(output, -1)
 
     def leave(self, block: nn.Module, arguments: tuple, output: Any) -> None:
+        if len(self.found) == self.blocks:  # a second pass
+            return
         y = output[0] if isinstance(output, tuple) else output
         before = arguments[0].detach()
         if before.shape != y.shape or self.stream is None or not self._fits(before):  # no StepsNet, or a new stage
@@ -99,16 +116,28 @@ class _Watch:
         self.stream = torch.cat((after, tail), self.dim)
         read = self.start.narrow(self.dim, 0, width)
         change = (after - before).norm() / before.norm() if before.shape == after.shape else torch.tensor(float("nan"))
-        signal = BlockSignal(
-            width,
-            (self._sigma(self.start) / self._sigma(self.stream)).item(),
-            (self._sigma(read) / self._sigma(after)).item(),
-            change.item(),
+        numbers = (
+            self._sigma(self.start) / self._sigma(self.stream),
+            self._sigma(read) / self._sigma(after),
+            change,
             self._correlation(self.stream, self.start),
         )
-        self.signals.append(signal)
+        self.widths.append(width)
+        self.found.append(torch.stack([number.to(y.device, torch.float32) for number in numbers]))
         if y.requires_grad:
-            y.register_hook(partial(_keep_norm, signal))
+            y.register_hook(partial(self._keep_norm, len(self.found) - 1))
+
+    def _keep_norm(self, block: int, gradient: Tensor) -> None:
+        self.gradients[block] = gradient.norm() / self.loss_scale
+
+    def signals(self) -> list[BlockSignal]:
+        none = torch.tensor(float("nan"))
+        gradients = [self.gradients.get(block, none).item() for block in range(len(self.found))]
+        signals = []
+        for width, numbers, gradient in zip(self.widths, self.found, gradients):
+            gamma, gamma_read, branch, correlation = numbers.tolist()
+            signals.append(BlockSignal(width, gamma, gamma_read, branch, correlation, gradient))
+        return signals
 
     def _fits(self, before: Tensor) -> bool:
         """Whether the block goes on with the stream: the same places, no more channels."""
@@ -122,10 +151,6 @@ class _Watch:
     def _sigma(self, z: Tensor) -> Tensor:
         return z.float().std(self.dim).mean()
 
-    def _correlation(self, a: Tensor, b: Tensor) -> float:
+    def _correlation(self, a: Tensor, b: Tensor) -> Tensor:
         a, b = (z.float() - z.float().mean(self.dim, keepdim=True) for z in (a, b))
-        return nn.functional.cosine_similarity(a, b, self.dim).mean().item()
-
-
-def _keep_norm(signal: BlockSignal, gradient: Tensor) -> None:
-    signal.gradient = gradient.norm().item()
+        return nn.functional.cosine_similarity(a, b, self.dim).mean()

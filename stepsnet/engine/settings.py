@@ -44,8 +44,10 @@ class TrainingSettings:
     log_interval: int = 50  # updates between lines in metrics.jsonl
     tracker: Literal["trackio", "wandb"] | None = None  # besides metrics.jsonl, and TensorBoard where it is installed
     probe_epochs: int = 0  # look inside the network every so many epochs; 0 is never
+    signal_interval: int = 0  # updates between looks at what the residual stream carries; 0 is never
 
 
 # Settings that may change when a run is resumed, on another machine say: they change a result by its rounding, if
 # at all, and by what each rank and part draws for its own dropout.
 FREE = {"device", "workers", "keep_checkpoints", "checkpoint_interval", "accumulation_steps", "parallel", "tracker"}
+FREE |= {"signal_interval"}

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -36,6 +36,8 @@ __all__ = ["Fitted", "Stopped", "compile_blocks", "fit", "signals_caught"]
 
 Report = Callable[[dict[str, Any]], None]
 Probe = Callable[[nn.Module], dict[str, Any]]
+Watch = Callable[[nn.Module, float], AbstractContextManager[dict[str, Any]]]  # looks on while the loss, times so much,
+# goes forwards and backwards, and ends with a line for the metrics
 
 
 class Stopped(Exception):
@@ -76,6 +78,7 @@ def fit(
     *,
     report: Report,
     probe: Probe | None = None,
+    watch: Watch | None = None,
 ) -> Fitted:
     """Train ``model`` on ``task`` in ``folder``, from its newest checkpoint if it has one.
 
@@ -86,7 +89,7 @@ def fit(
         UserError: the loss is not finite, a batch does not fit, or the folder cannot be written.
     """
     with signals_caught() as caught:
-        return _fit(model, task, settings, folder, ranks, report if ranks.first else _say_nothing, probe, caught)
+        return _fit(model, task, settings, folder, ranks, report if ranks.first else _say_nothing, probe, watch, caught)
 
 
 def _fit(
@@ -97,6 +100,7 @@ def _fit(
     ranks: Ranks,
     report: Report,
     probe: Probe | None,
+    watch: Watch | None,
     caught: list[int],
 ) -> Fitted:
     share = Share(ranks.rank, ranks.world_size, settings.accumulation_steps)
@@ -127,6 +131,11 @@ def _fit(
         if probe and settings.probe_epochs and epoch % settings.probe_epochs == 0:  # on every rank, as FSDP asks
             metrics.add({"epoch": epoch, "step": position.step, **probe(bare(evaluated_model))})
 
+    def watching(step: int) -> AbstractContextManager[dict[str, Any]]:
+        due = settings.signal_interval and (step == 1 or step % settings.signal_interval == 0)
+        scale = updater.scaler.get_scale() / settings.accumulation_steps
+        return watch(model, scale) if watch and due and ranks.first else nullcontext({})
+
     if position.step == 0:
         look_inside(0)
     first_epoch, done = divmod(position.step, task.steps_per_epoch)
@@ -139,8 +148,11 @@ def _fit(
             started = time.perf_counter()
             if (batches := next(updates, None)) is None:
                 break
-            update = updater(position.step, batches, caught)
+            with watching(position.step + 1) as seen:
+                update = updater(position.step, batches, caught)
             position.step += 1
+            if seen:
+                metrics.add({"epoch": epoch + 1, "step": position.step, **seen})
             for name, mean in update.means.items():
                 position.sums[name] = position.sums.get(name, 0.0) + mean
             position.seconds += time.perf_counter() - started
@@ -186,6 +198,8 @@ def _prepare(model: nn.Module, settings: TrainingSettings, ranks: Ranks) -> tupl
     """The model on its device with what the settings put around it, and its optimizer."""
     if settings.parallel == "fsdp" and settings.amp_dtype == "float16":
         raise UserError("amp_dtype: got float16 with parallel=fsdp, expected bfloat16: ranks would scale differently")
+    if settings.signal_interval and settings.compile:
+        raise UserError(f"signal_interval: got {settings.signal_interval} with compile, which leaves hooks out")
     model.to(ranks.device)
     averages = ModelEmaV3(model, decay=settings.ema_decay) if settings.ema_decay is not None else None
     for block in _recomputed_blocks(model, settings.grad_checkpointing):

@@ -1,74 +1,112 @@
-"""The picture of Fig. 1: a measure against the depth, for training and validation, with the spread of the seeds."""
+"""The figures of a grid of runs: a measure against the depth (Fig. 1), and the results of all models side by side."""
 
 from __future__ import annotations
 
-import csv
-import io
 import statistics
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from matplotlib import style
 from matplotlib.figure import Figure
-from matplotlib.ticker import ScalarFormatter
+from matplotlib.ticker import NullFormatter, ScalarFormatter
 
-from ..errors import UserError
-from ..files import write_atomically
-from .figures import STYLE
-from .runs import COLOURS
+from .figures import Picture, axes_for, rows_of
+from .runs import Group
+from .words import RESULTS, join, number, sentence_of, spread
 
-__all__ = ["by_depth", "draw_depth"]
+__all__ = ["figure_depth", "figure_results"]
 
-MEASURES = {"top1": "top-1 accuracy (%)", "loss": "loss"}  # the first that all runs have is drawn
+SPLITS = {"train": "training", "val": "validation"}
 
 
-def by_depth(rows: Sequence[dict[str, Any]]) -> tuple[str, dict[str, dict[int, dict[str, list[float]]]]]:
-    """The measure, and its values over the seeds: label -> blocks -> split -> values.
+def _measure(groups: Sequence[Group]) -> tuple[str, str, str] | None:
+    """The first measure that all models have on the validation split: its key without the split, name and unit."""
+    found = next((r for r in RESULTS if all(group.results(r[0]) for group in groups)), None)
+    return (found[0].removeprefix("val_"), found[1].removeprefix("validation "), found[2].strip()) if found else None
 
-    Raises:
-        UserError: the runs have no measure in common.
+
+def _splits(groups: Sequence[Group], key: str) -> list[str]:
+    return [split for split in SPLITS if all(group.results(f"{split}_{key}") for group in groups)]
+
+
+def figure_depth(groups: Sequence[Group]) -> Picture | None:
+    """A measure against the number of blocks, as in Fig. 1.
+
+    None unless every model has a result and each kind of model has one for each depth, of several.
     """
-    measure = next((m for m in MEASURES if all(f"val_{m}" in row["metrics"] for row in rows)), None)
-    if measure is None:
-        raise UserError(f"sweep: the runs have none of {', '.join(MEASURES)} in common")
-    found: dict[str, dict[int, dict[str, list[float]]]] = {}
-    for row in rows:
-        cell = found.setdefault(row["label"], {}).setdefault(row["blocks"], {"train": [], "val": []})
-        for split, values in cell.items():
-            values.append(row["metrics"][f"{split}_{measure}"])
-    return measure, {label: dict(sorted(depths.items())) for label, depths in found.items()}
+    measure = _measure(groups)
+    places = [(group.label, len(group.widths)) for group in groups]
+    depths = sorted({blocks for _, blocks in places})
+    if measure is None or len(set(places)) < len(places) or len(depths) < 2:
+        return None
+    key, what, unit = measure
+    curves: dict[str, list[Group]] = {}
+    for group in sorted(groups, key=lambda group: len(group.widths)):
+        curves.setdefault(group.label, []).append(group)
+    splits = _splits(groups, key)
 
-
-def draw_depth(rows: Sequence[dict[str, Any]], out: Path) -> None:
-    """Write ``depth.png``, ``depth.svg`` and ``depth.csv``."""
-    measure, found = by_depth(rows)
-    table = io.StringIO()
-    writer = csv.writer(table, lineterminator="\n")
-    writer.writerow(["recipe", "label", "seed", "blocks", "layers", "params", "macs", "train", "val"])
-    for row in rows:
-        cells = [row[key] for key in ("recipe", "label", "seed", "blocks", "layers", "params", "macs")]
-        writer.writerow([*cells, row["metrics"][f"train_{measure}"], row["metrics"][f"val_{measure}"]])
-    write_atomically(out / "depth.csv", table.getvalue())
-    with style.context(["default", STYLE]):
-        figure = Figure(figsize=(7.8, 3.2), layout="constrained")
-        for ax, (split, title) in zip(
-            figure.subplots(1, 2, sharey=True), (("train", "training"), ("val", "validation"))
-        ):
-            ax.set(title=title, xlabel="blocks", ylabel=MEASURES[measure], xscale="log")
-            ax.tick_params(labelleft=True)
-            depths = sorted({blocks for curve in found.values() for blocks in curve})
-            ax.set_xticks(depths, minor=False)
-            ax.set_xticks([], minor=True)
+    def draw(narrow: bool) -> Figure:
+        figure, axes = axes_for(narrow, len(splits), 2, 2.4 if narrow else 2.9, sharey=True)
+        for ax, split in zip(axes, splits):
+            ax.set(title=SPLITS[split], xlabel="blocks", ylabel=what + (f" ({unit})" if unit else ""), xscale="log")
+            ax.set_xticks(depths)
             ax.xaxis.set_major_formatter(ScalarFormatter())
-            for colour, (label, curve) in zip(COLOURS, sorted(found.items(), reverse=True)):
-                values = [cell[split] for cell in curve.values()]
-                ax.fill_between(list(curve), list(map(min, values)), list(map(max, values)), color=colour, alpha=0.15)
-                ax.plot(
-                    list(curve), [statistics.fmean(v) for v in values], "o-", color=colour, label=label, markersize=4
-                )
-        figure.legend(*ax.get_legend_handles_labels(), loc="outside upper left", ncols=len(found))
-        for kind in ("png", "svg"):
-            content = io.BytesIO()
-            figure.savefig(content, format=kind, dpi=150)
-            write_atomically(out / f"depth.{kind}", content.getvalue())
+            ax.xaxis.set_minor_formatter(NullFormatter())
+            ax.tick_params(axis="x", which="minor", length=0)
+            for label, curve in curves.items():
+                colour, blocks = curve[0].colour, [len(group.widths) for group in curve]
+                values = [list(group.results(f"{split}_{key}").values()) for group in curve]
+                ax.fill_between(blocks, list(map(min, values)), list(map(max, values)), color=colour, alpha=0.15)
+                ax.plot(blocks, list(map(statistics.fmean, values)), "o-", color=colour, label=label, markersize=4)
+        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper left", ncols=len(curves))
+        return figure
+
+    def at(end: int) -> str:
+        return join(
+            f"{spread(list(curve[end].results(f'val_{key}').values()), unit and f'{chr(160)}{unit}')} for {label} at "
+            f"{len(curve[end].widths)} blocks"
+            for label, curve in curves.items()
+        )
+
+    caption = sentence_of(f"Validation {what} is {at(0)}", at(-1))
+    about = "Points: the mean over seeds; the band reaches from the lowest to the highest seed."
+    return Picture("depth", "Against the depth", about, caption, _rows(groups, key, splits), draw)
+
+
+def figure_results(groups: Sequence[Group]) -> Picture | None:
+    """Every model's result, a row a model; None for a few models, which the headline names, or without results."""
+    measure = _measure(groups)
+    if measure is None or len(groups) < 3:
+        return None
+    key, what, unit = measure
+    values = [list(group.results(f"val_{key}").values()) for group in groups]
+
+    def draw(narrow: bool) -> Figure:
+        figure, (ax,) = axes_for(narrow, 1, 1, 0.5 + (0.26 if narrow else 0.22) * len(groups))
+        ax.set(xlabel=f"validation {what}" + (f" ({unit})" if unit else ""), ylim=(len(groups) - 0.5, -0.5))
+        ax.set_yticks(range(len(groups)), [group.name for group in groups], fontsize=6.5 if narrow else 8)
+        for row, (group, seeds) in enumerate(zip(groups, values)):
+            ax.plot(seeds, [row] * len(seeds), "o", color=group.colour, markersize=3, alpha=0.45)
+            ax.plot(statistics.fmean(seeds), row, "D", color=group.colour, markersize=5)
+        return figure
+
+    ordered = sorted(zip(map(statistics.fmean, values), groups), key=lambda pair: pair[0])
+    (low, least), *_, (high, most) = ordered
+    said = f"The means go from {number(low)} for {least.the} to {number(high)} for {most.the}"
+    about = "Small: single seeds; diamonds: the mean over seeds."
+    rows = _rows(groups, key, _splits(groups, key))
+    return Picture("results", "All models", about, sentence_of(said), rows, draw)
+
+
+def _rows(groups: Sequence[Group], key: str, splits: Sequence[str]) -> list[dict[str, Any]]:
+    facts = ("blocks", "layers", "params", "macs")
+    return rows_of(
+        groups,
+        lambda _, run: (
+            [
+                {"recipe": run.summary.get("recipe"), **{fact: run.summary.get(fact) for fact in facts}}
+                | {split: run.value(f"{split}_{key}") for split in splits}
+            ]
+            if run.summary
+            else []
+        ),
+    )

@@ -85,7 +85,7 @@ def _said(
     ) + (f" {when[0]}" if together else "")
 
 
-def _rows(groups: Sequence[Group], lines: Callable[[Group, Run], Iterable[dict[str, Any]]]) -> list[dict[str, Any]]:
+def rows_of(groups: Sequence[Group], lines: Callable[[Group, Run], Iterable[dict[str, Any]]]) -> list[dict[str, Any]]:
     return [
         {"label": group.name, "seed": run.seed, "run": run.folder.name, **line}
         for group, run in members(groups)
@@ -93,7 +93,7 @@ def _rows(groups: Sequence[Group], lines: Callable[[Group, Run], Iterable[dict[s
     ]
 
 
-def _panels(narrow: bool, count: int, columns: int, height: float, **shared: Any) -> tuple[Figure, list[Axes]]:
+def axes_for(narrow: bool, count: int, columns: int, height: float, **shared: Any) -> tuple[Figure, list[Axes]]:
     """So many panels, in columns or, on a phone, one below the other."""
     columns = 1 if narrow else min(columns, count)
     rows = math.ceil(count / columns)
@@ -120,7 +120,7 @@ def figure_curves(groups: Sequence[Group], quantity: str, heading: str, unit: st
         return None
 
     def draw(narrow: bool) -> Figure:
-        figure, axes = _panels(narrow, len(curves), 2, 2.2 if narrow else 2.7, sharey=True)
+        figure, axes = axes_for(narrow, len(curves), 2, 2.2 if narrow else 2.7, sharey=True)
         for ax, (key, lines) in zip(axes, curves.items()):
             ax.set(title=panels[key], xlabel="epoch", ylabel=heading.lower() + (f" ({unit.strip()})" if unit else ""))
             ax.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
@@ -145,7 +145,7 @@ def figure_curves(groups: Sequence[Group], quantity: str, heading: str, unit: st
             f"{'the' if said else 'The'} {panels[key]} {heading.lower()} is {_said(means, max, 1 if unit else 3, unit)}"
         )
     about = "Bold: the mean over seeds; thin: single seeds; the band reaches from the lowest to the highest seed."
-    rows = _rows(
+    rows = rows_of(
         groups,
         lambda _, run: (
             {"epoch": epoch, **{key: line.get(key) for key in curves}} for epoch, line in sorted(run.epochs.items())
@@ -173,7 +173,7 @@ def figure_shortcut_ratio(groups: Sequence[Group]) -> Picture | None:
     top = max(g for c in curves.values() for gammas in c.values() for g in [1.0, *gammas] if not math.isnan(g))
 
     def draw(narrow: bool) -> Figure:
-        figure, axes = _panels(narrow, len(shown), 2, 2.7 if narrow else 3.0, sharex=True, sharey=True)
+        figure, axes = axes_for(narrow, len(shown), 2, 2.7 if narrow else 3.0, sharex=True, sharey=True)
         for ax, group in zip(axes, shown):
             ax.set(xlabel="depth (0: input, 1: output)", ylabel="shortcut ratio γ", xlim=(0, 1), ylim=(0, 1.05 * top))
             handles: list[Any] = []
@@ -188,7 +188,7 @@ def figure_shortcut_ratio(groups: Sequence[Group]) -> Picture | None:
     last_block = [(group, {epoch: gammas[-1] for epoch, gammas in curves[group.name].items()}) for group in shown]
     said = f"At the last block γ is {_said(last_block, max, 2)}"
     before = f"it is {_said(last_block, min, 2)}" if len(epochs) > 1 else ""
-    rows = _rows(
+    rows = rows_of(
         shown,
         lambda group, run: (
             {"epoch": epoch, "block": block, "depth": block / len(line["gamma"]), "width": width, "gamma": gamma}
@@ -214,7 +214,7 @@ def figure_widths(groups: Sequence[Group]) -> Picture | None:
     most = max(len(group.steps) for group in shown)
 
     def draw(narrow: bool) -> Figure:
-        figure, axes = _panels(narrow, len(shown), 1, 1.75, sharex=True, sharey=True)
+        figure, axes = axes_for(narrow, len(shown), 1, 1.75, sharex=True, sharey=True)
         for ax, group in zip(axes, shown):
             ax.set(xlabel="block", ylabel="width (channels)", xlim=(0.5, blocks + 0.5), ylim=(0, 1.05 * widest))
             ax.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))

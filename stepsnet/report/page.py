@@ -1,4 +1,4 @@
-"""The self-contained HTML page of one run or of a comparison, with its figures beside it.
+"""The self-contained HTML page of one run, a comparison or a sweep, with its figures beside it.
 
 The data flow one way: folders -> :class:`Run` -> :class:`Group` (the seeds of one model) -> :class:`Picture`
 -> page. Every sentence that states a result is computed from the numbers of the figure beside it.
@@ -22,8 +22,10 @@ from matplotlib import style
 
 from ..errors import UserError
 from ..files import write_atomically
+from .depth import figure_depth, figure_results
 from .figures import STYLE, Picture, figure_curves, figure_shortcut_ratio, figure_widths
 from .runs import Group, Run, group_runs, load_run, members
+from .signal import figure_signal
 from .words import count, duration, headline, number
 
 
@@ -107,8 +109,23 @@ def _origins(groups: Sequence[Group]) -> list[tuple[dict[str, str], list[tuple[G
     return [(dict(zip(("Commit", "Hardware", "Versions"), place)), runs) for place, runs in found.items()]
 
 
+def _pictures(groups: Sequence[Group]) -> dict[str, Picture | None]:
+    """The figures by name, None where there is nothing to draw, or so many models that none could be told apart."""
+    few = groups if len(groups) <= 6 else []
+    return {
+        "depth": figure_depth(groups),
+        "results": figure_results(groups),
+        "loss": figure_curves(few, "loss", "Loss", ""),
+        "top1": figure_curves(few, "top1", "Top-1 accuracy", "\u00a0%"),
+        "perplexity": figure_curves(few, "perplexity", "Perplexity", ""),
+        "shortcut-ratio": figure_shortcut_ratio(few),
+        "signal": figure_signal(few),
+        "widths": figure_widths(few),
+    }
+
+
 def write_report(runs: Sequence[Path], out: Path, title: str | None = None) -> Path:
-    """Write the page of one run or of a comparison, and beside it ``figures/`` with PNG, SVG and CSV files.
+    """Write the page of one run, a comparison or a sweep, and beside it ``figures/`` with PNG, SVG and CSV files.
 
     Args:
         runs: run folders, finished or not.
@@ -128,13 +145,7 @@ def write_report(runs: Sequence[Path], out: Path, title: str | None = None) -> P
     loaded = [load_run(Path(run)) for run in runs]
     title = title or ", ".join(dict.fromkeys(str(run.config.get("name", run.folder.name)) for run in loaded))
     groups = group_runs(loaded)
-    candidates = {
-        "loss": figure_curves(groups, "loss", "Loss", ""),
-        "top1": figure_curves(groups, "top1", "Top-1 accuracy", "\u00a0%"),
-        "perplexity": figure_curves(groups, "perplexity", "Perplexity", ""),
-        "shortcut-ratio": figure_shortcut_ratio(groups),
-        "widths": figure_widths(groups),
-    }
+    candidates = _pictures(groups)
     for name in (name for name, picture in candidates.items() if picture is None):
         for kind in ("csv", "png", "svg"):  # an earlier report's would be taken for this one's
             with suppress(OSError):  # a place that cannot be written is said when it is written

@@ -30,6 +30,7 @@ class Run:
     summary: dict[str, Any]
     epochs: dict[int, dict[str, Any]]  # the lines of kind "epoch" by their epoch
     ratios: dict[int, dict[str, Any]]  # those of kind "shortcut_ratio"
+    signals: dict[int, dict[str, Any]]  # those of kind "stream_signal", by their update
 
     @property
     def seed(self) -> Any:
@@ -113,7 +114,7 @@ def load_run(folder: Path) -> Run:
     text = (folder / "config.yaml").read_text(encoding="utf-8")
     metrics, summary = folder / "metrics.jsonl", folder / "summary.json"
     lines = metrics.read_text(encoding="utf-8", errors="replace").splitlines() if metrics.exists() else []
-    kinds: dict[str, dict[int, dict[str, Any]]] = {"epoch": {}, "shortcut_ratio": {}}
+    kinds: dict[str, dict[int, dict[str, Any]]] = {"epoch": {}, "shortcut_ratio": {}, "stream_signal": {}}
     for number, line in enumerate(lines, 1):
         try:
             entry = json.loads(line)
@@ -122,9 +123,10 @@ def load_run(folder: Path) -> Run:
                 break
             raise UserError(f"{metrics}, line {number}: not JSON ({error})") from error
         if entry["kind"] in kinds:
-            kinds[entry["kind"]][entry["epoch"]] = entry  # of an epoch repeated by a resumed run, the later line
+            place = entry["step" if entry["kind"] == "stream_signal" else "epoch"]
+            kinds[entry["kind"]][place] = entry  # of an epoch repeated by a resumed run, the later line
     result = json.loads(summary.read_text(encoding="utf-8")) if summary.exists() else {}
-    return Run(folder, text, yaml.safe_load(text) or {}, result, kinds["epoch"], kinds["shortcut_ratio"])
+    return Run(folder, text, yaml.safe_load(text) or {}, result, *kinds.values())
 
 
 def group_runs(runs: Sequence[Run]) -> list[Group]:

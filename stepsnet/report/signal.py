@@ -8,17 +8,19 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from matplotlib import style
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator
 
-from ..analysis.stream_signal import BlockSignal
+from ..analysis.block_signal import BlockSignal, signals_of
 from ..files import write_atomically
-from .figures import STYLE
-from .runs import COLOURS, DASHES
+from .figures import STYLE, Picture
+from .runs import COLOURS, DASHES, Group
+from .words import join, number, sentence_of
 
-__all__ = ["SignalOf", "draw_signal"]
+__all__ = ["SignalOf", "draw_signal", "figure_signal"]
 
 _PANELS = {  # title, axis
     "gamma": ("shortcut ratio, whole stream", "γ = σ₀ / σₗ"),
@@ -35,50 +37,86 @@ class SignalOf:
     run: str
     step: int  # updates
     blocks: list[BlockSignal]
+    colour: str | None = None  # else one a run
 
 
 def draw_signal(signals: Sequence[SignalOf], out: Path) -> None:
     """Write ``signal.png``, ``signal.svg`` and ``signal.csv``: colours are runs, dashes are checkpoints."""
     out.mkdir(parents=True, exist_ok=True)
     table = io.StringIO()
-    names = [field.name for field in dataclasses.fields(BlockSignal)]
-    writer = csv.writer(table, lineterminator="\n")
-    writer.writerow(["run", "update", "block", *names])
-    for signal in signals:
-        for index, block in enumerate(signal.blocks, 1):
-            writer.writerow([signal.run, signal.step, index, *dataclasses.astuple(block)])
+    rows = _rows(signals)
+    writer = csv.DictWriter(table, rows[0], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
     write_atomically(out / "signal.csv", table.getvalue())
-    runs = list(dict.fromkeys(signal.run for signal in signals))
     with style.context(["default", STYLE]):
-        figure = Figure(figsize=(7.8, 8.2), layout="constrained")
-        axes = list(figure.subplots(3, 2, squeeze=False).flat)
-        axes[-1].set_visible(False)
-        for ax, (name, (title, axis)) in zip(axes, _PANELS.items()):
-            ax.set(title=title, xlabel="depth (0: input, 1: output)", xlim=(0, 1), ylabel=axis)
-            if name in _LOGARITHMIC:
-                ax.set_yscale("log")
-                ax.yaxis.set_minor_locator(LogLocator(subs=(2, 5)))
-                for formatted in (ax.yaxis.set_major_formatter, ax.yaxis.set_minor_formatter):
-                    formatted(FuncFormatter(lambda value, _: f"{value:g}"))
-                ax.tick_params(which="minor", labelsize=6)
-            for signal in signals:
-                mine = [other.step for other in signals if other.run == signal.run]
-                depth = [(index + 1) / len(signal.blocks) for index in range(len(signal.blocks))]
-                ax.plot(
-                    depth,
-                    [getattr(block, name) for block in signal.blocks],
-                    DASHES[mine[::-1].index(signal.step) % len(DASHES)],  # the newest is drawn through
-                    color=COLOURS[runs.index(signal.run) % len(COLOURS)],
-                    linewidth=1.5,
-                    label=f"{signal.run}, update {signal.step}",
-                )
-            if name not in _LOGARITHMIC:
-                ax.set_ylim(bottom=min(0.0, ax.get_ylim()[0]))
-        handles, labels = axes[0].get_legend_handles_labels()
-        axes[-1].set_visible(True)
-        axes[-1].axis("off")
-        axes[-1].legend(handles, labels, loc="upper left")
+        figure = _draw(signals, narrow=False)
         for kind in ("png", "svg"):
             content = io.BytesIO()
             figure.savefig(content, format=kind, dpi=150)
             write_atomically(out / f"signal.{kind}", content.getvalue())
+
+
+def figure_signal(groups: Sequence[Group]) -> Picture | None:
+    """What the stream carried during training, of each model's first run; None where no run looked on."""
+    signals = []
+    for group in groups:
+        run = next((run for run in group.counted if run.signals), None)
+        steps = sorted(run.signals) if run else []
+        for step in dict.fromkeys([*steps[:1], *steps[-1:]]):
+            assert run is not None
+            signals.append(SignalOf(group.name, step, signals_of(run.signals[step]), group.colour))
+    if not signals:
+        return None
+    last = {signal.run: signal for signal in signals}
+    gammas = join(f"{number(signal.blocks[-1].gamma)} for {name}" for name, signal in last.items())
+    ratios = join(
+        f"{signal.blocks[0].gradient / signal.blocks[-1].gradient:.3g} for {name}" for name, signal in last.items()
+    )
+    about = (
+        "What signal_interval recorded in the updates themselves, of the first run of each model: drawn through, the "
+        "last one looked at; dashed, the first. Depth is counted in blocks over their number."
+    )
+    gradients = f"the gradient at the first block over that at the last is {ratios}"
+    caption = sentence_of(f"At the last look γ after the last block is {gammas}", gradients)
+    return Picture("signal", "The residual stream", about, caption, _rows(signals), lambda n: _draw(signals, n))
+
+
+def _rows(signals: Sequence[SignalOf]) -> list[dict[str, Any]]:
+    return [
+        {"run": signal.run, "update": signal.step, "block": index, **dataclasses.asdict(block)}
+        for signal in signals
+        for index, block in enumerate(signal.blocks, 1)
+    ]
+
+
+def _draw(signals: Sequence[SignalOf], narrow: bool) -> Figure:
+    runs = list(dict.fromkeys(signal.run for signal in signals))
+    columns, rows = (1, 6) if narrow else (2, 3)
+    figure = Figure(figsize=(3.7, 13.5) if narrow else (7.8, 8.2), layout="constrained")
+    axes = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for ax, (name, (title, axis)) in zip(axes, _PANELS.items()):
+        ax.set(title=title, xlabel="depth (0: input, 1: output)", xlim=(0, 1), ylabel=axis)
+        if name in _LOGARITHMIC:
+            ax.set_yscale("log")
+            ax.yaxis.set_minor_locator(LogLocator(subs=(2, 5)))
+            for formatted in (ax.yaxis.set_major_formatter, ax.yaxis.set_minor_formatter):
+                formatted(FuncFormatter(lambda value, _: f"{value:g}"))
+            ax.tick_params(which="minor", labelsize=6)
+        for signal in signals:
+            mine = [other.step for other in signals if other.run == signal.run]
+            depth = [(index + 1) / len(signal.blocks) for index in range(len(signal.blocks))]
+            ax.plot(
+                depth,
+                [getattr(block, name) for block in signal.blocks],
+                DASHES[mine[::-1].index(signal.step) % len(DASHES)],  # the newest is drawn through
+                color=signal.colour or COLOURS[runs.index(signal.run) % len(COLOURS)],
+                linewidth=1.5,
+                label=f"{signal.run}, update {signal.step}",
+            )
+        if name not in _LOGARITHMIC:
+            ax.set_ylim(bottom=min(0.0, ax.get_ylim()[0]))
+    handles, labels = axes[0].get_legend_handles_labels()
+    axes[-1].axis("off")
+    axes[-1].legend(handles, labels, loc="upper left")
+    return figure

@@ -79,15 +79,22 @@ def headline(groups: Sequence[Group]) -> tuple[str, list[dict[str, str]]]:
     if result is None:
         return sentence_of("No result yet", unfinished or "no run has a validation metric"), []
     key, what, unit, sign = result
+    ours, theirs = ([group for group in finished if group.label == label] for label in (STEPS, BASELINE))
+    alone = len(ours) == len(theirs) == 1
+    pairs = [(s, b) for s in ours for b in theirs if alone or s.suffix == b.suffix]
+    if len(finished) > 6:  # more than a sentence holds; the table below has all
+        ordered = sorted(finished, key=lambda group: sign * statistics.fmean(group.results(key).values()))
+        ends = (f"{spread(list(g.results(key).values()), unit)} for {g.the}" for g in (ordered[-1], ordered[0]))
+        sentence = f"Of {len(finished)} models the {what} is best with {' and worst with '.join(ends)}"
+        differences = [_difference(steps, base, key, sign, "\u00a0points" if unit else "")[1] for steps, base in pairs]
+        return sentence_of(sentence, unfinished), [tile for tile in differences if tile]
     parts, said, tiles = [], [], []
     for group in finished:
         values = list(group.results(key).values())
         value, note = spread(values, unit), f"{len(values)} seeds" if len(values) > 1 else "one seed"
         parts.append(f"{value} for {group.the} ({note})")
         tiles.append({"name": group.name, "value": value, "note": f"{what}, {note}", "colour": group.colour})
-    ours, theirs = ([group for group in finished if group.label == label] for label in (STEPS, BASELINE))
-    alone = len(ours) == len(theirs) == 1
-    for steps, base in [(s, b) for s in ours for b in theirs if alone or s.suffix == b.suffix]:
+    for steps, base in pairs:
         words, tile = _difference(steps, base, key, sign, "\u00a0points" if unit else "")
         said.append(words)
         tiles += [tile] if tile else []
