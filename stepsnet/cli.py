@@ -110,6 +110,25 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--data", help="other data than the run's, such as folder:PATH")
     sub.add_argument("--json", action="store_true")
 
+    sub = verb("bench", _bench, "measure the speed and memory of models side by side (Fig. 6)")
+    sub.add_argument(
+        "models",
+        metavar="MODEL",
+        nargs="+",
+        help="a timm or StepsNet name, table:5b for a table's rows, a run folder or its summary.json",
+    )
+    sub.add_argument("--out", metavar="DIR", type=Path, default=Path("speed"), help="for speed.json and the pictures")
+    sub.add_argument("--batch-size", type=int, default=32, help="samples a forward pass (default: 32)")
+    sub.add_argument("--rounds", type=int, default=10, help="timings of each model (default: 10)")
+    sub.add_argument(
+        "--memory", metavar="B,B", type=_numbers, default=[32, 64], help="two batch sizes (default: 32,64); 0 is none"
+    )
+    sub.add_argument("--no-train", action="store_true", help="inference only")
+    sub.add_argument("--device", default="auto", help="cpu, cuda, … (default: an accelerator if there is one)")
+    sub.add_argument("--amp-dtype", default="float32", help="float32, bfloat16 or float16 (default: float32)")
+    sub.add_argument("--compile", action="store_true", help="with torch.compile, one block at a time")
+    sub.add_argument("--json", action="store_true")
+
     sub = verb("report", _report, "write one HTML page for any runs, finished or not")
     sub.add_argument("runs", metavar="RUN", nargs="+", type=Path, help="run folders, or that of a comparison")
     sub.add_argument("--out", metavar="FILE", type=Path, default=Path("report.html"), help="default: report.html")
@@ -295,6 +314,20 @@ def _analyze(options: argparse.Namespace) -> None:
     else:
         rows = analyze_drop(options.runs[0], options.data, options.each)
     print(json.dumps(rows) if options.json else render_rows(rows))
+
+
+def _bench(options: argparse.Namespace) -> None:
+    from .bench import bench, find_contenders, render_bench
+
+    memory = tuple(options.memory) if any(options.memory) else None
+    if memory and len(memory) != 2:
+        raise UserError(f"--memory: got {','.join(map(str, memory))}, expected two batch sizes such as 32,64, or 0")
+    names = ("batch_size", "rounds", "device", "amp_dtype", "compile")
+    settings = {name: getattr(options, name) for name in names}
+    note = partial(print, file=sys.stderr, flush=True)
+    contenders = find_contenders(options.models)
+    result = bench(contenders, options.out, memory_batches=memory, train=not options.no_train, note=note, **settings)
+    print(json.dumps(result) if options.json else render_bench(result))
 
 
 def _report(options: argparse.Namespace) -> None:

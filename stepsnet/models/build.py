@@ -5,12 +5,13 @@ from __future__ import annotations
 import importlib
 
 import timm
+from timm.data import resolve_model_data_config
 from torch import nn
 
 from ..errors import UserError, nearest
 from ..recipes.recipe import ModelSpec
 
-__all__ = ["build_model"]
+__all__ = ["build_model", "input_size_of"]
 
 TRANSFORMERS = "steps_transformer"
 
@@ -26,3 +27,10 @@ def build_model(spec: ModelSpec) -> nn.Module:
         raise UserError(f"model {spec.name}: {' '.join(str(error.__cause__ or error).split())}") from error
     known = [TRANSFORMERS, *timm.list_models()]
     raise UserError(f"model: got {spec.name!r}, expected a timm or StepsNet model{nearest(spec.name, known)}")
+
+
+def input_size_of(spec: ModelSpec, model: nn.Module) -> tuple[int, int, int]:
+    """(channels, height, width) of the pictures that a built model takes."""
+    chans, height, width = resolve_model_data_config(model)["input_size"]
+    height, width = getattr(getattr(model, "patch_embed", None), "img_size", None) or (height, width)
+    return spec.args.get("in_chans", chans), height, width

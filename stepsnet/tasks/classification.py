@@ -21,7 +21,7 @@ from ..analysis.shortcut_ratio import shortcut_ratios
 from ..engine.randomness import data_order
 from ..engine.task import Share
 from ..errors import UserError
-from ..models.build import build_model
+from ..models.build import build_model, input_size_of
 from ..recipes.recipe import ClassificationRecipe
 from ..stream import step_sequences
 from .image_data import ImageData, InputSpec, Place, load_images
@@ -65,10 +65,8 @@ def set_up(recipe: ClassificationRecipe, data: str | None = None, run: Path | No
 def input_spec(recipe: ClassificationRecipe, model: nn.Module) -> InputSpec:
     """How pictures become this model's inputs: timm's data config, at the size that the model is built for."""
     config = resolve_model_data_config(model)
-    chans, height, width = config["input_size"]
-    built_for = getattr(getattr(model, "patch_embed", None), "img_size", None)
-    height, width = (recipe.img_size,) * 2 if recipe.img_size else built_for or (height, width)
-    chans = recipe.model.args.get("in_chans", chans)
+    chans, height, width = input_size_of(recipe.model, model)
+    height, width = (recipe.img_size,) * 2 if recipe.img_size else (height, width)
     mean, std = config["mean"], config["std"]
     if chans == 1:
         mean, std = (sum(mean) / len(mean),), (sum(std) / len(std),)

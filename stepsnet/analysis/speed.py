@@ -1,0 +1,223 @@
+"""Speed and memory of models side by side (Fig. 6): interleaved, so that what else the machine does hits all alike."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import UserError
+from ..stream import is_flat
+from .memory import AMP_DTYPES, activation_bytes
+
+__all__ = ["Measured", "measure_memory", "measure_speed", "quartiles"]
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A model to be measured, and the shape of one sample: (C, H, W) of a picture, (N,) of tokens."""
+
+    name: str
+    model: nn.Module
+    shape: Shape
+
+
+def measure_speed(
+    models: Sequence[Measured],
+    batch_size: int,
+    rounds: int,
+    device: torch.device,
+    amp_dtype: str = "float32",
+    train: bool = True,
+    note: Callable[[str], None] = lambda text: None,
+) -> dict[str, dict[str, list[float]]]:
+    """Seconds of each model in every round: ``inference`` and ``training`` of a batch, ``latency`` of one sample.
+
+    Each round visits all models, in turn from another one on. A training update is the forward and backward pass
+    and AdamW's step. Before the first round every model has run twice.
+
+    Raises:
+        UserError: an unknown ``amp_dtype``, or a batch that does not fit.
+    """
+    if amp_dtype not in AMP_DTYPES:
+        raise UserError(f"amp_dtype: got {amp_dtype!r}, expected one of {', '.join(AMP_DTYPES)}")
+    timed: dict[str, dict[str, _Inference]] = {}
+    for measured in models:
+        net = measured.model.to(device)
+        many, one = (_sample(measured, size, device) for size in (batch_size, 1))
+        timed[measured.name] = {
+            "inference": _Inference(net, many, amp_dtype),
+            "latency": _Inference(net, one, amp_dtype),
+        }
+        if train:
+            timed[measured.name]["training"] = _Training(net, many, amp_dtype)
+    seconds: dict[str, dict[str, list[float]]] = {name: {kind: [] for kind in kinds} for name, kinds in timed.items()}
+    names = list(timed)
+    for number in range(-2, rounds):
+        start = number % len(names)
+        for name in names[start:] + names[:start]:
+            for kind, function in timed[name].items():
+                elapsed = _time(function, device, f"{name}: a batch of {batch_size}")
+                if number >= 0:
+                    seconds[name][kind].append(elapsed)
+        note(f"round {number + 1} of {rounds}" if number >= 0 else "warming up")
+    return seconds
+
+
+def measure_memory(
+    measured: Measured, batch_sizes: tuple[int, int], device: torch.device, amp_dtype: str, train: bool = True
+) -> dict[str, dict[str, float]]:
+    """Peak bytes of inference and of a training update at two batch sizes, and the change per sample between them.
+
+    The change is the paper's measure (Fig. 6d, from 32 to 64): weights and optimizer states drop out. On a CPU the
+    peak is the process's own, beyond what it held before.
+
+    Raises:
+        UserError: batch sizes that do not increase, or a batch predicted not to fit.
+    """
+    small, large = batch_sizes
+    if not 0 < small < large:
+        raise UserError(f"memory: got batches of {small} and {large}, expected two that increase")
+    if device.type == "cpu" and train and not is_flat(measured.model):
+        needed, free = activation_bytes(measured.model, measured.shape, large, amp_dtype=amp_dtype), _available()
+        if needed > 0.9 * free:
+            raise UserError(
+                f"memory: {measured.name} is predicted to take {needed / 2**30:.1f} GiB in training at a batch of "
+                f"{large}, and {free / 2**30:.1f} GiB are free: expected smaller batches, or no training"
+            )
+    net = measured.model.to(device)
+    kinds: dict[str, type[_Inference]] = {"inference": _Inference, "training": _Training}
+    found = {}
+    for kind, made in kinds.items():
+        if kind == "training" and not train:
+            continue
+        peaks = []
+        for size in batch_sizes:
+            function = made(net.train(made.training), _sample(measured, size, device), amp_dtype)
+            function()  # the optimizer's states and the kernels' plans are made once
+            gc.collect()
+            peaks.append(_peak(function, device))
+            del function
+        found[kind] = {
+            str(small): peaks[0],
+            str(large): peaks[1],
+            "per_sample": (peaks[1] - peaks[0]) / (large - small),
+        }
+    return found
+
+
+def quartiles(values: Sequence[float]) -> dict[str, Any]:
+    """Median, quartiles and number; with one value it is all three."""
+    low, middle, high = statistics.quantiles(values, n=4) if len(values) > 1 else (values[0],) * 3
+    return {"median": middle, "quartiles": [low, high], "n": len(values)}
+
+
+def _peak(function: Callable[[], None], device: torch.device) -> int:
+    """The most bytes held in a call: of the accelerator's allocator, or of this process beyond what it held before."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        function()
+        torch.cuda.synchronize(device)
+        return torch.cuda.max_memory_allocated(device)
+    try:
+        ctypes.CDLL(None).malloc_trim(0)
+        before = _resident("VmRSS")
+        Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+        function()
+        return _resident("VmHWM") - before
+    except (OSError, AttributeError):
+        raise UserError(
+            "memory: this machine cannot tell a process's peak, expected Linux or CUDA, or --memory 0"
+        ) from None
+
+
+def _resident(key: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith(key))
+
+
+def _available() -> float:
+    """Bytes that the machine can still give."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return next(1024.0 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))
+    except (OSError, StopIteration):
+        return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+
+
+def _sample(measured: Measured, size: int, device: torch.device) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    if is_flat(measured.model):
+        vocabulary = cast(Any, measured.model).config.vocab_size
+        return torch.randint(vocabulary, (size, *measured.shape), generator=generator).to(device)
+    return torch.randn(size, *measured.shape, generator=generator).to(device)
+
+
+def _autocast(device: torch.device, amp_dtype: str):
+    return nullcontext() if amp_dtype == "float32" else torch.autocast(device.type, AMP_DTYPES[amp_dtype])
+
+
+class _Inference:
+    """Forward passes of one batch."""
+
+    training = False
+
+    def __init__(self, model: nn.Module, x: Tensor, amp_dtype: str):
+        self.model, self.x, self.amp_dtype = model, x, amp_dtype
+
+    def __call__(self) -> None:
+        with torch.inference_mode(), _autocast(self.x.device, self.amp_dtype):
+            self.model(self.x)
+
+
+class _Training(_Inference):
+    """Updates on one batch; the optimizer is made with the first of them."""
+
+    training = True
+
+    def __init__(self, model: nn.Module, x: Tensor, amp_dtype: str):
+        super().__init__(model, x, amp_dtype)
+        self.optimizer: torch.optim.Optimizer | None = None
+
+    def __call__(self) -> None:
+        if self.optimizer is None:
+            self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-5, fused=True)
+        with _autocast(self.x.device, self.amp_dtype):
+            if is_flat(self.model):
+                loss = self.model(self.x, labels=self.x).loss
+            else:
+                logits = self.model(self.x)
+                labels = torch.zeros(len(self.x), dtype=torch.long, device=self.x.device)
+                loss = nn.functional.cross_entropy(logits.float(), labels)
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+
+def _time(function: _Inference, device: torch.device, what: str) -> float:
+    function.model.train(function.training)  # not timed: to go through a deep model's modules takes a millisecond
+    try:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        started = time.perf_counter()
+        function()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return time.perf_counter() - started
+    except RuntimeError as error:
+        if isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error):
+            raise UserError(f"memory: {what} does not fit ({str(error).splitlines()[0]})") from None
+        raise

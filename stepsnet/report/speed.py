@@ -1,0 +1,127 @@
+"""The pictures of Fig. 6: throughput against accuracy, throughput and memory against depth."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from matplotlib import style
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, NullFormatter, ScalarFormatter
+
+from ..files import write_atomically
+from .figures import STYLE
+from .runs import COLOURS
+
+__all__ = ["draw_speed"]
+
+MIB = 2**20
+Value = Callable[[dict[str, Any]], float]
+
+
+def draw_speed(result: dict[str, Any], out: Path) -> None:
+    """Write ``speed.csv`` and, as PNG and SVG, ``speed-accuracy`` and ``speed-depth`` where there is such a line."""
+    rows = result["rows"]
+    write_atomically(out / "speed.csv", _table(rows))
+    curves: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        curves.setdefault(row["curve"], []).append(row)
+    with style.context(["default", STYLE]):
+        _draw(result, curves, out)
+
+
+def _draw(result: dict[str, Any], curves: dict[str, list[dict[str, Any]]], out: Path) -> None:
+    rows = result["rows"]
+    where = f"{result['device']}, {result['amp_dtype']}, batch of {result['batch_size']}"
+    if len([row for row in rows if row["accuracy"] is not None]) > 1:
+        scored = {name: [row for row in line if row["accuracy"] is not None] for name, line in curves.items()}
+        panels = {f"{kind}, {where}": kind for kind in ("inference", "training") if kind in rows[0]}
+        figure, axes = _axes(len(panels))
+        for ax, (title, kind) in zip(axes, panels.items()):
+            source = ", ".join(dict.fromkeys(row["accuracy_of"] for row in rows if row["accuracy_of"]))
+            ax.set(title=title, xlabel=f"{kind} throughput (samples/s)", ylabel=f"top-1 accuracy (%), {source}")
+            ax.set_xscale("log")
+            _lines(ax, scored, _median(kind), lambda row: row["accuracy"], kind)
+            ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+            ax.xaxis.set_minor_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+            ax.tick_params(axis="x", which="minor", labelsize=6)
+        _save(figure, axes, out / "speed-accuracy")
+    if any(len({row["blocks"] for row in line}) > 1 for line in curves.values()):
+        drawn: list[tuple[str, str, Value, str | None]] = [
+            (f"{kind}, {where}", "samples/s", _median(kind), kind)
+            for kind in ("inference", "training")
+            if kind in rows[0]
+        ]
+        for kind in rows[0].get("memory", {}):
+            small, large, _ = rows[0]["memory"][kind]
+            drawn.append((f"{kind}: peak memory from batch {small} to {large}", "MiB a sample", _memory(kind), None))
+        figure, axes = _axes(len(drawn))
+        for ax, (title, axis, value, timed) in zip(axes, drawn):
+            ax.set(title=title, xlabel="blocks", ylabel=axis, xscale="log")
+            _lines(ax, curves, lambda row: row["blocks"], value, timed, upright=True)
+            ax.set_xticks(sorted({row["blocks"] for row in rows}))
+            ax.xaxis.set_major_formatter(ScalarFormatter())
+            ax.xaxis.set_minor_formatter(NullFormatter())
+            ax.tick_params(axis="x", labelsize=7)
+            ax.set_ylim(bottom=0)
+        _save(figure, axes, out / "speed-depth")
+
+
+def _median(kind: str) -> Value:
+    return lambda row: row[kind]["median"]
+
+
+def _memory(kind: str) -> Value:
+    return lambda row: row["memory"][kind]["per_sample"] / MIB
+
+
+def _table(rows: Iterable[dict[str, Any]]) -> str:
+    flat = []
+    for row in rows:
+        line = {key: row[key] for key in ("model", "blocks", "layers", "params", "macs", "accuracy")}
+        for kind in ("inference", "training", "latency_ms"):
+            if kind in row:
+                low, high = row[kind]["quartiles"]
+                line |= {kind: row[kind]["median"], f"{kind}_q1": low, f"{kind}_q3": high}
+        for kind, sizes in row.get("memory", {}).items():
+            line |= {f"memory_{kind}_{size}": value for size, value in sizes.items()}
+        flat.append(line)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, flat[0], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(flat)
+    return text.getvalue()
+
+
+def _axes(count: int) -> tuple[Figure, list[Axes]]:
+    figure = Figure(figsize=(7.8 if count > 1 else 4.6, 0.4 + 2.9 * -(-count // 2)), layout="constrained")
+    return figure, list(figure.subplots(-(-count // 2), min(count, 2), squeeze=False).flat)
+
+
+def _lines(
+    ax: Axes, curves: dict[str, list[dict[str, Any]]], x: Value, y: Value, kind: str | None, upright: bool = False
+) -> None:
+    """A line a curve, with the quartiles of what was timed."""
+    for number, (name, line) in enumerate(curves.items()):
+        colour, dash = COLOURS[number % len(COLOURS)], "o-" if "teps" in name else "s--"
+        line = sorted(line, key=x)
+        ax.plot([x(row) for row in line], [y(row) for row in line], dash, color=colour, label=name, markersize=4)
+        for row in line:
+            if kind is None:
+                break
+            ends = row[kind]["quartiles"]
+            places = ([x(row)] * 2, ends) if upright else (ends, [y(row)] * 2)
+            ax.plot(*places, color=colour, linewidth=3, alpha=0.3)
+
+
+def _save(figure: Figure, axes: list[Axes], place: Path) -> None:
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper left", ncols=4)
+    for kind in ("png", "svg"):
+        content = io.BytesIO()
+        figure.savefig(content, format=kind, dpi=150)
+        write_atomically(place.with_suffix(f".{kind}"), content.getvalue())
