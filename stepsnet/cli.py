@@ -261,7 +261,7 @@ def _eval(options: argparse.Namespace) -> None:
     if options.json:
         print(json.dumps(metrics))
     else:
-        signs = {"top1": "%", "top5": "%"}
+        signs = dict.fromkeys(("top1", "top5", "miou", "macc", "pixel_accuracy"), "%")
         said = (f"{name.replace('_', ' ')} {value:.4g}{signs.get(name, '')}" for name, value in metrics.items())
         print(", ".join(said))
 

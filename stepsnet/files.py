@@ -7,6 +7,13 @@ from pathlib import Path
 
 from .errors import UserError
 
+__all__ = ["cache_folder", "write_atomically"]
+
+
+def cache_folder() -> Path:
+    """What takes long and can be made again: ``STEPSNET_CACHE``, by default ``~/.cache/stepsnet``."""
+    return Path(os.environ.get("STEPSNET_CACHE") or Path.home() / ".cache" / "stepsnet")
+
 
 def write_atomically(path: Path, content: str | bytes) -> None:
     """Write beside and rename, making the folder where needed.

@@ -1,4 +1,4 @@
-"""A model from its name and arguments: timm's and ours for pictures, Steps-Transformer for text."""
+"""A model from its name and arguments: timm's and ours for pictures, and whole models of other tasks."""
 
 from __future__ import annotations
 
@@ -13,19 +13,23 @@ from ..recipes.recipe import ModelSpec
 
 __all__ = ["build_model", "input_size_of"]
 
-TRANSFORMERS = "steps_transformer"
+# models that are not timm's, by the module whose ``create`` makes them
+OTHERS = {
+    "steps_transformer": "stepsnet.models.steps_transformer",
+    "upernet": "stepsnet.models.upernet",
+}
 
 
 def build_model(spec: ModelSpec) -> nn.Module:
     """Raises UserError for a name that is not known, or arguments that the model does not take."""
     try:
-        if spec.name == TRANSFORMERS:
-            return importlib.import_module("stepsnet.models.steps_transformer").create(**spec.args)
+        if spec.name in OTHERS:
+            return importlib.import_module(OTHERS[spec.name]).create(**spec.args)
         if timm.is_model(spec.name):
             return timm.create_model(spec.name, **spec.args)
     except (TypeError, ValueError, AssertionError, RuntimeError) as error:
         raise UserError(f"model {spec.name}: {' '.join(str(error.__cause__ or error).split())}") from error
-    known = [TRANSFORMERS, *timm.list_models()]
+    known = [*OTHERS, *timm.list_models()]
     raise UserError(f"model: got {spec.name!r}, expected a timm or StepsNet model{nearest(spec.name, known)}")
 
 

@@ -99,6 +99,8 @@ def model_of(row: dict[str, Any]) -> tuple[str, dict[str, Any]] | None:
     table, name, config = row["table"], row["row"], row.get("config", {})
     if table == "1":
         return TABLE_1[name], {}
+    if table == "3":
+        return "upernet", {"backbone": TABLE_1[name.removesuffix(" UPerNet")], "num_classes": 150}
     if table == "4":
         return "steps_transformer", {"vocab_size": 50_000, **TABLE_4[name]}
     if table == "text 5.2":

@@ -65,6 +65,9 @@ def _speed(run: Run) -> float | None:
 _MEASURES = {
     "val_top1": "validation top-1 %",
     "train_top1": "training top-1 %",
+    "val_miou": "validation mIoU %",
+    "val_macc": "mAcc %",
+    "val_pixel_accuracy": "pixel accuracy %",
     "val_perplexity": "validation perplexity",
     "val_word_perplexity": "per word",
 }
@@ -117,6 +120,7 @@ def _pictures(groups: Sequence[Group]) -> dict[str, Picture | None]:
         "results": figure_results(groups),
         "loss": figure_curves(few, "loss", "Loss", ""),
         "top1": figure_curves(few, "top1", "Top-1 accuracy", "\u00a0%"),
+        "miou": figure_curves(few, "miou", "mIoU", "\u00a0%"),
         "perplexity": figure_curves(few, "perplexity", "Perplexity", ""),
         "shortcut-ratio": figure_shortcut_ratio(few),
         "signal": figure_signal(few),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -24,7 +23,7 @@ from ..errors import UserError
 from ..models.build import build_model, input_size_of
 from ..recipes.recipe import ClassificationRecipe
 from ..stream import step_sequences
-from .image_data import ImageData, InputSpec, Place, load_images
+from .image_data import ImageData, InputSpec, Place, leave_signals_to_the_run, load_images
 from .settings import Augment
 from .setup import Setup
 
@@ -211,7 +210,7 @@ class Classification:
             num_workers=min(self.workers, len(batches)),
             collate_fn=_collate,
             pin_memory=device.type == "cuda",
-            worker_init_fn=_leave_signals_to_the_run,
+            worker_init_fn=leave_signals_to_the_run,
             generator=torch.Generator().manual_seed(0),  # else it would draw from the run's
         )
 
@@ -219,8 +218,3 @@ class Classification:
 def _collate(samples: Sequence[tuple[Tensor, int, str]]) -> tuple[Tensor, Tensor, list[str]]:
     images, labels, failed = zip(*samples)
     return torch.stack(images), torch.from_numpy(np.asarray(labels, dtype=np.int64)), list(failed)
-
-
-def _leave_signals_to_the_run(worker: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends Ctrl-C to the workers too
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)

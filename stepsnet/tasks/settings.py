@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["Augment"]
+__all__ = ["Augment", "SegmentationAugment"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,3 +24,13 @@ class Augment:
     mixup_prob: float = 1.0
     mixup_switch_prob: float = 0.5
     aug_repeats: int = 1  # copies of a sample in an epoch, each augmented in its own way
+
+
+@dataclass(frozen=True, kw_only=True)
+class SegmentationAugment:
+    """What a picture and its labels undergo in training. The defaults are Swin's for ADE20K (facts.md)."""
+
+    scale_range: tuple[float, float] = (0.5, 2.0)  # of the recipe's scale
+    max_class_share: float = 0.75  # of a crop's labelled pixels, where ten tries find such a crop
+    hflip: float = 0.5
+    photometric: bool = True  # brightness, contrast, saturation and hue
