@@ -13,23 +13,20 @@ from ..recipes.recipe import ModelSpec
 
 __all__ = ["build_model", "input_size_of"]
 
-# models that are not timm's, by the module whose ``create`` makes them
-OTHERS = {
-    "steps_transformer": "stepsnet.models.steps_transformer",
-    "upernet": "stepsnet.models.upernet",
-}
+# Models that are not timm's, each the `create` of a module of that name in stepsnet.models.
+WHOLE = ("steps_transformer", "mask_rcnn", "cascade_mask_rcnn", "upernet")
 
 
 def build_model(spec: ModelSpec) -> nn.Module:
     """Raises UserError for a name that is not known, or arguments that the model does not take."""
     try:
-        if spec.name in OTHERS:
-            return importlib.import_module(OTHERS[spec.name]).create(**spec.args)
+        if spec.name in WHOLE:
+            return importlib.import_module(f"stepsnet.models.{spec.name}").create(**spec.args)
         if timm.is_model(spec.name):
             return timm.create_model(spec.name, **spec.args)
     except (TypeError, ValueError, AssertionError, RuntimeError) as error:
         raise UserError(f"model {spec.name}: {' '.join(str(error.__cause__ or error).split())}") from error
-    known = [*OTHERS, *timm.list_models()]
+    known = [*WHOLE, *timm.list_models()]
     raise UserError(f"model: got {spec.name!r}, expected a timm or StepsNet model{nearest(spec.name, known)}")
 
 
