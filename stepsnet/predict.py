@@ -1,11 +1,14 @@
-"""Use a run: the classes of pictures, or a text that goes on."""
+"""Use a run: the classes of pictures or of their pixels, or a text that goes on."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import io
+import json
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import torch
 from PIL import Image
 from tokenizers import Tokenizer
@@ -13,14 +16,19 @@ from tokenizers.decoders import DecodeStream
 from torch import Tensor
 
 from .errors import UserError
+from .files import write_atomically
 from .models.build import build_model
+from .models.upernet import UPerNet
+from .recipes.recipe import SegmentationRecipe
 from .run import recipe_of, trained_model
+from .segments import colour_of, draw_segments, list_segments
 from .tasks.classification import Classification
 from .tasks.image_data import UNREADABLE
+from .tasks.segmentation import classes_of, inference_of
 from .tasks.setup import set_up
 from .tasks.text_data import END_OF_TEXT, load_tokenizer
 
-__all__ = ["classify", "write"]
+__all__ = ["classify", "segment", "write"]
 
 
 @torch.no_grad()
@@ -37,20 +45,61 @@ def classify(folder: Path, files: Sequence[Path], top: int = 5) -> list[tuple[Pa
     assert isinstance(setup.task, Classification)
     images = setup.task.data
     model, device = trained_model(folder, recipe, setup.model)
-    inputs = []
-    for file in files:
-        try:
-            with Image.open(file) as picture:
-                inputs.append(images.read(picture))
-        except UNREADABLE as error:
-            reason = "no such file" if not file.exists() else str(error).split(":")[0]
-            raise UserError(f"predict: cannot read {file} as a picture: {reason}") from None
+    inputs = [images.read(_open_picture(file)) for file in files]
     probabilities = torch.cat([model(x[None].to(device)).softmax(-1) for x in inputs])  # (files, classes)
     ranked = probabilities.topk(min(top, len(images.classes)))
     return [
         (file, [(images.classes[i], p) for p, i in zip(values.tolist(), indices.tolist())])
         for file, values, indices in zip(files, ranked.values, ranked.indices)
     ]
+
+
+@torch.no_grad()
+def segment(folder: Path, files: Sequence[Path], out: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Write each picture's classes into ``out``: NAME.segments.png, an overlay, and NAME.segments.json.
+
+    Yields:
+        Each file with what its JSON holds: the image, its segments in COCO's form, and the categories.
+
+    Raises:
+        UserError: a file that is missing or no picture, or two of one name; nothing is written then.
+    """
+    recipe = recipe_of(folder)
+    assert isinstance(recipe, SegmentationRecipe)
+    for file in files:
+        _open_picture(file)
+        if same := [other for other in files if other.stem == file.stem and other != file]:
+            raise UserError(f"predict: got {file} and {same[0]}, expected names that differ: both go into {out}")
+    classes, whole = classes_of(folder), build_model(recipe.model)
+    assert isinstance(whole, UPerNet)
+    inference = inference_of(recipe, whole)
+    model, device = trained_model(folder, recipe, whole)
+    for file in files:
+        picture = _open_picture(file).convert("RGB")
+        pixels = torch.from_numpy(np.array(picture)).permute(2, 0, 1)  # (3, H, W)
+        likeliest = inference(model, pixels.to(device)).max(0)
+        labels, probabilities = likeliest.indices.cpu().numpy(), likeliest.values.exp().cpu().numpy()
+        segments = list_segments(labels, probabilities, classes)
+        image = io.BytesIO()
+        draw_segments(picture, labels, segments, classes).save(image, format="PNG")
+        found = {
+            "image": {"file_name": file.name, "height": picture.height, "width": picture.width},
+            "segments": segments,
+            "categories": [{"id": i, "name": name, "color": colour_of(i)} for i, name in enumerate(classes)],
+        }
+        write_atomically(out / f"{file.stem}.segments.png", image.getvalue())
+        write_atomically(out / f"{file.stem}.segments.json", json.dumps(found) + "\n")
+        yield file, found
+
+
+def _open_picture(file: Path) -> Image.Image:
+    try:
+        with Image.open(file) as picture:
+            picture.load()
+            return picture
+    except UNREADABLE as error:
+        reason = "no such file" if not file.exists() else str(error).split(":")[0]
+        raise UserError(f"predict: cannot read {file} as a picture: {reason}") from None
 
 
 def write(

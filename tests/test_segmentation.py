@@ -20,6 +20,7 @@ from stepsnet.errors import UserError
 from stepsnet.recipes import find_recipe
 from stepsnet.recipes.recipe import ModelSpec, override
 from stepsnet.run import evaluate_run, train_run
+from stepsnet.segments import colour_of, encode_rle, list_segments
 from stepsnet.tasks import segmentation, segmentation_data
 from stepsnet.tasks.segmentation import AUXILIARY_WEIGHT, scores, set_up
 from stepsnet.tasks.segmentation_data import IGNORED, load_pairs
@@ -483,6 +484,52 @@ def test_a_run_learns_resumes_and_is_scored(camvid, tmp_path, capsys):
         return [line["loss"] for line in map(json.loads, text.splitlines()) if line["kind"] == "step"]
 
     assert losses((tmp_path / "run" / "metrics.jsonl").read_text()) == losses(expected)
+
+
+def test_segments_are_in_cocos_form():
+    labels = np.array([[2, 2, 0], [2, 0, 0]])
+    first, second = list_segments(labels, np.full((2, 3), 0.5), ["a", "b", "c"])
+    assert first["category"] == "a" and second["category_id"] == 2
+    assert first["bbox"] == [1, 0, 2, 2] and first["area"] == 3 and first["share"] == 0.5 and first["score"] == 0.5
+    assert first["segmentation"] == {"size": [2, 3], "counts": [3, 3]}
+    assert second["segmentation"] == {"size": [2, 3], "counts": [0, 3, 3]}
+    rng = np.random.default_rng(0)
+    for _ in range(5):
+        mask = rng.random((7, 5)) > 0.5
+        found = encode_rle(mask)
+        values = np.concatenate([np.full(count, turn % 2) for turn, count in enumerate(found["counts"])])
+        assert np.array_equal(values.reshape(found["size"], order="F"), mask)
+
+
+def test_classes_have_colours_that_differ():
+    assert len({colour_of(category) for category in range(150)}) == 150
+
+
+def test_predict_draws_overlays_and_writes_segments(camvid, tmp_path, capsys):
+    with Lines() as display:
+        train_run(tiny_recipe(camvid, "epoch_updates=2"), tmp_path / "run", display)
+    shutil.rmtree(camvid / "annotations")  # a run is used without its data
+    file = camvid / "images" / "val" / "val1.png"
+    capsys.readouterr()
+    assert main(["predict", str(tmp_path / "run"), str(file), "--out", str(tmp_path / "out")]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith(f"{file}: ") and "%" in said and "val1.segments.png" in said
+    found = json.loads((tmp_path / "out" / "val1.segments.json").read_text())
+    assert found["image"] == {"file_name": "val1.png", "height": 28, "width": 40}
+    assert sum(one["area"] for one in found["segments"]) == 28 * 40
+    assert [one["name"] for one in found["categories"]] == list(CLASSES)
+    drawn = Image.open(tmp_path / "out" / "val1.segments.png")
+    assert drawn.width > 40 and drawn.height >= 28
+    (tmp_path / "other").mkdir()
+    shutil.copy(file, tmp_path / "other" / "val1.png")
+    (tmp_path / "other" / "text.png").write_text("no picture")
+    for names, expected in (
+        ([file, tmp_path / "other" / "val1.png"], "expected names that differ"),
+        ([tmp_path / "other" / "text.png"], "text.png as a picture: cannot identify"),
+        ([tmp_path / "other" / "none.png"], "none.png as a picture: no such file"),
+    ):
+        assert main(["predict", str(tmp_path / "run"), *map(str, names), "--out", str(tmp_path / "no")]) == 2
+        assert expected in capsys.readouterr().err and not (tmp_path / "no").exists()
 
 
 def test_a_backbone_starts_from_a_classification_run(camvid, tmp_path):

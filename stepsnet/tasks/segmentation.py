@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from functools import lru_cache, partial
 from pathlib import Path
@@ -25,6 +26,7 @@ from ..engine.distributed import pick_device
 from ..engine.randomness import data_order, seed_sample
 from ..engine.task import Share
 from ..errors import UserError
+from ..files import write_atomically
 from ..models.backbone import load_backbone
 from ..models.build import build_model
 from ..models.upernet import UPerNet
@@ -36,9 +38,10 @@ from .segmentation_inference import Inference
 from .segmentation_transforms import training_transform
 from .setup import Setup
 
-__all__ = ["AUXILIARY_WEIGHT", "Segmentation", "inference_of", "scores", "set_up"]
+__all__ = ["AUXILIARY_WEIGHT", "Segmentation", "classes_of", "inference_of", "scores", "set_up"]
 
 AUXILIARY_WEIGHT = 0.4  # of the auxiliary head's loss (facts.md)
+_CLASSES = "classes.json"  # in a run's folder
 _PICTURES_PROBED = 8
 
 
@@ -77,8 +80,20 @@ def set_up(recipe: SegmentationRecipe, data: str | None = None, run: Path | None
     def probe(model: nn.Module, device: torch.device) -> dict[str, Any]:
         return shortcut_ratios(model, sample(device)[0])
 
+    def keep(folder: Path) -> None:
+        """The names of the classes, so that a run can be used where its data are not."""
+        write_atomically(folder / _CLASSES, json.dumps(pairs.classes, indent=1) + "\n")
+
     complexity = partial(count_complexity, input_size=(3, recipe.crop_size, recipe.crop_size))
-    return Setup(model, task, complexity, sample, probe if step_sequences(model) else None)
+    return Setup(model, task, complexity, sample, probe if step_sequences(model) else None, keep)
+
+
+def classes_of(run: Path) -> list[str]:
+    """Raises UserError where a run's folder does not name its classes."""
+    try:
+        return json.loads((run / _CLASSES).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"run: cannot read {run / _CLASSES}: {' '.join(str(error).split())}") from None
 
 
 def inference_of(recipe: SegmentationRecipe, model: UPerNet) -> Inference:
