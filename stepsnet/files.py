@@ -1,4 +1,4 @@
-"""Writing files so that a reader sees the old one or the new one, never half of it."""
+"""Writing files so that a reader sees the old one or the new one, never half of it; and where what is made lies."""
 
 from __future__ import annotations
 
@@ -21,3 +21,8 @@ def write_atomically(path: Path, content: str | bytes) -> None:
         os.replace(beside, path)
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def cache_folder() -> Path:
+    """What is made once of a data set is kept here: ``STEPSNET_CACHE``, by default ``~/.cache/stepsnet``."""
+    return Path(os.environ.get("STEPSNET_CACHE") or Path.home() / ".cache" / "stepsnet")
