@@ -165,7 +165,7 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--json", action="store_true")
 
     sub = verb("table", _table, "hold a table of the paper against our models")
-    sub.add_argument("table", metavar="TABLE", help="1, 3, 4, 5a, 5b, 8, 9, 10 or 11")
+    sub.add_argument("table", metavar="TABLE", help="1, 2a, 2b, 3, 4, 5a, 5b, 8, 9, 10 or 11")
     sub.add_argument("--json", action="store_true")
     return parser
 

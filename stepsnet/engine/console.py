@@ -118,6 +118,8 @@ def measure_of(event: dict[str, Any], split: str = "") -> str:
         return f"mIoU {event[f'{split}miou']:.1f}%"
     if f"{split}pixel_accuracy" in event:
         return f"pixel accuracy {event[f'{split}pixel_accuracy']:.1f}%"
+    if f"{split}box_ap" in event:
+        return f"box AP {event[f'{split}box_ap']:.1f}%, mask AP {event[f'{split}mask_ap']:.1f}%"
     if f"{split}perplexity" in event:
         return f"perplexity {event[f'{split}perplexity']:.2f}"
     return ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -23,11 +24,11 @@ from ..errors import UserError
 from ..models.build import build_model, input_size_of
 from ..recipes.recipe import ClassificationRecipe
 from ..stream import step_sequences
-from .image_data import ImageData, InputSpec, Place, leave_signals_to_the_run, load_images
+from .image_data import ImageData, InputSpec, Place, load_images
 from .settings import Augment
 from .setup import Setup
 
-__all__ = ["Classification", "input_spec", "set_up"]
+__all__ = ["Classification", "input_spec", "leave_signals_to_the_run", "set_up"]
 
 _EVALUATED_AT_ONCE = 256
 _IMAGES_PROBED = 64
@@ -218,3 +219,8 @@ class Classification:
 def _collate(samples: Sequence[tuple[Tensor, int, str]]) -> tuple[Tensor, Tensor, list[str]]:
     images, labels, failed = zip(*samples)
     return torch.stack(images), torch.from_numpy(np.asarray(labels, dtype=np.int64)), list(failed)
+
+
+def leave_signals_to_the_run(worker: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends Ctrl-C to the workers too
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)

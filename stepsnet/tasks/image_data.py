@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ from ..errors import UserError, nearest
 from .settings import Augment
 from .shards import find_shards
 
-__all__ = ["ImageData", "InputSpec", "UNREADABLE", "Place", "Samples", "leave_signals_to_the_run", "load_images"]
+__all__ = ["ImageData", "InputSpec", "UNREADABLE", "Place", "Samples", "load_images"]
 
 Transform = Callable[[Any], Tensor]
 Place = tuple[int, int, int]  # epoch, index, copy
@@ -333,9 +332,3 @@ def _digits(seed: int, augment: Augment | None, train_samples: int | None) -> Im
         Samples(_Arrays(val_images, val_labels), normalise, np.arange(len(val_labels)), seed),
         read,
     )
-
-
-def leave_signals_to_the_run(worker: int) -> None:
-    """For the processes of a DataLoader: the terminal sends Ctrl-C to them too."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)

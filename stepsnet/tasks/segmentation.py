@@ -32,7 +32,7 @@ from ..models.build import build_model
 from ..models.upernet import UPerNet
 from ..recipes.recipe import SegmentationRecipe
 from ..stream import step_sequences
-from .image_data import leave_signals_to_the_run
+from .classification import leave_signals_to_the_run
 from .segmentation_data import IGNORED, SegmentationData, Split, load_pairs
 from .segmentation_inference import Inference
 from .segmentation_transforms import training_transform
