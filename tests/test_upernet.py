@@ -11,6 +11,8 @@ from torch import nn
 from transformers import ResNetConfig, UperNetConfig, UperNetForSemanticSegmentation
 
 from stepsnet.analysis.complexity import count_macs
+from stepsnet.analysis.memory import activation_bytes
+from stepsnet.analysis.speed import Measured, measure_speed
 from stepsnet.errors import UserError
 from stepsnet.models.build import build_model
 from stepsnet.models.upernet import UPerNet
@@ -133,3 +135,11 @@ def test_a_mistake_is_a_line():
     ):
         with pytest.raises(UserError, match=expected):
             build_model(ModelSpec("upernet", args))
+
+
+def test_speed_and_memory_are_measured_in_training_too():
+    model = make()
+    found = measure_speed([Measured("tiny", model, (3, 32, 32))], 2, 1, torch.device("cpu"))["tiny"]
+    assert all(len(seconds) == 1 and seconds[0] > 0 for seconds in found.values()) and "training" in found
+    bytes_of_both = activation_bytes(make().train(), (3, 32, 32), 2)
+    assert bytes_of_both > 0 and activation_bytes(make().train(), (3, 32, 32), 4) > bytes_of_both
