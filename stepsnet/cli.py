@@ -89,7 +89,9 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--stride", type=int, help="of a language model: tokens scored in each window")
     sub.add_argument("--json", action="store_true")
 
-    sub = verb("predict", _predict, "print the likeliest classes of pictures, draw what is in them, or write on")
+    sub = verb(
+        "predict", _predict, "print the likeliest classes of pictures, draw what is in them, or go on with a text"
+    )
     sub.add_argument("run", metavar="RUN", type=Path)
     sub.add_argument("files", metavar="FILE", nargs="*", help="a picture, a folder or a pattern")
     sub.add_argument("--prompt", help="the text that a language model goes on with")
@@ -97,9 +99,8 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--temperature", type=float, default=0.8, help="0 takes the likeliest token (default: 0.8)")
     sub.add_argument("--seed", type=int, default=0, help="of what it draws (default: 0)")
     sub.add_argument("--top", type=int, default=5, help="classes a picture (default: 5)")
-    sub.add_argument(
-        "--out", metavar="DIR", type=Path, default=Path("predictions"), help="for what is drawn (default: predictions)"
-    )
+    sub.add_argument("--out", metavar="DIR", type=Path, default=Path("predictions"), help="for pictures that are drawn")
+    sub.add_argument("--least", type=float, default=0.5, help="score from which an object is drawn (default: 0.5)")
     sub.add_argument("--json", action="store_true")
 
     sub = verb("analyze", _analyze, "look inside trained networks: Fig. 2, Table 6 and Table 7 of your own runs")
@@ -271,7 +272,7 @@ def _eval(options: argparse.Namespace) -> None:
 
 
 def _predict(options: argparse.Namespace) -> None:
-    from .predict import classify, write
+    from .predict import DRAWN, classify, draw, write
     from .run import recipe_of
 
     if (options.prompt is None) == (not options.files):
@@ -281,25 +282,16 @@ def _predict(options: argparse.Namespace) -> None:
         write(options.run, options.prompt, emit, options.tokens, options.temperature, options.seed)
         print()
         return
-    if recipe_of(options.run).task == "segmentation":
-        return _predict_segments(options)
+    if recipe_of(options.run).task in DRAWN:
+        records, lines = draw(options.run, _expand(options.files), options.out, options.least)
+        print(json.dumps(records) if options.json else "\n".join(lines))
+        return
     predictions = classify(options.run, _expand(options.files), options.top)
     if options.json:
         print(json.dumps([{"file": str(file), "classes": dict(classes)} for file, classes in predictions]))
         return
     for file, classes in predictions:
         print(f"{file}: " + ", ".join(f"{name} {100 * probability:.1f}%" for name, probability in classes))
-
-
-def _predict_segments(options: argparse.Namespace) -> None:
-    from .predict import segment
-
-    for file, found in segment(options.run, _expand(options.files), options.out):
-        if options.json:
-            print(json.dumps({"file": str(file), **found}))
-            continue
-        said = ", ".join(f"{one['category']} {100 * one['share']:.1f}%" for one in found["segments"][: options.top])
-        print(f"{file}: {said} — {options.out / file.stem}.segments.png")
 
 
 def _expand(patterns: Sequence[str]) -> list[Path]:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from .errors import UserError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
@@ -26,3 +31,10 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 def cache_folder() -> Path:
     """What is made once of a data set is kept here: ``STEPSNET_CACHE``, by default ``~/.cache/stepsnet``."""
     return Path(os.environ.get("STEPSNET_CACHE") or Path.home() / ".cache" / "stepsnet")
+
+
+def picture_bytes(picture: Image) -> bytes:
+    """A picture as the bytes of a PNG."""
+    buffer = io.BytesIO()
+    picture.save(buffer, format="PNG")
+    return buffer.getvalue()

@@ -1,14 +1,12 @@
-"""Use a run: the classes of pictures or of their pixels, or a text that goes on."""
+"""Use a run: the classes of pictures, what is found in them, or a text that goes on."""
 
 from __future__ import annotations
 
-import io
-import json
-from collections.abc import Callable, Iterator, Sequence
+import importlib
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
 import torch
 from PIL import Image
 from tokenizers import Tokenizer
@@ -16,19 +14,17 @@ from tokenizers.decoders import DecodeStream
 from torch import Tensor
 
 from .errors import UserError
-from .files import write_atomically
 from .models.build import build_model
-from .models.upernet import UPerNet
-from .recipes.recipe import SegmentationRecipe
 from .run import recipe_of, trained_model
-from .segments import colour_of, draw_segments, list_segments
 from .tasks.classification import Classification
-from .tasks.image_data import UNREADABLE
-from .tasks.segmentation import classes_of, inference_of
+from .tasks.image_data import UNREADABLE, unreadable
 from .tasks.setup import set_up
 from .tasks.text_data import END_OF_TEXT, load_tokenizer
 
-__all__ = ["classify", "segment", "write"]
+__all__ = ["DRAWN", "classify", "draw", "write"]
+
+# the tasks whose results are pictures, and who draws them
+DRAWN = {"detection": "detection_pictures", "segmentation": "segmentation_pictures"}
 
 
 @torch.no_grad()
@@ -45,7 +41,13 @@ def classify(folder: Path, files: Sequence[Path], top: int = 5) -> list[tuple[Pa
     assert isinstance(setup.task, Classification)
     images = setup.task.data
     model, device = trained_model(folder, recipe, setup.model)
-    inputs = [images.read(_open_picture(file)) for file in files]
+    inputs = []
+    for file in files:
+        try:
+            with Image.open(file) as picture:
+                inputs.append(images.read(picture))
+        except UNREADABLE as error:
+            raise unreadable(file, error) from None
     probabilities = torch.cat([model(x[None].to(device)).softmax(-1) for x in inputs])  # (files, classes)
     ranked = probabilities.topk(min(top, len(images.classes)))
     return [
@@ -54,52 +56,24 @@ def classify(folder: Path, files: Sequence[Path], top: int = 5) -> list[tuple[Pa
     ]
 
 
-@torch.no_grad()
-def segment(folder: Path, files: Sequence[Path], out: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Write each picture's classes into ``out``: NAME.segments.png, an overlay, and NAME.segments.json.
+def draw(folder: Path, files: Sequence[Path], out: Path, least: float = 0.5) -> tuple[list[dict[str, Any]], list[str]]:
+    """Write in ``out`` a picture of what is found in each file, and all of it as JSON.
 
-    Yields:
-        Each file with what its JSON holds: the image, its segments in COCO's form, and the categories.
+    Args:
+        least: score from which an object is drawn.
+
+    Returns:
+        The records of the JSON, and a line for each file.
 
     Raises:
-        UserError: a file that is missing or no picture, or two of one name; nothing is written then.
+        UserError: a run of another task, or a file that is missing or no picture.
     """
     recipe = recipe_of(folder)
-    assert isinstance(recipe, SegmentationRecipe)
-    for file in files:
-        _open_picture(file)
-        if same := [other for other in files if other.stem == file.stem and other != file]:
-            raise UserError(f"predict: got {file} and {same[0]}, expected names that differ: both go into {out}")
-    classes, whole = classes_of(folder), build_model(recipe.model)
-    assert isinstance(whole, UPerNet)
-    inference = inference_of(recipe, whole)
-    model, device = trained_model(folder, recipe, whole)
-    for file in files:
-        picture = _open_picture(file).convert("RGB")
-        pixels = torch.from_numpy(np.array(picture)).permute(2, 0, 1)  # (3, H, W)
-        likeliest = inference(model, pixels.to(device)).max(0)
-        labels, probabilities = likeliest.indices.cpu().numpy(), likeliest.values.exp().cpu().numpy()
-        segments = list_segments(labels, probabilities, classes)
-        image = io.BytesIO()
-        draw_segments(picture, labels, segments, classes).save(image, format="PNG")
-        found = {
-            "image": {"file_name": file.name, "height": picture.height, "width": picture.width},
-            "segments": segments,
-            "categories": [{"id": i, "name": name, "color": colour_of(i)} for i, name in enumerate(classes)],
-        }
-        write_atomically(out / f"{file.stem}.segments.png", image.getvalue())
-        write_atomically(out / f"{file.stem}.segments.json", json.dumps(found) + "\n")
-        yield file, found
-
-
-def _open_picture(file: Path) -> Image.Image:
-    try:
-        with Image.open(file) as picture:
-            picture.load()
-            return picture
-    except UNREADABLE as error:
-        reason = "no such file" if not file.exists() else str(error).split(":")[0]
-        raise UserError(f"predict: cannot read {file} as a picture: {reason}") from None
+    if recipe.task not in DRAWN:
+        raise UserError(f"predict: {folder} is a run of {recipe.task}, expected one of {', '.join(DRAWN)} to draw")
+    model, device = trained_model(folder, recipe, build_model(recipe.model))
+    pictures = importlib.import_module(f"stepsnet.tasks.{DRAWN[recipe.task]}")
+    return pictures.draw(model, device, folder, files, out, least)
 
 
 def write(

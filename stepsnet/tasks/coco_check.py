@@ -83,8 +83,9 @@ def check_split(file: Path, folder: Path, content: Record) -> dict[int, str]:
             raise UserError(f"data: {file}: annotation {number}: image_id {annotation.get('image_id')!r} is no image's")
         by_image[annotation["image_id"]].append(annotation)
     invalid: dict[int, str] = {}
-    bar = track(content["images"], f"checking {file.name}", transient=True, console=Console(stderr=True))
-    for image in bar:
+    console = Console(stderr=True)
+    hidden = not console.is_terminal
+    for image in track(content["images"], f"checking {file.name}", transient=True, console=console, disable=hidden):
         _check_picture(file, folder, image)
         for annotation in by_image[image["id"]]:
             where = f"{file}: annotation {annotation['id']} of {image['file_name']}"

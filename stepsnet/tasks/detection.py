@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -22,6 +23,7 @@ from ..analysis.complexity import count_detector
 from ..engine.task import Share
 from ..engine.update import bare
 from ..errors import UserError
+from ..files import write_atomically
 from ..models.backbone import load_backbone
 from ..models.build import build_model
 from ..models.mask_rcnn import Detector
@@ -31,8 +33,9 @@ from .coco_data import CocoData, CocoSplit, DetectionSamples, Target, grouped_or
 from .settings import DetectionAugment
 from .setup import Setup
 
-__all__ = ["Detection", "average_precision", "found_objects", "set_up"]
+__all__ = ["CATEGORIES", "Detection", "average_precision", "found_objects", "set_up"]
 
+CATEGORIES = "categories.json"  # in a run's folder, for those who have not its data
 _IMAGES_PROBED = 2
 _ASPECT = 1.6  # of the image whose multiply-accumulates are counted, as COCO's 1280×800
 
@@ -67,8 +70,11 @@ def set_up(recipe: DetectionRecipe, data: str | None = None, run: Path | None = 
         """The first of the validation split."""
         return _moved(_collate([shown[0, i] for i in range(min(_IMAGES_PROBED, len(shown)))])[:2], device)
 
+    def keep(folder: Path) -> None:
+        write_atomically(folder / CATEGORIES, json.dumps(coco.train.split.categories) + "\n")
+
     shape = (3, size, min(max_size, round(_ASPECT * size)))
-    return Setup(model, task, partial(count_detector, input_size=shape), sample)
+    return Setup(model, task, partial(count_detector, input_size=shape), sample, keep=keep)
 
 
 class Detection:
@@ -122,7 +128,7 @@ class Detection:
             images, _ = _moved(batch, device)
             (objects,) = model(images)
             if position < count:
-                found += found_objects(objects, split.images[position]["id"], split)
+                found += found_objects(objects, split.images[position]["id"], list(split.labels))
         if share.world_size == 1:
             return average_precision(split, found)
         everyone: list[Any] = [None] * share.world_size
@@ -160,13 +166,13 @@ class Detection:
             yield images, targets
 
 
-def found_objects(objects: dict[str, Tensor], image_id: int, split: CocoSplit) -> list[dict[str, Any]]:
+def found_objects(objects: dict[str, Tensor], image_id: int, categories: Sequence[int]) -> list[dict[str, Any]]:
     """A detector's output for one image as COCO's result records: box as x, y, width, height, and mask as RLE.
 
     Args:
         objects: "boxes" (N, 4), "labels", "scores" (N), "masks" (N, 1, H, W), soft.
+        categories: their ids, that of label 1 first.
     """
-    categories = [category["id"] for category in split.categories]
     masks = (objects["masks"][:, 0] > 0.5).byte().cpu().numpy()  # (N, H, W)
     encoded = coco_mask.encode(np.asfortranarray(masks.transpose(1, 2, 0))) if len(masks) else []
     records = []
