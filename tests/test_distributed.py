@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 from safetensors.torch import load_file
 from segmentation_pictures import TINY, write_camvid
@@ -141,22 +142,44 @@ with join_ranks("cpu") as ranks:
 """
 
 
-def test_pixels_are_counted_over_all_ranks(tmp_path, monkeypatch):
-    """Three pictures of two sizes on two ranks of FSDP, which waits for every rank at every forward pass."""
+@pytest.fixture
+def segmenter(tmp_path, monkeypatch):
+    """A recipe of UPerNet on three pictures of two sizes, by sliding windows."""
     monkeypatch.setenv("STEPSNET_CACHE", str(tmp_path / "cache"))
     recipe = dataclasses.replace(
         find_recipe("camvid/tiny"),
         model=ModelSpec("upernet", TINY),
+        baseline=None,
         data=f"camvid:{write_camvid(tmp_path / 'camvid')}",
         scale=(400, 28),
         crop_size=32,
-        batch_size=2,
+        batch_size=4,
+        epochs=2,
+        epoch_updates=2,
+        warmup_epochs=0.0,
+        log_interval=1,
         eval_window=16,
         eval_stride=8,
     )
     (tmp_path / "recipe.yaml").write_text(to_yaml(recipe))
+    return tmp_path / "recipe.yaml"
+
+
+def test_a_segmenter_and_its_average_train_on_two_ranks_of_fsdp(tmp_path, segmenter):
+    """Its batch norms' statistics are whole on every rank, while its weights are shared out."""
+    settings = ["parallel=fsdp", "ema_decay=0.9", "device=cpu"]
+    finish(start(tmp_path / "fsdp", 2, recipe=str(segmenter), settings=settings))
+    summary = json.loads((tmp_path / "fsdp" / "summary.json").read_text())
+    assert summary["ranks"] == 2 and 0 < summary["metrics"]["val_miou"] < 100
+    assert len(losses(tmp_path / "fsdp")) == 4 and np.isfinite(losses(tmp_path / "fsdp")).all()
+    weights = load_file(tmp_path / "fsdp" / "model.safetensors")
+    assert weights["decode_head.bottleneck.batch_norm.running_var"].isfinite().all()
+
+
+def test_pixels_are_counted_over_all_ranks(tmp_path, segmenter):
+    """FSDP waits for every rank at every forward pass, and pictures of two sizes have different numbers of windows."""
     (tmp_path / "script.py").write_text(SCORED)
-    command = [str(tmp_path / "script.py"), str(tmp_path / "recipe.yaml")]
+    command = [str(tmp_path / "script.py"), str(segmenter)]
     launch = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29534"]
     found = []
     for how in ([], launch):

@@ -201,13 +201,15 @@ def _prepare(model: nn.Module, settings: TrainingSettings, ranks: Ranks) -> tupl
     if settings.signal_interval and settings.compile:
         raise UserError(f"signal_interval: got {settings.signal_interval} with compile, which leaves hooks out")
     model.to(ranks.device)
-    averages = ModelEmaV3(model, decay=settings.ema_decay) if settings.ema_decay is not None else None
+    sharded = ranks.world_size > 1 and settings.parallel == "fsdp"
+    averages = None
+    if settings.ema_decay is not None:  # batch norms' statistics are not shared out as weights are: one by one then
+        averages = ModelEmaV3(model, decay=settings.ema_decay, foreach=not sharded)
     for block in _recomputed_blocks(model, settings.grad_checkpointing):
         block.forward = partial(recomputed, block.forward, use_reentrant=False)
     if settings.compile:
         compile_blocks(model)
     wrapped = spread(model, settings.parallel, ranks)
-    sharded = ranks.world_size > 1 and settings.parallel == "fsdp"
     if averages and sharded:
         spread(averages.module, settings.parallel, ranks)
     # after the weights are shared out: the optimizer holds the parameters themselves
