@@ -15,7 +15,7 @@ from .engine.distributed import pick_device
 from .engine.train import compile_blocks
 from .errors import UserError
 from .files import write_atomically
-from .models.build import build_model, input_size_of
+from .models.build import DETECTORS, build_model, input_size_of
 from .paper.tables import model_of, printed_rows
 from .provenance import provenance
 from .recipes.recipe import ModelSpec
@@ -109,6 +109,8 @@ def bench(
             raise UserError(f"--{name}: got {value}, expected at least 1")
     place, rows, measured = pick_device(device), [], []
     for contender in contenders:
+        if contender.spec.name in DETECTORS:
+            raise UserError(f"bench: got {contender.name}, a detector, expected a classifier or a language model")
         model = build_model(contender.spec)
         if is_flat(model):
             shape: tuple[int, ...] = (TOKENS,)

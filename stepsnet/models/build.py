@@ -11,10 +11,11 @@ from torch import nn
 from ..errors import UserError, nearest
 from ..recipes.recipe import ModelSpec
 
-__all__ = ["build_model", "input_size_of"]
+__all__ = ["DETECTORS", "build_model", "input_size_of"]
 
 # Models that are not timm's, each the `create` of a module of that name in stepsnet.models.
-WHOLE = ("steps_transformer", "mask_rcnn", "cascade_mask_rcnn", "upernet")
+DETECTORS = ("mask_rcnn", "cascade_mask_rcnn")
+WHOLE = ("steps_transformer", "upernet", *DETECTORS)
 
 
 def build_model(spec: ModelSpec) -> nn.Module:
