@@ -305,15 +305,18 @@ def _analyze(options: argparse.Namespace) -> None:
 
     if options.each and options.kind != "drop":
         raise UserError(f"analyze: got --each with {options.kind}, expected it with drop")
-    if options.kind != "shortcut" and len(options.runs) > 1:
-        raise UserError(f"analyze: got {len(options.runs)} runs for {options.kind}, expected one")
     if options.kind == "shortcut":
         rows = analyze_shortcut(options.runs, options.out, options.data)
     elif options.kind == "mask":
-        rows = analyze_mask(options.runs[0], options.data)
+        rows = analyze_mask(options.runs, options.data)
     else:
-        rows = analyze_drop(options.runs[0], options.data, options.each)
-    print(json.dumps(rows) if options.json else render_rows(rows))
+        rows = analyze_drop(options.runs, options.data, options.each)
+    if options.json:
+        from .provenance import provenance
+
+        print(json.dumps({"rows": rows, **provenance()}))
+    else:
+        print(render_rows(rows))
 
 
 def _bench(options: argparse.Namespace) -> None:
