@@ -3,7 +3,8 @@
 A block between ``<!-- begin: NAME … -->`` and ``<!-- end -->`` is replaced by what NAME gives:
 ``stepsnet …`` by the command's output, ``results FOLDER`` by the table of the runs in results/FOLDER,
 ``memory FILE`` by that of benchmarks/memory.py in results/memory/FILE, ``benchmarks`` and ``language`` by those
-of the other benchmarks in results/benchmarks/.
+of the other benchmarks in results/benchmarks/. ``grid FOLDER…`` is a row a recipe, ``depth FOLDER…`` a row a depth,
+``analysis FILE`` what ``stepsnet analyze --json`` printed, and ``speed FILE`` what ``stepsnet bench`` wrote.
 
     python docs/render.py            # rewrite
     python docs/render.py --check    # exit 1 where a block is out of date
@@ -194,9 +195,141 @@ def scale_table(file: str) -> str:
     )
 
 
+def runs_of(folders: tuple[str, ...]) -> list[dict]:
+    paths = [path for folder in folders for path in sorted((ROOT / "results" / folder).glob("*.json"))]
+    return [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+
+
+def mean_std(values: list[float], digits: int = 1, unit: str = "") -> str:
+    deviation = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
+    return f"{statistics.fmean(values):.{digits}f}{deviation}{unit}"
+
+
+def where_run(runs: list[dict], folders: tuple[str, ...]) -> str:
+    seeds = ", ".join(map(str, sorted({run["seed"] for run in runs})))
+    commits = ", ".join(sorted({str(run["commit"]) for run in runs}))
+    hardware, versions = runs[0]["hardware"], runs[0]["versions"]
+    return (
+        f"Seeds {seeds}, mean ± sample standard deviation, after {runs[0]['epochs']} epochs; {hardware['cpu']}, "
+        f"{hardware['threads']} thread a run; torch {versions['torch']}, timm {versions['timm']}; commit {commits}. "
+        f"The runs are in {' and '.join(f'`results/{folder}/`' for folder in folders)}."
+    )
+
+
+def by_seed(runs: list[dict], key: str) -> dict[int, float]:
+    return {run["seed"]: run["metrics"][key] for run in runs}
+
+
+def difference(ours: list[dict], theirs: list[dict], key: str = "val_top1") -> str:
+    """Paired over the seeds that both have."""
+    a, b = by_seed(ours, key), by_seed(theirs, key)
+    pairs = [a[seed] - b[seed] for seed in sorted(a) if seed in b]
+    return f"{statistics.fmean(pairs):+.1f}" + (f" ± {statistics.stdev(pairs):.1f}" if len(pairs) > 1 else "")
+
+
+def grid_table(*arguments: str) -> str:
+    """A row a recipe: ``FOLDER… [NAME=…] [TO=RECIPE]``, of those that begin with NAME, beside the one of TO."""
+    options = dict(argument.split("=", 1) for argument in arguments if "=" in argument)
+    folders = tuple(argument for argument in arguments if "=" not in argument)
+    runs = [run for run in runs_of(folders) if run["recipe"].startswith(tuple(options.get("NAME", "").split(",")))]
+    recipes = list(dict.fromkeys(run["recipe"] for run in runs))
+    recipes.sort(key=lambda recipe: int(re.sub(r"\D", "", recipe.split("/")[1].split("_")[1]) or 0))
+    reference = [run for run in runs_of(folders) if run["recipe"] == options.get("TO")]
+    lines = [
+        "| recipe | widths × blocks | blocks | params | MACs | train accuracy | validation accuracy |",
+        "|---|---|---:|---:|---:|---:|---:|",
+    ]
+    if reference:
+        lines = [lines[0] + f" over `{options['TO'].split('/')[1]}` |", lines[1] + "---:|"]
+    for recipe in recipes:
+        mine = [run for run in runs if run["recipe"] == recipe]
+        first = mine[0]
+        train, val = (list(by_seed(mine, f"{split}_top1").values()) for split in ("train", "val"))
+        shape = f"`{recipe.split('/')[1]}` | {steps(first['widths'])} | {first['blocks']}"
+        line = (
+            f"| {shape} | {first['params'] / 1e6:.2f}M | {first['macs'] / 1e6:.1f}M | "
+            f"{mean_std(train, unit='%')} | {mean_std(val, unit='%')} |"
+        )
+        lines.append(
+            line + (f" {difference(mine, reference) if recipe != options['TO'] else ''} |" if reference else "")
+        )
+    return "\n".join([*lines, "", where_run(runs, folders)])
+
+
+def depth_table(*folders: str) -> str:
+    """StepsNet and its baseline at every depth, and the shortcut ratio after the last block where it was recorded."""
+    runs = runs_of(folders)
+    lines = ["| blocks | layers | params | baseline | StepsNet | paired difference | training: baseline | StepsNet |"]
+    lines.append("|---:|---:|---:|---:|---:|---:|---:|---:|")
+    for blocks in sorted({run["blocks"] for run in runs}):
+        ours, theirs = (
+            [run for run in runs if run["blocks"] == blocks and run["label"] == label]
+            for label in ("StepsNet", "baseline")
+        )
+        cells = [
+            mean_std(list(by_seed(group, f"{split}_top1").values()), unit="%")
+            for split in ("val", "train")
+            for group in (theirs, ours)
+        ]
+        first = ours[0]
+        lines.append(
+            f"| {blocks} | {first['layers']} | {first['params'] / 1e6:.2f}M | {cells[0]} | {cells[1]} | "
+            f"{difference(ours, theirs)} | {cells[2]} | {cells[3]} |"
+        )
+    return "\n".join([*lines, "", where_run(runs, folders)])
+
+
+def methods_table(folder: str) -> str:
+    """Each depth method in a StepsNet and in its baseline."""
+    runs = runs_of((folder,))
+    lines = ["| method | baseline | StepsNet | paired difference |", "|---|---:|---:|---:|"]
+    for method in dict.fromkeys(run["recipe"].split("_", 2)[-1].removeprefix("width_") for run in runs):
+        both = [
+            [run for run in runs if run["recipe"].split("/")[1] == f"{kind}_{method}"]
+            for kind in ("fixed_width", "steps")
+        ]
+        if all(both):
+            cells = [mean_std(list(by_seed(group, "val_top1").values()), unit="%") for group in both]
+            lines.append(f"| {method} | {' | '.join(cells)} | {difference(both[1], both[0])} |")
+    return "\n".join([*lines, "", where_run(runs, (folder,))])
+
+
+def analysis_table(file: str) -> str:
+    """Tables 6 and 7 over the seeds of a model."""
+    result = json.loads((ROOT / "results" / "analysis" / file).read_text(encoding="utf-8"))
+    rows = result["rows"]
+    done = [key for key in rows[0] if key not in ("metrics", "blocks")]
+    lines = [f"| {' | '.join(done)} | top-1 | of the whole |", "|" + "---|" * len(done) + "---:|---:|"]
+    whole = statistics.fmean(rows[0]["metrics"]["top1"])
+    for row in rows:
+        top1 = row["metrics"]["top1"]
+        cells = [str(row[key]) for key in done]
+        lines.append(f"| {' | '.join(cells)} | {mean_std(top1, unit='%')} | {statistics.fmean(top1) - whole:+.1f} |")
+    count = len(rows[0]["metrics"]["top1"])
+    return "\n".join([*lines, "", f"Mean ± sample standard deviation of {count} runs. {origin(result)}"])
+
+
+def speed_table(file: str) -> str:
+    """What stepsnet bench wrote: medians with quartiles, and each StepsNet over the baseline of nearest depth."""
+    result = json.loads((ROOT / "results" / "speed" / file).read_text(encoding="utf-8"))
+    rows = result["rows"]
+    kinds = [kind for kind in ("inference", "training") if kind in rows[0]]
+    memory = list(rows[0].get("memory", {}))
+    heads = [f"{kind} /s" for kind in kinds] + ["latency (ms)"] + [f"{kind}, MiB a sample" for kind in memory]
+    lines = [f"| | blocks | MACs (G) | {' | '.join(heads)} |", "|---|---:|---:|" + "---:|" * len(heads)]
+    for row in rows:
+        cells = [median(row[kind]) for kind in kinds] + [median(row["latency_ms"], 0)]
+        cells += [f"{row['memory'][kind]['per_sample'] / 2**20:.1f}" for kind in memory]
+        lines.append(f"| {row['model']} | {row['blocks']} | {row['macs'] / 1e9:.2f} | {' | '.join(cells)} |")
+    batch = f"Batches of {result['batch_size']}, {result['amp_dtype']}, {result['rounds']} interleaved rounds"
+    return "\n".join([*lines, "", f"{batch}, median (quartiles). {origin(result)}"])
+
+
 def render(text: str) -> str:
     kinds = {"results": results_table, "memory": memory_table}
     kinds |= {"benchmarks": benchmarks_table, "language": language_table, "scale": scale_table}
+    kinds |= {"grid": grid_table, "depth": depth_table, "methods": methods_table}
+    kinds |= {"analysis": analysis_table, "speed": speed_table}
 
     def replace(match: re.Match) -> str:
         kind, *arguments = shlex.split(match["name"])

@@ -321,11 +321,12 @@ def test_a_sweep_is_drawn_against_the_depth(tmp_path):
         top1 = (50 if "Steps" in row["label"] else 40) + int(row["blocks"]) / 8 + int(row["seed"])
         assert float(row["val"]) == pytest.approx(top1) and float(row["train"]) == pytest.approx(top1 + 5)
     text = html.unescape(re.sub(r"<svg.*?</svg>|<[^>]+>", "", page.read_text(), flags=re.S)).replace("\u00a0", " ")
-    assert "52.00 ± 0.71 % for StepsNet at 12 blocks and 42.00 ± 0.71 % for baseline at 12 blocks" in text
-    assert "62.50 ± 0.71 % for StepsNet at 96 blocks and 52.50 ± 0.71 % for baseline at 96 blocks" in text
+    assert "52.00 ± 0.71 % for StepsNet at 12 blocks and 42.00 ± 0.71 % for the baseline at 12 blocks" in text
+    assert "62.50 ± 0.71 % for StepsNet at 96 blocks and 52.50 ± 0.71 % for the baseline at 96 blocks" in text
     assert "Of 8 models the validation top-1 is best with 62.50 ± 0.71 % for StepsNet · 96 blocks" in text
     assert "worst with 42.00 ± 0.71 % for the baseline · 12 blocks" in text
     assert text.count("paired over seeds 0 and 1, better in 2 of 2") == 4
+    assert text.index("Against the depth") < text.index("\nRuns\n")
     assert not (tmp_path / "figures" / "top1.png").exists()  # so many curves could not be told apart
 
 
