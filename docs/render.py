@@ -3,8 +3,9 @@
 A block between ``<!-- begin: NAME … -->`` and ``<!-- end -->`` is replaced by what NAME gives:
 ``stepsnet …`` by the command's output, ``results FOLDER`` by the table of the runs in results/FOLDER,
 ``memory FILE`` by that of benchmarks/memory.py in results/memory/FILE, ``benchmarks`` and ``language`` by those
-of the other benchmarks in results/benchmarks/. ``grid FOLDER…`` is a row a recipe, ``depth FOLDER…`` a row a depth,
-``analysis FILE`` what ``stepsnet analyze --json`` printed, and ``speed FILE`` what ``stepsnet bench`` wrote.
+of the other benchmarks in results/benchmarks/. ``depth FOLDER…`` is a row a depth, ``grid FOLDER TABLE``
+a row a recipe beside the paper's table, ``methods FOLDER`` a row a depth method, ``analysis FILE TABLE`` what
+``stepsnet analyze --json`` printed, ``speed FILE`` what ``stepsnet bench`` wrote, ``paper-depths`` Table 5a.
 
     python docs/render.py            # rewrite
     python docs/render.py --check    # exit 1 where a block is out of date
@@ -23,6 +24,8 @@ from pathlib import Path
 
 from stepsnet.cli import main as stepsnet
 from stepsnet.compare import summarise
+from stepsnet.paper.tables import all_rows, printed_rows
+from stepsnet.recipes.ablations import ROWS
 
 ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(r"(<!-- begin: (?P<name>[^\n]*?) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -227,37 +230,30 @@ def difference(ours: list[dict], theirs: list[dict], key: str = "val_top1") -> s
     return f"{statistics.fmean(pairs):+.1f}" + (f" ± {statistics.stdev(pairs):.1f}" if len(pairs) > 1 else "")
 
 
-def grid_table(*arguments: str) -> str:
-    """A row a recipe: ``FOLDER… [NAME=…] [TO=RECIPE]``, of those that begin with NAME, beside the one of TO."""
-    options = dict(argument.split("=", 1) for argument in arguments if "=" in argument)
-    folders = tuple(argument for argument in arguments if "=" not in argument)
-    runs = [run for run in runs_of(folders) if run["recipe"].startswith(tuple(options.get("NAME", "").split(",")))]
-    recipes = list(dict.fromkeys(run["recipe"] for run in runs))
-    recipes.sort(key=lambda recipe: int(re.sub(r"\D", "", recipe.split("/")[1].split("_")[1]) or 0))
-    reference = [run for run in runs_of(folders) if run["recipe"] == options.get("TO")]
+# rows of Tables 9 and 10 that are rows of Table 8 too
+SAME = {"depths_0_0_12": "steps_1", "depths_12_6_6": "steps_3", "narrow_to_wide": "steps_3"}
+
+
+def grid_table(folder: str, table: str) -> str:
+    """A table of the paper in small: a row a recipe, the paired difference to the first, and the paper's accuracy."""
+    runs, printed = runs_of((folder,)), {row["row"]: row["top1"] for row in printed_rows(table)}
     lines = [
-        "| recipe | widths × blocks | blocks | params | MACs | train accuracy | validation accuracy |",
-        "|---|---|---:|---:|---:|---:|---:|",
+        "| | widths × blocks | blocks | params | MACs | training | validation | over the first | paper |",
+        "|---|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
-    if reference:
-        lines = [lines[0] + f" over `{options['TO'].split('/')[1]}` |", lines[1] + "---:|"]
-    for recipe in recipes:
-        mine = [run for run in runs if run["recipe"] == recipe]
-        first = mine[0]
-        train, val = (list(by_seed(mine, f"{split}_top1").values()) for split in ("train", "val"))
-        shape = f"`{recipe.split('/')[1]}` | {steps(first['widths'])} | {first['blocks']}"
-        line = (
-            f"| {shape} | {first['params'] / 1e6:.2f}M | {first['macs'] / 1e6:.1f}M | "
-            f"{mean_std(train, unit='%')} | {mean_std(val, unit='%')} |"
-        )
-        lines.append(
-            line + (f" {difference(mine, reference) if recipe != options['TO'] else ''} |" if reference else "")
-        )
-    return "\n".join([*lines, "", where_run(runs, folders)])
+    first: list[dict] = []
+    for short, title in ROWS[table].items():
+        mine = [run for run in runs if run["recipe"].endswith("/" + SAME.get(short, short))]
+        train, val = (mean_std(list(by_seed(mine, f"{split}_top1").values()), unit="%") for split in ("train", "val"))
+        over = difference(mine, first) if first else ""
+        one, first = mine[0], first or mine
+        size = f"{one['blocks']} | {one['params'] / 1e6:.2f}M | {one['macs'] / 1e6:.1f}M"
+        lines.append(f"| {title} | {steps(one['widths'])} | {size} | {train} | {val} | {over} | {printed[title]}% |")
+    return "\n".join([*lines, "", where_run(runs, (folder,)) + f" The last column is the paper's Table {table}."])
 
 
 def depth_table(*folders: str) -> str:
-    """StepsNet and its baseline at every depth, and the shortcut ratio after the last block where it was recorded."""
+    """StepsNet and its baseline at every depth."""
     runs = runs_of(folders)
     lines = ["| blocks | layers | params | baseline | StepsNet | paired difference | training: baseline | StepsNet |"]
     lines.append("|---:|---:|---:|---:|---:|---:|---:|---:|")
@@ -271,12 +267,21 @@ def depth_table(*folders: str) -> str:
             for split in ("val", "train")
             for group in (theirs, ours)
         ]
-        first = ours[0]
-        lines.append(
-            f"| {blocks} | {first['layers']} | {first['params'] / 1e6:.2f}M | {cells[0]} | {cells[1]} | "
-            f"{difference(ours, theirs)} | {cells[2]} | {cells[3]} |"
-        )
+        size = f"{ours[0]['layers']} | {ours[0]['params'] / 1e6:.2f}M"
+        both = f"{cells[0]} | {cells[1]} | {difference(ours, theirs)} | {cells[2]} | {cells[3]}"
+        lines.append(f"| {blocks} | {size} | {both} |")
     return "\n".join([*lines, "", where_run(runs, folders)])
+
+
+def paper_depths() -> str:
+    """Table 5a's accuracies."""
+    found = {(row["row"].split(" ")[0], row["blocks"]): row["top1"] for row in printed_rows("5a")}
+    depths = sorted({blocks for _, blocks in found})
+    lines = [f"| the paper's Table 5a, ImageNet | {' | '.join(f'{blocks} blocks' for blocks in depths)} |"]
+    lines.append("|---|" + "---:|" * len(depths))
+    for name in ("DeiT", "Steps-DeiT"):
+        lines.append(f"| {name} | {' | '.join(f'{found[name, blocks]}%' for blocks in depths)} |")
+    return "\n".join(lines)
 
 
 def methods_table(folder: str) -> str:
@@ -294,19 +299,23 @@ def methods_table(folder: str) -> str:
     return "\n".join([*lines, "", where_run(runs, (folder,))])
 
 
-def analysis_table(file: str) -> str:
-    """Tables 6 and 7 over the seeds of a model."""
+def analysis_table(file: str, table: str) -> str:
+    """Tables 6 and 7 over the seeds of a model, beside the paper's."""
     result = json.loads((ROOT / "results" / "analysis" / file).read_text(encoding="utf-8"))
     rows = result["rows"]
+    (papers,) = (row["top1"] for row in printed_rows("8") if row["row"] == "3 steps")  # Steps-DeiT-S as it is
+    printed = [row["top1"] for row in all_rows() if row["table"] == table]
+    whole = rows[0]["metrics"]["top1"]
     done = [key for key in rows[0] if key not in ("metrics", "blocks")]
-    lines = [f"| {' | '.join(done)} | top-1 | of the whole |", "|" + "---|" * len(done) + "---:|---:|"]
-    whole = statistics.fmean(rows[0]["metrics"]["top1"])
-    for row in rows:
-        top1 = row["metrics"]["top1"]
-        cells = [str(row[key]) for key in done]
-        lines.append(f"| {' | '.join(cells)} | {mean_std(top1, unit='%')} | {statistics.fmean(top1) - whole:+.1f} |")
-    count = len(rows[0]["metrics"]["top1"])
-    return "\n".join([*lines, "", f"Mean ± sample standard deviation of {count} runs. {origin(result)}"])
+    lines = [f"| {' | '.join(done)} | top-1 | change | the paper's change |", "|" + "---|" * len(done) + "---:|" * 3]
+    for row, theirs in zip(rows, [papers] * (len(rows) - len(printed)) + printed, strict=True):
+        change = [value - before for value, before in zip(row["metrics"]["top1"], whole)]
+        what = " | ".join(str(row[key]) for key in done)
+        lines.append(
+            f"| {what} | {mean_std(row['metrics']['top1'], unit='%')} | {mean_std(change)} | {theirs - papers:+.1f} |"
+        )
+    note = f"Mean ± sample standard deviation of {len(whole)} runs, points of accuracy. {origin(result)}"
+    return "\n".join([*lines, "", note])
 
 
 def speed_table(file: str) -> str:
@@ -329,7 +338,7 @@ def render(text: str) -> str:
     kinds = {"results": results_table, "memory": memory_table}
     kinds |= {"benchmarks": benchmarks_table, "language": language_table, "scale": scale_table}
     kinds |= {"grid": grid_table, "depth": depth_table, "methods": methods_table}
-    kinds |= {"analysis": analysis_table, "speed": speed_table}
+    kinds |= {"paper-depths": paper_depths, "analysis": analysis_table, "speed": speed_table}
 
     def replace(match: re.Match) -> str:
         kind, *arguments = shlex.split(match["name"])
