@@ -320,7 +320,7 @@ def _analyze(options: argparse.Namespace) -> None:
 
 
 def _bench(options: argparse.Namespace) -> None:
-    from .bench import bench, find_contenders, render_bench
+    from .bench import bench, find_candidates, render_bench
 
     memory = tuple(options.memory) if any(options.memory) else None
     if memory and len(memory) != 2:
@@ -328,8 +328,8 @@ def _bench(options: argparse.Namespace) -> None:
     names = ("batch_size", "rounds", "device", "amp_dtype", "compile")
     settings = {name: getattr(options, name) for name in names}
     note = partial(print, file=sys.stderr, flush=True)
-    contenders = find_contenders(options.models)
-    result = bench(contenders, options.out, memory_batches=memory, train=not options.no_train, note=note, **settings)
+    candidates = find_candidates(options.models)
+    result = bench(candidates, options.out, memory_batches=memory, train=not options.no_train, note=note, **settings)
     print(json.dumps(result) if options.json else render_bench(result))
 
 

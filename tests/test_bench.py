@@ -11,7 +11,7 @@ from PIL import Image
 from stepsnet.analysis import speed
 from stepsnet.analysis.memory import activation_bytes
 from stepsnet.analysis.speed import Measured, measure_memory, measure_speed, quartiles
-from stepsnet.bench import find_contenders
+from stepsnet.bench import find_candidates
 from stepsnet.cli import main
 from stepsnet.errors import UserError
 from stepsnet.paper.tables import printed_rows
@@ -106,10 +106,10 @@ def test_runs_and_names_from_the_command_line(tmp_path, capsys):
 
 
 def test_the_rows_of_a_table_carry_the_printed_accuracy():
-    found = find_contenders(["table:5b"])
+    found = find_candidates(["table:5b"])
     assert [c.accuracy for c in found] == [row["top1"] for row in printed_rows("5b")]
     assert {c.curve for c in found} == {"Swin", "Steps-Swin"}
-    assert {c.curve for c in find_contenders(["table:1"])} >= {"DeiT", "Steps-DeiT", "ResNet", "Steps-ResNet"}
+    assert {c.curve for c in find_candidates(["table:1"])} >= {"DeiT", "Steps-DeiT", "ResNet", "Steps-ResNet"}
 
 
 @pytest.mark.parametrize(
