@@ -22,6 +22,7 @@ import statistics
 import sys
 from pathlib import Path
 
+from stepsnet.analysis.speed import quartiles
 from stepsnet.cli import main as stepsnet
 from stepsnet.compare import summarise
 from stepsnet.paper.tables import all_rows, printed_rows
@@ -318,6 +319,11 @@ def analysis_table(file: str, table: str) -> str:
     return "\n".join([*lines, "", note])
 
 
+def ratio(over: list[float], under: list[float]) -> str:
+    """Of two models' seconds in the same rounds."""
+    return median(quartiles([a / b for a, b in zip(over, under, strict=True)]))
+
+
 def speed_table(file: str) -> str:
     """What stepsnet bench wrote: medians with quartiles, and each StepsNet over the baseline of nearest depth."""
     result = json.loads((ROOT / "results" / "speed" / file).read_text(encoding="utf-8"))
@@ -330,6 +336,14 @@ def speed_table(file: str) -> str:
         cells = [median(row[kind]) for kind in kinds] + [median(row["latency_ms"], 0)]
         cells += [f"{row['memory'][kind]['per_sample'] / 2**20:.1f}" for kind in memory]
         lines.append(f"| {row['model']} | {row['blocks']} | {row['macs'] / 1e9:.2f} | {' | '.join(cells)} |")
+    for ours, theirs in [(a, b) for a in rows for b in rows if a["curve"] == f"Steps-{b['curve']}"]:
+        if ours["model"] == f"Steps-{theirs['model']}":
+            cells = [ratio(theirs["seconds"][kind], ours["seconds"][kind]) for kind in kinds]
+            cells.append(ratio(ours["seconds"]["latency"], theirs["seconds"]["latency"]))
+            cells += [
+                f"{ours['memory'][kind]['per_sample'] / theirs['memory'][kind]['per_sample']:.2f}" for kind in memory
+            ]
+            lines.append(f"| {ours['model']} / {theirs['model']} | | | {' | '.join(cells)} |")
     batch = f"Batches of {result['batch_size']}, {result['amp_dtype']}, {result['rounds']} interleaved rounds"
     return "\n".join([*lines, "", f"{batch}, median (quartiles). {origin(result)}"])
 
