@@ -132,7 +132,14 @@ def benchmarks_table() -> str:
         )
         lines.append(f"| seconds to {what}, {size} | {median(ours)} |")
         lines.append(f"| the same by torch alone, without checksum or flush | {median(theirs)} |")
-    return "\n".join([*lines, "", *(f"- {origin(result)}" for result in (engine, images, start, checkpoint))])
+    watching = read_benchmark("watching")
+    share = 100 * watching["share_of_the_time"]["50"]
+    lines.append(f"| `signal_interval=50`, % of the time of training | {share:.1f} |")
+    lines.append(
+        f"| of which each watched update takes more, as a share | {median(watching['extra_of_a_watched_update'])} |"
+    )
+    made = (engine, images, start, checkpoint, watching)
+    return "\n".join([*lines, "", *(f"- {origin(result)}" for result in made)])
 
 
 def language_table() -> str:
