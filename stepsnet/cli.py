@@ -88,7 +88,9 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--stride", type=int, help="of a language model: tokens scored in each window")
     sub.add_argument("--json", action="store_true")
 
-    sub = verb("predict", _predict, "print the likeliest classes of pictures, or go on with a text")
+    sub = verb(
+        "predict", _predict, "print the likeliest classes of pictures, draw what is in them, or go on with a text"
+    )
     sub.add_argument("run", metavar="RUN", type=Path)
     sub.add_argument("files", metavar="FILE", nargs="*", help="a picture, a folder or a pattern")
     sub.add_argument("--prompt", help="the text that a language model goes on with")
@@ -96,6 +98,8 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--temperature", type=float, default=0.8, help="0 takes the likeliest token (default: 0.8)")
     sub.add_argument("--seed", type=int, default=0, help="of what it draws (default: 0)")
     sub.add_argument("--top", type=int, default=5, help="classes a picture (default: 5)")
+    sub.add_argument("--out", metavar="DIR", type=Path, default=Path("predictions"), help="for pictures that are drawn")
+    sub.add_argument("--least", type=float, default=0.5, help="score from which an object is drawn (default: 0.5)")
     sub.add_argument("--json", action="store_true")
 
     sub = verb("analyze", _analyze, "look inside trained networks: Fig. 2, Table 6 and Table 7 of your own runs")
@@ -161,7 +165,7 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--json", action="store_true")
 
     sub = verb("table", _table, "hold a table of the paper against our models")
-    sub.add_argument("table", metavar="TABLE", help="1, 5a, 5b, 8, 9, 10 or 11")
+    sub.add_argument("table", metavar="TABLE", help="1, 2a, 2b, 4, 5a, 5b, 8, 9, 10 or 11")
     sub.add_argument("--json", action="store_true")
     return parser
 
@@ -267,7 +271,8 @@ def _eval(options: argparse.Namespace) -> None:
 
 
 def _predict(options: argparse.Namespace) -> None:
-    from .predict import classify, write
+    from .predict import DRAWN, classify, draw, write
+    from .run import recipe_of
 
     if (options.prompt is None) == (not options.files):
         raise UserError("predict: expected pictures, or --prompt for a language model")
@@ -275,6 +280,10 @@ def _predict(options: argparse.Namespace) -> None:
         emit = partial(print, end="", flush=True)
         write(options.run, options.prompt, emit, options.tokens, options.temperature, options.seed)
         print()
+        return
+    if recipe_of(options.run).task in DRAWN:
+        records, lines = draw(options.run, _expand(options.files), options.out, options.least)
+        print(json.dumps(records) if options.json else "\n".join(lines))
         return
     predictions = classify(options.run, _expand(options.files), options.top)
     if options.json:

@@ -1,11 +1,16 @@
-"""Writing files so that a reader sees the old one or the new one, never half of it."""
+"""Writing files so that a reader sees the old one or the new one, never half of it; and where what is made lies."""
 
 from __future__ import annotations
 
+import io
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from .errors import UserError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
@@ -21,3 +26,15 @@ def write_atomically(path: Path, content: str | bytes) -> None:
         os.replace(beside, path)
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def cache_folder() -> Path:
+    """What is made once of a data set is kept here: ``STEPSNET_CACHE``, by default ``~/.cache/stepsnet``."""
+    return Path(os.environ.get("STEPSNET_CACHE") or Path.home() / ".cache" / "stepsnet")
+
+
+def picture_bytes(picture: Image) -> bytes:
+    """A picture as the bytes of a PNG."""
+    buffer = io.BytesIO()
+    picture.save(buffer, format="PNG")
+    return buffer.getvalue()

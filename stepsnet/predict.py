@@ -1,7 +1,8 @@
-"""Use a run: the classes of pictures, or a text that goes on."""
+"""Use a run: the classes of pictures, what is found in them, or a text that goes on."""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -16,11 +17,13 @@ from .errors import UserError
 from .models.build import build_model
 from .run import recipe_of, trained_model
 from .tasks.classification import Classification
-from .tasks.image_data import UNREADABLE
+from .tasks.image_data import UNREADABLE, unreadable
 from .tasks.setup import set_up
 from .tasks.text_data import END_OF_TEXT, load_tokenizer
 
-__all__ = ["classify", "write"]
+__all__ = ["DRAWN", "classify", "draw", "write"]
+
+DRAWN = {"detection": "detection_pictures"}  # the tasks whose results are pictures, and who draws them
 
 
 @torch.no_grad()
@@ -43,14 +46,33 @@ def classify(folder: Path, files: Sequence[Path], top: int = 5) -> list[tuple[Pa
             with Image.open(file) as picture:
                 inputs.append(images.read(picture))
         except UNREADABLE as error:
-            reason = "no such file" if not file.exists() else str(error).split(":")[0]
-            raise UserError(f"predict: cannot read {file} as a picture: {reason}") from None
+            raise unreadable(file, error) from None
     probabilities = torch.cat([model(x[None].to(device)).softmax(-1) for x in inputs])  # (files, classes)
     ranked = probabilities.topk(min(top, len(images.classes)))
     return [
         (file, [(images.classes[i], p) for p, i in zip(values.tolist(), indices.tolist())])
         for file, values, indices in zip(files, ranked.values, ranked.indices)
     ]
+
+
+def draw(folder: Path, files: Sequence[Path], out: Path, least: float = 0.5) -> tuple[list[dict[str, Any]], list[str]]:
+    """Write in ``out`` a picture of what is found in each file, and all of it as JSON.
+
+    Args:
+        least: score from which an object is drawn.
+
+    Returns:
+        The records of the JSON, and a line for each file.
+
+    Raises:
+        UserError: a run of another task, or a file that is missing or no picture.
+    """
+    recipe = recipe_of(folder)
+    if recipe.task not in DRAWN:
+        raise UserError(f"predict: {folder} is a run of {recipe.task}, expected one of {', '.join(DRAWN)} to draw")
+    model, device = trained_model(folder, recipe, build_model(recipe.model))
+    pictures = importlib.import_module(f"stepsnet.tasks.{DRAWN[recipe.task]}")
+    return pictures.draw(model, device, folder, files, out, least)
 
 
 def write(

@@ -218,6 +218,17 @@ def test_the_schedule_written_out():
         assert all(group["lr"] == pytest.approx(expected) for group in optimizer.param_groups), step
 
 
+def test_steps_of_the_rate_written_out():
+    settings = TrainingSettings(epochs=12, lr=1.0, sched="multistep", milestones=(8, 11), warmup_epochs=0.5)
+    settings = dataclasses.replace(settings, warmup_lr=0.1, decay_rate=0.1)
+    optimizer = build_optimizer(make_model(), settings)
+    schedule = build_schedule(optimizer, settings, steps_per_epoch=10)
+    wanted = {0: 0.1, 1: 0.28, 5: 1.0, 79: 1.0, 80: 0.1, 109: 0.1, 110: 0.01, 119: 0.01, 4: 0.82}
+    for step, expected in wanted.items():
+        schedule.step_update(step)
+        assert all(group["lr"] == pytest.approx(expected) for group in optimizer.param_groups), step
+
+
 def test_norms_and_biases_are_not_decayed():
     groups = build_optimizer(make_model(), SETTINGS).param_groups
     decayed = {parameter.ndim for group in groups if group["weight_decay"] for parameter in group["params"]}

@@ -9,6 +9,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from coco_pictures import write_coco
 from PIL import Image
 
 from stepsnet.engine.checkpoint import Trained, load_weights
@@ -24,10 +25,12 @@ from stepsnet.recipes import find_recipe, recipes
 from stepsnet.recipes.recipe import ModelSpec, override, read_recipe, to_yaml
 from stepsnet.run import train_run
 from stepsnet.tasks.classification import input_spec, set_up
+from stepsnet.tasks.setup import set_up as set_up_task
 
 NAMES = list(recipes())
 AT_SCALE = [name for name in NAMES if name.split("/")[0] in ("imagenet", "deeper", "ablations")]
 LANGUAGE = [name for name in NAMES if find_recipe(name).task == "language"]
+DETECTION = [name for name in NAMES if find_recipe(name).task == "detection"]
 CLASSES = 3
 
 
@@ -356,7 +359,7 @@ def test_every_row_of_table_4_has_a_recipe():
     assert find_recipe("wikitext103/steps_transformer_64m").baseline.args["depths"] == [12]
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in AT_SCALE and name not in LANGUAGE])
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in AT_SCALE + LANGUAGE + DETECTION])
 def test_small_recipes_take_two_updates(name, pictures, tmp_path, monkeypatch):
     """The small recipes as they are, on eight of the digits, or of the made-up pictures at CIFAR's size."""
     recipe = override(find_recipe(name), [*SHORT, "train_samples=8"])
@@ -365,3 +368,74 @@ def test_small_recipes_take_two_updates(name, pictures, tmp_path, monkeypatch):
     with Lines() as display:
         train_run(recipe, tmp_path / "run", display)
     assert len(losses(tmp_path / "run")) == 2 and np.isfinite(losses(tmp_path / "run")).all()
+
+
+def test_every_row_of_table_2_has_a_recipe_with_swins_settings():
+    """facts.md: the schedules, the optimizer, and what an epoch and a sample are."""
+    found = [name for name in DETECTION if name.startswith("coco/")]
+    assert len(found) == 12
+    for row in rows("2a", "2b"):
+        name, args = model_of(row)
+        (recipe,) = [
+            find_recipe(n) for n in found if recipes()[n].__doc__.startswith(f"Table {row['table']}, {row['row']},")
+        ]
+        assert recipe.model.name == name and recipe.model.args["backbone"] == args["backbone"]
+        printed = {f"val_{key.lower()}": value for key, value in row.items() if "_AP" in key and value is not None}
+        assert recipe.expected == printed and f"{row['flops_G']}G MACs" in recipes()[recipe.name].__doc__
+        expected = {"1x": (12, (8, 11)), "3x": (36, (27, 33))}[row["schedule"]]
+        assert (recipe.epochs, recipe.milestones, recipe.sched, recipe.decay_rate) == (*expected, "multistep", 0.1)
+        assert (recipe.opt, recipe.lr, recipe.weight_decay, recipe.batch_size) == ("adamw", 1e-4, 0.05, 16)
+        assert recipe.warmup_epochs * 117_266 / 16 == pytest.approx(1000) and recipe.clip_grad is None
+        assert recipe.without_objects == "leave_out"
+        if row["row"].startswith("Steps-"):
+            of_baseline = row["row"].removeprefix("Steps-")
+            (base,) = [find_recipe(n) for n in found if f", {of_baseline}," in recipes()[n].__doc__.partition("\n")[0]]
+            assert recipe.baseline == base.model and base.baseline is None
+
+
+def test_penn_fudan_is_set_beside_a_swin_of_like_compute():
+    from stepsnet.analysis.complexity import detector_macs
+
+    for name in ("pennfudan/mask_rcnn", "pennfudan/cascade"):
+        recipe = find_recipe(name)
+        counts = []
+        for spec in (recipe.model, recipe.baseline):
+            model = on_meta(spec.name, json.dumps(spec.args))
+            counts.append((detector_macs(model, (3, 160, 256)), sum(p.numel() for p in model.parameters())))
+        (steps, steps_params), (base, base_params) = counts
+        assert sum(steps.values()) == pytest.approx(sum(base.values()), rel=0.03)
+        assert steps_params == pytest.approx(base_params, rel=0.03)
+        assert {key: steps[key] for key in ("rpn", "boxes", "masks")} == {
+            key: base[key] for key in ("rpn", "boxes", "masks")
+        }
+
+
+@pytest.fixture(scope="session")
+def coco(tmp_path_factory):
+    return write_coco(tmp_path_factory.mktemp("coco") / "data", train=4, val=1)
+
+
+@pytest.mark.parametrize("name", DETECTION)
+def test_detection_recipes_take_two_updates(name, coco, tmp_path, monkeypatch):
+    """Every block, at widths of 8, 16, … and on small pictures; heads of a few channels."""
+    monkeypatch.setenv("STEPSNET_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(Trained, "save", lambda *_: None)
+    recipe = find_recipe(name)
+    args = recipe.model.args
+    body = narrow(dataclasses.replace(recipe, model=ModelSpec(args["backbone"], args["backbone_args"]))).model.args
+    args |= {
+        "backbone_args": body,
+        "num_classes": 2,
+        "size": 64,
+        "max_size": 96,
+        "channels": 8,
+        "hidden": 8,
+        "samples": 8,
+    }
+    augment = dataclasses.replace(recipe.augment, sizes=(48, 64), max_size=96, crop_sizes=(64,), crop_range=(40, 64))
+    recipe = dataclasses.replace(recipe, augment=augment, data=f"coco:{coco}", amp_dtype="float32")
+    recipe = override(recipe, ["epochs=1", "batch_size=2", *SHORT[2:]])
+    torch.manual_seed(recipe.seed)
+    setup = set_up_task(recipe)
+    fit(setup.model, setup.task, recipe, tmp_path, Ranks(0, 1, torch.device("cpu")), report=lambda event: None)
+    assert len(losses(tmp_path)) == 2 and np.isfinite(losses(tmp_path)).all()

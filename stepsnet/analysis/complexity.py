@@ -19,7 +19,14 @@ from timm.models.vision_transformer import Block
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-__all__ = ["Complexity", "count_complexity", "count_language_model", "count_macs"]
+__all__ = [
+    "Complexity",
+    "count_complexity",
+    "count_detector",
+    "count_language_model",
+    "count_macs",
+    "detector_macs",
+]
 
 RESIDUAL_BLOCKS = (BasicBlock, Bottleneck, Block, SwinTransformerBlock)
 ATTENTION = (Attention, WindowAttention)
@@ -57,8 +64,50 @@ def count_language_model(model: Any) -> Complexity:
     return Complexity(blocks=blocks, layers=5 * blocks + 1, params=params, macs=linear + attended)
 
 
+def count_detector(model: Any, input_size: tuple[int, int, int] = (3, 800, 1280)) -> Complexity:
+    """A whole detector on one image, by :func:`detector_macs`; blocks are the backbone's."""
+    return Complexity(
+        blocks=sum(isinstance(module, RESIDUAL_BLOCKS) for module in model.modules()),
+        layers=_count_layers(model),
+        params=sum(parameter.numel() for parameter in model.parameters()),
+        macs=sum(detector_macs(model, input_size).values()),
+    )
+
+
+def detector_macs(
+    model: Any, input_size: tuple[int, int, int] = (3, 800, 1280), proposals: int = 1000, detections: int = 100
+) -> dict[str, int]:
+    """Multiply-accumulates of a detector's parts for one image, by the conventions of the published numbers.
+
+    Those come from mmdetection's counter: backbone, FPN and the RPN's head on the image, each stage's box head
+    on 1,000 boxes and each stage's mask head on 100; what picks, cuts out and merges boxes is not counted.
+    """
+    pyramid, stages = model.backbone, getattr(model.roi_heads, "stages", [model.roi_heads])
+    image = torch.empty(1, *input_size, device="meta")
+    of_body, maps = _count_forward(pyramid.body, image)
+    of_fpn, levels = _count_forward(pyramid.fpn, {str(level): x for level, x in enumerate(maps)})
+    of_rpn, _ = _count_forward(model.rpn.head, list(levels.values()))
+    counts = {"backbone": of_body, "fpn": of_fpn, "rpn": of_rpn, "boxes": 0, "masks": 0}
+    for stage in stages:
+        parts = (
+            ("boxes", proposals, stage.box_roi_pool, (stage.box_head, stage.box_predictor)),
+            ("masks", detections, stage.mask_roi_pool, (stage.mask_head, stage.mask_predictor)),
+        )
+        for name, count, pool, modules in parts:
+            x: Any = torch.empty(count, pyramid.out_channels, *pool.output_size, device="meta")
+            for module in modules:
+                macs, x = _count_forward(module, x)
+                counts[name] += macs
+    return counts
+
+
 def count_macs(model: nn.Module, input_size: tuple[int, ...]) -> int:
-    """Multiply-accumulates of one forward pass in evaluation mode, for one sample of ``input_size``.
+    """Multiply-accumulates of one forward pass in evaluation mode, for one sample of ``input_size``."""
+    return _count_forward(model, torch.empty(1, *input_size, device="meta"))[0]
+
+
+def _count_forward(model: nn.Module, inputs: Any) -> tuple[int, Any]:
+    """Multiply-accumulates of ``model(inputs)`` in evaluation mode, and what it returns.
 
     Runs on meta copies of the parameters, so no kernel of any device, fused or not, is chosen.
     """
@@ -68,11 +117,11 @@ def count_macs(model: nn.Module, input_size: tuple[int, ...]) -> int:
     model.eval()
     try:
         with torch.no_grad(), counter:
-            torch.func.functional_call(model, tensors, torch.empty(1, *input_size, device="meta"))
+            outputs = torch.func.functional_call(model, tensors, (inputs,))
     finally:
         for module, mode in training.items():
             module.training = mode
-    return counter.get_total_flops() // 2  # the counter takes a multiply-accumulate for two
+    return counter.get_total_flops() // 2, outputs  # the counter takes a multiply-accumulate for two
 
 
 def _count_layers(model: nn.Module) -> int:

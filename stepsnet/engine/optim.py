@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import timm.optim
-from timm.scheduler import CosineLRScheduler, PolyLRScheduler
+from timm.scheduler import CosineLRScheduler, MultiStepLRScheduler, PolyLRScheduler
 from timm.scheduler.scheduler import Scheduler
 from torch import nn
 from torch.optim import Optimizer
@@ -54,19 +54,22 @@ def build_optimizer(model: nn.Module, settings: TrainingSettings) -> Optimizer:
 
 
 def build_schedule(optimizer: Optimizer, settings: TrainingSettings, steps_per_epoch: int) -> Scheduler:
-    """Linear warm-up and a cosine or polynomial, by update.
+    """Linear warm-up and a cosine, a polynomial or steps, by update.
 
     ``step_update(step)`` sets the rates, whatever came before. ``warmup_lr`` and ``min_lr`` are scaled as
     ``lr`` is.
     """
     scale = scaled_lr(settings) / settings.lr if settings.lr else 1.0
-    shared = {
-        "t_initial": settings.epochs * steps_per_epoch,
-        "lr_min": settings.min_lr * scale,
+    shared: dict = {
         "warmup_t": round(settings.warmup_epochs * steps_per_epoch),
         "warmup_lr_init": settings.warmup_lr * scale,
         "t_in_epochs": False,
     }
+    if settings.sched == "multistep":
+        # timm's milestones count from 1, and here the warm-up is a part of the epochs
+        after = [round(epochs * steps_per_epoch) + 1 for epochs in sorted(settings.milestones)]
+        return MultiStepLRScheduler(optimizer, after, decay_rate=settings.decay_rate, warmup_prefix=False, **shared)
+    shared |= {"t_initial": settings.epochs * steps_per_epoch, "lr_min": settings.min_lr * scale}
     if settings.sched == "poly":
         return PolyLRScheduler(optimizer, power=settings.poly_power, **shared)
     return CosineLRScheduler(optimizer, **shared)

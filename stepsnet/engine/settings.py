@@ -24,11 +24,13 @@ class TrainingSettings:
     eps: float = 1e-8
     weight_decay: float = 0.05  # none on norms, biases and what the model exempts
     layer_decay: float | None = None  # the rate of each block, as a share of the next one's
-    sched: Literal["cosine", "poly"] = "cosine"
+    sched: Literal["cosine", "poly", "multistep"] = "cosine"
     poly_power: float = 1.0
+    milestones: tuple[float, ...] = ()  # of multistep: after so many epochs the rate is multiplied by decay_rate
+    decay_rate: float = 0.1
     warmup_epochs: float = 20.0  # linear, from warmup_lr
     warmup_lr: float = 5e-7
-    min_lr: float = 5e-6  # the schedule's end
+    min_lr: float = 5e-6  # the schedule's end; not of multistep
     clip_grad: float | None = 5.0  # largest norm of all gradients together
     amp_dtype: Literal["float32", "bfloat16", "float16"] = "float32"  # of the forward pass, by autocast
     ema_decay: float | None = None  # of an average of the weights, which is then what is evaluated

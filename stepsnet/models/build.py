@@ -1,4 +1,4 @@
-"""A model from its name and arguments: timm's and ours for pictures, Steps-Transformer for text."""
+"""A model from its name and arguments: timm's and ours for pictures, detectors, Steps-Transformer for text."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ from ..recipes.recipe import ModelSpec
 
 __all__ = ["build_model", "input_size_of"]
 
-TRANSFORMERS = "steps_transformer"
+# Models that are not timm's, each the `create` of a module of that name in stepsnet.models.
+WHOLE = ("steps_transformer", "mask_rcnn", "cascade_mask_rcnn")
 
 
 def build_model(spec: ModelSpec) -> nn.Module:
     """Raises UserError for a name that is not known, or arguments that the model does not take."""
     try:
-        if spec.name == TRANSFORMERS:
-            return importlib.import_module("stepsnet.models.steps_transformer").create(**spec.args)
+        if spec.name in WHOLE:
+            return importlib.import_module(f"stepsnet.models.{spec.name}").create(**spec.args)
         if timm.is_model(spec.name):
             return timm.create_model(spec.name, **spec.args)
     except (TypeError, ValueError, AssertionError, RuntimeError) as error:
         raise UserError(f"model {spec.name}: {' '.join(str(error.__cause__ or error).split())}") from error
-    known = [TRANSFORMERS, *timm.list_models()]
+    known = [*WHOLE, *timm.list_models()]
     raise UserError(f"model: got {spec.name!r}, expected a timm or StepsNet model{nearest(spec.name, known)}")
 
 

@@ -15,9 +15,18 @@ from typing import Any, Literal
 
 from ..engine.settings import TrainingSettings
 from ..errors import UserError, nearest
-from ..tasks.settings import Augment
+from ..tasks.settings import Augment, DetectionAugment
 
-__all__ = ["ClassificationRecipe", "LanguageRecipe", "ModelSpec", "Recipe", "override", "read_recipe", "to_yaml"]
+__all__ = [
+    "ClassificationRecipe",
+    "DetectionRecipe",
+    "LanguageRecipe",
+    "ModelSpec",
+    "Recipe",
+    "override",
+    "read_recipe",
+    "to_yaml",
+]
 
 
 @dataclass(frozen=True)
@@ -43,7 +52,7 @@ class Recipe(TrainingSettings):
         least: dict[str, float] = {"epochs": 1, "batch_size": 1, "keep_checkpoints": 1, "probe_epochs": 0, "seed": 0}
         least |= {"lr": 0.0, "min_lr": 0.0, "warmup_lr": 0.0, "warmup_epochs": 0.0, "weight_decay": 0.0}
         least |= {"accumulation_steps": 1, "workers": 0, "log_interval": 1, "checkpoint_interval": 0}
-        least |= {"signal_interval": 0}
+        least |= {"signal_interval": 0, "max_invalid": 0}
         least |= {"max_undecodable": 0, "seq_len": 1, "eval_stride": 1, "vocab_size": 2, "epoch_updates": 1}
         for name, smallest in least.items():
             value = getattr(self, name, None)  # each kind has some of them
@@ -78,7 +87,20 @@ class LanguageRecipe(Recipe):
     eval_stride: int | None = None  # tokens scored in each window of seq_len; None is all of them
 
 
-KINDS: dict[str, type[Recipe]] = {"classification": ClassificationRecipe, "language": LanguageRecipe}
+@dataclass(frozen=True, kw_only=True)
+class DetectionRecipe(Recipe):
+    task: Literal["detection"] = "detection"
+    augment: DetectionAugment | None = None  # None trains on the sizes of evaluation
+    backbone: str | None = None  # the run, or the file of weights, of the classifier that the backbone starts from
+    max_invalid: int = 0  # annotations that may be left out because their box has no area or lies outside its image
+    without_objects: Literal["refuse", "leave_out", "train"] = "refuse"  # what to do with such training images
+
+
+KINDS: dict[str, type[Recipe]] = {
+    "classification": ClassificationRecipe,
+    "detection": DetectionRecipe,
+    "language": LanguageRecipe,
+}
 
 
 def override(recipe: Recipe, assignments: Sequence[str]) -> Recipe:

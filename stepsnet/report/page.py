@@ -65,6 +65,10 @@ def _speed(run: Run) -> float | None:
 _MEASURES = {
     "val_top1": "validation top-1 %",
     "train_top1": "training top-1 %",
+    "val_box_ap": "box AP %",
+    "val_box_ap50": "AP50",
+    "val_mask_ap": "mask AP %",
+    "val_mask_ap50": "AP50",
     "val_perplexity": "validation perplexity",
     "val_word_perplexity": "per word",
 }
@@ -117,6 +121,8 @@ def _pictures(groups: Sequence[Group]) -> dict[str, Picture | None]:
         "results": figure_results(groups),
         "loss": figure_curves(few, "loss", "Loss", ""),
         "top1": figure_curves(few, "top1", "Top-1 accuracy", "\u00a0%"),
+        "box-ap": figure_curves(few, "box_ap", "Box AP", "\u00a0%"),
+        "mask-ap": figure_curves(few, "mask_ap", "Mask AP", "\u00a0%"),
         "perplexity": figure_curves(few, "perplexity", "Perplexity", ""),
         "shortcut-ratio": figure_shortcut_ratio(few),
         "signal": figure_signal(few),

@@ -28,7 +28,7 @@ from .image_data import ImageData, InputSpec, Place, load_images
 from .settings import Augment
 from .setup import Setup
 
-__all__ = ["Classification", "input_spec", "set_up"]
+__all__ = ["Classification", "input_spec", "leave_signals_to_the_run", "set_up"]
 
 _EVALUATED_AT_ONCE = 256
 _IMAGES_PROBED = 64
@@ -211,7 +211,7 @@ class Classification:
             num_workers=min(self.workers, len(batches)),
             collate_fn=_collate,
             pin_memory=device.type == "cuda",
-            worker_init_fn=_leave_signals_to_the_run,
+            worker_init_fn=leave_signals_to_the_run,
             generator=torch.Generator().manual_seed(0),  # else it would draw from the run's
         )
 
@@ -221,6 +221,6 @@ def _collate(samples: Sequence[tuple[Tensor, int, str]]) -> tuple[Tensor, Tensor
     return torch.stack(images), torch.from_numpy(np.asarray(labels, dtype=np.int64)), list(failed)
 
 
-def _leave_signals_to_the_run(worker: int) -> None:
+def leave_signals_to_the_run(worker: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends Ctrl-C to the workers too
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

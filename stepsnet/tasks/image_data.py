@@ -19,7 +19,7 @@ from ..errors import UserError, nearest
 from .settings import Augment
 from .shards import find_shards
 
-__all__ = ["ImageData", "InputSpec", "UNREADABLE", "Place", "Samples", "load_images"]
+__all__ = ["ImageData", "InputSpec", "UNREADABLE", "Place", "Samples", "load_images", "unreadable"]
 
 Transform = Callable[[Any], Tensor]
 Place = tuple[int, int, int]  # epoch, index, copy
@@ -165,6 +165,12 @@ class _TimmReader:
 
     def name(self, index: int) -> str:
         return f"sample {index} ({self.reader.filename(index, basename=True)})"
+
+
+def unreadable(file: Path, error: Exception) -> UserError:
+    """What to say of a file that is to be predicted on and raised one of ``UNREADABLE``."""
+    reason = "no such file" if not file.exists() else str(error).split(":")[0]
+    return UserError(f"predict: cannot read {file} as a picture: {reason}")
 
 
 def open_picture(path: Path, mode: str) -> Image.Image:

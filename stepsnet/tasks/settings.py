@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["Augment"]
+__all__ = ["Augment", "DetectionAugment"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,3 +24,15 @@ class Augment:
     mixup_prob: float = 1.0
     mixup_switch_prob: float = 0.5
     aug_repeats: int = 1  # copies of a sample in an epoch, each augmented in its own way
+
+
+@dataclass(frozen=True, kw_only=True)
+class DetectionAugment:
+    """Sizes and crops of a detector's training images. The defaults are those of Swin's detectors (facts.md)."""
+
+    sizes: tuple[int, ...] = tuple(range(480, 801, 32))  # of the shorter side, one drawn
+    max_size: int = 1333  # of the longer side
+    flip: float = 0.5
+    crop: float = 0.5  # share of the samples that are first resized, and cropped, before the sizes above
+    crop_sizes: tuple[int, ...] = (400, 500, 600)  # of the shorter side before the crop
+    crop_range: tuple[int, int] = (384, 600)  # of the crop's height and of its width, in pixels

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from rich.progress import track
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from ..errors import UserError, nearest
+from ..files import cache_folder
 
 __all__ = ["Split", "TextData", "Texts", "load_text", "load_tokenizer"]
 
@@ -75,7 +75,7 @@ def load_text(data: str, kind: str, vocab_size: int | None, tokenizer: Tokenizer
         if not any(document.strip() for document in documents):
             raise UserError(f"data: the split {name} of {data} has no text")
     made_from = [kind, vocab_size] if tokenizer is None else [tokenizer.to_str()]
-    place_of = _cache_folder() / "text" / _fingerprint(texts, made_from)
+    place_of = cache_folder() / "text" / _fingerprint(texts, made_from)
     place_of.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{place_of}.lock"):  # one process packs, the others find it done
         if not place_of.exists():
@@ -166,10 +166,6 @@ def _fingerprint(texts: Texts, made_from: list[Any]) -> str:
         for document in documents:
             digest.update(document.encode())
     return digest.hexdigest()[:24]
-
-
-def _cache_folder() -> Path:
-    return Path(os.environ.get("STEPSNET_CACHE") or Path.home() / ".cache" / "stepsnet")
 
 
 def _pack(texts: Texts, tokenizer: Tokenizer | Callable[[], Tokenizer], place: Path) -> None:

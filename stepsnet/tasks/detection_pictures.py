@@ -1,0 +1,99 @@
+"""What a detector finds in pictures: drawn on them, and as COCO's result records."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image, ImageDraw, ImageFont
+from pycocotools import mask as coco_mask
+from torch import nn
+
+from ..errors import UserError
+from ..files import picture_bytes, write_atomically
+from .coco_data import open_image
+from .detection import CATEGORIES, found_objects
+from .image_data import UNREADABLE, unreadable
+
+__all__ = ["draw", "drawn"]
+
+_COLOURS = ((0, 114, 178), (213, 94, 0), (0, 158, 115), (204, 121, 167), (86, 180, 233), (230, 159, 0))  # Okabe-Ito
+_OPACITY = 0.45  # of a mask
+
+Record = dict[str, Any]
+
+
+@torch.no_grad()
+def draw(
+    model: nn.Module, device: torch.device, folder: Path, files: Sequence[Path], out: Path, least: float
+) -> tuple[list[Record], list[str]]:
+    """Write a PNG for each picture, and ``predictions.json`` with every object in COCO's result form.
+
+    Args:
+        folder: the run's, which knows the categories.
+        least: score from which an object is drawn; the JSON has all.
+
+    Returns:
+        The records (COCO's, with the file's name; image_id counts the files from 1), and a line for each picture.
+
+    Raises:
+        UserError: a file that is missing or no picture, before anything is written.
+    """
+    categories = read_categories(folder)
+    images = []
+    for file in files:
+        try:
+            images.append(open_image(file))
+        except UNREADABLE as error:
+            raise unreadable(file, error) from None
+    names = {category["id"]: category["name"] for category in categories}
+    records: list[Record] = []
+    lines: list[str] = []
+    for number, (file, image) in enumerate(zip(files, images), 1):
+        (objects,) = model([image.to(device)])
+        found = [{**record, "file_name": str(file)} for record in found_objects(objects, number, list(names))]
+        shown = [record for record in found if record["score"] >= least]
+        again = sum(other.stem == file.stem for other in files) > 1
+        place = out / f"{f'{number}-' if again else ''}{file.stem}.png"
+        pixels = (image.permute(1, 2, 0) * 255).round().byte().numpy()
+        write_atomically(place, picture_bytes(drawn(pixels, shown, names)))
+        what = ", ".join(f"{names[record['category_id']]} {record['score']:.2f}" for record in shown[:5])
+        more = f", … ({len(shown)} objects)" if len(shown) > 5 else ""
+        lines.append(f"{file}: {what or f'nothing above a score of {least}'}{more} → {place}")
+        records += found
+    write_atomically(out / "predictions.json", json.dumps(records) + "\n")
+    return records, lines
+
+
+def drawn(pixels: np.ndarray, records: Sequence[Record], names: dict[int, str]) -> Image.Image:
+    """Masks, boxes, and the category and score of each object, the surest on top. pixels: (H, W, 3) of bytes."""
+    blended = pixels.astype(np.float32)
+    surest_last = sorted(enumerate(records), key=lambda pair: pair[1]["score"])
+    for index, record in surest_last:
+        inside = coco_mask.decode(record["segmentation"]).astype(bool)
+        tint = np.asarray(_COLOURS[index % len(_COLOURS)], dtype=np.float32)
+        blended[inside] = (1 - _OPACITY) * blended[inside] + _OPACITY * tint
+    picture = Image.fromarray(blended.round().astype(np.uint8))
+    pen, size = ImageDraw.Draw(picture), max(10, min(picture.size) // 30)
+    font = ImageFont.load_default(size)
+    for index, record in surest_last:
+        x, y, width, height = record["bbox"]
+        colour = _COLOURS[index % len(_COLOURS)]
+        pen.rectangle((x, y, x + width, y + height), outline=colour, width=max(1, size // 6))
+        text = f"{names[record['category_id']]} {record['score']:.2f}"
+        place = (x, max(0, y - size - 2))
+        pen.rectangle(pen.textbbox(place, text, font=font), fill=colour)
+        pen.text(place, text, fill="white", font=font)
+    return picture
+
+
+def read_categories(folder: Path) -> list[Record]:
+    """Those that the run was trained on. Raises UserError where its file is missing or broken."""
+    try:
+        return json.loads((folder / CATEGORIES).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"predict: cannot read {folder / CATEGORIES}: {error}") from None

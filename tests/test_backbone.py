@@ -1,0 +1,165 @@
+"""Backbones of dense tasks: their maps are the classifier's, at any size, and they start from its weights."""
+
+import math
+
+import pytest
+import timm
+import torch
+from torch import nn
+
+import stepsnet  # noqa: F401 - registers the models
+from stepsnet.engine.checkpoint import save_weights
+from stepsnet.errors import UserError
+from stepsnet.models.backbone import STRIDES, create_backbone, load_backbone
+
+NAMES = ["test_steps_swin", "test_steps_swin_baseline", "test_steps_swinpp", "test_steps_resnet", "test_steps_deit"]
+SMALL = {"swin_tiny_patch4_window7_224": {"embed_dim": 12, "depths": (2, 2, 2, 2), "num_heads": (1, 2, 2, 2)}}
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    torch.manual_seed(0)
+
+
+@pytest.mark.parametrize("name", [*NAMES, "test_resnet", "test_vit", *SMALL])
+def test_four_maps_of_an_image_of_any_size(name):
+    backbone = create_backbone(name, **SMALL.get(name, {}))
+    for height, width in ((64, 96), (75, 53), (33, 130)):
+        maps = backbone(torch.randn(2, 3, height, width))
+        for x, channels, stride in zip(maps, backbone.channels, STRIDES, strict=True):
+            assert x.shape == (2, channels, math.ceil(height / stride), math.ceil(width / stride))
+            assert x.isfinite().all()
+    sum(x.sum() for x in maps).backward()
+    unused = [name for name, parameter in backbone.named_parameters() if parameter.grad is None]
+    assert unused == []  # DDP waits for every gradient
+
+
+@pytest.mark.parametrize("name", ["test_steps_swin", "test_steps_resnet"])
+def test_the_maps_are_the_classifiers(name):
+    """At the size it is made for, with the LayerNorm written out."""
+    torch.manual_seed(0)
+    classifier = timm.create_model(name, always_partition=True) if "swin" in name else timm.create_model(name)
+    backbone = create_backbone(name).eval()
+    backbone.features.load_state_dict(
+        {key.replace("layers.", "layers_"): value for key, value in classifier.state_dict().items()}, strict=False
+    )
+    x = torch.randn(1, 3, 224, 224)
+    expected = classifier.eval().forward_intermediates(x, intermediates_only=True)[-4:]
+    for got, other in zip(backbone(x), expected, strict=True):
+        if "swin" in name:
+            mean, var = other.mean(1, keepdim=True), other.var(1, keepdim=True, unbiased=False)
+            other = (other - mean) / (var + 1e-5).sqrt()
+        torch.testing.assert_close(got, other, rtol=1e-4, atol=1e-5)
+
+
+def test_a_plain_model_is_resampled_to_the_strides():
+    backbone = create_backbone("test_vit").eval()
+    blocks = len(backbone.features.model.blocks)
+    x = torch.randn(1, 3, 64, 64)
+    streams = backbone.features.model.forward_intermediates(x, intermediates_only=True)
+    assert len(streams) == blocks
+    for index, (got, stride) in enumerate(zip(backbone(x), STRIDES)):
+        stream = streams[math.floor(blocks * (index + 1) / 4) - 1]
+        expected = nn.functional.layer_norm(stream.permute(0, 2, 3, 1), stream.shape[1:2]).permute(0, 3, 1, 2)
+        if stride != 16:
+            expected = nn.functional.interpolate(expected, (64 // stride,) * 2, mode="bilinear")
+        torch.testing.assert_close(got, expected)
+
+
+@pytest.mark.parametrize("name", ["test_steps_swin", "test_steps_resnet", "test_steps_deit"])
+def test_frozen_stages_and_norms_stay_as_they_are(name):
+    backbone = create_backbone(name, frozen_stages=2, frozen_norms=True, drop_path_rate=0.5).train()
+    before = {key: value.clone() for key, value in backbone.state_dict().items()}
+    x = torch.randn(2, 3, 64, 64)
+    optimizer = torch.optim.SGD([p for p in backbone.parameters() if p.requires_grad], lr=1.0)
+    first = [[y.detach() for y in backbone(x)] for _ in range(2)]
+    assert torch.equal(first[0][0], first[1][0]) and torch.equal(first[0][1], first[1][1])  # no stochastic depth
+    sum(y.square().mean() for y in backbone(x)).backward()
+    optimizer.step()
+    changed = {key for key, value in backbone.state_dict().items() if not torch.equal(value, before[key])}
+    behind = {"swin": ("layers_2", "layers_3"), "resnet": ("layer3", "layer4"), "deit": ("model.blocks.networks",)}
+    behind = behind[name.rpartition("_")[2]]
+    assert changed and all(key.removeprefix("features.").startswith((*behind, "norms")) for key in changed)
+    if name == "test_steps_deit":  # 9 blocks in networks of 4, 2 and 3; the second map is behind the fourth
+        assert not any("networks.0" in key for key in changed) and any("networks.1.0" in key for key in changed)
+    if name == "test_steps_resnet":
+        statistics = [key for key in before if "running" in key]
+        affine = [n for n, m in backbone.named_modules() if isinstance(m, nn.BatchNorm2d)]
+        assert statistics and not changed & set(statistics)
+        assert not changed & {f"{n}.weight" for n in affine}
+    with pytest.raises(ValueError, match="frozen_stages: got 5, expected 0 to 4"):
+        create_backbone(name, frozen_stages=5)
+
+
+def test_bias_tables_and_positions_are_exempt_from_decay():
+    exempt = create_backbone("test_steps_swin").no_weight_decay()
+    assert len(exempt) == 8 and all(name.endswith("relative_position_bias_table") for name in exempt)
+    assert create_backbone("test_steps_deit").no_weight_decay() == {
+        "features.model.pos_embed", "features.model.cls_token"
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_starts_from_a_classifier(name, tmp_path):
+    classifier = timm.create_model(name, num_classes=7)
+    save_weights(tmp_path / "model.safetensors", classifier.state_dict())
+    torch.save({"state_dict": classifier.state_dict()}, tmp_path / "weights.pth")
+    wanted = {
+        key: value for key, value in classifier.state_dict().items() if not key.startswith(("head", "fc", "norm"))
+    }
+    for place in (tmp_path, tmp_path / "weights.pth", tmp_path / "model.safetensors"):
+        backbone = create_backbone(name)
+        load_backbone(backbone, place)
+        own = {
+            k.removeprefix("model.").replace("layers_", "layers."): v for k, v in backbone.features.state_dict().items()
+        }
+        assert own.keys() == wanted.keys() and all(torch.equal(own[key], wanted[key]) for key in own)
+
+
+def test_positions_of_another_size_are_interpolated(tmp_path):
+    save_weights(tmp_path / "swin.safetensors", timm.create_model("test_steps_swin", window_size=7).state_dict())
+    backbone = create_backbone("test_steps_swin", window_size=4)
+    load_backbone(backbone, tmp_path / "swin.safetensors")
+    assert backbone(torch.randn(1, 3, 64, 64))[3].isfinite().all()
+    classifier = timm.create_model("test_vit")
+    nn.init.constant_(classifier.pos_embed, 0.5)
+    save_weights(tmp_path / "vit.safetensors", classifier.state_dict())
+    other = create_backbone("test_vit", img_size=96)
+    assert other.features.model.pos_embed.shape != classifier.pos_embed.shape
+    load_backbone(other, tmp_path / "vit.safetensors")
+    torch.testing.assert_close(
+        other.features.model.pos_embed.data, torch.full_like(other.features.model.pos_embed, 0.5)
+    )
+
+
+def test_weights_that_do_not_fit_are_named(tmp_path):
+    backbone = create_backbone("test_steps_swin")
+    weights = timm.create_model("test_steps_swin").state_dict()
+    cases = {
+        "other": (timm.create_model("test_steps_resnet").state_dict(), "it lacks patch_embed.proj.weight"),
+        "short": (
+            {k: v for k, v in weights.items() if "patch_embed.proj.bias" not in k},
+            r"lacks patch_embed.proj.bias$",
+        ),
+        "more": ({**weights, "layers.0.blocks.networks.0.5.norm1.weight": torch.ones(16)}, "is not in the model"),
+        "shape": ({**weights, "patch_embed.proj.bias": torch.ones(3)}, r"patch_embed.proj.bias of .* expected \(16,\)"),
+    }
+    for name, (saved, expected) in cases.items():
+        save_weights(tmp_path / f"{name}.safetensors", saved)
+        with pytest.raises(UserError, match=expected):
+            load_backbone(backbone, tmp_path / f"{name}.safetensors")
+    with pytest.raises(UserError, match="expected the folder of a run or a checkpoint file"):
+        load_backbone(backbone, tmp_path / "nothing")
+    (tmp_path / "text.pth").write_text("this is a text")
+    with pytest.raises(UserError, match="cannot read"):
+        load_backbone(backbone, tmp_path / "text.pth")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match="has no weights"):
+        load_backbone(backbone, tmp_path / "empty")
+
+
+def test_what_is_no_backbone_is_refused():
+    with pytest.raises(ValueError, match="expected a timm or StepsNet model"):
+        create_backbone("swin_giant")
+    with pytest.raises(ValueError, match=r"expected .4, 8, 16, 32. or one stride for all"):
+        create_backbone("test_steps_swin", patch_size=2)

@@ -1,0 +1,287 @@
+"""COCO data: what a sample is, in which order they come, and what is refused before training."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from coco_pictures import SIZES, write_coco
+from PIL import Image
+
+from stepsnet.cli import main
+from stepsnet.errors import UserError
+from stepsnet.tasks import coco_check
+from stepsnet.tasks.coco_data import DetectionSamples, grouped_order, load_coco, resized_size
+from stepsnet.tasks.settings import DetectionAugment
+
+PLAIN = DetectionAugment(sizes=(48,), max_size=96, flip=0.0, crop=0.0)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("STEPSNET_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def coco(tmp_path):
+    return write_coco(tmp_path / "coco")
+
+
+def load(root, augment=None, **settings):
+    return load_coco(f"coco:{root}", augment, **settings)
+
+
+def test_objects_of_every_kind_of_segmentation(coco):
+    data = load(coco)
+    assert data.classes == ("square", "disc") and data.train.labels == {3: 1, 7: 2}  # by their ids
+    for index in range(len(data.train)):
+        image, target, failed = data.train[0, index]
+        width, height = SIZES[(index + 1) % len(SIZES)]
+        assert failed == "" and image.shape == (3, height, width) and image.min() >= 0 and image.max() <= 1
+        assert target["labels"].tolist() == [1, 2]  # the crowd of the first image is no object
+        first = [5 + index, 5, 23 + index, 25]
+        assert target["boxes"].tolist() == [first, [26, 9 + index, 40, min(31 + index, height)]]
+        assert target["masks"].shape == (2, height, width) and target["masks"].dtype == torch.uint8
+        for mask, (x1, y1, x2, y2) in zip(target["masks"], target["boxes"].int().tolist()):
+            expected = torch.zeros(height, width, dtype=torch.uint8)
+            expected[y1:y2, x1:x2] = 1
+            assert torch.equal(mask, expected)
+        assert image[:, 6, 8 + index].min() > 0.9 and image[:, 20 + index // 2, 30].max() < 0.1
+    crowds = [a for a in data.train.split.content()["annotations"] if a["iscrowd"]]
+    assert len(crowds) == 1  # the evaluation knows of it
+
+
+def inner_box(mask):
+    ys, xs = np.nonzero(mask.numpy())
+    return [xs.min(), ys.min(), xs.max() + 1, ys.max() + 1]
+
+
+@pytest.mark.parametrize(
+    "augment",
+    [
+        DetectionAugment(sizes=(96,), max_size=300, flip=0.0, crop=0.0),
+        DetectionAugment(sizes=(96,), max_size=300, flip=1.0, crop=0.0),
+        DetectionAugment(sizes=(96, 120), max_size=300, flip=0.5, crop=1.0, crop_sizes=(80, 100), crop_range=(60, 90)),
+    ],
+)
+def test_boxes_and_masks_go_with_the_picture(coco, augment):
+    data = load(coco, augment)
+    seen = 0
+    for epoch in range(4):
+        for index in range(len(data.train)):
+            image, target, _ = data.train[epoch, index]
+            assert min(image.shape[1:]) in augment.sizes and target["masks"].shape[1:] == image.shape[1:]
+            for box, mask, label in zip(target["boxes"], target["masks"], target["labels"]):
+                if mask.sum() < 100:
+                    continue  # hardly in the crop
+                seen += 1
+                assert np.abs(np.array(inner_box(mask)) - box.numpy()).max() <= 2.0
+                inside = image.mean(0)[mask.bool()].median()
+                assert (inside > 0.8) == (label == 1) and (inside < 0.2) == (label == 2)
+    assert seen > 20
+
+
+def test_sizes_are_written_out(coco):
+    assert resized_size(480, 640, 800, 1333) == (800, 1066)
+    assert resized_size(400, 1000, 800, 1333) == (533, 1333)  # the longer side
+    defaults = DetectionAugment()
+    assert defaults.sizes == (480, 512, 544, 576, 608, 640, 672, 704, 736, 768, 800) and defaults.max_size == 1333
+    assert (defaults.flip, defaults.crop, defaults.crop_sizes) == (0.5, 0.5, (400, 500, 600))
+    assert defaults.crop_range == (384, 600)
+    image, target, _ = load(coco, DetectionAugment(sizes=(96,), max_size=100, flip=0.0, crop=0.0)).train[0, 1]
+    assert image.shape == (3, 74, 100) and torch.isfinite(target["boxes"]).all()  # of 70×52
+
+
+def test_a_sample_is_a_function_of_seed_epoch_and_index(coco):
+    augment = DetectionAugment(sizes=(48, 64, 80), max_size=120, crop_sizes=(60, 70), crop_range=(40, 60))
+    data = load(coco, augment)
+    first, _, _ = data.train[3, 2]
+    torch.rand(3)
+    assert torch.equal(first, load(coco, augment).train[3, 2][0])
+    others = [load(coco, augment, seed=seed).train[epoch, 2][0] for seed, epoch in ((0, 4), (0, 5), (1, 3))]
+    assert any(other.shape != first.shape or not torch.equal(other, first) for other in others)
+
+
+def test_images_of_a_shape_lie_together(tmp_path):
+    data = load(write_coco(tmp_path / "many", train=23, val=1))
+    upright = {i for i, image in enumerate(data.train.split.images) if image["height"] > image["width"]}
+    assert 0 < len(upright) < 23
+    orders = [grouped_order(data.train, epoch, batch_size=8) for epoch in range(3)]
+    assert all(sorted(order) == list(range(23)) for order in orders) and orders[0] != orders[1]
+    assert orders[0] == grouped_order(data.train, 0, batch_size=8)
+    for order in orders:
+        groups = [order[first : first + 4] for first in range(0, 23, 4)]
+        whole = [group for group in groups if len({i in upright for i in group}) == 1 and len(group) == 4]
+        assert len(whole) >= len(upright) // 4 + (23 - len(upright)) // 4
+    assert len({i in upright for i in grouped_order(data.train, 0, batch_size=3)[:3]}) == 1
+    other = DetectionSamples(data.train.split, None, seed=1)
+    assert grouped_order(other, 0, 8) != orders[0]
+
+
+def test_cocos_own_layout(coco):
+    (coco / "annotations").mkdir()
+    for split in ("train", "val"):
+        (coco / f"instances_{split}.json").rename(coco / "annotations" / f"instances_{split}2017.json")
+        (coco / f"{split}2017").mkdir()
+        for picture in (coco / "images").glob(f"{split}*"):
+            picture.rename(coco / f"{split}2017" / picture.name)
+    data = load(coco)
+    assert len(data.train) == 6 and data.train.split.folder.name == "train2017" and data.val[0, 0][2] == ""
+
+
+def change(coco, split="train", **records):
+    """Change the JSON: ``annotations=lambda records: …`` gets the list."""
+    file = coco / f"instances_{split}.json"
+    content = json.loads(file.read_text())
+    for key, spoil in records.items():
+        spoil(content[key])
+    file.write_text(json.dumps(content))
+
+
+def of_first(**values):
+    return lambda records: records[0].update(values)
+
+
+def without(image):
+    return lambda records: records.__setitem__(slice(None), [a for a in records if a["image_id"] != image])
+
+
+BAD = {
+    "no JSON": (lambda c: (c / "instances_train.json").write_text("{not"), "instances_train.json is no JSON"),
+    "a list": (lambda c: (c / "instances_val.json").write_text("[1, 2]"), "instances_val.json is no COCO file of"),
+    "captions": (
+        lambda c: (c / "instances_train.json").write_text('{"images": [], "annotations": []}'),
+        "got no list of categories, expected images, annotations and categories",
+    ),
+    "missing": (lambda c: (c / "images" / "train2.png").unlink(), r"image 2: .*train2.png is missing"),
+    "no picture": (
+        lambda c: (c / "images" / "train2.png").write_text("a text"),
+        r"image 2: cannot read .*train2.png as a picture",
+    ),
+    "other size": (lambda c: change(c, images=of_first(width=99)), r"train1.png has 48×64 pixels, expected 99×64 as"),
+    "leads out": (
+        lambda c: change(c, images=of_first(file_name="../images/train1.png")),
+        r"instances_train.json: image 1: file_name '../images/train1.png' leads out of .*images",
+    ),
+    "absolute": (lambda c: change(c, images=of_first(file_name="/etc/hosts")), "file_name '/etc/hosts' leads out of"),
+    "id twice": (lambda c: change(c, images=of_first(id=2)), r"image 2 \(train2.png\): expected an id of its own"),
+    "no size": (lambda c: change(c, images=of_first(height="48")), r"image 1 \(train1.png\): got height '48'"),
+    "no area": (
+        lambda c: change(c, annotations=of_first(bbox=[5, 5, 0, 9])),
+        r"instances_train.json: annotation 1 of train1.png: the box \[5, 5, 0, 9\] has no area",
+    ),
+    "outside": (
+        lambda c: change(c, "val", annotations=of_first(bbox=[5, 5, 60, 9])),
+        r"instances_val.json: annotation 1 of val1.png: the box \[5, 5, 60, 9\] lies outside its image of 48×64",
+    ),
+    "before": (lambda c: change(c, annotations=of_first(bbox=[-9, 5, 20, 9])), "lies outside its image of 48×64"),
+    "no box": (lambda c: change(c, annotations=of_first(bbox=[1, 2])), r"got bbox \[1, 2\], expected \[x, y, width"),
+    "not a number": (
+        lambda c: change(c, annotations=of_first(bbox=[1, 2, float("nan"), 3])),
+        "annotation 1 of train1.png: got bbox",
+    ),
+    "category": (
+        lambda c: change(c, annotations=of_first(category_id=4)),
+        "annotation 1 of train1.png: got category_id 4, expected one of the categories, 3 to 7",
+    ),
+    "image": (lambda c: change(c, annotations=of_first(image_id=77)), "annotation 1: image_id 77 is no image's"),
+    "annotation twice": (lambda c: change(c, annotations=of_first(id=2)), "annotation 2: expected an id of its own"),
+    "polygon": (
+        lambda c: change(c, annotations=of_first(segmentation=[[1, 2, 3, 4, 5]])),
+        r"annotation 1 of train1.png: got a polygon \[1, 2, 3, 4, 5\], expected x and y of at least three points",
+    ),
+    "no segmentation": (lambda c: change(c, annotations=of_first(segmentation=None)), "expected polygons or RLE"),
+    "empty": (lambda c: change(c, annotations=of_first(segmentation=[])), "the segmentation has no polygon"),
+    "RLE size": (
+        lambda c: change(c, annotations=of_first(segmentation={"size": [48, 64], "counts": [1, 2]})),
+        r"got RLE of size \[48, 64\], expected the image's, \[64, 48\]",
+    ),
+    "RLE counts": (
+        lambda c: change(c, annotations=of_first(segmentation={"size": [64, 48], "counts": [1, 2]})),
+        "the RLE does not count its image's pixels",
+    ),
+    "RLE string": (
+        lambda c: change(c, annotations=of_first(segmentation={"size": [64, 48], "counts": "oooooo1o1"})),
+        "the RLE does not count its image's pixels",
+    ),
+    "crowd": (lambda c: change(c, annotations=of_first(iscrowd=5)), "got iscrowd 5, expected 0 or 1"),
+    "no objects": (
+        lambda c: change(c, annotations=without(2)),
+        r"instances_train.json: 1 images have no objects to train on, such as 2 \(train2.png\); without_objects=",
+    ),
+    "only a crowd": (
+        lambda c: change(c, annotations=lambda records: [a.update(iscrowd=1) for a in records if a["image_id"] == 2]),
+        "1 images have no objects to train on",
+    ),
+    "no images": (lambda c: change(c, images=lambda records: records.clear()), "instances_train.json lists no images"),
+    "other classes": (
+        lambda c: change(c, "val", categories=of_first(name="ring")),
+        r"instances_val.json has other categories than .*instances_train.json",
+    ),
+    "no folder": (lambda c: (c / "images").rename(c / "pictures"), "has no folder of pictures of train"),
+    "no file": (lambda c: (c / "instances_val.json").unlink(), "has no file of instances of val"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_every_mistake_is_one_line_with_file_and_record(coco, case):
+    spoil, expected = BAD[case]
+    load(coco)  # what is remembered of the whole one must not hide it
+    spoil(coco)
+    with pytest.raises(UserError, match=expected) as raised:
+        load(coco)
+    assert "\n" not in str(raised.value) and len(str(raised.value)) < 400
+
+
+def test_a_mistake_comes_before_training(coco, tmp_path, capsys):
+    BAD["outside"][0](coco)
+    run = tmp_path / "run"
+    assert main(["train", "pennfudan/mask_rcnn", "--data", f"coco:{coco}", "--run", str(run)]) == 2
+    err = capsys.readouterr().err
+    assert "lies outside its image" in err and len(err.strip().splitlines()) == 1 and not run.exists()
+    change(coco, "val", annotations=of_first(bbox=[5, 5, 20, 20]))
+    assert main(["train", "pennfudan/mask_rcnn", "--data", f"coco:{coco}", "--run", str(run)]) == 2
+    assert "num_classes: got 1, expected the data's 2" in capsys.readouterr().err
+    assert main(["train", "pennfudan/mask_rcnn", "--data", "cocoa:nowhere", "--run", str(run)]) == 2
+    assert "did you mean coco" in capsys.readouterr().err
+
+
+def test_what_may_be_left_out_is_told(coco):
+    change(coco, annotations=of_first(bbox=[5, 5, 0, 9]))
+    change(coco, annotations=without(3))
+    data = load(coco, max_invalid=1, without_objects="leave_out")
+    told = data.train.split.left_out
+    assert len(told) == 2 and "annotation 1 of train1.png: the box [5, 5, 0, 9] has no area" in told[0]
+    assert "left out 1 training images without objects" in told[1] and "3 (train3.png)" in told[1]
+    assert len(data.train) == 5
+    assert 1 not in {a["id"] for a in data.train.split.content()["annotations"]}
+    again = load(coco, max_invalid=1, without_objects="train")  # from the cache, and told as well
+    assert len(again.train) == 6 and again.train.split.left_out == told[:1]
+    _, target, _ = again.train[0, 2]
+    assert target["boxes"].shape == (0, 4) and target["masks"].shape[0] == 0
+    with pytest.raises(UserError, match=r"has no area \(1 such annotations, max_invalid=0"):
+        load(coco)
+
+
+def test_a_whole_data_set_is_looked_at_once(coco, monkeypatch):
+    opened = []
+    check = coco_check._check_picture
+    monkeypatch.setattr(coco_check, "_check_picture", lambda *args: opened.append(args[2]["file_name"]) or check(*args))
+    load(coco)
+    assert len(opened) == 9
+    load(coco)
+    assert len(opened) == 9
+    Image.new("RGB", (48, 64)).save(coco / "images" / "train1.png")
+    load(coco)
+    assert len(opened) == 9 + 6  # the split that changed
+    change(coco, "val", annotations=of_first(area=1))
+    load(coco)
+    assert len(opened) == 9 + 6 + 3
+
+
+def test_a_picture_that_cannot_be_decoded_is_said(coco):
+    data = load(coco, PLAIN)
+    whole = (coco / "images" / "train2.png").read_bytes()
+    (coco / "images" / "train2.png").write_bytes(whole[: len(whole) // 2])  # the header is there
+    _, target, failed = data.train[0, 1]
+    assert target == {} and "train2.png" in failed and "truncated" in failed

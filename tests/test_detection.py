@@ -1,0 +1,292 @@
+"""Detection as a task: its batches, its AP, a run from training to pictures, and two processes."""
+
+import dataclasses
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import timm
+import torch
+from coco_pictures import KINDS, write_coco
+from PIL import Image
+from pycocotools import mask as coco_mask
+from torch import nn
+
+from stepsnet.analysis.complexity import count_complexity, detector_macs
+from stepsnet.cli import main
+from stepsnet.engine.checkpoint import load_weights, save_weights
+from stepsnet.engine.console import Lines
+from stepsnet.engine.task import Share
+from stepsnet.models.build import build_model
+from stepsnet.predict import draw
+from stepsnet.recipes import find_recipe
+from stepsnet.recipes.recipe import ModelSpec, override
+from stepsnet.run import evaluate_run, train_run
+from stepsnet.tasks.coco_data import load_coco
+from stepsnet.tasks.detection import Detection, average_precision, found_objects
+from stepsnet.tasks.settings import DetectionAugment
+from stepsnet.tasks.setup import set_up
+
+CPU = torch.device("cpu")
+AUGMENT = DetectionAugment(sizes=(48, 64), max_size=96, crop=0.5, crop_sizes=(64, 80), crop_range=(40, 64))
+TINY = ["epochs=2", "batch_size=2", "device=cpu", "log_interval=1", "warmup_epochs=0", "model.args.num_classes=2"]
+TINY += ["model.args.backbone=test_steps_swin", "model.args.backbone_args={}", "model.args.size=64"]
+TINY += ["model.args.max_size=96", "model.args.channels=8", "model.args.hidden=16", "model.args.samples=16"]
+TINY += ["model.args.anchors=[8,16,32,64,128]", "augment.sizes=[48,64]", "augment.max_size=96"]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory, monkeypatch):
+    monkeypatch.setenv("STEPSNET_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
+@pytest.fixture(scope="module")
+def coco(tmp_path_factory):
+    return write_coco(tmp_path_factory.mktemp("coco") / "data")
+
+
+def tiny(coco, *changes, name="pennfudan/mask_rcnn"):
+    return override(dataclasses.replace(find_recipe(name), data=f"coco:{coco}", baseline=None), [*TINY, *changes])
+
+
+def make_task(coco, augment=AUGMENT, seed=0, **settings):
+    return Detection(load_coco(f"coco:{coco}", augment, seed), 4, seed=seed, **settings)
+
+
+def same(batch, other):
+    images = all(torch.equal(a, b) for a, b in zip(batch[0], other[0], strict=True))
+    return images and all(
+        a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
+        for a, b in zip(batch[1], other[1], strict=True)
+    )
+
+
+def test_batches_depend_on_seed_and_epoch_and_on_nothing_else(tmp_path):
+    coco = write_coco(tmp_path / "data", train=10)
+
+    def batches(task, epoch=0, start=0, share=Share()):  # noqa: B008 - it is frozen
+        return list(task.batches(epoch, start, share, CPU))
+
+    expected = batches(make_task(coco))
+    assert len(expected) == 2 and all(len(images) == len(targets) == 4 for images, targets in expected)
+    torch.rand(5)
+    for workers, start in ((2, 0), (0, 1)):
+        got = batches(make_task(coco, workers=workers), start=start)
+        assert all(same(a, b) for a, b in zip(got, expected[start:], strict=True))
+    for other in (batches(make_task(coco), epoch=1), batches(make_task(coco, seed=1))):
+        assert len(other) == 2 and not all(
+            a.shape == b.shape and torch.equal(a, b) for a, b in zip(other[0][0], expected[0][0])
+        )
+    shares = [batches(make_task(coco), share=Share(rank, 2, 1)) for rank in range(2)]
+    for whole, *parts in zip(expected, *shares, strict=True):
+        joined = ([image for images, _ in parts for image in images], [t for _, targets in parts for t in targets])
+        assert same(joined, whole)
+
+
+class Knowing(nn.Module):
+    """A detector that finds what is there, each with its score."""
+
+    def __init__(self, data, score=lambda index: 0.9):
+        super().__init__()
+        self.data, self.score = data, score
+        self.pictures = [data.val[0, index][0] for index in range(len(data.val))]
+
+    def forward(self, images):
+        (image,) = images
+        index = next(i for i, other in enumerate(self.pictures) if other.shape == image.shape and other.equal(image))
+        target = self.data.val.target(index)
+        scores = torch.tensor([self.score(i) for i in range(len(target["labels"]))])
+        return [{**target, "scores": scores, "masks": target["masks"][:, None].float()}]
+
+
+def test_perfect_detections_have_an_ap_of_100(coco):
+    task = make_task(coco)
+    scores = task.evaluate(Knowing(task.data), Share(), CPU)
+    assert scores.keys() == {f"{k}_{m}" for k in ("box", "mask") for m in ("ap", "ap50", "ap75", "ap_small")}
+    assert set(scores.values()) == {100.0}  # all objects are below 32×32, and other sizes have none
+
+
+def test_ap_counted_by_hand(coco):
+    """One class, two objects, one found with an IoU of 0.6: AP is interpolated at 101 recalls."""
+    split = load_coco(f"coco:{coco}").val.split
+    images, (image,) = split.images, split.images[1:2]
+    objects = split.annotations[image["id"]]
+    split = dataclasses.replace(split, images=(image,))
+    x, y, w, h = objects[0]["bbox"]
+    shape = (image["height"], image["width"])
+
+    def record(box, score, category=3):
+        rle = KINDS[2](*box, shape)
+        return {
+            "image_id": image["id"],
+            "category_id": category,
+            "bbox": list(box),
+            "score": score,
+            "segmentation": rle,
+        }
+
+    found = [record((x, y, w, h), 0.8), record(tuple(objects[1]["bbox"]), 0.9, 7)]
+    assert average_precision(split, found)["box_ap"] == 100.0
+    wide = record((x, y, w, int(h * 0.6)), 0.8)  # within the object: IoU 0.6 at thresholds 0.5, 0.55 and 0.6
+    scores = average_precision(split, [wide, found[1]])
+    assert scores["box_ap50"] == 100.0 and scores["box_ap75"] == 50.0  # one of two classes
+    assert scores["box_ap"] == pytest.approx((3 * 100 + 7 * 50) / 10, abs=1e-3)
+    assert scores["mask_ap"] == scores["box_ap"]
+    before = record((x, y + 30, 4, 4), 0.95)  # a false positive above the true one halves its precision
+    assert average_precision(split, [before, *found])["box_ap50"] == pytest.approx((50 + 100) / 2, abs=1e-3)
+    assert average_precision(split, [])["box_ap"] == 0.0
+    # a detection in a crowd is neither right nor wrong
+    crowded = dataclasses.replace(split, images=images[:1])
+    right = [{**record(tuple(a["bbox"]), 0.5, a["category_id"]), "image_id": 1} for a in split.annotations[1]]
+    crowd = next(a for a in split.annotations[1] if a["iscrowd"])
+    size = (images[0]["height"], images[0]["width"])
+    right = [{**r, "segmentation": KINDS[2](*r["bbox"], size)} for r in right if r["bbox"] != crowd["bbox"]]
+    inside = {**right[0], "bbox": [4, 31, 8, 5], "score": 0.99, "category_id": 3}
+    inside["segmentation"] = KINDS[2](4, 31, 8, 5, size)
+    assert average_precision(crowded, [*right, inside])["box_ap"] == 100.0
+    assert average_precision(crowded, [*right, inside])["mask_ap"] == 100.0
+
+
+def test_found_objects_are_cocos_records():
+    masks = torch.zeros(2, 1, 20, 30)
+    masks[0, 0, 2:6, 3:9] = 0.9
+    masks[1, 0, 5:8, 5:8] = 0.4  # not surer than half
+    objects = {"boxes": torch.tensor([[3.0, 2, 9, 6], [5, 5, 8, 8]]), "labels": torch.tensor([2, 1])}
+    first, second = found_objects({**objects, "scores": torch.tensor([0.5, 0.25]), "masks": masks}, 12, [3, 7])
+    assert (first["image_id"], first["category_id"], first["bbox"], first["score"]) == (12, 7, [3, 2, 6, 4], 0.5)
+    assert np.array_equal(coco_mask.decode(first["segmentation"]), (masks[0, 0] > 0.5).numpy())
+    assert second["category_id"] == 3 and coco_mask.area(second["segmentation"]) == 0
+    json.dumps([first, second])
+
+
+def test_the_loss_is_the_sum_and_leaves_the_mode_as_it_is(coco):
+    setup = set_up(tiny(coco))
+    batch = setup.sample(CPU)
+    model = setup.model.eval()
+    torch.manual_seed(0)
+    loss, others = setup.task.loss(model, batch)
+    assert others.keys() == {"classifier", "box_reg", "mask", "objectness", "rpn_box_reg"}
+    torch.testing.assert_close(loss, sum(others.values()))
+    assert not any(module.training for module in model.modules())
+    torch.manual_seed(0)
+    again, _ = setup.task.loss(model, batch)
+    assert torch.equal(loss, again)
+
+
+def test_multiply_accumulates_of_a_detector(coco):
+    """Its parts written out: convolutions and linear layers on the maps, 1,000 boxes and 100 masks."""
+    model = build_model(
+        ModelSpec("mask_rcnn", {"backbone": "test_steps_resnet", "num_classes": 2, "channels": 8, "hidden": 16})
+    )
+    counts = detector_macs(model, (3, 64, 96))
+    pixels = [16 * 24, 8 * 12, 4 * 6, 2 * 3, 1 * 2]
+    assert counts["fpn"] == sum(n * (8 * c + 9 * 8 * 8) for n, c in zip(pixels, model.backbone.body.channels))
+    assert counts["rpn"] == sum(pixels) * (9 * 8 * 8 + 8 * 3 + 8 * 12)
+    assert counts["boxes"] == 1000 * (8 * 49 * 16 + 16 * 16 + 16 * (3 + 12))
+    assert counts["masks"] == 100 * (4 * 196 * 9 * 8 * 8 + 196 * 4 * 8 * 8 + 784 * 8 * 3)
+    classifier = timm.create_model("test_steps_resnet", num_classes=0, global_pool="")
+    assert counts["backbone"] == count_complexity(classifier, (3, 64, 96)).macs
+
+
+@pytest.fixture(scope="module")
+def run(coco, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    with pytest.MonkeyPatch.context() as patch, Lines() as display:
+        patch.setenv("STEPSNET_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+        summary = train_run(tiny(coco), folder, display)
+    return folder, summary
+
+
+def test_a_run_is_resumed_bit_for_bit_and_scored(run, coco, tmp_path):
+    folder, summary = run
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    steps = [line for line in lines if line["kind"] == "step"]
+    assert len(steps) == 6 and {"loss", "mask", "rpn_box_reg"} <= steps[0].keys()
+    assert {"val_box_ap", "val_mask_ap", "best_val_box_ap"} <= summary["metrics"].keys()
+    assert summary["left_out"] == 0 and summary["macs"] > 0 and summary["blocks"] == 8
+    shutil.copytree(folder, tmp_path / "half")
+    shutil.rmtree(tmp_path / "half" / "checkpoints" / "step-00000006")
+    for name in ("summary.json", "model.safetensors"):
+        (tmp_path / "half" / name).unlink()
+    with Lines() as display:
+        train_run(tiny(coco), tmp_path / "half", display, resume=True)
+    ours, theirs = (load_weights(place / "model.safetensors") for place in (folder, tmp_path / "half"))
+    assert ours.keys() == theirs.keys() and all(torch.equal(ours[key], theirs[key]) for key in ours)
+    assert evaluate_run(folder)["box_ap"] == summary["metrics"]["val_box_ap"]
+    assert "box AP" in (folder / "report.html").read_text()
+
+
+def test_predict_draws_and_writes_cocos_json(run, coco, tmp_path, capsys):
+    folder, _ = run
+    files = [coco / "images" / "val1.png", coco / "images" / "val2.png"]
+    Image.open(files[0]).convert("L").save(tmp_path / "val1.jpg")  # grey, and of the same name
+    shutil.move(str(coco / "instances_val.json"), tmp_path)  # the data are not needed
+    try:
+        names = [*map(str, files), str(tmp_path / "val1.jpg")]
+        assert main(["predict", str(folder), *names, "--out", str(tmp_path / "out"), "--least", "0.0"]) == 0
+    finally:
+        shutil.move(str(tmp_path / "instances_val.json"), coco)
+    out = capsys.readouterr().out.splitlines()
+    assert len(out) == 3 and "1-val1.png" in out[0] and "val2.png" in out[1] and "3-val1.png" in out[2]
+    records = json.loads((tmp_path / "out" / "predictions.json").read_text())
+    assert records and {record["category_id"] for record in records} <= {3, 7}
+    keys = {"image_id", "category_id", "bbox", "score", "segmentation", "file_name"}
+    assert all(record.keys() == keys for record in records)
+    with Image.open(tmp_path / "out" / "1-val1.png") as picture, Image.open(files[0]) as original:
+        assert picture.size == original.size and picture.mode == "RGB"
+        assert not np.array_equal(np.asarray(picture), np.asarray(original))
+    draw(folder, files[:1], tmp_path / "none", least=1.1)  # nothing is so sure
+    with Image.open(tmp_path / "none" / "val1.png") as picture, Image.open(files[0]) as original:
+        assert np.array_equal(np.asarray(picture), np.asarray(original))
+    (tmp_path / "text.png").write_text("a text")
+    assert main(["predict", str(folder), str(files[0]), str(tmp_path / "text.png"), "--out", str(tmp_path / "no")]) == 2
+    assert "cannot read" in capsys.readouterr().err and not (tmp_path / "no").exists()
+
+
+def test_a_backbone_starts_from_a_classifier(coco, tmp_path):
+    classifier = timm.create_model("test_steps_swin", num_classes=5)
+    save_weights(tmp_path / "model.safetensors", classifier.state_dict())
+    recipe = tiny(coco, f"backbone={tmp_path}")
+    body = set_up(recipe).model.backbone.body.features.state_dict()
+    stem = "patch_embed.proj.weight"
+    assert torch.equal(body[stem], classifier.state_dict()[stem])
+    begun = set_up(recipe, run=tmp_path / "run").model.backbone.body.features.state_dict()  # has weights of its own
+    assert not torch.equal(begun[stem], classifier.state_dict()[stem])
+
+
+def test_a_cascade_with_frozen_parts_trains(coco, tmp_path):
+    changes = ["epochs=1", "model.args.backbone=test_steps_resnet", 'model.args.backbone_args={"frozen_stages":1}']
+    recipe = tiny(coco, *changes, "ema_decay=0.5", "signal_interval=2", name="pennfudan/cascade")
+    torch.manual_seed(recipe.seed)
+    before = build_model(recipe.model).state_dict()
+    with Lines() as display:
+        summary = train_run(recipe, tmp_path / "run", display)
+    after = load_weights(tmp_path / "run" / "model.safetensors")
+    frozen = [key for key in after if key.startswith(("backbone.body.features.conv1", "backbone.body.features.layer1"))]
+    assert frozen and all(torch.equal(before[key], after[key]) for key in frozen)
+    assert not torch.equal(
+        before["roi_heads.stages.2.box_head.0.0.weight"], after["roi_heads.stages.2.box_head.0.0.weight"]
+    )
+    assert summary["metrics"]["train_mask_3"] > 0
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_two_ranks_train_and_score_as_one(coco, tmp_path, parallel):
+    folder = tmp_path / "two"
+    port = str(20000 + (os.getpid() + len(parallel)) % 20000)
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", port, "-m", "--"]
+    settings = [*TINY, "epochs=1", f"parallel={parallel}"]
+    command = [*launch, "stepsnet", "train", "pennfudan/mask_rcnn", "--data", f"coco:{coco}", "--run", str(folder)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    result = subprocess.run([*command, *settings], capture_output=True, text=True, timeout=240, env=environment)
+    assert result.returncode == 0, result.stdout + result.stderr
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["ranks"] == 2
+    alone = evaluate_run(folder)  # three images, of which one rank had two
+    assert alone == {
+        key.removeprefix("val_"): summary["metrics"][key] for key in summary["metrics"] if key.startswith("val_")
+    }
