@@ -44,6 +44,9 @@ MEASURES = {
     "train_loss": ("train loss", 3, "", ""),
     "val_top1": ("validation accuracy", 1, "%", "points"),
     "val_loss": ("validation loss", 3, "", ""),
+    "val_miou": ("validation mIoU", 1, "%", "points"),
+    "val_macc": ("mAcc", 1, "%", "points"),
+    "val_pixel_accuracy": ("pixel accuracy", 1, "%", "points"),
     "val_perplexity": ("validation perplexity", 2, "", ""),
     "val_word_perplexity": ("per word", 1, "", ""),
 }
@@ -57,6 +60,8 @@ def results_table(folder: str) -> str:
     if "val_perplexity" in summary["difference"]:
         keys = ["train_loss", "val_loss", "val_perplexity"]
         keys += ["val_word_perplexity"] * (runs[0]["vocab_size"] > 256)
+    if "val_miou" in summary["difference"]:
+        keys = ["val_miou", "val_macc", "val_pixel_accuracy"]
     heads = [MEASURES[key][0] for key in keys]
     lines = [
         f"| | blocks | layers | params | MACs | {' | '.join(heads)} | minutes |",

@@ -83,6 +83,7 @@ def _parser() -> argparse.ArgumentParser:
 
     sub = verb("eval", _eval, "score a run, or a checkpoint of any timm or StepsNet model, on a validation split")
     sub.add_argument("run", metavar="RUN", type=Path, help="a run folder, or with --model a file of weights")
+    sub.add_argument("overrides", metavar="key=value", nargs="*", help="how it is scored, such as eval_flip=true")
     sub.add_argument("--data", help="other data than the run's, such as folder:PATH")
     sub.add_argument("--model", metavar="NAME", help="the model that a file of weights is of")
     sub.add_argument("--stride", type=int, help="of a language model: tokens scored in each window")
@@ -165,7 +166,7 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--json", action="store_true")
 
     sub = verb("table", _table, "hold a table of the paper against our models")
-    sub.add_argument("table", metavar="TABLE", help="1, 2a, 2b, 4, 5a, 5b, 8, 9, 10 or 11")
+    sub.add_argument("table", metavar="TABLE", help="1, 2a, 2b, 3, 4, 5a, 5b, 8, 9, 10 or 11")
     sub.add_argument("--json", action="store_true")
     return parser
 
@@ -261,11 +262,11 @@ def _eval(options: argparse.Namespace) -> None:
     if options.model:
         metrics = evaluate_checkpoint(options.run, options.model, options.data)
     else:
-        metrics = evaluate_run(options.run, options.data, options.stride)
+        metrics = evaluate_run(options.run, options.data, options.stride, options.overrides)
     if options.json:
         print(json.dumps(metrics))
     else:
-        signs = {"top1": "%", "top5": "%"}
+        signs = dict.fromkeys(("top1", "top5", "miou", "macc", "pixel_accuracy"), "%")
         said = (f"{name.replace('_', ' ')} {value:.4g}{signs.get(name, '')}" for name, value in metrics.items())
         print(", ".join(said))
 

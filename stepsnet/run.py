@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from .errors import UserError
 from .files import write_atomically
 from .models.build import build_model
 from .provenance import provenance
-from .recipes.recipe import ClassificationRecipe, LanguageRecipe, ModelSpec, Recipe, read_recipe, to_yaml
+from .recipes.recipe import ClassificationRecipe, LanguageRecipe, ModelSpec, Recipe, override, read_recipe, to_yaml
 from .report import write_report
 from .stream import widths_of
 from .tasks.setup import set_up
@@ -147,11 +147,14 @@ def alone_in(folder: Path, writes: bool = True) -> Iterator[None]:
         lock.release()
 
 
-def evaluate_run(folder: Path, data: str | None = None, stride: int | None = None) -> dict[str, float]:
+def evaluate_run(
+    folder: Path, data: str | None = None, stride: int | None = None, overrides: Sequence[str] = ()
+) -> dict[str, float]:
     """Metrics of a run's weights on its validation split, or on that of other data.
 
     Args:
         stride: of a language model, in place of its recipe's ``eval_stride``.
+        overrides: changes to the recipe's fields that begin with ``eval_``, such as ``eval_flip=true``.
 
     Raises:
         UserError: no run is there, its weights cannot be read, or the data do not fit.
@@ -161,6 +164,10 @@ def evaluate_run(folder: Path, data: str | None = None, stride: int | None = Non
         if not isinstance(recipe, LanguageRecipe):
             raise UserError(f"--stride: {folder} is a run of {recipe.task}, expected one of language")
         recipe = dataclasses.replace(recipe, eval_stride=stride)
+    for assignment in overrides:
+        if not assignment.startswith("eval_"):
+            raise UserError(f"eval: got {assignment!r}, expected a key that begins with eval_")
+    recipe = override(recipe, overrides)
     setup = set_up(recipe, data, folder)
     model, device = trained_model(folder, recipe, setup.model)
     return setup.task.evaluate(model, Share(), device)

@@ -121,7 +121,7 @@ def test_resume_of_another_recipe_is_refused(trained, capsys):
         (["compare", "digits/tiny", "baseline.args.widths=[40]"], "baseline|num_heads: got 3"),
         (["eval", "nowhere"], "run: got nowhere, expected the folder of a run"),
         (["predict", "nowhere", "x.png"], "run: got nowhere"),
-        (["table", "2a"], "table: got '2a', expected one of"),
+        (["table", "12"], "table: got '12', expected one of"),
         (["plan", "--width", "384", "--depth", "0"], "plan: depth: got 0, expected at least 1"),
         (["plan", "--width", "384", "--depth", "12", "--round-to", "x"], "--round-to: got 'x'"),
         (["plan", "--width", "4", "--depth", "12", "--steps", "9"], "steps: got 9, too many for width 4"),

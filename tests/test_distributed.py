@@ -1,5 +1,6 @@
 """Two real processes over gloo: the same curve as one, with DDP and FSDP, and checkpoints that change ranks."""
 
+import dataclasses
 import json
 import os
 import shutil
@@ -10,6 +11,10 @@ import time
 
 import pytest
 from safetensors.torch import load_file
+from segmentation_pictures import TINY, write_camvid
+
+from stepsnet.recipes import find_recipe
+from stepsnet.recipes.recipe import ModelSpec, to_yaml
 
 SETTINGS = ["epochs=2", "batch_size=128", "model.args.depths=[2,1,1]", "log_interval=1", "device=cpu"]
 SETTINGS += ["checkpoint_interval=4", "ema_decay=0.9", "probe_epochs=1"]
@@ -117,3 +122,45 @@ def test_ranks_that_disagree_are_told(tmp_path):
     assert result.returncode != 0
     assert "seed: got 1 on rank 1, expected rank 0's 0" in result.stderr
     assert not (tmp_path / "run").exists()
+
+
+SCORED = """
+import dataclasses, json, sys, torch
+from stepsnet.engine.distributed import join_ranks, spread
+from stepsnet.engine.task import Share
+from stepsnet.recipes.recipe import read_recipe
+from stepsnet.tasks.setup import set_up
+from pathlib import Path
+torch.set_num_threads(1)
+with join_ranks("cpu") as ranks:
+    torch.manual_seed(0)
+    setup = set_up(read_recipe(Path(sys.argv[1])))
+    model = spread(setup.model.eval(), "fsdp", ranks)
+    metrics = setup.task.evaluate(model, Share(ranks.rank, ranks.world_size), ranks.device)
+    print(json.dumps(metrics) if ranks.first else "", flush=True)
+"""
+
+
+def test_pixels_are_counted_over_all_ranks(tmp_path, monkeypatch):
+    """Three pictures of two sizes on two ranks of FSDP, which waits for every rank at every forward pass."""
+    monkeypatch.setenv("STEPSNET_CACHE", str(tmp_path / "cache"))
+    recipe = dataclasses.replace(
+        find_recipe("camvid/tiny"),
+        model=ModelSpec("upernet", TINY),
+        data=f"camvid:{write_camvid(tmp_path / 'camvid')}",
+        scale=(400, 28),
+        crop_size=32,
+        batch_size=2,
+        eval_window=16,
+        eval_stride=8,
+    )
+    (tmp_path / "recipe.yaml").write_text(to_yaml(recipe))
+    (tmp_path / "script.py").write_text(SCORED)
+    command = [str(tmp_path / "script.py"), str(tmp_path / "recipe.yaml")]
+    launch = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29534"]
+    found = []
+    for how in ([], launch):
+        done = subprocess.run([sys.executable, *how, *command], capture_output=True, text=True, timeout=240)
+        assert done.returncode == 0, done.stderr
+        found.append(json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{"))))
+    assert found[1] == pytest.approx(found[0], abs=1e-3) and found[0]["pixel_accuracy"] > 0

@@ -101,9 +101,9 @@ def activation_bytes(
 ) -> int:
     """Peak bytes of a forward and backward pass beyond the inputs, weights, buffers and kept gradients.
 
-    Shape: the model takes (``micro_batch``, *``input_size``) and returns one tensor. Attention is counted as
-    the fused kernel that never holds the N×N scores, and autocast by its list for CPUs, which differs from
-    that for GPUs in a few small operations.
+    Shape: the model takes (``micro_batch``, *``input_size``) and returns one tensor, or a tuple of them. Attention
+    is counted as the fused kernel that never holds the N×N scores, and autocast by its list for CPUs, which differs
+    from that for GPUs in a few small operations.
 
     Raises:
         UserError: as :func:`training_memory`.
@@ -125,7 +125,8 @@ def activation_bytes(
         with _LiveBytes((inputs, *model.parameters(), *model.buffers())) as live:
             with autocast:
                 output = model(inputs)
-            output.float().sum().backward()
+            outputs = output if isinstance(output, tuple) else (output,)
+            torch.stack([one.float().sum() for one in outputs]).sum().backward()
     return live.peak
 
 

@@ -199,12 +199,17 @@ class _Training(_Inference):
             if is_flat(self.model):
                 loss = self.model(self.x, labels=self.x).loss
             else:
-                logits = self.model(self.x)
-                labels = torch.zeros(len(self.x), dtype=torch.long, device=self.x.device)
-                loss = nn.functional.cross_entropy(logits.float(), labels)
+                found = self.model(self.x)  # (B, classes), of a segmenter two of (B, classes, H, W)
+                outputs = found if isinstance(found, tuple) else (found,)
+                loss = torch.stack([_cross_entropy(logits) for logits in outputs]).sum()
         loss.backward()
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
+
+
+def _cross_entropy(logits: Tensor) -> Tensor:
+    labels = torch.zeros(len(logits), *logits.shape[2:], dtype=torch.long, device=logits.device)
+    return nn.functional.cross_entropy(logits.float(), labels)
 
 
 def _time(function: _Inference, device: torch.device, what: str) -> float:

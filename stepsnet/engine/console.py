@@ -114,6 +114,10 @@ def measure_of(event: dict[str, Any], split: str = "") -> str:
     """The one number that a user knows best, in words."""
     if f"{split}top1" in event:
         return f"accuracy {event[f'{split}top1']:.1f}%"
+    if f"{split}miou" in event:
+        return f"mIoU {event[f'{split}miou']:.1f}%"
+    if f"{split}pixel_accuracy" in event:
+        return f"pixel accuracy {event[f'{split}pixel_accuracy']:.1f}%"
     if f"{split}box_ap" in event:
         return f"box AP {event[f'{split}box_ap']:.1f}%, mask AP {event[f'{split}mask_ap']:.1f}%"
     if f"{split}perplexity" in event:

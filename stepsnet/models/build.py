@@ -1,4 +1,4 @@
-"""A model from its name and arguments: timm's and ours for pictures, detectors, Steps-Transformer for text."""
+"""A model from its name and arguments: timm's and ours for pictures, and whole models of other tasks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..recipes.recipe import ModelSpec
 __all__ = ["build_model", "input_size_of"]
 
 # Models that are not timm's, each the `create` of a module of that name in stepsnet.models.
-WHOLE = ("steps_transformer", "mask_rcnn", "cascade_mask_rcnn")
+WHOLE = ("steps_transformer", "mask_rcnn", "cascade_mask_rcnn", "upernet")
 
 
 def build_model(spec: ModelSpec) -> nn.Module:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ..errors import UserError, nearest
-from . import ablations, coco, deeper, imagenet, small, small_ablations, text, wikitext103
+from . import ablations, ade20k, camvid, coco, deeper, imagenet, small, small_ablations, text, wikitext103
 from .recipe import Recipe
 
 __all__ = ["Recipe", "find_recipe", "recipes"]
@@ -17,7 +17,7 @@ __all__ = ["Recipe", "find_recipe", "recipes"]
 def recipes() -> dict[str, Callable[[], Recipe]]:
     return {
         name: make
-        for family in (small, small_ablations, text, imagenet, deeper, ablations, coco, wikitext103)
+        for family in (small, small_ablations, text, imagenet, deeper, ablations, coco, ade20k, camvid, wikitext103)
         for name, make in family.RECIPES.items()
     }
 

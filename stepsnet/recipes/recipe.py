@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from ..engine.settings import TrainingSettings
 from ..errors import UserError, nearest
-from ..tasks.settings import Augment, DetectionAugment
+from ..tasks.settings import Augment, DetectionAugment, SegmentationAugment
 
 __all__ = [
     "ClassificationRecipe",
@@ -23,6 +23,7 @@ __all__ = [
     "LanguageRecipe",
     "ModelSpec",
     "Recipe",
+    "SegmentationRecipe",
     "override",
     "read_recipe",
     "to_yaml",
@@ -52,7 +53,7 @@ class Recipe(TrainingSettings):
         least: dict[str, float] = {"epochs": 1, "batch_size": 1, "keep_checkpoints": 1, "probe_epochs": 0, "seed": 0}
         least |= {"lr": 0.0, "min_lr": 0.0, "warmup_lr": 0.0, "warmup_epochs": 0.0, "weight_decay": 0.0}
         least |= {"accumulation_steps": 1, "workers": 0, "log_interval": 1, "checkpoint_interval": 0}
-        least |= {"signal_interval": 0, "max_invalid": 0}
+        least |= {"signal_interval": 0, "max_invalid": 0, "crop_size": 1, "eval_window": 1}
         least |= {"max_undecodable": 0, "seq_len": 1, "eval_stride": 1, "vocab_size": 2, "epoch_updates": 1}
         for name, smallest in least.items():
             value = getattr(self, name, None)  # each kind has some of them
@@ -96,10 +97,44 @@ class DetectionRecipe(Recipe):
     without_objects: Literal["refuse", "leave_out", "train"] = "refuse"  # what to do with such training images
 
 
+@dataclass(frozen=True, kw_only=True)
+class SegmentationRecipe(Recipe):
+    """Fields that begin with ``eval_`` say how whole pictures are tested."""
+
+    task: Literal["segmentation"] = "segmentation"
+    backbone: str | None = None  # a classification run or a checkpoint that the backbone starts from
+    scale: tuple[int, int] = (2048, 512)  # long and short side that pictures are resized to fit within
+    crop_size: int = 512  # side of training's crops
+    augment: SegmentationAugment = field(default_factory=SegmentationAugment)
+    epoch_updates: int | None = None  # updates between evaluations; None is one pass over the pictures
+    eval_window: int | None = None  # side of sliding windows; None is the picture in one piece
+    eval_stride: int | None = None  # from one window to the next; None is a window's side
+    eval_scales: tuple[float, ...] = (1.0,)  # factors of scale, of which the probabilities are averaged
+    eval_flip: bool = False  # and with those of the flipped picture
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if min(self.scale) < 1:
+            raise UserError(f"scale: got {self.scale}, expected two sides in pixels")
+        if not self.eval_scales or min(self.eval_scales) <= 0:
+            raise UserError(f"eval_scales: got {self.eval_scales}, expected factors above 0")
+        if self.eval_stride and self.eval_stride > (self.eval_window or 0):
+            raise UserError(f"eval_stride: got {self.eval_stride}, expected at most eval_window, {self.eval_window}")
+        low, high = self.augment.scale_range
+        if not 0 < low <= high:
+            raise UserError(
+                f"augment.scale_range: got {low}, {high}, expected two factors above 0 that do not decrease"
+            )
+        for name in ("max_class_share", "hflip"):
+            if not 0 <= getattr(self.augment, name) <= 1:
+                raise UserError(f"augment.{name}: got {getattr(self.augment, name)}, expected 0 to 1")
+
+
 KINDS: dict[str, type[Recipe]] = {
     "classification": ClassificationRecipe,
     "detection": DetectionRecipe,
     "language": LanguageRecipe,
+    "segmentation": SegmentationRecipe,
 }
 
 

@@ -65,6 +65,9 @@ def _speed(run: Run) -> float | None:
 _MEASURES = {
     "val_top1": "validation top-1 %",
     "train_top1": "training top-1 %",
+    "val_miou": "validation mIoU %",
+    "val_macc": "mAcc %",
+    "val_pixel_accuracy": "pixel accuracy %",
     "val_box_ap": "box AP %",
     "val_box_ap50": "AP50",
     "val_mask_ap": "mask AP %",
@@ -121,6 +124,7 @@ def _pictures(groups: Sequence[Group]) -> dict[str, Picture | None]:
         "results": figure_results(groups),
         "loss": figure_curves(few, "loss", "Loss", ""),
         "top1": figure_curves(few, "top1", "Top-1 accuracy", "\u00a0%"),
+        "miou": figure_curves(few, "miou", "mIoU", "\u00a0%"),
         "box-ap": figure_curves(few, "box_ap", "Box AP", "\u00a0%"),
         "mask-ap": figure_curves(few, "mask_ap", "Mask AP", "\u00a0%"),
         "perplexity": figure_curves(few, "perplexity", "Perplexity", ""),

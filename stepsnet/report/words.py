@@ -10,6 +10,7 @@ from .runs import BASELINE, STEPS, Group
 
 RESULTS = (  # 1: more is better
     ("val_top1", "validation top-1", "\u00a0%", 1),
+    ("val_miou", "validation mIoU", "\u00a0%", 1),
     ("val_box_ap", "validation box AP", "\u00a0%", 1),
     ("val_perplexity", "validation perplexity", "", -1),
     ("val_loss", "validation loss", "", -1),

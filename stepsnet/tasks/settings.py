@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["Augment", "DetectionAugment"]
+__all__ = ["Augment", "DetectionAugment", "SegmentationAugment"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,3 +36,13 @@ class DetectionAugment:
     crop: float = 0.5  # share of the samples that are first resized, and cropped, before the sizes above
     crop_sizes: tuple[int, ...] = (400, 500, 600)  # of the shorter side before the crop
     crop_range: tuple[int, int] = (384, 600)  # of the crop's height and of its width, in pixels
+
+
+@dataclass(frozen=True, kw_only=True)
+class SegmentationAugment:
+    """What a picture and its labels undergo in training. The defaults are Swin's for ADE20K (facts.md)."""
+
+    scale_range: tuple[float, float] = (0.5, 2.0)  # of the recipe's scale
+    max_class_share: float = 0.75  # of a crop's labelled pixels, where ten tries find such a crop
+    hflip: float = 0.5
+    photometric: bool = True  # brightness, contrast, saturation and hue

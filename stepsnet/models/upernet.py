@@ -1,0 +1,119 @@
+"""UPerNet: a class for every pixel, from the four maps of any Steps or timm backbone.
+
+The decoder and the auxiliary head are transformers', whose names of weights they keep; the backbone, dropout and
+the initialisation are what differs. Settings are Swin's for ADE20K (facts.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import UperNetConfig
+from transformers.models.upernet.modeling_upernet import UperNetFCNHead, UperNetHead
+
+from .backbone import create_backbone
+
+__all__ = ["UPerNet", "create"]
+
+
+class UPerNet(nn.Module):
+    """A pyramid backbone, UPerNet's decoder (Xiao et al., 2018), and a small FCN head that helps it in training.
+
+    Args:
+        backbone: name of a timm or StepsNet model.
+        num_classes: of the pixels.
+        backbone_args: what timm makes it with, such as ``drop_path_rate``.
+        channels: width of the decoder.
+        pool_scales: sides of the pyramid pooling's maps.
+        auxiliary_channels: width of the auxiliary head's one convolution.
+        auxiliary_stage: the stage that it stands on, counted from 1.
+        dropout: share of the channels that both heads leave out in front of their classifier.
+        frozen_stages: the stem and so many stages of the backbone keep their weights; 0 is none.
+        frozen_norms: the backbone's batch norms keep their statistics and weights.
+
+    Shape: (B, 3, H, W) -> logits (B, num_classes, H, W); in training also those of the auxiliary head.
+
+    Raises:
+        ValueError: a backbone that is not known or takes other arguments, or numbers out of range.
+    """
+
+    def __init__(
+        self,
+        backbone: str,
+        num_classes: int,
+        backbone_args: Mapping[str, Any] | None = None,
+        channels: int = 512,
+        pool_scales: Sequence[int] = (1, 2, 3, 6),
+        auxiliary_channels: int = 256,
+        auxiliary_stage: int = 3,
+        dropout: float = 0.1,
+        frozen_stages: int = 0,
+        frozen_norms: bool = False,
+    ):
+        super().__init__()
+        for name, value in {"num_classes": num_classes, "channels": channels}.items():
+            if value < 1:
+                raise ValueError(f"{name}: got {value}, expected at least 1")
+        if auxiliary_stage not in (1, 2, 3, 4):
+            raise ValueError(f"auxiliary_stage: got {auxiliary_stage}, expected 1 to 4")
+        self.num_classes, self.backbone_name = num_classes, backbone
+        self.backbone = create_backbone(
+            backbone, frozen_stages=frozen_stages, frozen_norms=frozen_norms, **(backbone_args or {})
+        )
+        config: Any = UperNetConfig(
+            hidden_size=channels,
+            pool_scales=tuple(pool_scales),
+            num_labels=num_classes,
+            auxiliary_in_channels=self.backbone.channels[auxiliary_stage - 1],
+            auxiliary_channels=auxiliary_channels,
+        )
+        self.decode_head = UperNetHead(config, self.backbone.channels)
+        self.auxiliary_head = UperNetFCNHead(config, self.backbone.channels, in_index=auxiliary_stage - 1)
+        for head, width in ((self.decode_head, channels), (self.auxiliary_head, auxiliary_channels)):
+            head.classifier = _Classifier(width, num_classes, dropout)
+            head.apply(_initialise)
+
+    def forward(self, images: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        maps = self.backbone(images)  # 4 × (B, C_i, H / s_i, W / s_i)
+        logits = self._enlarge(self.decode_head(maps), images)  # (B, num_classes, H, W)
+        if not self.training:
+            return logits
+        return logits, self._enlarge(self.auxiliary_head(maps), images)
+
+    @torch.jit.ignore
+    def no_weight_decay(self) -> set[str]:
+        return {f"backbone.{name}" for name in self.backbone.no_weight_decay()}
+
+    @staticmethod
+    def _enlarge(logits: Tensor, images: Tensor) -> Tensor:
+        return F.interpolate(logits, size=images.shape[-2:], mode="bilinear", align_corners=False)
+
+
+class _Classifier(nn.Conv2d):
+    """transformers' 1×1 convolution, with dropout of whole channels in front: its heads have none."""
+
+    def __init__(self, channels: int, num_classes: int, dropout: float):
+        super().__init__(channels, num_classes, kernel_size=1)
+        self.dropout = dropout
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(F.dropout2d(x, self.dropout, self.training))
+
+
+def _initialise(module: nn.Module) -> None:
+    """He's for what a ReLU follows, and small weights for classes, as in mmsegmentation's heads."""
+    if isinstance(module, _Classifier):
+        nn.init.normal_(module.weight, std=0.01)
+        assert module.bias is not None
+        nn.init.zeros_(module.bias)
+    elif isinstance(module, nn.Conv2d):
+        nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+
+def create(**args: Any) -> UPerNet:
+    """From the arguments of a recipe's model."""
+    return UPerNet(**args)

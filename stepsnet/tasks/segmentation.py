@@ -1,0 +1,310 @@
+"""Semantic segmentation: augmented crops, cross-entropy with an auxiliary head's, and mIoU on whole pictures."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import timm
+import torch
+from timm.data import resolve_data_config
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, Dataset
+from torchmetrics import MeanMetric
+from torchmetrics.classification import MulticlassConfusionMatrix
+from torchvision import tv_tensors
+from torchvision.transforms import v2
+
+from ..analysis.complexity import count_complexity
+from ..analysis.shortcut_ratio import shortcut_ratios
+from ..engine.distributed import pick_device
+from ..engine.randomness import data_order, seed_sample
+from ..engine.task import Share
+from ..errors import UserError
+from ..files import write_atomically
+from ..models.backbone import load_backbone
+from ..models.build import build_model
+from ..models.upernet import UPerNet
+from ..recipes.recipe import SegmentationRecipe
+from ..stream import step_sequences
+from .classification import leave_signals_to_the_run
+from .segmentation_data import IGNORED, SegmentationData, Split, load_pairs
+from .segmentation_inference import Inference
+from .segmentation_transforms import training_transform
+from .setup import Setup
+
+__all__ = ["AUXILIARY_WEIGHT", "Segmentation", "classes_of", "inference_of", "scores", "set_up"]
+
+AUXILIARY_WEIGHT = 0.4  # of the auxiliary head's loss (facts.md)
+_CLASSES = "classes.json"  # in a run's folder
+_PICTURES_PROBED = 8
+
+
+def set_up(recipe: SegmentationRecipe, data: str | None = None, run: Path | None = None) -> Setup:
+    """Raises UserError for a model or data that are not there, or that do not fit each other."""
+    model = build_model(recipe.model)
+    if not isinstance(model, UPerNet):
+        raise UserError(f"model: got {recipe.model.name!r}, expected upernet for {recipe.task}")
+    if recipe.backbone and run is None:  # a run that has begun has weights of its own
+        load_backbone(model.backbone, recipe.backbone)
+    place, _, split = (data or recipe.data).partition("@")  # DATA@test scores the test split
+    pairs = load_pairs(place)
+    if split and split not in pairs.splits:
+        raise UserError(f"data: {place} has no split {split!r}, expected one of {', '.join(pairs.splits)}")
+    if model.num_classes != len(pairs.classes):
+        raise UserError(f"model.args.num_classes: got {model.num_classes}, expected the data's {len(pairs.classes)}")
+    inference = inference_of(recipe, model)
+    transform = training_transform(recipe.augment, recipe.scale, recipe.crop_size, inference.mean, inference.std)
+    task = Segmentation(
+        pairs,
+        recipe.batch_size,
+        transform,
+        inference,
+        seed=recipe.seed,
+        epoch_updates=recipe.epoch_updates,
+        evaluated=split or "val",
+        workers=recipe.workers,
+    )
+    if torch.distributed.is_initialized() and pick_device(recipe.device).type == "cuda":
+        for head in (model.decode_head, model.auxiliary_head):  # a rank's few pictures make poor statistics
+            nn.SyncBatchNorm.convert_sync_batchnorm(head)
+
+    def sample(device: torch.device) -> tuple[Tensor, Tensor]:
+        return task.sample(recipe.crop_size, device)
+
+    def probe(model: nn.Module, device: torch.device) -> dict[str, Any]:
+        return shortcut_ratios(model, sample(device)[0])
+
+    def keep(folder: Path) -> None:
+        """The names of the classes, so that a run can be used where its data are not."""
+        write_atomically(folder / _CLASSES, json.dumps(pairs.classes, indent=1) + "\n")
+
+    complexity = partial(count_complexity, input_size=(3, recipe.crop_size, recipe.crop_size))
+    return Setup(model, task, complexity, sample, probe if step_sequences(model) else None, keep)
+
+
+def classes_of(run: Path) -> list[str]:
+    """Raises UserError where a run's folder does not name its classes."""
+    try:
+        return json.loads((run / _CLASSES).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"run: cannot read {run / _CLASSES}: {' '.join(str(error).split())}") from None
+
+
+def inference_of(recipe: SegmentationRecipe, model: UPerNet) -> Inference:
+    """How the recipe tests whole pictures, with the mean and deviation that timm has for the backbone."""
+    config = resolve_data_config(pretrained_cfg=timm.get_pretrained_cfg(model.backbone_name).to_dict())
+    return Inference(
+        tuple(config["mean"]),
+        tuple(config["std"]),
+        recipe.scale,
+        recipe.eval_window,
+        recipe.eval_stride,
+        recipe.eval_scales,
+        recipe.eval_flip,
+    )
+
+
+class Segmentation:
+    """The task: crops of all training pictures, pass after pass, each in an order of (seed, pass)."""
+
+    monitor, lower_is_better = "miou", False
+    unit, units_per_sample = "images", 1
+
+    def __init__(
+        self,
+        data: SegmentationData,
+        batch_size: int,
+        transform: v2.Transform,
+        inference: Inference,
+        *,
+        seed: int = 0,
+        epoch_updates: int | None = None,
+        evaluated: str = "val",
+        workers: int = 0,
+    ):
+        """
+        Args:
+            batch_size: crops an update, over all ranks and accumulated parts.
+            transform: a training picture and its labels -> what the model sees.
+            inference: how the pictures of the split ``evaluated`` are tested.
+            epoch_updates: updates between evaluations, of however many passes; None is one pass.
+            workers: processes a rank that decode and augment; the batches are the same with any number.
+
+        Raises:
+            UserError: there are fewer training pictures than ``batch_size``, and no ``epoch_updates``.
+        """
+        count = len(data.splits["train"].pairs)
+        if epoch_updates is None and batch_size > count:
+            raise UserError(f"batch_size: got {batch_size}, expected 1 to the {count} training images")
+        self.data, self.batch_size, self.seed, self.workers = data, batch_size, seed, workers
+        self.samples, self.inference = _Crops(data, transform, seed), inference
+        self.evaluated, self.split = evaluated, data.splits[evaluated]
+        self.steps_per_epoch = epoch_updates or count // batch_size
+        self.class_iou: dict[str, float | None] = {}  # of the last evaluation
+        self.untold = [f"no pixel of {name} is labelled" for name in data.unlabelled]
+
+    def place_of(self, number: int) -> tuple[int, int]:
+        """(pass, index) of the ``number``-th crop of the run; a pass has every picture once, and none is left out."""
+        turn, position = divmod(number, len(self.samples))
+        return turn, int(_order_of_pass(self.seed, turn, len(self.samples))[position])
+
+    def batches(self, epoch: int, start: int, share: Share, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+        """Pictures (b, 3, crop, crop) and labels (b, crop, crop)."""
+        size = share.micro_batch_size(self.batch_size)
+        if size * (share.world_size if device.type == "cuda" else 1) < 2:
+            raise UserError(f"batch_size: got {size} images a forward pass, expected at least 2 for batch norm")
+        updates = range(epoch * self.steps_per_epoch + start, (epoch + 1) * self.steps_per_epoch)
+        chosen = [
+            [self.place_of(number) for number in numbers]
+            for update in updates
+            for numbers in share.micro_batches(update, self.batch_size)
+        ]
+        for images, labels in self._loader(self.samples, device, batch_sampler=chosen, workers=len(chosen)):
+            yield images.to(device, non_blocking=True), labels.to(device, non_blocking=True).long()
+
+    def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        images, labels = batch
+        found = model(images)
+        logits, *auxiliary = found if isinstance(found, tuple) else (found,)  # (b, classes, crop, crop) each
+        loss = _cross_entropy(logits, labels)
+        for others in auxiliary:
+            loss = loss + AUXILIARY_WEIGHT * _cross_entropy(others, labels)
+        counted = labels != IGNORED
+        right = ((logits.argmax(1) == labels) & counted).sum() / counted.sum().clamp(min=1)
+        return loss, {"pixel_accuracy": 100 * right}
+
+    @torch.no_grad()
+    def evaluate(self, model: nn.Module, share: Share, device: torch.device) -> dict[str, float]:
+        """Cross-entropy and :func:`scores` of whole pictures, at the size of each."""
+        classes, sizes, world = len(self.data.classes), self.split.sizes, share.world_size
+        confusion = MulticlassConfusionMatrix(classes, ignore_index=IGNORED, validate_args=False).to(device)
+        mean_loss = MeanMetric().to(device)
+        rounds = -(-len(sizes) // world)
+        positions = [turn * world + share.rank for turn in range(rounds)]
+        pictures = _Pictures(self.data, self.split)
+        chosen = [position if position < len(sizes) else 0 for position in positions]
+        loader = self._loader(pictures, device, sampler=chosen, workers=rounds, batch_size=None)
+        for turn, (position, (picture, labels)) in enumerate(zip(positions, loader)):
+            picture, labels = picture.to(device, non_blocking=True), labels.to(device, non_blocking=True).long()
+            found = self.inference(model, picture)  # (classes, H, W)
+            for _ in range(self._passes_left(turn, position, world)):
+                model(torch.zeros_like(picture, dtype=torch.float32)[None, :, :32, :32])
+            if position < len(sizes):
+                confusion.update(found.argmax(0)[None], labels[None])
+                counted = (labels != IGNORED).sum()
+                mean_loss.update(
+                    F.nll_loss(found[None], labels[None], ignore_index=IGNORED, reduction="sum") / counted.clamp(min=1),
+                    counted,
+                )
+        result, of_class = scores(confusion.compute().cpu())
+        self.class_iou = dict(zip(self.data.classes, of_class))
+        return {"loss": mean_loss.compute().item(), **result}
+
+    def sample(self, side: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        """The first pictures of the evaluated split, squeezed to squares."""
+        found = []
+        for pair in self.split.pairs[:_PICTURES_PROBED]:
+            picture, labels = _tensors(*self.data.read(pair))
+            squeeze = v2.Compose(
+                [
+                    v2.Resize((side, side)),
+                    v2.ToDtype({tv_tensors.Image: torch.float32, "others": None}, scale=True),
+                    v2.Normalize(list(self.inference.mean), list(self.inference.std)),
+                ]
+            )
+            found.append(squeeze(picture, labels))
+        images, labels = zip(*found)
+        return torch.stack(images).to(device), torch.stack(labels).to(device).long()
+
+    def facts(self) -> dict[str, Any]:
+        images = {name: len(split.pairs) for name, split in self.data.splits.items()}
+        return {"images": images, "unlabelled": len(self.data.unlabelled), "class_iou": self.class_iou}
+
+    def notices(self) -> list[str]:
+        told, self.untold = self.untold, []
+        return told
+
+    def _passes_left(self, turn: int, position: int, world: int) -> int:
+        """Every rank runs the model equally often, as FSDP asks: how often more after this picture."""
+        if world == 1 or self.inference.window is None:
+            return 0
+        sizes = self.split.sizes
+        of_round = [sizes[n] if n < len(sizes) else sizes[0] for n in range(turn * world, (turn + 1) * world)]
+        return max(map(self.inference.passes, of_round)) - self.inference.passes(of_round[position % world])
+
+    def _loader(self, samples: Dataset, device: torch.device, *, workers: int, **settings: Any) -> DataLoader:
+        return DataLoader(
+            samples,
+            num_workers=min(self.workers, workers),
+            pin_memory=device.type == "cuda",
+            worker_init_fn=leave_signals_to_the_run,
+            generator=torch.Generator().manual_seed(0),  # else it would draw from the run's
+            **settings,
+        )
+
+
+def scores(confusion: Tensor) -> tuple[dict[str, float], list[float | None]]:
+    """mIoU, mAcc and pixel accuracy in %, and the IoU of each class, from pixels (true class, predicted class).
+
+    A class that is neither in the annotations nor predicted has no IoU, and one that is not in the annotations no
+    accuracy: means are over the others.
+    """
+    pixels = confusion.double()
+    right, true, predicted = pixels.diagonal(), pixels.sum(1), pixels.sum(0)
+    iou = 100 * right / (true + predicted - right)  # 0/0 is nan
+    accuracy = 100 * right / true
+    means = {"miou": iou.nanmean(), "macc": accuracy.nanmean(), "pixel_accuracy": 100 * right.sum() / pixels.sum()}
+    of_class = [None if value != value else round(value, 4) for value in iou.tolist()]
+    return {name: round(value.item(), 4) for name, value in means.items()}, of_class
+
+
+class _Crops(Dataset):
+    """Training's samples: (pass, index) and the seed say all."""
+
+    def __init__(self, data: SegmentationData, transform: v2.Transform, seed: int):
+        self.data, self.pairs, self.transform, self.seed = data, data.splits["train"].pairs, transform, seed
+
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+    def __getitem__(self, place: tuple[int, int]) -> tuple[Tensor, Tensor]:
+        turn, index = place
+        picture, labels = _tensors(*self.data.read(self.pairs[index]))
+        seed_sample(self.seed, turn, index)
+        image, target = self.transform(picture, labels)
+        return image.as_subclass(Tensor), target.as_subclass(Tensor)
+
+
+class _Pictures(Dataset):
+    """Whole pictures (3, H, W) and labels (H, W), both uint8."""
+
+    def __init__(self, data: SegmentationData, split: Split):
+        self.data, self.pairs = data, split.pairs
+
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        picture, labels = _tensors(*self.data.read(self.pairs[index]))
+        return picture.as_subclass(Tensor), labels.as_subclass(Tensor)
+
+
+def _tensors(picture: Any, labels: np.ndarray) -> tuple[tv_tensors.Image, tv_tensors.Mask]:
+    return tv_tensors.Image(v2.functional.pil_to_tensor(picture)), tv_tensors.Mask(torch.from_numpy(labels))
+
+
+def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """Mean over the labelled pixels; 0 where there is none."""
+    total = F.cross_entropy(logits.float(), labels, ignore_index=IGNORED, reduction="sum")
+    return total / (labels != IGNORED).sum().clamp(min=1)
+
+
+@lru_cache(maxsize=2)
+def _order_of_pass(seed: int, turn: int, count: int) -> np.ndarray:
+    return data_order(seed, turn, count)
