@@ -3,7 +3,9 @@
 A block between ``<!-- begin: NAME … -->`` and ``<!-- end -->`` is replaced by what NAME gives:
 ``stepsnet …`` by the command's output, ``results FOLDER`` by the table of the runs in results/FOLDER,
 ``memory FILE`` by that of benchmarks/memory.py in results/memory/FILE, ``benchmarks`` and ``language`` by those
-of the other benchmarks in results/benchmarks/.
+of the other benchmarks in results/benchmarks/. ``depth FOLDER…`` is a row a depth, ``grid FOLDER TABLE``
+a row a recipe beside the paper's table, ``methods FOLDER`` a row a depth method, ``analysis FILE TABLE`` what
+``stepsnet analyze --json`` printed, ``speed FILE`` what ``stepsnet bench`` wrote, ``paper-depths`` Table 5a.
 
     python docs/render.py            # rewrite
     python docs/render.py --check    # exit 1 where a block is out of date
@@ -20,8 +22,11 @@ import statistics
 import sys
 from pathlib import Path
 
+from stepsnet.analysis.speed import quartiles
 from stepsnet.cli import main as stepsnet
 from stepsnet.compare import summarise
+from stepsnet.paper.tables import all_rows, printed_rows
+from stepsnet.recipes.ablations import ROWS
 
 ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(r"(<!-- begin: (?P<name>[^\n]*?) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -132,7 +137,14 @@ def benchmarks_table() -> str:
         )
         lines.append(f"| seconds to {what}, {size} | {median(ours)} |")
         lines.append(f"| the same by torch alone, without checksum or flush | {median(theirs)} |")
-    return "\n".join([*lines, "", *(f"- {origin(result)}" for result in (engine, images, start, checkpoint))])
+    watching = read_benchmark("watching")
+    share = 100 * watching["share_of_the_time"]["50"]
+    lines.append(f"| `signal_interval=50`, % of the time of training | {share:.1f} |")
+    lines.append(
+        f"| of which each watched update takes more, as a share | {median(watching['extra_of_a_watched_update'])} |"
+    )
+    made = (engine, images, start, checkpoint, watching)
+    return "\n".join([*lines, "", *(f"- {origin(result)}" for result in made)])
 
 
 def language_table() -> str:
@@ -199,9 +211,160 @@ def scale_table(file: str) -> str:
     )
 
 
+def runs_of(folders: tuple[str, ...]) -> list[dict]:
+    paths = [path for folder in folders for path in sorted((ROOT / "results" / folder).glob("*.json"))]
+    return [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+
+
+def mean_std(values: list[float], digits: int = 1, unit: str = "") -> str:
+    deviation = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
+    return f"{statistics.fmean(values):.{digits}f}{deviation}{unit}"
+
+
+def where_run(runs: list[dict], folders: tuple[str, ...]) -> str:
+    seeds = ", ".join(map(str, sorted({run["seed"] for run in runs})))
+    commits = ", ".join(sorted({str(run["commit"]) for run in runs}))
+    hardware, versions = runs[0]["hardware"], runs[0]["versions"]
+    return (
+        f"Seeds {seeds}, mean ± sample standard deviation, after {runs[0]['epochs']} epochs; {hardware['cpu']}, "
+        f"{hardware['threads']} thread a run; torch {versions['torch']}, timm {versions['timm']}; commit {commits}. "
+        f"The runs are in {' and '.join(f'`results/{folder}/`' for folder in folders)}."
+    )
+
+
+def by_seed(runs: list[dict], key: str) -> dict[int, float]:
+    return {run["seed"]: run["metrics"][key] for run in runs}
+
+
+def difference(ours: list[dict], theirs: list[dict], key: str = "val_top1") -> str:
+    """Paired over the seeds that both have."""
+    a, b = by_seed(ours, key), by_seed(theirs, key)
+    pairs = [a[seed] - b[seed] for seed in sorted(a) if seed in b]
+    return f"{statistics.fmean(pairs):+.1f}" + (f" ± {statistics.stdev(pairs):.1f}" if len(pairs) > 1 else "")
+
+
+# rows of Tables 9 and 10 that are rows of Table 8 too
+SAME = {"depths_0_0_12": "steps_1", "depths_12_6_6": "steps_3", "narrow_to_wide": "steps_3"}
+
+
+def grid_table(folder: str, table: str) -> str:
+    """A table of the paper in small: a row a recipe, the paired difference to the first, and the paper's accuracy."""
+    runs, printed = runs_of((folder,)), {row["row"]: row["top1"] for row in printed_rows(table)}
+    lines = [
+        "| | widths × blocks | blocks | params | MACs | training | validation | over the first | paper |",
+        "|---|---|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    first: list[dict] = []
+    for short, title in ROWS[table].items():
+        mine = [run for run in runs if run["recipe"].endswith("/" + SAME.get(short, short))]
+        train, val = (mean_std(list(by_seed(mine, f"{split}_top1").values()), unit="%") for split in ("train", "val"))
+        over = difference(mine, first) if first else ""
+        one, first = mine[0], first or mine
+        size = f"{one['blocks']} | {one['params'] / 1e6:.2f}M | {one['macs'] / 1e6:.1f}M"
+        lines.append(f"| {title} | {steps(one['widths'])} | {size} | {train} | {val} | {over} | {printed[title]}% |")
+    return "\n".join([*lines, "", where_run(runs, (folder,)) + f" The last column is the paper's Table {table}."])
+
+
+def depth_table(*folders: str) -> str:
+    """StepsNet and its baseline at every depth."""
+    runs = runs_of(folders)
+    lines = ["| blocks | layers | params | baseline | StepsNet | paired difference | training: baseline | StepsNet |"]
+    lines.append("|---:|---:|---:|---:|---:|---:|---:|---:|")
+    for blocks in sorted({run["blocks"] for run in runs}):
+        ours, theirs = (
+            [run for run in runs if run["blocks"] == blocks and run["label"] == label]
+            for label in ("StepsNet", "baseline")
+        )
+        cells = [
+            mean_std(list(by_seed(group, f"{split}_top1").values()), unit="%")
+            for split in ("val", "train")
+            for group in (theirs, ours)
+        ]
+        size = f"{ours[0]['layers']} | {ours[0]['params'] / 1e6:.2f}M"
+        both = f"{cells[0]} | {cells[1]} | {difference(ours, theirs)} | {cells[2]} | {cells[3]}"
+        lines.append(f"| {blocks} | {size} | {both} |")
+    return "\n".join([*lines, "", where_run(runs, folders)])
+
+
+def paper_depths() -> str:
+    """Table 5a's accuracies."""
+    found = {(row["row"].split(" ")[0], row["blocks"]): row["top1"] for row in printed_rows("5a")}
+    depths = sorted({blocks for _, blocks in found})
+    lines = [f"| the paper's Table 5a, ImageNet | {' | '.join(f'{blocks} blocks' for blocks in depths)} |"]
+    lines.append("|---|" + "---:|" * len(depths))
+    for name in ("DeiT", "Steps-DeiT"):
+        lines.append(f"| {name} | {' | '.join(f'{found[name, blocks]}%' for blocks in depths)} |")
+    return "\n".join(lines)
+
+
+def methods_table(folder: str) -> str:
+    """Each depth method in a StepsNet and in its baseline."""
+    runs = runs_of((folder,))
+    lines = ["| method | baseline | StepsNet | paired difference |", "|---|---:|---:|---:|"]
+    for method in dict.fromkeys(run["recipe"].split("_", 2)[-1].removeprefix("width_") for run in runs):
+        both = [
+            [run for run in runs if run["recipe"].split("/")[1] == f"{kind}_{method}"]
+            for kind in ("fixed_width", "steps")
+        ]
+        if all(both):
+            cells = [mean_std(list(by_seed(group, "val_top1").values()), unit="%") for group in both]
+            lines.append(f"| {method} | {' | '.join(cells)} | {difference(both[1], both[0])} |")
+    return "\n".join([*lines, "", where_run(runs, (folder,))])
+
+
+def analysis_table(file: str, table: str) -> str:
+    """Tables 6 and 7 over the seeds of a model, beside the paper's."""
+    result = json.loads((ROOT / "results" / "analysis" / file).read_text(encoding="utf-8"))
+    rows = result["rows"]
+    (papers,) = (row["top1"] for row in printed_rows("8") if row["row"] == "3 steps")  # Steps-DeiT-S as it is
+    printed = [row["top1"] for row in all_rows() if row["table"] == table]
+    whole = rows[0]["metrics"]["top1"]
+    done = [key for key in rows[0] if key not in ("metrics", "blocks")]
+    lines = [f"| {' | '.join(done)} | top-1 | change | the paper's change |", "|" + "---|" * len(done) + "---:|" * 3]
+    for row, theirs in zip(rows, [papers] * (len(rows) - len(printed)) + printed, strict=True):
+        change = [value - before for value, before in zip(row["metrics"]["top1"], whole)]
+        what = " | ".join(str(row[key]) for key in done)
+        lines.append(
+            f"| {what} | {mean_std(row['metrics']['top1'], unit='%')} | {mean_std(change)} | {theirs - papers:+.1f} |"
+        )
+    note = f"Mean ± sample standard deviation of {len(whole)} runs, points of accuracy. {origin(result)}"
+    return "\n".join([*lines, "", note])
+
+
+def ratio(over: list[float], under: list[float]) -> str:
+    """Of two models' seconds in the same rounds."""
+    return median(quartiles([a / b for a, b in zip(over, under, strict=True)]))
+
+
+def speed_table(file: str) -> str:
+    """What stepsnet bench wrote: medians with quartiles, and each StepsNet over the baseline of nearest depth."""
+    result = json.loads((ROOT / "results" / "speed" / file).read_text(encoding="utf-8"))
+    rows = result["rows"]
+    kinds = [kind for kind in ("inference", "training") if kind in rows[0]]
+    memory = list(rows[0].get("memory", {}))
+    heads = [f"{kind} /s" for kind in kinds] + ["latency (ms)"] + [f"{kind}, MiB a sample" for kind in memory]
+    lines = [f"| | blocks | MACs (G) | {' | '.join(heads)} |", "|---|---:|---:|" + "---:|" * len(heads)]
+    for row in rows:
+        cells = [median(row[kind]) for kind in kinds] + [median(row["latency_ms"], 0)]
+        cells += [f"{row['memory'][kind]['per_sample'] / 2**20:.1f}" for kind in memory]
+        lines.append(f"| {row['model']} | {row['blocks']} | {row['macs'] / 1e9:.2f} | {' | '.join(cells)} |")
+    for ours, theirs in [(a, b) for a in rows for b in rows if a["curve"] == f"Steps-{b['curve']}"]:
+        if ours["model"] == f"Steps-{theirs['model']}":
+            cells = [ratio(theirs["seconds"][kind], ours["seconds"][kind]) for kind in kinds]
+            cells.append(ratio(ours["seconds"]["latency"], theirs["seconds"]["latency"]))
+            cells += [
+                f"{ours['memory'][kind]['per_sample'] / theirs['memory'][kind]['per_sample']:.2f}" for kind in memory
+            ]
+            lines.append(f"| {ours['model']} / {theirs['model']} | | | {' | '.join(cells)} |")
+    batch = f"Batches of {result['batch_size']}, {result['amp_dtype']}, {result['rounds']} interleaved rounds"
+    return "\n".join([*lines, "", f"{batch}, median (quartiles). {origin(result)}"])
+
+
 def render(text: str) -> str:
     kinds = {"results": results_table, "memory": memory_table}
     kinds |= {"benchmarks": benchmarks_table, "language": language_table, "scale": scale_table}
+    kinds |= {"grid": grid_table, "depth": depth_table, "methods": methods_table}
+    kinds |= {"paper-depths": paper_depths, "analysis": analysis_table, "speed": speed_table}
 
     def replace(match: re.Match) -> str:
         kind, *arguments = shlex.split(match["name"])

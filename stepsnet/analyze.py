@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,10 @@ from .run import recipe_of, trained_model
 from .tasks.setup import set_up
 
 __all__ = ["analyze_drop", "analyze_mask", "analyze_shortcut", "render_rows"]
+
+
+Evaluate = Callable[[nn.Module], dict[str, float]]
+Analysis = Callable[[nn.Module, Evaluate], list[dict[str, Any]]]
 
 
 def analyze_shortcut(folders: Sequence[Path], out: Path, data: str | None = None) -> list[dict[str, Any]]:
@@ -56,18 +61,33 @@ def analyze_shortcut(folders: Sequence[Path], out: Path, data: str | None = None
     return rows
 
 
-def analyze_mask(folder: Path, data: str | None = None) -> list[dict[str, Any]]:
-    """Table 6 on a run. Raises UserError where it is no run, or one of a single step."""
-    return mask_paths(*_run(folder, data))
+def analyze_mask(folders: Sequence[Path], data: str | None = None) -> list[dict[str, Any]]:
+    """Table 6 on a run, or on several of one model, such as its seeds: metrics are lists with a value a run.
+
+    Raises:
+        UserError: a folder is no run, its model has a single step, or the runs are not of one model.
+    """
+    return _over_runs(mask_paths, folders, data)
 
 
-def analyze_drop(folder: Path, data: str | None = None, each: bool = False) -> list[dict[str, Any]]:
-    """Table 7 on a run, or each single block's share. Raises UserError as above."""
-    return (drop_each if each else drop_steps)(*_run(folder, data))
+def analyze_drop(folders: Sequence[Path], data: str | None = None, each: bool = False) -> list[dict[str, Any]]:
+    """Table 7, or each single block's share, and raises UserError, as above."""
+    return _over_runs(drop_each if each else drop_steps, folders, data)
+
+
+def _over_runs(analysis: Analysis, folders: Sequence[Path], data: str | None) -> list[dict[str, Any]]:
+    models = [recipe_of(folder).model for folder in folders]
+    if different := [folder for folder, model in zip(folders, models) if model != models[0]]:
+        raise UserError(f"analyze: {different[0]} is not of the model of {folders[0]}, expected runs of one model")
+    found = [analysis(*_run(folder, data)) for folder in folders]
+    return [
+        {**rows[0], "metrics": {name: [row["metrics"][name] for row in rows] for name in rows[0]["metrics"]}}
+        for rows in zip(*found)
+    ]
 
 
 def render_rows(rows: list[dict[str, Any]]) -> str:
-    """Rows as a Markdown table: what was done, then the metrics."""
+    """Rows as a Markdown table: what was done, then the metrics, of several runs the mean ± sample deviation."""
     done = [key for key in rows[0] if key not in ("metrics", "blocks")]
     metrics = list(rows[0]["metrics"])
     lines = [
@@ -75,12 +95,19 @@ def render_rows(rows: list[dict[str, Any]]) -> str:
         "|" + "---|" * len(done) + "---:|" * len(metrics),
     ]
     for row in rows:
-        cells = [str(row[key]) for key in done] + [f"{row['metrics'][key]:.4g}" for key in metrics]
+        cells = [str(row[key]) for key in done] + [_said(row["metrics"][key]) for key in metrics]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
-def _run(folder: Path, data: str | None) -> tuple[nn.Module, Callable[[nn.Module], dict[str, float]]]:
+def _said(value: float | list[float]) -> str:
+    if not isinstance(value, list):
+        return f"{value:.4g}"
+    deviation = f" ± {statistics.stdev(value):.2g}" if len(value) > 1 else ""
+    return f"{statistics.fmean(value):.4g}{deviation}"
+
+
+def _run(folder: Path, data: str | None) -> tuple[nn.Module, Evaluate]:
     recipe = recipe_of(folder)
     setup = set_up(recipe, data, folder)
     model, device = trained_model(folder, recipe, setup.model)

@@ -22,13 +22,13 @@ from .recipes.recipe import ModelSpec
 from .report.speed import draw_speed
 from .stream import is_flat
 
-__all__ = ["bench", "find_contenders", "render_bench"]
+__all__ = ["bench", "find_candidates", "render_bench"]
 
 TOKENS = 128  # of a language model's samples
 
 
 @dataclass(frozen=True)
-class Contender:
+class Candidate:
     name: str
     curve: str  # the line that it is a point of, in pictures
     spec: ModelSpec
@@ -36,13 +36,13 @@ class Contender:
     accuracy_of: str = ""
 
 
-def find_contenders(places: Sequence[str]) -> list[Contender]:
+def find_candidates(places: Sequence[str]) -> list[Candidate]:
     """Models by name, the rows of the paper's tables as ``table:5b``, and runs by their folder or ``summary.json``.
 
     Raises:
         UserError: a place that is none of these, a run without a summary, or a name twice.
     """
-    found: list[Contender] = []
+    found: list[Candidate] = []
     for place in places:
         path = Path(place)
         if place.startswith("table:"):
@@ -50,24 +50,24 @@ def find_contenders(places: Sequence[str]) -> list[Contender]:
         elif path.is_dir() or path.suffix == ".json":
             found.append(_of_run(path))
         else:
-            found.append(Contender(place, place, ModelSpec(place)))
-    names = [contender.name for contender in found]
+            found.append(Candidate(place, place, ModelSpec(place)))
+    names = [candidate.name for candidate in found]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise UserError(f"bench: got {twice} twice, expected each model once")
     return found
 
 
-def _of_table(table: str) -> list[Contender]:
+def _of_table(table: str) -> list[Candidate]:
     found = []
     for row in printed_rows(table):
         name, arguments = model_of(row) or ("", {})
         title = row["row"]
         curve = title.rsplit(" ", 2)[0] if title.endswith("blocks") else title.rsplit("-", 1)[0]
-        found.append(Contender(title, curve, ModelSpec(name, arguments), row.get("top1"), "as the paper prints it"))
+        found.append(Candidate(title, curve, ModelSpec(name, arguments), row.get("top1"), "as the paper prints it"))
     return found
 
 
-def _of_run(path: Path) -> Contender:
+def _of_run(path: Path) -> Candidate:
     file = path / "summary.json" if path.is_dir() else path
     try:
         summary = json.loads(file.read_text(encoding="utf-8"))
@@ -76,11 +76,11 @@ def _of_run(path: Path) -> Contender:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"bench: {file} is not the summary of a run ({type(error).__name__}: {error})") from None
     name = path.name if path.is_dir() else f"{path.parent.name}/{path.stem}"
-    return Contender(name, summary.get("label", name), spec, accuracy, "of the run" if accuracy is not None else "")
+    return Candidate(name, summary.get("label", name), spec, accuracy, "of the run" if accuracy is not None else "")
 
 
 def bench(
-    contenders: Sequence[Contender],
+    candidates: Sequence[Candidate],
     out: Path,
     *,
     batch_size: int = 32,
@@ -108,27 +108,27 @@ def bench(
         if value < 1:
             raise UserError(f"--{name}: got {value}, expected at least 1")
     place, rows, measured = pick_device(device), [], []
-    for contender in contenders:
-        if contender.spec.name in DETECTORS:
-            raise UserError(f"bench: got {contender.name}, a detector, expected a classifier or a language model")
-        model = build_model(contender.spec)
+    for candidate in candidates:
+        if candidate.spec.name in DETECTORS:
+            raise UserError(f"bench: got {candidate.name}, a detector, expected a classifier or a language model")
+        model = build_model(candidate.spec)
         if is_flat(model):
             shape: tuple[int, ...] = (TOKENS,)
             counts = count_language_model(model)
         else:
-            shape = input_size_of(contender.spec, model)
+            shape = input_size_of(candidate.spec, model)
             counts = count_complexity(model, shape)
         if compile:
             compile_blocks(model)
-        measured.append(Measured(contender.name, model, shape))
+        measured.append(Measured(candidate.name, model, shape))
         rows.append(
             {
-                "model": contender.name,
-                "curve": contender.curve,
+                "model": candidate.name,
+                "curve": candidate.curve,
                 "shape": list(shape),
                 **vars(counts),
-                "accuracy": contender.accuracy,
-                "accuracy_of": contender.accuracy_of,
+                "accuracy": candidate.accuracy,
+                "accuracy_of": candidate.accuracy_of,
             }
         )
     seconds = measure_speed(measured, batch_size, rounds, place, amp_dtype, train, note)

@@ -315,19 +315,22 @@ def _analyze(options: argparse.Namespace) -> None:
 
     if options.each and options.kind != "drop":
         raise UserError(f"analyze: got --each with {options.kind}, expected it with drop")
-    if options.kind != "shortcut" and len(options.runs) > 1:
-        raise UserError(f"analyze: got {len(options.runs)} runs for {options.kind}, expected one")
     if options.kind == "shortcut":
         rows = analyze_shortcut(options.runs, options.out, options.data)
     elif options.kind == "mask":
-        rows = analyze_mask(options.runs[0], options.data)
+        rows = analyze_mask(options.runs, options.data)
     else:
-        rows = analyze_drop(options.runs[0], options.data, options.each)
-    print(json.dumps(rows) if options.json else render_rows(rows))
+        rows = analyze_drop(options.runs, options.data, options.each)
+    if options.json:
+        from .provenance import provenance
+
+        print(json.dumps({"rows": rows, **provenance()}))
+    else:
+        print(render_rows(rows))
 
 
 def _bench(options: argparse.Namespace) -> None:
-    from .bench import bench, find_contenders, render_bench
+    from .bench import bench, find_candidates, render_bench
 
     memory = tuple(options.memory) if any(options.memory) else None
     if memory and len(memory) != 2:
@@ -335,8 +338,8 @@ def _bench(options: argparse.Namespace) -> None:
     names = ("batch_size", "rounds", "device", "amp_dtype", "compile")
     settings = {name: getattr(options, name) for name in names}
     note = partial(print, file=sys.stderr, flush=True)
-    contenders = find_contenders(options.models)
-    result = bench(contenders, options.out, memory_batches=memory, train=not options.no_train, note=note, **settings)
+    candidates = find_candidates(options.models)
+    result = bench(candidates, options.out, memory_batches=memory, train=not options.no_train, note=note, **settings)
     print(json.dumps(result) if options.json else render_bench(result))
 
 

@@ -1,4 +1,4 @@
-"""Use a run: the classes of pictures, what is found in them, or a text that goes on."""
+"""Use a run: the classes of pictures, what is found in them and where, or a text that goes on."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def draw(folder: Path, files: Sequence[Path], out: Path, least: float = 0.5) -> 
         raise UserError(f"predict: {folder} is a run of {recipe.task}, expected one of {', '.join(DRAWN)} to draw")
     model, device = trained_model(folder, recipe, build_model(recipe.model))
     pictures = importlib.import_module(f"stepsnet.tasks.{DRAWN[recipe.task]}")
-    return pictures.draw(model, device, folder, files, out, least)
+    return pictures.draw(recipe, model, device, folder, files, out, least)
 
 
 def write(

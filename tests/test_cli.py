@@ -145,20 +145,29 @@ def test_a_stride_is_of_language_models(trained, capsys):
 def test_a_run_is_taken_apart(trained, tmp_path, capsys):
     status, out, err = run("analyze", "mask", trained, "--json", capsys=capsys)
     assert status == 0, err
-    rows = json.loads(out)
+    found = json.loads(out)
+    rows = found["rows"]
     scored = json.loads(run("eval", trained, "--json", capsys=capsys)[1])
-    assert len(rows) == 12 and rows[0]["metrics"] == scored
-    status, out, err = run("analyze", "drop", trained, capsys=capsys)
+    assert len(rows) == 12 and rows[0]["metrics"] == {name: [value] for name, value in scored.items()}
+    assert found["command"].startswith("stepsnet") and found["versions"]["torch"]
+    status, out, err = run("analyze", "drop", trained, trained, capsys=capsys)  # as if they were two seeds
     assert status == 0 and out.startswith("| dropped | loss | top1 | top5 |") and "last 1 of width 48" in out
+    assert f"{scored['top1']:.4g} ± 0 |" in out
     status, out, err = run("analyze", "shortcut", trained, "--out", tmp_path / "look", "--json", capsys=capsys)
     assert status == 0, err
-    rows = json.loads(out)
+    rows = json.loads(out)["rows"]
     assert [row["update"] for row in rows] == sorted({row["update"] for row in rows}) and len(rows) >= 1
     lines = (tmp_path / "look" / "signal.csv").read_text().splitlines()
     assert len(lines) == 1 + len(rows) * len(json.loads((trained / "summary.json").read_text())["widths"])
     assert (tmp_path / "look" / "signal.png").stat().st_size > 10_000 and (tmp_path / "look" / "signal.svg").exists()
     status, out, err = run("analyze", "mask", trained, "--each", capsys=capsys)
     assert status == 2 and "got --each with mask" in err
+    other = tmp_path / "other"
+    other.mkdir()
+    changed = (trained / "config.yaml").read_text().replace("- 34", "- 36")
+    (other / "config.yaml").write_text(changed)
+    status, out, err = run("analyze", "mask", trained, other, capsys=capsys)
+    assert status == 2 and f"{other} is not of the model of {trained}, expected runs of one model" in err
 
 
 def test_a_report_of_any_runs(trained, tmp_path, capsys):

@@ -34,9 +34,9 @@ from stepsnet.tasks.setup import set_up as set_up_task
 NAMES = list(recipes())
 AT_SCALE = [name for name in NAMES if name.split("/")[0] in ("imagenet", "deeper", "ablations")]
 LANGUAGE = [name for name in NAMES if find_recipe(name).task == "language"]
+DETECTION = [name for name in NAMES if find_recipe(name).task == "detection"]
 SMALL = [name for name in NAMES if name not in AT_SCALE and find_recipe(name).task == "classification"]
 SEGMENTATION = [name for name in NAMES if find_recipe(name).task == "segmentation"]
-DETECTION = [name for name in NAMES if find_recipe(name).task == "detection"]
 CLASSES = 3
 
 
@@ -330,17 +330,6 @@ def test_two_updates_at_full_width(name, pictures, tmp_path):
     assert not all(torch.equal(before[key], after[key]) for key, _ in build_model(recipe.model).named_parameters())
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("digits")])
-def test_digits_recipes_take_two_updates(name, tmp_path, monkeypatch):
-    monkeypatch.setattr(Trained, "save", lambda *_: None)
-    changes = dict(epochs=1, batch_size=16, train_samples=32, log_interval=1, warmup_epochs=0, probe_epochs=0)
-    recipe = dataclasses.replace(find_recipe(name), **changes)
-    torch.manual_seed(recipe.seed)
-    setup = set_up(recipe)
-    fit(setup.model, setup.task, recipe, tmp_path, Ranks(0, 1, torch.device("cpu")), report=lambda event: None)
-    assert len(losses(tmp_path)) == 2 and np.isfinite(losses(tmp_path)).all()
-
-
 @pytest.mark.parametrize("name", LANGUAGE)
 def test_language_recipes_take_two_updates(name, tmp_path, monkeypatch):
     """As they are but for the text and the vocabulary that it gives."""
@@ -374,43 +363,6 @@ def test_small_recipes_take_two_updates(name, pictures, tmp_path, monkeypatch):
     with Lines() as display:
         train_run(recipe, tmp_path / "run", display)
     assert len(losses(tmp_path / "run")) == 2 and np.isfinite(losses(tmp_path / "run")).all()
-
-
-@pytest.mark.parametrize("name", SEGMENTATION)
-def test_segmentation_recipes_take_two_updates(name, tmp_path, monkeypatch):
-    """On made-up pictures of CamVid's layout and small crops; those of the paper with a narrow decoder."""
-    monkeypatch.setenv("STEPSNET_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(Trained, "save", lambda *_: None)
-    data = write_camvid(tmp_path / "camvid", train=4, val=1)
-    small = [*SHORT, "batch_size=2", "epoch_updates=2", "crop_size=32", "scale=[40,24]", "probe_epochs=0"]
-    classes = f"model.args.num_classes={len(PIXEL_CLASSES)}"
-    recipe = override(find_recipe(name), [*small, f"data=camvid:{data}", classes, "model.args.channels=16"])
-    torch.manual_seed(recipe.seed)
-    setup = segmentation.set_up(recipe)
-    fit(setup.model, setup.task, recipe, tmp_path, Ranks(0, 1, torch.device("cpu")), report=lambda event: None)
-    assert len(losses(tmp_path)) == 2 and np.isfinite(losses(tmp_path)).all()
-
-
-def test_table_3_has_the_settings_of_swin():
-    for row in rows("3"):
-        recipe = find_recipe(
-            "ade20k/" + {"Swin-T UPerNet": "swin_tiny", "Steps-Swin-T UPerNet": "steps_swin_tiny"}[row["row"]]
-        )
-        assert recipe.expected == {"val_miou": row["mIoU"], "val_macc": row["mAcc"]}
-        assert recipe.epochs * recipe.epoch_updates == 160_000 and recipe.batch_size == 16
-        assert round(recipe.warmup_epochs * recipe.epoch_updates) == 1500 and recipe.min_lr == 0
-        assert (recipe.lr, recipe.weight_decay, recipe.sched, recipe.poly_power) == (6e-5, 0.01, "poly", 1.0)
-        assert (recipe.scale, recipe.crop_size, recipe.augment.max_class_share) == ((2048, 512), 512, 0.75)
-        assert (recipe.augment.scale_range, recipe.augment.hflip, recipe.augment.photometric) == ((0.5, 2.0), 0.5, True)
-        assert recipe.model.args["backbone_args"] == {"drop_path_rate": 0.3}
-    assert recipe.baseline == find_recipe("ade20k/swin_tiny").model
-
-
-def test_small_segmentation_models_are_of_like_compute():
-    recipe = find_recipe("camvid/tiny")
-    models = [on_meta(spec.name, json.dumps(spec.args)) for spec in (recipe.model, recipe.baseline)]
-    params, macs = zip(*((c.params, c.macs) for c in (count_complexity(model, (3, 128, 128)) for model in models)))
-    assert macs[0] == pytest.approx(macs[1], rel=0.02) and params[0] == pytest.approx(params[1], rel=0.05)
 
 
 def test_every_row_of_table_2_has_a_recipe_with_swins_settings():
@@ -482,3 +434,40 @@ def test_detection_recipes_take_two_updates(name, coco, tmp_path, monkeypatch):
     setup = set_up_task(recipe)
     fit(setup.model, setup.task, recipe, tmp_path, Ranks(0, 1, torch.device("cpu")), report=lambda event: None)
     assert len(losses(tmp_path)) == 2 and np.isfinite(losses(tmp_path)).all()
+
+
+@pytest.mark.parametrize("name", SEGMENTATION)
+def test_segmentation_recipes_take_two_updates(name, tmp_path, monkeypatch):
+    """On made-up pictures of CamVid's layout and small crops; those of the paper with a narrow decoder."""
+    monkeypatch.setenv("STEPSNET_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(Trained, "save", lambda *_: None)
+    data = write_camvid(tmp_path / "camvid", train=4, val=1)
+    small = [*SHORT, "batch_size=2", "epoch_updates=2", "crop_size=32", "scale=[40,24]", "probe_epochs=0"]
+    classes = f"model.args.num_classes={len(PIXEL_CLASSES)}"
+    recipe = override(find_recipe(name), [*small, f"data=camvid:{data}", classes, "model.args.channels=16"])
+    torch.manual_seed(recipe.seed)
+    setup = segmentation.set_up(recipe)
+    fit(setup.model, setup.task, recipe, tmp_path, Ranks(0, 1, torch.device("cpu")), report=lambda event: None)
+    assert len(losses(tmp_path)) == 2 and np.isfinite(losses(tmp_path)).all()
+
+
+def test_table_3_has_the_settings_of_swin():
+    for row in rows("3"):
+        recipe = find_recipe(
+            "ade20k/" + {"Swin-T UPerNet": "swin_tiny", "Steps-Swin-T UPerNet": "steps_swin_tiny"}[row["row"]]
+        )
+        assert recipe.expected == {"val_miou": row["mIoU"], "val_macc": row["mAcc"]}
+        assert recipe.epochs * recipe.epoch_updates == 160_000 and recipe.batch_size == 16
+        assert round(recipe.warmup_epochs * recipe.epoch_updates) == 1500 and recipe.min_lr == 0
+        assert (recipe.lr, recipe.weight_decay, recipe.sched, recipe.poly_power) == (6e-5, 0.01, "poly", 1.0)
+        assert (recipe.scale, recipe.crop_size, recipe.augment.max_class_share) == ((2048, 512), 512, 0.75)
+        assert (recipe.augment.scale_range, recipe.augment.hflip, recipe.augment.photometric) == ((0.5, 2.0), 0.5, True)
+        assert recipe.model.args["backbone_args"] == {"drop_path_rate": 0.3}
+    assert recipe.baseline == find_recipe("ade20k/swin_tiny").model
+
+
+def test_small_segmentation_models_are_of_like_compute():
+    recipe = find_recipe("camvid/tiny")
+    models = [on_meta(spec.name, json.dumps(spec.args)) for spec in (recipe.model, recipe.baseline)]
+    params, macs = zip(*((c.params, c.macs) for c in (count_complexity(model, (3, 128, 128)) for model in models)))
+    assert macs[0] == pytest.approx(macs[1], rel=0.02) and params[0] == pytest.approx(params[1], rel=0.05)

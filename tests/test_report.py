@@ -13,6 +13,7 @@ from html.parser import HTMLParser
 
 import pytest
 import yaml
+from PIL import Image
 
 from stepsnet.errors import UserError
 from stepsnet.report import write_report
@@ -321,11 +322,12 @@ def test_a_sweep_is_drawn_against_the_depth(tmp_path):
         top1 = (50 if "Steps" in row["label"] else 40) + int(row["blocks"]) / 8 + int(row["seed"])
         assert float(row["val"]) == pytest.approx(top1) and float(row["train"]) == pytest.approx(top1 + 5)
     text = html.unescape(re.sub(r"<svg.*?</svg>|<[^>]+>", "", page.read_text(), flags=re.S)).replace("\u00a0", " ")
-    assert "52.00 ± 0.71 % for StepsNet at 12 blocks and 42.00 ± 0.71 % for baseline at 12 blocks" in text
-    assert "62.50 ± 0.71 % for StepsNet at 96 blocks and 52.50 ± 0.71 % for baseline at 96 blocks" in text
+    assert "52.00 ± 0.71 % for StepsNet at 12 blocks and 42.00 ± 0.71 % for the baseline at 12 blocks" in text
+    assert "62.50 ± 0.71 % for StepsNet at 96 blocks and 52.50 ± 0.71 % for the baseline at 96 blocks" in text
     assert "Of 8 models the validation top-1 is best with 62.50 ± 0.71 % for StepsNet · 96 blocks" in text
     assert "worst with 42.00 ± 0.71 % for the baseline · 12 blocks" in text
     assert text.count("paired over seeds 0 and 1, better in 2 of 2") == 4
+    assert text.index("Against the depth") < text.index("\nRuns\n")
     assert not (tmp_path / "figures" / "top1.png").exists()  # so many curves could not be told apart
 
 
@@ -385,14 +387,27 @@ def test_the_same_runs_give_the_same_bytes(page, comparison, tmp_path):
         assert (tmp_path / "figures" / file.name).read_bytes() == file.read_bytes(), file.name
 
 
-@pytest.mark.skipif(shutil.which("chromium") is None, reason="chromium is not installed")
-@pytest.mark.parametrize("width", [1280, 390])
-def test_a_browser_shows_the_page(page, tmp_path, width):
-    image = pytest.importorskip("PIL.Image")
-    shot = tmp_path / "page.png"
+def colours_of_a_screenshot(page, folder, width):
+    shot = folder / "page.png"
     quiet = ["--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
     quiet += ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--hide-scrollbars"]
-    where = [f"--user-data-dir={tmp_path / 'profile'}", f"--window-size={width},6000", f"--screenshot={shot}"]
+    where = [f"--user-data-dir={folder / 'profile'}", f"--window-size={width},6000", f"--screenshot={shot}"]
     subprocess.run(["chromium", *quiet, *where, page.as_uri()], check=True, capture_output=True, timeout=120)
-    colours = {colour for _, colour in image.open(shot).convert("RGB").getcolors(1 << 24)}
-    assert {(0x00, 0x72, 0xB2), (0xD5, 0x5E, 0x00)} <= colours  # the two models' curves
+    with Image.open(shot) as picture:
+        return {colour for _, colour in picture.convert("RGB").getcolors(1 << 24)}
+
+
+CURVES = {(0x00, 0x72, 0xB2), (0xD5, 0x5E, 0x00)}  # of a StepsNet and of its baseline
+in_a_browser = pytest.mark.skipif(shutil.which("chromium") is None, reason="chromium is not installed")
+
+
+@in_a_browser
+@pytest.mark.parametrize("width", [1280, 390])
+def test_a_browser_shows_the_page(page, tmp_path, width):
+    assert colours_of_a_screenshot(page, tmp_path, width) >= CURVES
+
+
+@in_a_browser
+def test_a_browser_shows_a_sweep(tmp_path):
+    page = write_report(grid_of_depths(tmp_path / "runs", seeds=(0,)), tmp_path / "report.html")
+    assert colours_of_a_screenshot(page, tmp_path, 1280) >= CURVES

@@ -94,13 +94,18 @@ _NOTES = {"2a": DETECTORS_ARE_COUNTED, "2b": DETECTORS_ARE_COUNTED, "3": SEGMENT
 ALLOCATION_IS_OURS = "the paper does not give these depths and heads; ours meet every printed cell, and others may too"
 
 
+def all_rows() -> list[dict[str, Any]]:
+    """Every row of tables.json: all that the paper prints, Tables 6 and 7 and those of later tasks included."""
+    return json.loads((files("stepsnet.paper") / "tables.json").read_text(encoding="utf-8"))
+
+
 def printed_rows(table: str) -> list[dict[str, Any]]:
     """The rows of tables.json for one table, in its order.
 
     Raises:
         UserError: there is no such table, or its task is not here yet.
     """
-    rows = json.loads((files("stepsnet.paper") / "tables.json").read_text(encoding="utf-8"))
+    rows = all_rows()
     found = [row for row in rows if row["table"] == table]
     if not found or not any(model_of(row) for row in found):
         known = sorted({row["table"] for row in rows if model_of(row)}, key=lambda t: (t[0] == "t", len(t), t))

@@ -8,10 +8,10 @@ from ..paper.tables import printed_rows
 from .imagenet import STOCHASTIC_DEPTH, row_model, row_recipe
 from .recipe import ClassificationRecipe
 
-__all__ = ["RECIPES"]
+__all__ = ["RECIPES", "ROWS"]
 
 # Each table's rows by the name of their recipe; the first is what the others are compared with.
-_NAMES = {
+ROWS = {
     "8": {f"steps_{steps}": f"{steps} steps" for steps in (1, 2, 3, 4, 5)},
     "9": {
         "depths_0_0_12": "(0, 0, 12)",
@@ -35,13 +35,13 @@ _NAMES = {
 
 def _table(table: str, drop_path_rate: float) -> dict[str, Callable[[], ClassificationRecipe]]:
     rows = {row["row"]: row for row in printed_rows(table)}
-    titles = list(_NAMES[table].values())
+    titles = list(ROWS[table].values())
     first = row_model(rows[titles[0]], drop_path_rate)
     return {
         f"ablations/{short}": row_recipe(
             f"ablations/{short}", rows[title], drop_path_rate, None if title == titles[0] else first
         )
-        for short, title in _NAMES[table].items()
+        for short, title in ROWS[table].items()
     }
 
 

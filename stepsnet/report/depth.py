@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter, ScalarFormatter
 
 from .figures import Picture, axes_for, rows_of
-from .runs import Group
+from .runs import BASELINE, Group
 from .words import RESULTS, join, number, sentence_of, spread
 
 __all__ = ["figure_depth", "figure_results"]
@@ -62,8 +62,8 @@ def figure_depth(groups: Sequence[Group]) -> Picture | None:
 
     def at(end: int) -> str:
         return join(
-            f"{spread(list(curve[end].results(f'val_{key}').values()), unit and f'{chr(160)}{unit}')} for {label} at "
-            f"{len(curve[end].widths)} blocks"
+            f"{spread(list(curve[end].results(f'val_{key}').values()), unit and f'{chr(160)}{unit}')} for "
+            f"{_the(label)} at {len(curve[end].widths)} blocks"
             for label, curve in curves.items()
         )
 
@@ -95,6 +95,10 @@ def figure_results(groups: Sequence[Group]) -> Picture | None:
     about = "Small: single seeds; diamonds: the mean over seeds."
     rows = _rows(groups, key, _splits(groups, key))
     return Picture("results", "All models", about, sentence_of(said), rows, draw)
+
+
+def _the(label: str) -> str:
+    return f"the {label}" if label == BASELINE else label
 
 
 def _rows(groups: Sequence[Group], key: str, splits: Sequence[str]) -> list[dict[str, Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from matplotlib.ticker import FuncFormatter, NullFormatter, ScalarFormatter
 
 from ..files import write_atomically
 from .figures import STYLE
-from .runs import COLOURS
+from .runs import BASELINE, COLOURS, STEPS
 
 __all__ = ["draw_speed"]
 
@@ -43,7 +44,7 @@ def _draw(result: dict[str, Any], curves: dict[str, list[dict[str, Any]]], out: 
         figure, axes = _axes(len(panels))
         for ax, (title, kind) in zip(axes, panels.items()):
             source = ", ".join(dict.fromkeys(row["accuracy_of"] for row in rows if row["accuracy_of"]))
-            ax.set(title=title, xlabel=f"{kind} throughput (samples/s)", ylabel=f"top-1 accuracy (%), {source}")
+            ax.set(title=title, xlabel=f"{kind} throughput (samples/s)", ylabel=f"top-1 accuracy (%)\n{source}")
             ax.set_xscale("log")
             _lines(ax, scored, _median(kind), lambda row: row["accuracy"], kind)
             ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
@@ -105,9 +106,12 @@ def _axes(count: int) -> tuple[Figure, list[Axes]]:
 def _lines(
     ax: Axes, curves: dict[str, list[dict[str, Any]]], x: Value, y: Value, kind: str | None, upright: bool = False
 ) -> None:
-    """A line a curve, with the quartiles of what was timed."""
-    for number, (name, line) in enumerate(curves.items()):
-        colour, dash = COLOURS[number % len(COLOURS)], "o-" if "teps" in name else "s--"
+    """A line a curve, with the quartiles of what was timed; a StepsNet's is drawn through, in its baseline's colour."""
+    families = list(dict.fromkeys(_family(name) for name in curves))
+    for name, line in curves.items():
+        in_steps = name.lower().startswith("steps")  # as the paper's rows, timm's names and the labels of runs are
+        number = families.index(_family(name)) if len(families) > 1 else int(not in_steps)
+        colour, dash = COLOURS[number % len(COLOURS)], "o-" if in_steps else "s--"
         line = sorted(line, key=x)
         ax.plot([x(row) for row in line], [y(row) for row in line], dash, color=colour, label=name, markersize=4)
         for row in line:
@@ -116,6 +120,10 @@ def _lines(
             ends = row[kind]["quartiles"]
             places = ([x(row)] * 2, ends) if upright else (ends, [y(row)] * 2)
             ax.plot(*places, color=colour, linewidth=3, alpha=0.3)
+
+
+def _family(name: str) -> str:
+    return "" if name in (STEPS, BASELINE) else re.sub("^steps[-_]", "", name, flags=re.IGNORECASE)
 
 
 def _save(figure: Figure, axes: list[Axes], place: Path) -> None:

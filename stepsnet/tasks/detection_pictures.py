@@ -15,6 +15,7 @@ from torch import nn
 
 from ..errors import UserError
 from ..files import picture_bytes, write_atomically
+from ..recipes.recipe import DetectionRecipe
 from .coco_data import open_image
 from .detection import CATEGORIES, found_objects
 from .image_data import UNREADABLE, unreadable
@@ -29,7 +30,13 @@ Record = dict[str, Any]
 
 @torch.no_grad()
 def draw(
-    model: nn.Module, device: torch.device, folder: Path, files: Sequence[Path], out: Path, least: float
+    recipe: DetectionRecipe,
+    model: nn.Module,
+    device: torch.device,
+    folder: Path,
+    files: Sequence[Path],
+    out: Path,
+    least: float,
 ) -> tuple[list[Record], list[str]]:
     """Write a PNG for each picture, and ``predictions.json`` with every object in COCO's result form.
 

@@ -6,76 +6,75 @@ import colorsys
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from PIL import Image, ImageDraw, ImageFont
-from pycocotools import mask as coco_mask
 from torch import nn
 
 from ..errors import UserError
 from ..files import picture_bytes, write_atomically
 from ..models.upernet import UPerNet
-from ..recipes.recipe import SegmentationRecipe, read_recipe
+from ..recipes.recipe import SegmentationRecipe
 from .image_data import UNREADABLE, open_picture, unreadable
 from .segmentation import classes_of, inference_of
 
-__all__ = ["colour_of", "draw", "draw_segments", "list_segments"]
+__all__ = ["colour_of", "draw", "draw_segments", "encode_rle", "list_segments"]
 
 _OPACITY = 0.55
+_SAID = 5  # classes a line
 _GOLDEN = 0.618034  # steps of this share of the colour circle never come back to where they were
 
 
 @torch.no_grad()
 def draw(
-    model: nn.Module, device: torch.device, folder: Path, files: Sequence[Path], out: Path, least: float = 0.0
+    recipe: SegmentationRecipe,
+    model: nn.Module,
+    device: torch.device,
+    folder: Path,
+    files: Sequence[Path],
+    out: Path,
+    least: float,
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """Write for each picture NAME.segments.png, an overlay, and NAME.segments.json.
+    """Write each picture's classes into ``out``: NAME.segments.png, an overlay, and NAME.segments.json.
 
     Args:
-        folder: the run's, which knows the classes and how whole pictures are tested.
-        least: of objects; here every pixel has a class.
+        folder: the run's, which knows the classes.
+        least: of objects only; every pixel has its class.
 
     Returns:
-        What the JSON of each holds (the image, its segments in COCO's form, the categories), and a line for each.
+        What each JSON holds, with the file: the image, its segments in COCO's form, and the categories; and a line
+        for each picture.
 
     Raises:
-        UserError: a file that is missing or no picture, or two of one name, before anything is written.
+        UserError: a file that is missing or no picture, or two of one name; nothing is written then.
     """
-    classes, recipe = classes_of(folder), read_recipe(folder / "config.yaml")
-    assert isinstance(recipe, SegmentationRecipe) and isinstance(model, UPerNet)
-    inference = inference_of(recipe, model)
+    pictures = []
     for file in files:
-        _open(file)
+        try:
+            pictures.append(open_picture(file, "RGB"))
+        except UNREADABLE as error:
+            raise unreadable(file, error) from None
         if same := [other for other in files if other.stem == file.stem and other != file]:
             raise UserError(f"predict: got {file} and {same[0]}, expected names that differ: both go into {out}")
+    classes, inference = classes_of(folder), inference_of(recipe, cast(UPerNet, model))
+    categories = [{"id": i, "name": name, "color": colour_of(i)} for i, name in enumerate(classes)]
     records, lines = [], []
-    for file in files:
-        picture = _open(file)
+    for file, picture in zip(files, pictures):
         pixels = torch.from_numpy(np.array(picture)).permute(2, 0, 1)  # (3, H, W)
         likeliest = inference(model, pixels.to(device)).max(0)
         labels, probabilities = likeliest.indices.cpu().numpy(), likeliest.values.exp().cpu().numpy()
         segments = list_segments(labels, probabilities, classes)
-        record = {
-            "image": {"file_name": str(file), "height": picture.height, "width": picture.width},
-            "segments": segments,
-            "categories": [{"id": i, "name": name, "color": colour_of(i)} for i, name in enumerate(classes)],
-        }
+        image = {"file_name": file.name, "height": picture.height, "width": picture.width}
+        found = {"image": image, "segments": segments, "categories": categories}
         place = out / f"{file.stem}.segments.png"
         write_atomically(place, picture_bytes(draw_segments(picture, labels, segments, classes)))
-        write_atomically(place.with_suffix(".json"), json.dumps(record) + "\n")
-        said = ", ".join(f"{one['category']} {100 * one['share']:.1f}%" for one in segments[:5])
-        lines.append(f"{file}: {said}{', …' if len(segments) > 5 else ''} → {place}")
-        records.append(record)
+        write_atomically(out / f"{file.stem}.segments.json", json.dumps(found) + "\n")
+        said = ", ".join(f"{one['category']} {100 * one['share']:.1f}%" for one in segments[:_SAID])
+        records.append({"file": str(file), **found})
+        lines.append(f"{file}: {said} → {place}")
     return records, lines
-
-
-def _open(file: Path) -> Image.Image:
-    try:
-        return open_picture(file, "RGB")
-    except UNREADABLE as error:
-        raise unreadable(file, error) from None
 
 
 def list_segments(labels: np.ndarray, probabilities: np.ndarray, classes: Sequence[str]) -> list[dict[str, Any]]:
@@ -88,8 +87,9 @@ def list_segments(labels: np.ndarray, probabilities: np.ndarray, classes: Sequen
     found = []
     for category in np.unique(labels):
         mask = labels == category
-        encoded = coco_mask.encode(np.asfortranarray(mask, dtype=np.uint8))
-        area = int(coco_mask.area(encoded))
+        rows, columns = np.nonzero(mask.any(1))[0], np.nonzero(mask.any(0))[0]
+        top, left = int(rows[0]), int(columns[0])
+        area = int(mask.sum())
         found.append(
             {
                 "category_id": int(category),
@@ -97,11 +97,19 @@ def list_segments(labels: np.ndarray, probabilities: np.ndarray, classes: Sequen
                 "area": area,
                 "share": round(area / mask.size, 6),
                 "score": round(float(probabilities[mask].mean()), 4),
-                "bbox": coco_mask.toBbox(encoded).tolist(),
-                "segmentation": {**encoded, "counts": encoded["counts"].decode()},
+                "bbox": [left, top, int(columns[-1]) - left + 1, int(rows[-1]) - top + 1],
+                "segmentation": encode_rle(mask),
             }
         )
     return sorted(found, key=lambda segment: -segment["area"])
+
+
+def encode_rle(mask: np.ndarray) -> dict[str, Any]:
+    """COCO's run lengths: column by column, of zeros and ones in turn, from zeros on."""
+    flat = mask.astype(bool).ravel(order="F")
+    ends = np.flatnonzero(flat[1:] != flat[:-1]) + 1
+    counts = np.diff(np.concatenate(([0], ends, [flat.size]))).tolist()
+    return {"size": list(mask.shape), "counts": [0, *counts] if flat[0] else counts}
 
 
 def draw_segments(

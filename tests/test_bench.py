@@ -1,0 +1,132 @@
+"""Speed and memory: what is written is what was timed, and every model is visited in every round."""
+
+import csv
+import json
+
+import pytest
+import timm
+import torch
+from PIL import Image
+
+from stepsnet.analysis import speed
+from stepsnet.analysis.memory import activation_bytes
+from stepsnet.analysis.speed import Measured, measure_memory, measure_speed, quartiles
+from stepsnet.bench import find_candidates
+from stepsnet.cli import main
+from stepsnet.errors import UserError
+from stepsnet.paper.tables import printed_rows
+
+CPU = torch.device("cpu")
+
+
+def tiny(name="a", **kwargs):
+    return Measured(name, timm.create_model("test_steps_deit", img_size=32, num_classes=5, **kwargs), (3, 32, 32))
+
+
+def test_rounds_visit_all_models_in_turn(monkeypatch):
+    visited = []
+
+    def timed(function, device, what):
+        visited.append((what.partition(":")[0], type(function).__name__, len(function.x), function.training))
+        function.model.train(function.training)
+        function()
+        return float(len(visited))
+
+    monkeypatch.setattr(speed, "_time", timed)
+    models = [tiny(name) for name in "abc"]
+    before = {name: value.clone() for name, value in models[0].model.state_dict().items()}
+    found = measure_speed(models, batch_size=4, rounds=3, device=CPU)
+    assert [name for name, kind, *_ in visited if kind == "_Training"] == [*"bca", *"cab", *"abc", *"bca", *"cab"]
+    ours = [entry[1:] for entry in visited if entry[0] == "a"][:3]
+    assert ours == [("_Inference", 4, False), ("_Inference", 1, False), ("_Training", 4, True)]
+    assert {name: {kind: len(s) for kind, s in kinds.items()} for name, kinds in found.items()} == {
+        name: {"inference": 3, "latency": 3, "training": 3} for name in "abc"
+    }
+    assert [visited[int(s) - 1][:3] for s in found["b"]["latency"]] == [("b", "_Inference", 1)] * 3
+    after = models[0].model.state_dict()
+    assert any(not torch.equal(value, after[name]) for name, value in before.items())  # it was really trained
+
+
+def test_memory_grows_with_the_batch():
+    found = measure_memory(tiny(), (64, 128), CPU, "float32")
+    predicted = activation_bytes(tiny().model, (3, 32, 32), 128) - activation_bytes(tiny().model, (3, 32, 32), 64)
+    training = found["training"]
+    assert training["128"] - training["64"] == 64 * training["per_sample"]
+    assert 0.7 * predicted < training["128"] - training["64"] < 2 * predicted
+    assert 0 <= found["inference"]["per_sample"] < 0.5 * training["per_sample"]
+
+
+def test_what_would_not_fit_is_said_before_it_is_tried(monkeypatch):
+    monkeypatch.setattr(speed, "_available", lambda: 2.0**20)
+    with pytest.raises(UserError, match=r"a is predicted to take .* GiB in training at a batch of 64, and 0.0 GiB are"):
+        measure_memory(tiny(), (32, 64), CPU, "float32")
+    with pytest.raises(UserError, match="got batches of 4 and 4, expected two that increase"):
+        measure_memory(tiny(), (4, 4), CPU, "float32")
+
+
+def test_quartiles():
+    assert quartiles([5.0, 1.0, 3.0, 2.0, 4.0]) == {"median": 3.0, "quartiles": [1.5, 4.5], "n": 5}
+    assert quartiles([2.0]) == {"median": 2.0, "quartiles": [2.0, 2.0], "n": 1}
+
+
+def summary(folder, label, widths, depths, top1):
+    args = {"img_size": 32, "num_classes": 5, "widths": widths, "depths": depths}
+    model = {"name": "test_steps_deit", "args": args}
+    folder.mkdir()
+    (folder / "summary.json").write_text(json.dumps({"label": label, "model": model, "metrics": {"val_top1": top1}}))
+    return folder
+
+
+def test_runs_and_names_from_the_command_line(tmp_path, capsys):
+    steps = summary(tmp_path / "steps", "StepsNet", [32, 64], [3, 2], 70.0)
+    base = summary(tmp_path / "base", "baseline", [64], [3], 60.0)
+    deeper = summary(tmp_path / "deeper", "baseline", [64], [6], 65.0)
+    places = [str(steps), str(base), str(deeper / "summary.json"), "test_vit"]
+    small = ["--rounds", "3", "--batch-size", "2", "--memory", "1,2", "--device", "cpu"]
+    assert main(["bench", *places, *small, "--out", str(tmp_path / "out")]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0].startswith("| model | blocks | MACs (G) | inference /s | training /s | latency (ms) |")
+    assert len(printed) == 6 and printed[2].startswith("| steps | 5 |")
+    result = json.loads((tmp_path / "out" / "speed.json").read_text())
+    assert result["batch_size"] == 2 and result["command"].startswith("stepsnet") and result["device"] == "cpu"
+    rows = result["rows"]
+    assert [row["model"] for row in rows] == ["steps", "base", f"{deeper.name}/summary", "test_vit"]
+    assert [row["accuracy"] for row in rows] == [70.0, 60.0, 65.0, None]
+    for row in rows:
+        assert row["inference"]["median"] == pytest.approx(
+            quartiles([2 / s for s in row["seconds"]["inference"]])["median"]
+        )
+        assert row["latency_ms"]["n"] == 3 and len(row["seconds"]["training"]) == 3
+    table = list(csv.DictReader((tmp_path / "out" / "speed.csv").open()))
+    assert [float(line["training"]) for line in table] == [row["training"]["median"] for row in rows]
+    for name in ("speed-accuracy", "speed-depth"):
+        with Image.open(tmp_path / "out" / f"{name}.png") as picture:
+            assert len(picture.convert("RGB").getcolors(1 << 24)) > 50
+        assert "</svg>" in (tmp_path / "out" / f"{name}.svg").read_text()
+
+
+def test_the_rows_of_a_table_carry_the_printed_accuracy():
+    found = find_candidates(["table:5b"])
+    assert [c.accuracy for c in found] == [row["top1"] for row in printed_rows("5b")]
+    assert {c.curve for c in found} == {"Swin", "Steps-Swin"}
+    assert {c.curve for c in find_candidates(["table:1"])} >= {"DeiT", "Steps-DeiT", "ResNet", "Steps-ResNet"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["deit_tny_patch16_224"],
+            "model: got 'deit_tny_patch16_224', expected a timm or StepsNet model (did you mean deit_tiny_patch16_224",
+        ),
+        (["table:7"], "table: got '7', expected one of"),
+        (["test_vit", "test_vit"], "bench: got test_vit twice, expected each model once"),
+        (["nowhere.json"], "nowhere.json is not the summary of a run (FileNotFoundError"),
+        (["test_vit", "--rounds", "0"], "--rounds: got 0, expected at least 1"),
+        (["test_vit", "--memory", "32"], "--memory: got 32, expected two batch sizes such as 32,64, or 0"),
+        (["test_vit", "--amp-dtype", "half"], "amp_dtype: got 'half', expected one of float32, bfloat16, float16"),
+    ],
+)
+def test_a_mistake_is_said(arguments, message, tmp_path, capsys):
+    assert main(["bench", *arguments, "--out", str(tmp_path / "out")]) == 2
+    assert message in capsys.readouterr().err and not (tmp_path / "out").exists()
