@@ -265,8 +265,8 @@ def _eval(options: argparse.Namespace) -> None:
     if options.json:
         print(json.dumps(metrics))
     else:
-        signs = {"top1": "%", "top5": "%"}
-        said = (f"{name.replace('_', ' ')} {value:.4g}{signs.get(name, '')}" for name, value in metrics.items())
+        percent = {name for name in metrics if name in ("top1", "top5") or "_ap" in name}
+        said = (f"{name.replace('_', ' ')} {value:.4g}{'%' * (name in percent)}" for name, value in metrics.items())
         print(", ".join(said))
 
 
