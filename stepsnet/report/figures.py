@@ -150,9 +150,8 @@ def figure_curves(groups: Sequence[Group], quantity: str, heading: str, unit: st
     said: list[str] = []
     for key, lines in curves.items():
         means = [(group, {epoch: v[0] for epoch, v in curve.items()}) for group, curve in lines]
-        said.append(
-            f"{'the' if said else 'The'} {panels[key]} {_in_a_sentence(heading)} is {_said(means, max, 1 if unit else 3, unit)}"
-        )
+        name = f"{'the' if said else 'The'} {panels[key]} {_in_a_sentence(heading)}"
+        said.append(f"{name} is {_said(means, max, 1 if unit else 3, unit)}")
     about = "Bold: the mean over seeds; thin: single seeds; the band reaches from the lowest to the highest seed."
     rows = rows_of(
         groups,
