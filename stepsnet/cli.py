@@ -266,8 +266,9 @@ def _eval(options: argparse.Namespace) -> None:
     if options.json:
         print(json.dumps(metrics))
     else:
-        signs = dict.fromkeys(("top1", "top5", "miou", "macc", "pixel_accuracy"), "%")
-        said = (f"{name.replace('_', ' ')} {value:.4g}{signs.get(name, '')}" for name, value in metrics.items())
+        in_percent = ("top1", "top5", "miou", "macc", "pixel_accuracy")
+        percent = {name for name in metrics if name in in_percent or "_ap" in name}
+        said = (f"{name.replace('_', ' ')} {value:.4g}{'%' * (name in percent)}" for name, value in metrics.items())
         print(", ".join(said))
 
 

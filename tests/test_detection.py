@@ -290,3 +290,26 @@ def test_two_ranks_train_and_score_as_one(coco, tmp_path, parallel):
     assert alone == {
         key.removeprefix("val_"): summary["metrics"][key] for key in summary["metrics"] if key.startswith("val_")
     }
+
+
+@pytest.mark.parametrize(("name", "epochs"), [("mask_rcnn", 10), ("cascade_mask_rcnn", 20)])
+def test_a_detector_learns_squares_on_pictures_that_it_has_not_seen(tmp_path, name, epochs):
+    torch.manual_seed(0)
+    args = {"num_classes": 2, "size": 64, "max_size": 96, "channels": 16, "hidden": 32, "samples": 32}
+    args |= {"backbone": "test_steps_swin", "backbone_args": {"drop_path_rate": 0.0}, "anchors": (8, 16, 32, 64, 128)}
+    model = build_model(ModelSpec(name, args))
+    task = make_task(
+        write_coco(tmp_path / "data", train=12, val=6), DetectionAugment(sizes=(56, 64, 72), max_size=110, crop=0.0)
+    )
+    optimizer = torch.optim.AdamW(model.parameters())
+    for epoch in range(epochs):
+        model.train()
+        for batch in task.batches(epoch, 0, Share(), CPU):
+            for group in optimizer.param_groups:
+                group["lr"] = 3e-3 * min(1.0, (epoch + 1) / 5)
+            task.loss(model, batch)[0].backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 5.0)
+            optimizer.step()
+            optimizer.zero_grad()
+    scores = task.evaluate(model.eval(), Share(), CPU)
+    assert scores["box_ap50"] > 50 and scores["mask_ap50"] > 50

@@ -140,7 +140,7 @@ def pennfudan_mask_rcnn() -> DetectionRecipe:
         augment=DetectionAugment(sizes=(128, 144, 160, 176, 192), max_size=320, crop=0.0),
         epochs=30,
         batch_size=4,
-        lr=5e-4,
+        lr=1e-3,
         warmup_epochs=1,
         log_interval=10,
     )

@@ -111,6 +111,11 @@ def _legend_above(ax: Axes, title: str, handles: list[Any], names: list[str], co
     ax.legend(handles, names, title=fill(title, 44), ncols=columns, **place)
 
 
+def _in_a_sentence(heading: str) -> str:
+    """Box AP -> box AP."""
+    return heading[0].lower() + heading[1:]
+
+
 def figure_curves(groups: Sequence[Group], quantity: str, heading: str, unit: str) -> Picture | None:
     """Training and validation ``loss`` or ``top1`` against the epoch; None when no run has recorded any."""
     panels = {f"train_{quantity}": "training", f"val_{quantity}": "validation"}
@@ -122,7 +127,11 @@ def figure_curves(groups: Sequence[Group], quantity: str, heading: str, unit: st
     def draw(narrow: bool) -> Figure:
         figure, axes = axes_for(narrow, len(curves), 2, 2.2 if narrow else 2.7, sharey=True)
         for ax, (key, lines) in zip(axes, curves.items()):
-            ax.set(title=panels[key], xlabel="epoch", ylabel=heading.lower() + (f" ({unit.strip()})" if unit else ""))
+            ax.set(
+                title=panels[key],
+                xlabel="epoch",
+                ylabel=_in_a_sentence(heading) + (f" ({unit.strip()})" if unit else ""),
+            )
             ax.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
             for group, curve in lines:
                 for run in group.runs if len(group.runs) > 1 else ():
@@ -141,9 +150,8 @@ def figure_curves(groups: Sequence[Group], quantity: str, heading: str, unit: st
     said: list[str] = []
     for key, lines in curves.items():
         means = [(group, {epoch: v[0] for epoch, v in curve.items()}) for group, curve in lines]
-        said.append(
-            f"{'the' if said else 'The'} {panels[key]} {heading.lower()} is {_said(means, max, 1 if unit else 3, unit)}"
-        )
+        name = f"{'the' if said else 'The'} {panels[key]} {_in_a_sentence(heading)}"
+        said.append(f"{name} is {_said(means, max, 1 if unit else 3, unit)}")
     about = "Bold: the mean over seeds; thin: single seeds; the band reaches from the lowest to the highest seed."
     rows = rows_of(
         groups,
