@@ -56,6 +56,8 @@ def results_table(folder: str) -> str:
     if "val_perplexity" in summary["difference"]:
         keys = ["train_loss", "val_loss", "val_perplexity"]
         keys += ["val_word_perplexity"] * (runs[0]["vocab_size"] > 256)
+    elif "val_box_ap" in summary["difference"]:
+        keys = ["train_loss", "val_box_ap", "val_box_ap50", "val_mask_ap", "val_mask_ap50"]
     heads = [MEASURES[key][0] for key in keys]
     lines = [
         f"| | blocks | layers | params | MACs | {' | '.join(heads)} | minutes |",
