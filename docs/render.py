@@ -66,6 +66,8 @@ def results_table(folder: str) -> str:
         keys += ["val_word_perplexity"] * (runs[0]["vocab_size"] > 256)
     if "val_miou" in summary["difference"]:
         keys = ["val_miou", "val_macc", "val_pixel_accuracy"]
+    if "val_box_ap" in summary["difference"]:
+        keys = ["train_loss", "val_box_ap", "val_box_ap50", "val_mask_ap", "val_mask_ap50"]
     heads = [MEASURES[key][0] for key in keys]
     lines = [
         f"| | blocks | layers | params | MACs | {' | '.join(heads)} | minutes |",
