@@ -234,7 +234,7 @@ def where_run(runs: list[dict], folders: tuple[str, ...]) -> str:
     return (
         f"Seeds {seeds}, mean ± sample standard deviation, after {runs[0]['epochs']} epochs; {hardware['cpu']}, "
         f"{hardware['threads']} thread a run; torch {versions['torch']}, timm {versions['timm']}; commit {commits}. "
-        f"The runs are in {' and '.join(f'`results/{folder}/`' for folder in folders)}."
+        f"The runs are in {', '.join(f'`results/{folder}/`' for folder in folders)}."
     )
 
 
