@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import shlex
-import statistics
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from stepsnet.analysis.speed import quartiles
 from stepsnet.provenance import provenance, without_folders
 
 __all__ = ["conclude", "spread"]
@@ -17,8 +17,12 @@ __all__ = ["conclude", "spread"]
 
 def spread(values: Sequence[float], digits: int = 4) -> dict[str, Any]:
     """Median and quartiles: on a shared machine a mean tells of the neighbours."""
-    low, middle, high = statistics.quantiles(values, n=4)
-    return {"median": round(middle, digits), "quartiles": [round(low, digits), round(high, digits)], "n": len(values)}
+    found = quartiles(values)
+    return {
+        "median": round(found["median"], digits),
+        "quartiles": [round(value, digits) for value in found["quartiles"]],
+        "n": found["n"],
+    }
 
 
 def conclude(benchmark: str, result: dict[str, Any], out: Path | None = None) -> None:

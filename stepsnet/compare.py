@@ -58,7 +58,7 @@ def compare(
         Contender("StepsNet", STEPS, recipe),
         Contender("baseline", BASELINE, dataclasses.replace(recipe, model=recipe.baseline)),
     ]
-    check_grid(contenders, seeds, jobs)
+    check_grid([contender.recipe for contender in contenders], seeds, jobs)
     open_folder(folder, recipe, resume)
     runs = train_grid(contenders, folder, seeds, jobs, display)
     summary = summarise([json.loads((run / "summary.json").read_text()) for run in runs])
@@ -74,7 +74,7 @@ class Contender:
     recipe: Recipe
 
 
-def check_grid(contenders: Sequence[Contender], seeds: Sequence[int], jobs: int) -> list[nn.Module]:
+def check_grid(recipes: Sequence[Recipe], seeds: Sequence[int], jobs: int) -> list[nn.Module]:
     """Say a mistake before anything is written or trained; returns the models, on the meta device.
 
     Raises:
@@ -83,7 +83,7 @@ def check_grid(contenders: Sequence[Contender], seeds: Sequence[int], jobs: int)
     if jobs < 1 or not seeds or len(set(seeds)) != len(seeds):
         raise UserError(f"--jobs and --seeds: got {jobs} and {list(seeds)}, expected at least 1 job and distinct seeds")
     with torch.device("meta"):
-        return [build_model(contender.recipe.model) for contender in contenders]
+        return [build_model(recipe.model) for recipe in recipes]
 
 
 def train_grid(

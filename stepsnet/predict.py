@@ -17,7 +17,7 @@ from .errors import UserError
 from .models.build import build_model
 from .run import recipe_of, trained_model
 from .tasks.classification import Classification
-from .tasks.image_data import UNREADABLE, unreadable
+from .tasks.image_data import read_to_predict
 from .tasks.setup import set_up
 from .tasks.text_data import END_OF_TEXT, load_tokenizer
 
@@ -41,13 +41,12 @@ def classify(folder: Path, files: Sequence[Path], top: int = 5) -> list[tuple[Pa
     assert isinstance(setup.task, Classification)
     images = setup.task.data
     model, device = trained_model(folder, recipe, setup.model)
-    inputs = []
-    for file in files:
-        try:
-            with Image.open(file) as picture:
-                inputs.append(images.read(picture))
-        except UNREADABLE as error:
-            raise unreadable(file, error) from None
+
+    def read(file: Path) -> Tensor:
+        with Image.open(file) as picture:
+            return images.read(picture)
+
+    inputs = [read_to_predict(file, read) for file in files]
     probabilities = torch.cat([model(x[None].to(device)).softmax(-1) for x in inputs])  # (files, classes)
     ranked = probabilities.topk(min(top, len(images.classes)))
     return [

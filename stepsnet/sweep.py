@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -41,10 +40,9 @@ def sweep(
         raise UserError("sweep: got no recipe, expected at least one")
     if not resume and folder.exists() and any(folder.iterdir()):
         raise UserError(f"--run: {folder} is not empty, expected a new folder (--resume trains what is missing in it)")
-    contenders = [Contender(recipe.name, STEPS, recipe) for recipe in recipes]
-    models = check_grid(contenders, seeds, jobs)
+    models = check_grid(recipes, seeds, jobs)
     labels = [STEPS if len(set(widths_of(model))) > 1 else BASELINE for model in models]
-    contenders = [dataclasses.replace(found, label=label) for found, label in zip(contenders, labels)]
+    contenders = [Contender(recipe.name, label, recipe) for recipe, label in zip(recipes, labels)]
     runs = train_grid(contenders, folder, seeds, jobs, display)
     kept = ("recipe", "label", "seed", "blocks", "layers", "params", "macs", "metrics")
     summaries = [json.loads((run / "summary.json").read_text()) for run in runs]

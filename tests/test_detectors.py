@@ -12,6 +12,7 @@ from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredic
 
 from stepsnet.errors import UserError
 from stepsnet.models import cascade_mask_rcnn, mask_rcnn
+from stepsnet.models.backbone import create_backbone
 from stepsnet.models.build import build_model
 from stepsnet.models.cascade_mask_rcnn import CascadeRoIHeads, giou_losses, smooth_l1_losses
 from stepsnet.recipes.recipe import ModelSpec
@@ -92,7 +93,7 @@ def assert_same_losses_and_detections(ours, theirs):
 
 def test_mask_rcnn_is_torchvisions():
     ours = build("mask_rcnn")
-    theirs = torchvisions(mask_rcnn.create_pyramid("test_steps_swin", None, CLASSES, SMALL["anchors"], 16))
+    theirs = torchvisions(mask_rcnn.FeaturePyramid(create_backbone("test_steps_swin"), 16))
     theirs.load_state_dict(ours.state_dict())
     assert_same_losses_and_detections(ours, theirs)
 

@@ -9,7 +9,6 @@ recomputes, casts made by autocast, and gradients in flight.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import weakref
 from collections.abc import Iterable
@@ -25,6 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from ..engine.task import Share
+from ..engine.update import autocast
 from ..errors import UserError, nearest
 from ..stream import blocks_of
 
@@ -120,10 +120,8 @@ def activation_bytes(
             # gradients have a term of their own; here they live as long as it takes to add them up
             parameter.register_post_accumulate_grad_hook(lambda parameter: setattr(parameter, "grad", None))
         inputs = torch.empty(micro_batch, *input_size)
-        lower = amp_dtype != "float32"
-        autocast = torch.autocast("cpu", AMP_DTYPES[amp_dtype]) if lower else contextlib.nullcontext()
         with _LiveBytes((inputs, *model.parameters(), *model.buffers())) as live:
-            with autocast:
+            with autocast(amp_dtype, inputs.device):
                 output = model(inputs)
             outputs = output if isinstance(output, tuple) else (output,)
             torch.stack([one.float().sum() for one in outputs]).sum().backward()

@@ -8,7 +8,6 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -16,6 +15,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from ..engine.update import autocast, is_out_of_memory
 from ..errors import UserError
 from ..stream import is_flat
 from .memory import AMP_DTYPES, activation_bytes
@@ -166,10 +166,6 @@ def _sample(measured: Measured, size: int, device: torch.device) -> Tensor:
     return torch.randn(size, *measured.shape, generator=generator).to(device)
 
 
-def _autocast(device: torch.device, amp_dtype: str):
-    return nullcontext() if amp_dtype == "float32" else torch.autocast(device.type, AMP_DTYPES[amp_dtype])
-
-
 class _Inference:
     """Forward passes of one batch."""
 
@@ -179,7 +175,7 @@ class _Inference:
         self.model, self.x, self.amp_dtype = model, x, amp_dtype
 
     def __call__(self) -> None:
-        with torch.inference_mode(), _autocast(self.x.device, self.amp_dtype):
+        with torch.inference_mode(), autocast(self.amp_dtype, self.x.device):
             self.model(self.x)
 
 
@@ -195,7 +191,7 @@ class _Training(_Inference):
     def __call__(self) -> None:
         if self.optimizer is None:
             self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-5, fused=True)
-        with _autocast(self.x.device, self.amp_dtype):
+        with autocast(self.amp_dtype, self.x.device):
             if is_flat(self.model):
                 loss = self.model(self.x, labels=self.x).loss
             else:
@@ -223,6 +219,6 @@ def _time(function: _Inference, device: torch.device, what: str) -> float:
             torch.cuda.synchronize(device)
         return time.perf_counter() - started
     except RuntimeError as error:
-        if isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error):
+        if is_out_of_memory(error):
             raise UserError(f"memory: {what} does not fit ({str(error).splitlines()[0]})") from None
         raise

@@ -51,5 +51,13 @@ class TrainingSettings:
 
 # Settings that may change when a run is resumed, on another machine say: they change a result by its rounding, if
 # at all, and by what each rank and part draws for its own dropout.
-FREE = {"device", "workers", "keep_checkpoints", "checkpoint_interval", "accumulation_steps", "parallel", "tracker"}
-FREE |= {"signal_interval"}
+FREE = {
+    "device",
+    "workers",
+    "keep_checkpoints",
+    "checkpoint_interval",
+    "accumulation_steps",
+    "parallel",
+    "tracker",
+    "signal_interval",
+}

@@ -133,8 +133,9 @@ def _fit(
 
     def watching(step: int) -> AbstractContextManager[dict[str, Any]]:
         due = settings.signal_interval and (step == 1 or step % settings.signal_interval == 0)
-        scale = updater.scaler.get_scale() / settings.accumulation_steps
-        return watch(model, scale) if watch and due and ranks.first else nullcontext({})
+        if not (watch and due and ranks.first):
+            return nullcontext({})
+        return watch(model, updater.scaler.get_scale() / settings.accumulation_steps)
 
     if position.step == 0:
         look_inside(0)
@@ -174,7 +175,7 @@ def _fit(
         done = 0
         means = {f"train_{name}": total / task.steps_per_epoch for name, total in position.sums.items()}
         evaluated_model.eval()
-        with autocast(settings, ranks.device):
+        with autocast(settings.amp_dtype, ranks.device):
             scores = task.evaluate(evaluated_model, share, ranks.device)
         evaluated = {f"val_{name}": value for name, value in scores.items()}
         score = -scores[task.monitor] if task.lower_is_better else scores[task.monitor]

@@ -20,7 +20,7 @@ from .randomness import seed_step
 from .settings import TrainingSettings
 from .task import Task
 
-__all__ = ["Update", "Updater", "autocast", "bare"]
+__all__ = ["Update", "Updater", "autocast", "bare", "is_out_of_memory"]
 
 
 @dataclass(frozen=True)
@@ -32,11 +32,15 @@ class Update:
     signals: int  # sum over ranks of the signals' numbers: 0 where none has caught one
 
 
-def autocast(settings: TrainingSettings, device: torch.device):
+def autocast(amp_dtype: str, device: torch.device):
     """The forward pass in ``amp_dtype``, weights and updates in float32."""
-    if settings.amp_dtype == "float32":
+    if amp_dtype == "float32":
         return nullcontext()
-    return torch.autocast(device.type, dtype=getattr(torch, settings.amp_dtype))
+    return torch.autocast(device.type, dtype=getattr(torch, amp_dtype))
+
+
+def is_out_of_memory(error: RuntimeError) -> bool:
+    return isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error)
 
 
 class Updater:
@@ -68,7 +72,7 @@ class Updater:
         try:
             means, norm = self._gradients(step, batches)
         except RuntimeError as error:  # the CPU's allocator has no class of its own
-            if isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error):
+            if is_out_of_memory(error):
                 raise UserError(self._too_large(error)) from None
             raise
         shared = {**means, "grad_norm": full(norm), "signal": torch.tensor(float(sum(caught[:1])))}
@@ -96,7 +100,7 @@ class Updater:
             last = part == len(batches) - 1
             seed_step(self.settings.seed, step, self.ranks.rank, part)
             with self._gradients_kept_here(not last):
-                with autocast(self.settings, self.ranks.device):
+                with autocast(self.settings.amp_dtype, self.ranks.device):
                     loss, others = self.task.loss(self.model, batch)
                 self.scaler.scale(loss / len(batches)).backward()
             for name, mean in {"loss": loss, **others}.items():
@@ -134,7 +138,7 @@ class Updater:
         model = bare(self.model)
         hooks = [module.register_forward_hook(look(name or "the model")) for name, module in model.named_modules()]
         try:
-            with torch.no_grad(), autocast(self.settings, self.ranks.device):
+            with torch.no_grad(), autocast(self.settings.amp_dtype, self.ranks.device):
                 for part, batch in enumerate(batches):
                     seed_step(self.settings.seed, step, self.ranks.rank, part)
                     self.task.loss(self.model, batch)

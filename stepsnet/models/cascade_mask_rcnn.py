@@ -6,7 +6,7 @@ boxes that the stage before it has moved (Table 2b; the settings are in facts.md
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from torchvision.models.detection.faster_rcnn import FastRCNNConvFCHead
 from torchvision.models.detection.roi_heads import RoIHeads, fastrcnn_loss, maskrcnn_inference, maskrcnn_loss
 from torchvision.ops import clip_boxes_to_image, generalized_box_iou_loss, remove_small_boxes
 
-from .mask_rcnn import ANCHORS, BOXES, Detector, create_pyramid, create_roi_heads
+from .mask_rcnn import BOXES, Detector, create_detector, create_roi_heads
 
 __all__ = ["STAGES", "CascadeRoIHeads", "create", "giou_losses", "smooth_l1_losses"]
 
@@ -153,30 +153,18 @@ def _among(boxes: Tensor, others: Tensor) -> Tensor:
     return (boxes[:, None] == others.to(boxes)).all(-1).any(-1)
 
 
-def create(
-    backbone: str,
-    backbone_args: Mapping[str, Any] | None = None,
-    num_classes: int = 80,
-    *,
-    size: int = 800,
-    max_size: int = 1333,
-    anchors: Sequence[int] = ANCHORS,
-    channels: int = 256,
-    hidden: int = 1024,
-    samples: int = 512,
-) -> Detector:
-    """Cascade Mask R-CNN on a timm or StepsNet model; the arguments are Mask R-CNN's.
-
-    A box head is four 3×3 convolutions with batch norm and one linear layer. Under torchrun each rank has
-    statistics of its own, of 512 boxes an image.
-
-    Raises:
-        ValueError: a backbone that is none, or a number out of range.
-    """
-    pyramid = create_pyramid(backbone, backbone_args, num_classes, anchors, channels)
+def _heads(channels: int, hidden: int, num_classes: int, samples: int) -> CascadeRoIHeads:
     stages = []
     for iou, _, weights in STAGES:
         head = FastRCNNConvFCHead((channels, BOXES, BOXES), [channels] * 4, [hidden], norm_layer=nn.BatchNorm2d)
         stages.append(create_roi_heads(head, hidden, num_classes, channels, samples, iou, weights))
-    heads = CascadeRoIHeads(stages, [weight for _, weight, _ in STAGES])
-    return Detector(pyramid, heads, num_classes, size, max_size, anchors)
+    return CascadeRoIHeads(stages, [weight for _, weight, _ in STAGES])
+
+
+def create(backbone: str, *args: Any, **kwargs: Any) -> Detector:
+    """Cascade Mask R-CNN; the arguments are those of :func:`.mask_rcnn.create_detector`.
+
+    A box head is four 3×3 convolutions with batch norm and one linear layer. Under torchrun each rank has
+    statistics of its own, of 512 boxes an image.
+    """
+    return create_detector(_heads, backbone, *args, **kwargs)

@@ -6,7 +6,7 @@ The settings are those of Swin's detectors (facts.md). Labels are 1 … num_clas
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -22,7 +22,16 @@ from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
 
 from .backbone import PyramidBackbone, create_backbone
 
-__all__ = ["BOXES", "MASKS", "BoxPredictor", "Detector", "FeaturePyramid", "create", "create_roi_heads"]
+__all__ = [
+    "BOXES",
+    "MASKS",
+    "BoxPredictor",
+    "Detector",
+    "FeaturePyramid",
+    "create",
+    "create_detector",
+    "create_roi_heads",
+]
 
 ANCHORS = (32, 64, 128, 256, 512)  # sides in pixels, one a level
 RATIOS = (0.5, 1.0, 2.0)
@@ -145,7 +154,8 @@ def create_roi_heads(
     )
 
 
-def create(
+def create_detector(
+    make_heads: Callable[[int, int, int, int], nn.Module],
     backbone: str,
     backbone_args: Mapping[str, Any] | None = None,
     num_classes: int = 80,
@@ -157,9 +167,10 @@ def create(
     hidden: int = 1024,
     samples: int = 512,
 ) -> Detector:
-    """Mask R-CNN on a timm or StepsNet model.
+    """A detector on a timm or StepsNet model.
 
     Args:
+        make_heads: from (channels, hidden, num_classes, samples).
         backbone_args: of :func:`create_backbone`.
         anchors: sides in pixels, one for each of the five levels.
         channels: of the FPN and of what follows it. The last three are the paper's unless one wants it smaller.
@@ -169,22 +180,19 @@ def create(
     Raises:
         ValueError: a backbone that is none, or a number out of range.
     """
-    pyramid = create_pyramid(backbone, backbone_args, num_classes, anchors, channels)
-    box_head = TwoMLPHead(channels * BOXES**2, hidden)
-    heads = create_roi_heads(box_head, hidden, num_classes, channels, samples, 0.5, (10.0, 10.0, 5.0, 5.0))
-    return Detector(pyramid, heads, num_classes, size, max_size, anchors)
-
-
-def create_pyramid(
-    backbone: str, backbone_args: Mapping[str, Any] | None, num_classes: int, anchors: Sequence[int], channels: int
-) -> FeaturePyramid:
-    """The backbone with its FPN, once the numbers are looked at.
-
-    Raises:
-        ValueError: what is out of range.
-    """
     if num_classes < 1:
         raise ValueError(f"num_classes: got {num_classes}, expected at least 1")
     if len(anchors) != len(ANCHORS):
         raise ValueError(f"anchors: got {len(anchors)} sides, expected {len(ANCHORS)}, one a level")
-    return FeaturePyramid(create_backbone(backbone, **(backbone_args or {})), channels)
+    pyramid = FeaturePyramid(create_backbone(backbone, **(backbone_args or {})), channels)
+    return Detector(pyramid, make_heads(channels, hidden, num_classes, samples), num_classes, size, max_size, anchors)
+
+
+def _heads(channels: int, hidden: int, num_classes: int, samples: int) -> RoIHeads:
+    box_head = TwoMLPHead(channels * BOXES**2, hidden)
+    return create_roi_heads(box_head, hidden, num_classes, channels, samples, 0.5, (10.0, 10.0, 5.0, 5.0))
+
+
+def create(backbone: str, *args: Any, **kwargs: Any) -> Detector:
+    """Mask R-CNN; the arguments are those of :func:`create_detector`."""
+    return create_detector(_heads, backbone, *args, **kwargs)

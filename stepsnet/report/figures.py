@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from textwrap import fill
 from typing import Any
 
@@ -17,6 +20,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
+from ..files import write_atomically
 from .runs import Group, Run, members
 from .words import join, number, sentence_of
 
@@ -56,6 +60,22 @@ class Picture:
     caption: str
     rows: list[dict[str, Any]]
     draw: Callable[[bool], Figure]
+
+
+def save_figure(figure: Figure, place: Path) -> None:
+    """As PNG and SVG; ``place`` is without the suffix."""
+    for kind in ("png", "svg"):
+        content = io.BytesIO()
+        figure.savefig(content, format=kind, dpi=150)
+        write_atomically(place.with_suffix(f".{kind}"), content.getvalue())
+
+
+def write_csv(rows: Sequence[dict[str, Any]], file: Path) -> None:
+    table = io.StringIO()
+    writer = csv.DictWriter(table, rows[0], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_atomically(file, table.getvalue())
 
 
 def _value(value: float | None) -> float:

@@ -6,7 +6,6 @@ The data flow one way: folders -> :class:`Run` -> :class:`Group` (the seeds of o
 
 from __future__ import annotations
 
-import csv
 import io
 import re
 import statistics
@@ -23,7 +22,7 @@ from matplotlib import style
 from ..errors import UserError
 from ..files import write_atomically
 from .depth import figure_depth, figure_results
-from .figures import STYLE, Picture, figure_curves, figure_shortcut_ratio, figure_widths
+from .figures import STYLE, Picture, figure_curves, figure_shortcut_ratio, figure_widths, write_csv
 from .runs import Group, Run, group_runs, load_run, members
 from .signal import figure_signal
 from .words import count, duration, headline, number
@@ -31,11 +30,8 @@ from .words import count, duration, headline, number
 
 def _save(picture: Picture, folder: Path) -> list[Markup]:
     """Write a picture's PNG, SVG and CSV; returns the SVG of both layouts, for the page."""
-    table, inline = io.StringIO(), []
-    writer = csv.DictWriter(table, picture.rows[0], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(picture.rows)
-    write_atomically(folder / f"{picture.name}.csv", table.getvalue().encode())
+    inline = []
+    write_csv(picture.rows, folder / f"{picture.name}.csv")
     for layout in ("wide", "narrow"):
         # a salt of its own keeps the ids of each SVG apart, as all of them share the page
         with style.context(["default", {**STYLE, "svg.hashsalt": f"{picture.name}-{layout}"}]):

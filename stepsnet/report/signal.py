@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator
 
 from ..analysis.block_signal import BlockSignal, signals_of
-from ..files import write_atomically
-from .figures import STYLE, Picture
+from .figures import STYLE, Picture, save_figure, write_csv
 from .runs import COLOURS, DASHES, Group
 from .words import join, number, sentence_of
 
@@ -43,18 +40,9 @@ class SignalOf:
 def draw_signal(signals: Sequence[SignalOf], out: Path) -> None:
     """Write ``signal.png``, ``signal.svg`` and ``signal.csv``: colours are runs, dashes are checkpoints."""
     out.mkdir(parents=True, exist_ok=True)
-    table = io.StringIO()
-    rows = _rows(signals)
-    writer = csv.DictWriter(table, rows[0], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    write_atomically(out / "signal.csv", table.getvalue())
+    write_csv(_rows(signals), out / "signal.csv")
     with style.context(["default", STYLE]):
-        figure = _draw(signals, narrow=False)
-        for kind in ("png", "svg"):
-            content = io.BytesIO()
-            figure.savefig(content, format=kind, dpi=150)
-            write_atomically(out / f"signal.{kind}", content.getvalue())
+        save_figure(_draw(signals, narrow=False), out / "signal")
 
 
 def figure_signal(groups: Sequence[Group]) -> Picture | None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -14,8 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter, ScalarFormatter
 
-from ..files import write_atomically
-from .figures import STYLE
+from .figures import STYLE, save_figure, write_csv
 from .runs import BASELINE, COLOURS, STEPS
 
 __all__ = ["draw_speed"]
@@ -27,7 +24,7 @@ Value = Callable[[dict[str, Any]], float]
 def draw_speed(result: dict[str, Any], out: Path) -> None:
     """Write ``speed.csv`` and, as PNG and SVG, ``speed-accuracy`` and ``speed-depth`` where there is such a line."""
     rows = result["rows"]
-    write_atomically(out / "speed.csv", _table(rows))
+    write_csv(_table(rows), out / "speed.csv")
     curves: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
         curves.setdefault(row["curve"], []).append(row)
@@ -80,7 +77,7 @@ def _memory(kind: str) -> Value:
     return lambda row: row["memory"][kind]["per_sample"] / MIB
 
 
-def _table(rows: Iterable[dict[str, Any]]) -> str:
+def _table(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     flat = []
     for row in rows:
         line = {key: row[key] for key in ("model", "blocks", "layers", "params", "macs", "accuracy")}
@@ -91,11 +88,7 @@ def _table(rows: Iterable[dict[str, Any]]) -> str:
         for kind, sizes in row.get("memory", {}).items():
             line |= {f"memory_{kind}_{size}": value for size, value in sizes.items()}
         flat.append(line)
-    text = io.StringIO()
-    writer = csv.DictWriter(text, flat[0], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(flat)
-    return text.getvalue()
+    return flat
 
 
 def _axes(count: int) -> tuple[Figure, list[Axes]]:
@@ -129,7 +122,4 @@ def _family(name: str) -> str:
 def _save(figure: Figure, axes: list[Axes], place: Path) -> None:
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper left", ncols=4)
-    for kind in ("png", "svg"):
-        content = io.BytesIO()
-        figure.savefig(content, format=kind, dpi=150)
-        write_atomically(place.with_suffix(f".{kind}"), content.getvalue())
+    save_figure(figure, place)

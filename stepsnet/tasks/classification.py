@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -25,10 +24,11 @@ from ..models.build import build_model, input_size_of
 from ..recipes.recipe import ClassificationRecipe
 from ..stream import step_sequences
 from .image_data import ImageData, InputSpec, Place, load_images
+from .loading import make_loader
 from .settings import Augment
 from .setup import Setup
 
-__all__ = ["Classification", "input_spec", "leave_signals_to_the_run", "set_up"]
+__all__ = ["Classification", "input_spec", "set_up"]
 
 _EVALUATED_AT_ONCE = 256
 _IMAGES_PROBED = 64
@@ -205,22 +205,9 @@ class Classification:
             )
 
     def _loader(self, samples: Dataset, batches: list[list[Place]], device: torch.device) -> DataLoader:
-        return DataLoader(
-            samples,
-            batch_sampler=batches,
-            num_workers=min(self.workers, len(batches)),
-            collate_fn=_collate,
-            pin_memory=device.type == "cuda",
-            worker_init_fn=leave_signals_to_the_run,
-            generator=torch.Generator().manual_seed(0),  # else it would draw from the run's
-        )
+        return make_loader(samples, device, self.workers, len(batches), batch_sampler=batches, collate_fn=_collate)
 
 
 def _collate(samples: Sequence[tuple[Tensor, int, str]]) -> tuple[Tensor, Tensor, list[str]]:
     images, labels, failed = zip(*samples)
     return torch.stack(images), torch.from_numpy(np.asarray(labels, dtype=np.int64)), list(failed)
-
-
-def leave_signals_to_the_run(worker: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends Ctrl-C to the workers too
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -17,7 +17,6 @@ from pycocotools import mask as coco_mask
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
 
 from ..analysis.complexity import count_detector
 from ..engine.task import Share
@@ -28,8 +27,8 @@ from ..models.backbone import load_backbone
 from ..models.build import build_model
 from ..models.mask_rcnn import Detector
 from ..recipes.recipe import DetectionRecipe
-from .classification import leave_signals_to_the_run
 from .coco_data import CocoData, CocoSplit, DetectionSamples, Target, grouped_order, load_coco
+from .loading import make_loader
 from .settings import DetectionAugment
 from .setup import Setup
 
@@ -151,15 +150,7 @@ class Detection:
 
     def _loader(self, samples: DetectionSamples, batches: list, device: torch.device) -> Iterator[Batch]:
         """Raises UserError for a picture that cannot be decoded."""
-        loader = DataLoader(
-            samples,
-            batch_sampler=batches,
-            num_workers=min(self.workers, len(batches)),
-            collate_fn=_collate,
-            pin_memory=device.type == "cuda",
-            worker_init_fn=leave_signals_to_the_run,
-            generator=torch.Generator().manual_seed(0),  # else it would draw from the run's
-        )
+        loader = make_loader(samples, device, self.workers, len(batches), batch_sampler=batches, collate_fn=_collate)
         for images, targets, failed in loader:
             if any(failed):
                 raise UserError(f"data: cannot decode {' '.join(next(filter(None, failed)).split())}")

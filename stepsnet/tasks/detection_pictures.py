@@ -18,7 +18,7 @@ from ..files import picture_bytes, write_atomically
 from ..recipes.recipe import DetectionRecipe
 from .coco_data import open_image
 from .detection import CATEGORIES, found_objects
-from .image_data import UNREADABLE, unreadable
+from .image_data import read_to_predict
 
 __all__ = ["draw", "drawn"]
 
@@ -51,12 +51,7 @@ def draw(
         UserError: a file that is missing or no picture, before anything is written.
     """
     categories = read_categories(folder)
-    images = []
-    for file in files:
-        try:
-            images.append(open_image(file))
-        except UNREADABLE as error:
-            raise unreadable(file, error) from None
+    images = [read_to_predict(file, open_image) for file in files]
     names = {category["id"]: category["name"] for category in categories}
     records: list[Record] = []
     lines: list[str] = []

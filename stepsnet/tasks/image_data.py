@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -19,7 +19,9 @@ from ..errors import UserError, nearest
 from .settings import Augment
 from .shards import find_shards
 
-__all__ = ["ImageData", "InputSpec", "UNREADABLE", "Place", "Samples", "load_images", "unreadable"]
+__all__ = ["ImageData", "InputSpec", "UNREADABLE", "Place", "Samples", "load_images", "read_to_predict"]
+
+T = TypeVar("T")
 
 Transform = Callable[[Any], Tensor]
 Place = tuple[int, int, int]  # epoch, index, copy
@@ -167,10 +169,13 @@ class _TimmReader:
         return f"sample {index} ({self.reader.filename(index, basename=True)})"
 
 
-def unreadable(file: Path, error: Exception) -> UserError:
-    """What to say of a file that is to be predicted on and raised one of ``UNREADABLE``."""
-    reason = "no such file" if not file.exists() else str(error).split(":")[0]
-    return UserError(f"predict: cannot read {file} as a picture: {reason}")
+def read_to_predict(file: Path, read: Callable[[Path], T]) -> T:
+    """``read(file)``. Raises UserError, which names the file, where it is missing or no picture."""
+    try:
+        return read(file)
+    except UNREADABLE as error:
+        reason = "no such file" if not file.exists() else str(error).split(":")[0]
+        raise UserError(f"predict: cannot read {file} as a picture: {reason}") from None
 
 
 def open_picture(path: Path, mode: str) -> Image.Image:

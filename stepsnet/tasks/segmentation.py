@@ -14,7 +14,7 @@ import torch
 from timm.data import resolve_data_config
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 from torchmetrics import MeanMetric
 from torchmetrics.classification import MulticlassConfusionMatrix
 from torchvision import tv_tensors
@@ -32,7 +32,7 @@ from ..models.build import build_model
 from ..models.upernet import UPerNet
 from ..recipes.recipe import SegmentationRecipe
 from ..stream import step_sequences
-from .classification import leave_signals_to_the_run
+from .loading import make_loader
 from .segmentation_data import IGNORED, SegmentationData, Split, load_pairs
 from .segmentation_inference import Inference
 from .segmentation_transforms import training_transform
@@ -165,7 +165,7 @@ class Segmentation:
             for update in updates
             for numbers in share.micro_batches(update, self.batch_size)
         ]
-        for images, labels in self._loader(self.samples, device, batch_sampler=chosen, workers=len(chosen)):
+        for images, labels in make_loader(self.samples, device, self.workers, len(chosen), batch_sampler=chosen):
             yield images.to(device, non_blocking=True), labels.to(device, non_blocking=True).long()
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
@@ -189,7 +189,7 @@ class Segmentation:
         positions = [turn * world + share.rank for turn in range(rounds)]
         pictures = _Pictures(self.data, self.split)
         chosen = [position if position < len(sizes) else 0 for position in positions]
-        loader = self._loader(pictures, device, sampler=chosen, workers=rounds, batch_size=None)
+        loader = make_loader(pictures, device, self.workers, rounds, sampler=chosen, batch_size=None)
         for turn, (position, (picture, labels)) in enumerate(zip(positions, loader)):
             picture, labels = picture.to(device, non_blocking=True), labels.to(device, non_blocking=True).long()
             found = self.inference(model, picture)  # (classes, H, W)
@@ -237,16 +237,6 @@ class Segmentation:
         sizes = self.split.sizes
         of_round = [sizes[n] if n < len(sizes) else sizes[0] for n in range(turn * world, (turn + 1) * world)]
         return max(map(self.inference.passes, of_round)) - self.inference.passes(of_round[position % world])
-
-    def _loader(self, samples: Dataset, device: torch.device, *, workers: int, **settings: Any) -> DataLoader:
-        return DataLoader(
-            samples,
-            num_workers=min(self.workers, workers),
-            pin_memory=device.type == "cuda",
-            worker_init_fn=leave_signals_to_the_run,
-            generator=torch.Generator().manual_seed(0),  # else it would draw from the run's
-            **settings,
-        )
 
 
 def scores(confusion: Tensor) -> tuple[dict[str, float], list[float | None]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import colorsys
 import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,7 +18,7 @@ from ..errors import UserError
 from ..files import picture_bytes, write_atomically
 from ..models.upernet import UPerNet
 from ..recipes.recipe import SegmentationRecipe
-from .image_data import UNREADABLE, open_picture, unreadable
+from .image_data import open_picture, read_to_predict
 from .segmentation import classes_of, inference_of
 
 __all__ = ["colour_of", "draw", "draw_segments", "encode_rle", "list_segments"]
@@ -52,10 +53,7 @@ def draw(
     """
     pictures = []
     for file in files:
-        try:
-            pictures.append(open_picture(file, "RGB"))
-        except UNREADABLE as error:
-            raise unreadable(file, error) from None
+        pictures.append(read_to_predict(file, partial(open_picture, mode="RGB")))
         if same := [other for other in files if other.stem == file.stem and other != file]:
             raise UserError(f"predict: got {file} and {same[0]}, expected names that differ: both go into {out}")
     classes, inference = classes_of(folder), inference_of(recipe, cast(UPerNet, model))
