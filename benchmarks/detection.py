@@ -32,6 +32,7 @@ BACKBONES = {
     "Swin-T": "swin_tiny_patch4_window7_224",
     "Steps-Swin-T": "steps_swin_tiny_patch4_window7_224",
 }
+BASE = "Swin-T"  # which the others' speed is given over, as the ratio of the same round
 CLASSES, OBJECTS = 80, 8
 
 
@@ -122,6 +123,10 @@ def measure(models: dict[str, nn.Module], batch: Any, rounds: int, device: torch
     return [
         {"model": name, "parameters": sum(p.numel() for p in model.parameters())}
         | {f"{kind}_images_per_second": spread(rates[name, kind]) for kind in kinds}
+        | {
+            f"{kind}_speed_over_swin": spread([a / b for a, b in zip(rates[name, kind], rates[BASE, kind])])
+            for kind in kinds
+        }
         | {f"{kind}_peak_mib": round(bytes_of[name, kind] / 2**20, 1) for kind in kinds}
         for name, model in models.items()
     ]

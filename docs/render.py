@@ -3,9 +3,10 @@
 A block between ``<!-- begin: NAME … -->`` and ``<!-- end -->`` is replaced by what NAME gives:
 ``stepsnet …`` by the command's output, ``results FOLDER`` by the table of the runs in results/FOLDER,
 ``memory FILE`` by that of benchmarks/memory.py in results/memory/FILE, ``benchmarks`` and ``language`` by those
-of the other benchmarks in results/benchmarks/. ``depth FOLDER…`` is a row a depth, ``grid FOLDER TABLE``
-a row a recipe beside the paper's table, ``methods FOLDER`` a row a depth method, ``analysis FILE TABLE`` what
-``stepsnet analyze --json`` printed, ``speed FILE`` what ``stepsnet bench`` wrote, ``paper-depths`` Table 5a.
+of the other benchmarks in results/benchmarks/, ``detectors NAME`` and ``segmenters`` of those two. ``depth FOLDER…``
+is a row a depth, ``grid FOLDER TABLE`` a row a recipe beside the paper's table, ``methods FOLDER`` a row a depth
+method, ``analysis FILE TABLE`` what ``stepsnet analyze --json`` printed, ``speed FILE`` what ``stepsnet bench``
+wrote, ``paper-depths`` Table 5a.
 
     python docs/render.py            # rewrite
     python docs/render.py --check    # exit 1 where a block is out of date
@@ -90,6 +91,9 @@ def results_table(folder: str) -> str:
     difference = summary["difference"]
     cells = [spread(difference[key], key, f" {MEASURES[key][3]}".rstrip()) for key in keys]
     lines.append(f"| paired difference | | | | | {' | '.join(cells)} | |")
+    if told := runs[0].get("commonest_class"):
+        constant = [f"{told[key.removeprefix('val_')]:.{MEASURES[key][1]}f}{MEASURES[key][2]}" for key in keys]
+        lines.append(f"| *{told['name']} everywhere* | | | | | {' | '.join(constant)} | |")
     seeds, versions = ", ".join(map(str, summary["seeds"])), runs[0]["versions"]
     commits = ", ".join(sorted({str(run["commit"]) for run in runs}))
     hardware = runs[0]["hardware"]
@@ -366,9 +370,49 @@ def speed_table(file: str) -> str:
     return "\n".join([*lines, "", f"{batch}, median (quartiles). {origin(result)}"])
 
 
+def detection_table(file: str) -> str:
+    """What benchmarks/detection.py measured."""
+    result = read_benchmark(file)
+    lines = [
+        "| | params | inference: images/s | over Swin-T | peak MiB | training: images/s | over Swin-T | peak MiB |",
+        "|---|" + "---:|" * 7,
+    ]
+    for row in result["rows"]:
+        cells = [
+            f"{median(row[f'{kind}_images_per_second'])} | {median(row[f'{kind}_speed_over_swin'])} | "
+            f"{row[f'{kind}_peak_mib']:.0f}"
+            for kind in ("inference", "training")
+        ]
+        lines.append(f"| {row['model']} | {row['parameters'] / 1e6:.1f}M | {' | '.join(cells)} |")
+    size = f"{result['batch_size']} image of {result['size']}×{round(1.6 * result['size'])}"
+    what = f"{size}, {result['samples']} boxes trained on and {result['detections']} kept, {result['amp_dtype']}"
+    return "\n".join([*lines, "", f"{what}; median (quartiles), ratios of the same round. {origin(result)}"])
+
+
+def segmentation_table() -> str:
+    """What benchmarks/segmentation.py measured."""
+    result = read_benchmark("segmentation")
+    lines = [
+        "| | params | MACs | inference: images/s | over the baseline | MiB an image "
+        "| training: images/s | over the baseline | MiB an image |",
+        "|---|" + "---:|" * 8,
+    ]
+    for name, row in result["models"].items():
+        cells = [
+            f"{median(row[f'{kind}_images_per_second'], 1)} | {median(row[f'{kind}_speed_over_baseline'])} | "
+            f"{row['memory_mib_per_image'][kind]:.1f}"
+            for kind in ("inference", "training")
+        ]
+        lines.append(f"| {name} | {row['params'] / 1e6:.2f}M | {row['macs'] / 1e9:.2f}G | {' | '.join(cells)} |")
+    what = f"`{result['recipe']}`, batches of {result['batch_size']} crops of {result['crop_size']}×"
+    what += f"{result['crop_size']}, {result['amp_dtype']}"
+    return "\n".join([*lines, "", f"{what}; median (quartiles), ratios of the same round. {origin(result)}"])
+
+
 def render(text: str) -> str:
     kinds = {"results": results_table, "memory": memory_table}
     kinds |= {"benchmarks": benchmarks_table, "language": language_table, "scale": scale_table}
+    kinds |= {"detectors": detection_table, "segmenters": segmentation_table}
     kinds |= {"grid": grid_table, "depth": depth_table, "methods": methods_table}
     kinds |= {"paper-depths": paper_depths, "analysis": analysis_table, "speed": speed_table}
 

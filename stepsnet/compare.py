@@ -52,12 +52,7 @@ def compare(
         UserError: the recipe has no baseline, the folder is not empty, or a run failed.
         Interrupted: a signal.
     """
-    if recipe.baseline is None:
-        raise UserError(f"recipe: {recipe.name} has no baseline, expected one to compare with")
-    contenders = [
-        Contender("StepsNet", STEPS, recipe),
-        Contender("baseline", BASELINE, dataclasses.replace(recipe, model=recipe.baseline)),
-    ]
+    contenders = [Contender("StepsNet", STEPS, recipe), Contender("baseline", BASELINE, recipe.of_baseline())]
     check_grid([contender.recipe for contender in contenders], seeds, jobs)
     open_folder(folder, recipe, resume)
     runs = train_grid(contenders, folder, seeds, jobs, display)

@@ -21,6 +21,7 @@ from stepsnet.cli import main
 from stepsnet.engine.checkpoint import load_weights, save_weights
 from stepsnet.engine.console import Lines
 from stepsnet.engine.task import Share
+from stepsnet.errors import UserError
 from stepsnet.models.build import build_model
 from stepsnet.predict import draw
 from stepsnet.recipes import find_recipe
@@ -256,6 +257,38 @@ def test_a_backbone_starts_from_a_classifier(coco, tmp_path):
     assert torch.equal(body[stem], classifier.state_dict()[stem])
     begun = set_up(recipe, run=tmp_path / "run").model.backbone.body.features.state_dict()  # has weights of its own
     assert not torch.equal(begun[stem], classifier.state_dict()[stem])
+
+
+def test_each_contender_starts_from_its_own_classifier(coco, tmp_path):
+    recipe = tiny(coco)
+    baseline = ModelSpec("mask_rcnn", {**recipe.model.args, "backbone": "test_steps_resnet"})
+    for name in ("test_steps_swin", "test_steps_resnet"):
+        save_weights(tmp_path / f"{name}.safetensors", timm.create_model(name, num_classes=5).state_dict())
+    both = {"backbone": f"{tmp_path}/test_steps_swin.safetensors"}
+    recipe = dataclasses.replace(recipe, baseline=baseline, **both)
+    with pytest.raises(UserError, match="baseline_backbone: got none beside backbone"):
+        recipe.of_baseline()
+    with pytest.raises(UserError, match=r"^backbone: got none beside baseline_backbone"):
+        dataclasses.replace(recipe, backbone=None, baseline_backbone="there").of_baseline()
+    recipe = dataclasses.replace(recipe, baseline_backbone=f"{tmp_path}/test_steps_resnet.safetensors")
+    model, stem = set_up(recipe.of_baseline()).model, "conv1.weight"
+    weights = load_weights(tmp_path / "test_steps_resnet.safetensors")
+    assert torch.equal(model.backbone.body.features.state_dict()[stem], weights[stem])
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ("augment.sizes=[]", r"augment.sizes: got \(\), expected sides in pixels"),
+        ("augment.crop_sizes=[400,0]", r"augment.crop_sizes: got \(400, 0\)"),
+        ("augment.max_size=0", "augment.max_size: got 0"),
+        ("augment.crop_range=[600,384]", "augment.crop_range: got 600, 384, expected two sides in pixels"),
+        ("augment.flip=1.5", "augment.flip: got 1.5, expected 0 to 1"),
+    ],
+)
+def test_augmentation_that_cannot_be_is_refused(coco, change, expected):
+    with pytest.raises(UserError, match=expected):
+        tiny(coco, change)
 
 
 def test_a_cascade_with_frozen_parts_trains(coco, tmp_path):

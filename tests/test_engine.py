@@ -39,7 +39,7 @@ class Points:
         generator = torch.Generator().manual_seed(0)
         self.x = torch.randn(20, 3, generator=generator)
         self.y = self.x.sum(-1, keepdim=True)
-        self.die_at, self.poison_at, self.seen = die_at, poison_at, 0
+        self.die_at, self.poison_at, self.seen, self.untold = die_at, poison_at, 0, []
 
     def batches(self, epoch, start, share, device):
         order = torch.from_numpy(data_order(SETTINGS.seed, epoch, 20))
@@ -53,7 +53,8 @@ class Points:
                 yield self.x[chosen] * scale, self.y[chosen]
 
     def notices(self):
-        return []
+        told, self.untold = self.untold, []
+        return told
 
     def loss(self, model, batch):
         error = ((model(batch[0]) - batch[1]) ** 2).mean()
@@ -138,6 +139,15 @@ def test_a_finished_run_is_left_as_it_is(whole):
     before = (folder / "metrics.jsonl").read_bytes()
     assert train(folder)[1] == metrics
     assert (folder / "metrics.jsonl").read_bytes() == before
+
+
+def test_what_the_task_has_to_tell_comes_before_the_first_update(tmp_path):
+    events = []
+    task = Points(die_at=(0, 0))
+    task.untold = ["one record was left out"]
+    with pytest.raises(Killed):
+        fit(make_model(), task, SETTINGS, tmp_path, ALONE, report=events.append)
+    assert [event["text"] for event in events if event["kind"] == "note"][-1] == "one record was left out"
 
 
 def test_a_torn_checkpoint_is_passed_over(tmp_path):

@@ -372,7 +372,12 @@ def test_evaluation_counts_every_labelled_pixel_of_whole_pictures(camvid):
     expected = by_formula(truth, predicted, 3)
     assert [metrics[name] for name in ("miou", "macc", "pixel_accuracy")] == pytest.approx(expected, abs=1e-3)
     assert metrics["loss"] == pytest.approx(loss, abs=1e-4)
-    assert set(task.facts()["class_iou"]) == set(CLASSES)
+    facts = task.facts()
+    assert set(facts["class_iou"]) == set(CLASSES)
+    most = max(set(truth), key=truth.count)
+    told = facts["commonest_class"]
+    assert told.pop("name") == CLASSES[most]
+    assert list(told.values()) == pytest.approx(by_formula(truth, [most] * len(truth), 3), abs=1e-3)
 
 
 def test_ranks_share_out_the_pictures_and_run_the_model_equally_often(camvid, monkeypatch):

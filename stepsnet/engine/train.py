@@ -137,6 +137,11 @@ def _fit(
             return nullcontext({})
         return watch(model, updater.scaler.get_scale() / settings.accumulation_steps)
 
+    def tell() -> None:
+        for text in task.notices():
+            report({"kind": "note", "text": text})
+
+    tell()  # what the data's check has found
     if position.step == 0:
         look_inside(0)
     first_epoch, done = divmod(position.step, task.steps_per_epoch)
@@ -161,8 +166,7 @@ def _fit(
                 lr = max(group["lr"] for group in trained.optimizer.param_groups)
                 line = {"kind": "step", "step": position.step, "epoch": epoch + 1, "lr": lr}
                 metrics.add({**line, **update.means, "grad_norm": update.grad_norm})
-            for text in task.notices():
-                report({"kind": "note", "text": text})
+            tell()
             inside = position.step % task.steps_per_epoch != 0  # else the epoch is closed first
             if inside and update.signals:
                 save()

@@ -64,6 +64,12 @@ class Recipe(TrainingSettings):
             if not (value is None or isinstance(value, tuple) or 0 <= value <= 1):
                 raise UserError(f"{name}: got {value}, expected 0 to 1")
 
+    def of_baseline(self) -> Recipe:
+        """The same with the baseline for its model. Raises UserError where the recipe has none."""
+        if self.baseline is None:
+            raise UserError(f"recipe: {self.name} has no baseline, expected one to compare with")
+        return dataclasses.replace(self, model=self.baseline)
+
 
 @dataclass(frozen=True, kw_only=True)
 class ClassificationRecipe(Recipe):
@@ -89,20 +95,48 @@ class LanguageRecipe(Recipe):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DetectionRecipe(Recipe):
-    task: Literal["detection"] = "detection"
-    augment: DetectionAugment | None = None  # None trains on the sizes of evaluation
-    backbone: str | None = None  # the run, or the file of weights, of the classifier that the backbone starts from
-    max_invalid: int = 0  # annotations that may be left out because their box has no area or lies outside its image
-    without_objects: Literal["refuse", "leave_out", "train"] = "refuse"  # what to do with such training images
+class DenseRecipe(Recipe):
+    """On the backbone of a classifier: where its weights are, a run's folder or a file of weights."""
+
+    backbone: str | None = None  # None is random weights
+    baseline_backbone: str | None = None  # the baseline's, for ``stepsnet compare``
+
+    def of_baseline(self) -> Recipe:
+        if (self.backbone is None) != (self.baseline_backbone is None):
+            missing, given = ("baseline_backbone", "backbone") if self.backbone else ("backbone", "baseline_backbone")
+            raise UserError(f"{missing}: got none beside {given}, expected the classifiers of both models or of none")
+        return dataclasses.replace(super().of_baseline(), backbone=self.baseline_backbone)  # type: ignore[call-arg]
 
 
 @dataclass(frozen=True, kw_only=True)
-class SegmentationRecipe(Recipe):
+class DetectionRecipe(DenseRecipe):
+    task: Literal["detection"] = "detection"
+    augment: DetectionAugment | None = None  # None trains on the sizes of evaluation
+    max_invalid: int = 0  # annotations that may be left out because their box has no area or lies outside its image
+    without_objects: Literal["refuse", "leave_out", "train"] = "refuse"  # what to do with such training images
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.augment is None:
+            return
+        for name in ("sizes", "crop_sizes"):
+            if min(getattr(self.augment, name), default=0) < 1:
+                raise UserError(f"augment.{name}: got {getattr(self.augment, name)}, expected sides in pixels")
+        if self.augment.max_size < 1:
+            raise UserError(f"augment.max_size: got {self.augment.max_size}, expected a side in pixels")
+        low, high = self.augment.crop_range
+        if not 1 <= low <= high:
+            raise UserError(f"augment.crop_range: got {low}, {high}, expected two sides in pixels, the smaller first")
+        for name in ("flip", "crop"):
+            if not 0 <= getattr(self.augment, name) <= 1:
+                raise UserError(f"augment.{name}: got {getattr(self.augment, name)}, expected 0 to 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SegmentationRecipe(DenseRecipe):
     """Fields that begin with ``eval_`` say how whole pictures are tested."""
 
     task: Literal["segmentation"] = "segmentation"
-    backbone: str | None = None  # a classification run or a checkpoint that the backbone starts from
     scale: tuple[int, int] = (2048, 512)  # long and short side that pictures are resized to fit within
     crop_size: int = 512  # side of training's crops
     augment: SegmentationAugment = field(default_factory=SegmentationAugment)

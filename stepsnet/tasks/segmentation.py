@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ from .segmentation_inference import Inference
 from .segmentation_transforms import training_transform
 from .setup import Setup
 
-__all__ = ["AUXILIARY_WEIGHT", "Segmentation", "classes_of", "inference_of", "scores", "set_up"]
+__all__ = ["AUXILIARY_WEIGHT", "Segmentation", "classes_of", "commonest", "inference_of", "scores", "set_up"]
 
 AUXILIARY_WEIGHT = 0.4  # of the auxiliary head's loss (facts.md)
 _CLASSES = "classes.json"  # in a run's folder
@@ -147,6 +147,7 @@ class Segmentation:
         self.evaluated, self.split = evaluated, data.splits[evaluated]
         self.steps_per_epoch = epoch_updates or count // batch_size
         self.class_iou: dict[str, float | None] = {}  # of the last evaluation
+        self.commonest: dict[str, Any] = {}
         self.untold = [f"no pixel of {name} is labelled" for name in data.unlabelled]
 
     def place_of(self, number: int) -> tuple[int, int]:
@@ -202,8 +203,10 @@ class Segmentation:
                     F.nll_loss(found[None], labels[None], ignore_index=IGNORED, reduction="sum") / counted.clamp(min=1),
                     counted,
                 )
-        result, of_class = scores(confusion.compute().cpu())
+        pixels = confusion.compute().cpu()
+        result, of_class = scores(pixels)
         self.class_iou = dict(zip(self.data.classes, of_class))
+        self.commonest = commonest(pixels, self.data.classes)
         return {"loss": mean_loss.compute().item(), **result}
 
     def sample(self, side: int, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -224,7 +227,12 @@ class Segmentation:
 
     def facts(self) -> dict[str, Any]:
         images = {name: len(split.pairs) for name, split in self.data.splits.items()}
-        return {"images": images, "unlabelled": len(self.data.unlabelled), "class_iou": self.class_iou}
+        return {
+            "images": images,
+            "unlabelled": len(self.data.unlabelled),
+            "class_iou": self.class_iou,
+            "commonest_class": self.commonest,
+        }
 
     def notices(self) -> list[str]:
         told, self.untold = self.untold, []
@@ -252,6 +260,14 @@ def scores(confusion: Tensor) -> tuple[dict[str, float], list[float | None]]:
     means = {"miou": iou.nanmean(), "macc": accuracy.nanmean(), "pixel_accuracy": 100 * right.sum() / pixels.sum()}
     of_class = [None if value != value else round(value, 4) for value in iou.tolist()]
     return {name: round(value.item(), 4) for name, value in means.items()}, of_class
+
+
+def commonest(confusion: Tensor, classes: Sequence[str]) -> dict[str, Any]:
+    """What is to be beaten: the class of most pixels, and :func:`scores` if every pixel were given to it."""
+    true = confusion.sum(1)
+    everywhere = torch.zeros_like(confusion)
+    everywhere[:, true.argmax()] = true
+    return {"name": classes[int(true.argmax())], **scores(everywhere)[0]}
 
 
 class _Crops(Dataset):
