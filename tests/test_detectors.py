@@ -5,11 +5,13 @@ from itertools import pairwise
 import pytest
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torchvision.models.detection import MaskRCNN
 from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.models.detection.faster_rcnn import TwoMLPHead
 from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredictor
 
+from stepsnet.engine.distributed import share_statistics
 from stepsnet.errors import UserError
 from stepsnet.models import cascade_mask_rcnn, mask_rcnn
 from stepsnet.models.backbone import create_backbone
@@ -89,6 +91,18 @@ def assert_same_losses_and_detections(ours, theirs):
     for mine, other, image in zip(*found, images):
         assert len(mine["boxes"]) > 10 and mine["masks"].shape == (len(mine["boxes"]), 1, *image.shape[1:])
         assert all(torch.equal(mine[key], other[key]) for key in ("boxes", "labels", "scores", "masks"))
+
+
+def test_heads_share_their_statistics_on_many_gpus_only(monkeypatch):
+    def norms(device):
+        model = build("cascade_mask_rcnn")
+        share_statistics(model.roi_heads, device=device)
+        return [type(module) for module in model.modules() if isinstance(module, _BatchNorm)]
+
+    assert norms("cuda") == norms("cpu") == [nn.BatchNorm2d] * 12  # alone
+    monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
+    monkeypatch.setattr("stepsnet.engine.distributed.pick_device", torch.device)
+    assert norms("cpu") == [nn.BatchNorm2d] * 12 and norms("cuda") == [nn.SyncBatchNorm] * 12
 
 
 def test_mask_rcnn_is_torchvisions():

@@ -130,7 +130,7 @@ def test_a_mistake_is_a_line():
     for args, expected in (
         ({**TINY, "backbone": "steps_swim"}, "backbone: got 'steps_swim'"),
         ({**TINY, "num_classes": 0}, "num_classes: got 0, expected at least 1"),
-        ({**TINY, "frozen_stages": 9}, "frozen_stages: got 9"),
+        ({**TINY, "backbone_args": {"frozen_stages": 9}}, "frozen_stages: got 9"),
         ({"backbone": "resnet18"}, "missing 1 required positional argument: 'num_classes'"),
     ):
         with pytest.raises(UserError, match=expected):

@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ..errors import UserError
 from ..stream import blocks_of
 
-__all__ = ["Ranks", "join_ranks", "pick_device", "spread"]
+__all__ = ["Ranks", "join_ranks", "pick_device", "share_statistics", "spread"]
 
 
 @dataclass(frozen=True)
@@ -110,6 +110,16 @@ def spread(model: nn.Module, parallel: Literal["ddp", "fsdp"], ranks: Ranks) -> 
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)
     return model
+
+
+def share_statistics(*heads: nn.Module, device: str) -> None:
+    """Batch norms in ``heads`` take their statistics over all ranks, where there are several, each with few images.
+
+    On CUDA only: torch has it nowhere else.
+    """
+    if dist.is_initialized() and pick_device(device).type == "cuda":
+        for head in heads:
+            nn.SyncBatchNorm.convert_sync_batchnorm(head)
 
 
 def full(tensor: Tensor) -> Tensor:

@@ -164,7 +164,6 @@ def _heads(channels: int, hidden: int, num_classes: int, samples: int) -> Cascad
 def create(backbone: str, *args: Any, **kwargs: Any) -> Detector:
     """Cascade Mask R-CNN; the arguments are those of :func:`.mask_rcnn.create_detector`.
 
-    A box head is four 3×3 convolutions with batch norm and one linear layer. Under torchrun each rank has
-    statistics of its own, of 512 boxes an image.
+    A box head is four 3×3 convolutions with batch norm and one linear layer.
     """
     return create_detector(_heads, backbone, *args, **kwargs)

@@ -26,14 +26,12 @@ class UPerNet(nn.Module):
     Args:
         backbone: name of a timm or StepsNet model.
         num_classes: of the pixels.
-        backbone_args: what timm makes it with, such as ``drop_path_rate``.
+        backbone_args: of :func:`create_backbone`, such as ``drop_path_rate`` or ``frozen_stages``.
         channels: width of the decoder.
         pool_scales: sides of the pyramid pooling's maps.
         auxiliary_channels: width of the auxiliary head's one convolution.
         auxiliary_stage: the stage that it stands on, counted from 1.
         dropout: share of the channels that both heads leave out in front of their classifier.
-        frozen_stages: the stem and so many stages of the backbone keep their weights; 0 is none.
-        frozen_norms: the backbone's batch norms keep their statistics and weights.
 
     Shape: (B, 3, H, W) -> logits (B, num_classes, H, W); in training also those of the auxiliary head.
 
@@ -51,8 +49,6 @@ class UPerNet(nn.Module):
         auxiliary_channels: int = 256,
         auxiliary_stage: int = 3,
         dropout: float = 0.1,
-        frozen_stages: int = 0,
-        frozen_norms: bool = False,
     ):
         super().__init__()
         for name, value in {"num_classes": num_classes, "channels": channels}.items():
@@ -61,9 +57,7 @@ class UPerNet(nn.Module):
         if auxiliary_stage not in (1, 2, 3, 4):
             raise ValueError(f"auxiliary_stage: got {auxiliary_stage}, expected 1 to 4")
         self.num_classes, self.backbone_name = num_classes, backbone
-        self.backbone = create_backbone(
-            backbone, frozen_stages=frozen_stages, frozen_norms=frozen_norms, **(backbone_args or {})
-        )
+        self.backbone = create_backbone(backbone, **(backbone_args or {}))
         config: Any = UperNetConfig(
             hidden_size=channels,
             pool_scales=tuple(pool_scales),

@@ -19,6 +19,7 @@ from pycocotools.cocoeval import COCOeval
 from torch import Tensor, nn
 
 from ..analysis.complexity import count_detector
+from ..engine.distributed import share_statistics
 from ..engine.task import Share
 from ..engine.update import bare
 from ..errors import UserError
@@ -62,6 +63,7 @@ def set_up(recipe: DetectionRecipe, data: str | None = None, run: Path | None = 
         raise UserError(f"model.args.num_classes: got {model.num_classes}, expected the data's {len(coco.classes)}")
     if recipe.backbone and run is None:  # a run that has begun has weights of its own
         load_backbone(model.backbone.body, recipe.backbone)
+    share_statistics(model.roi_heads, device=recipe.device)
     task = Detection(coco, recipe.batch_size, seed=recipe.seed, workers=recipe.workers)
     shown = DetectionSamples(coco.val.split, as_evaluated)
 

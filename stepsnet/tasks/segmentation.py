@@ -22,7 +22,7 @@ from torchvision.transforms import v2
 
 from ..analysis.complexity import count_complexity
 from ..analysis.shortcut_ratio import shortcut_ratios
-from ..engine.distributed import pick_device
+from ..engine.distributed import share_statistics
 from ..engine.randomness import data_order, seed_sample
 from ..engine.task import Share
 from ..errors import UserError
@@ -70,9 +70,7 @@ def set_up(recipe: SegmentationRecipe, data: str | None = None, run: Path | None
         evaluated=split or "val",
         workers=recipe.workers,
     )
-    if torch.distributed.is_initialized() and pick_device(recipe.device).type == "cuda":
-        for head in (model.decode_head, model.auxiliary_head):  # a rank's few pictures make poor statistics
-            nn.SyncBatchNorm.convert_sync_batchnorm(head)
+    share_statistics(model.decode_head, model.auxiliary_head, device=recipe.device)
 
     def sample(device: torch.device) -> tuple[Tensor, Tensor]:
         return task.sample(recipe.crop_size, device)
