@@ -4,8 +4,9 @@
     python benchmarks/detection.py --size 160 --batch-size 1 --rounds 3 --samples 64 --detections 20    # for a CPU
 
 torchvision's own Mask R-CNN on its ResNet-50, and our heads on timm's ResNet-50, timm's Swin-T and Steps-Swin-T.
-Images are noise of size × 1.6 size with eight objects each; weights are as they are drawn, so every detector is
-told to give its surest boxes, 100 of them, whatever their scores. Ends in one JSON line.
+Images are noise of size × 1.6 size with eight objects each. Weights are as they are drawn, and how many boxes overlap
+or are sure would be chance: every detector keeps the RPN's first 1,000 boxes and gives its surest 100, whatever
+their scores. Ends in one JSON line.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ def build(detector: str, size: int, samples: int, detections: int) -> dict[str, 
         args["samples"] = samples
         models[name] = build_model(ModelSpec(detector, args))
     for model in models.values():
+        model.rpn.nms_thresh = 1.0
         for stage in getattr(model.roi_heads, "stages", [model.roi_heads]):
             stage.score_thresh, stage.detections_per_img = 0.0, detections
     return models
