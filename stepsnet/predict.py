@@ -46,7 +46,7 @@ def classify(folder: Path, files: Sequence[Path], top: int = 5) -> list[tuple[Pa
         with Image.open(file) as picture:
             return images.read(picture)
 
-    inputs = [read_to_predict(file, read) for file in files]
+    inputs = read_to_predict(files, read)
     probabilities = torch.cat([model(x[None].to(device)).softmax(-1) for x in inputs])  # (files, classes)
     ranked = probabilities.topk(min(top, len(images.classes)))
     return [

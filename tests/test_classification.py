@@ -14,7 +14,7 @@ from stepsnet.cli import main
 from stepsnet.engine.task import Share
 from stepsnet.errors import UserError
 from stepsnet.tasks.classification import Classification
-from stepsnet.tasks.image_data import InputSpec, load_images
+from stepsnet.tasks.image_data import InputSpec, load_images, read_to_predict
 from stepsnet.tasks.settings import Augment
 
 SPEC = InputSpec((3, 16, 16), (0.5,) * 3, (0.25,) * 3, crop_pct=1.0)
@@ -203,3 +203,21 @@ def test_eval_scores_a_file_of_weights_of_any_timm_model(folder, tmp_path, capsy
     assert "num_classes: got 1000, expected the data's 2" in capsys.readouterr().err
     assert main(["eval", str(tmp_path / "w.safetensors"), "--model", "test_vit2", *asked]) == 2
     assert "tensors do not fit the model" in capsys.readouterr().err
+
+
+def test_all_files_are_read_before_the_first_is_used_and_then_one_at_a_time(tmp_path, capsys):
+    seen = []
+
+    def read(file):
+        seen.append(file.name)
+        return file.read_bytes()
+
+    files = [tmp_path / "a", tmp_path / "b"]
+    for file in files:
+        file.write_text(file.name)
+    given = read_to_predict(files, read)
+    assert next(given) == b"a" and seen == ["a", "b", "a"]
+    assert next(given) == b"b" and next(given, None) is None and seen == ["a", "b", "a", "b"]
+    with pytest.raises(UserError, match=r"cannot read .*none as a picture: no such file"):
+        next(read_to_predict([*files, tmp_path / "none"], read))
+    assert capsys.readouterr() == ("", "")  # a bar is for a terminal

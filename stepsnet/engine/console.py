@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Any, Protocol, TextIO
+from collections.abc import Iterable, Sized
+from typing import Any, Protocol, TextIO, TypeVar
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn, track
 
-__all__ = ["Display", "Events", "Lines", "Bars", "choose_display"]
+__all__ = ["Bars", "Display", "Events", "Lines", "choose_display", "counted"]
+
+T = TypeVar("T")
 
 
 class Display(Protocol):
@@ -132,3 +135,10 @@ def choose_display(progress: str) -> Display:
     if progress == "bars" or (progress == "auto" and sys.stdout.isatty()):
         return Bars()
     return Lines()
+
+
+def counted(items: Iterable[T], what: str, total: int | None = None) -> Iterable[T]:
+    """The items, under a bar on a terminal that goes away at their end; on stderr, as results are on stdout."""
+    console = Console(stderr=True)
+    count = total if total is not None or not isinstance(items, Sized) else len(items)
+    return track(items, what, count, console=console, transient=True, disable=not console.is_terminal)

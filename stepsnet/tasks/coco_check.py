@@ -16,9 +16,8 @@ from typing import Any
 
 from PIL import Image
 from pycocotools import mask as coco_mask
-from rich.console import Console
-from rich.progress import track
 
+from ..engine.console import counted
 from ..errors import UserError
 from ..files import cache_folder, write_atomically
 from .image_data import UNREADABLE
@@ -83,9 +82,7 @@ def check_split(file: Path, folder: Path, content: Record) -> dict[int, str]:
             raise UserError(f"data: {file}: annotation {number}: image_id {annotation.get('image_id')!r} is no image's")
         by_image[annotation["image_id"]].append(annotation)
     invalid: dict[int, str] = {}
-    console = Console(stderr=True)
-    hidden = not console.is_terminal
-    for image in track(content["images"], f"checking {file.name}", transient=True, console=console, disable=hidden):
+    for image in counted(content["images"], f"checking {file.name}"):
         _check_picture(file, folder, image)
         for annotation in by_image[image["id"]]:
             where = f"{file}: annotation {annotation['id']} of {image['file_name']}"

@@ -51,11 +51,10 @@ def draw(
         UserError: a file that is missing or no picture, before anything is written.
     """
     categories = read_categories(folder)
-    images = [read_to_predict(file, open_image) for file in files]
     names = {category["id"]: category["name"] for category in categories}
     records: list[Record] = []
     lines: list[str] = []
-    for number, (file, image) in enumerate(zip(files, images), 1):
+    for number, (file, image) in enumerate(zip(files, read_to_predict(files, open_image)), 1):
         (objects,) = model([image.to(device)])
         found = [{**record, "file_name": str(file)} for record in found_objects(objects, number, list(names))]
         shown = [record for record in found if record["score"] >= least]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
@@ -14,6 +14,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from ..engine.console import counted
 from ..engine.randomness import seed_sample
 from ..errors import UserError, nearest
 from .settings import Augment
@@ -169,8 +170,19 @@ class _TimmReader:
         return f"sample {index} ({self.reader.filename(index, basename=True)})"
 
 
-def read_to_predict(file: Path, read: Callable[[Path], T]) -> T:
-    """``read(file)``. Raises UserError, which names the file, where it is missing or no picture."""
+def read_to_predict(files: Sequence[Path], read: Callable[[Path], T]) -> Iterator[T]:
+    """What ``read`` makes of each file, one at a time; all are read before the first is given out.
+
+    Raises:
+        UserError: a file that is missing or no picture; it is named, and none has been given out.
+    """
+    for file in counted(files, "reading"):
+        _read_picture(file, read)
+    for file in counted(files, "predicting"):
+        yield _read_picture(file, read)
+
+
+def _read_picture(file: Path, read: Callable[[Path], T]) -> T:
     try:
         return read(file)
     except UNREADABLE as error:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,9 +19,8 @@ from typing import Any
 import numpy as np
 from filelock import FileLock
 from PIL import Image
-from rich.console import Console
-from rich.progress import track
 
+from ..engine.console import counted
 from ..errors import UserError, nearest
 from ..files import cache_folder, write_atomically
 from .image_data import UNREADABLE
@@ -203,8 +201,7 @@ def _check(split: str, pairs: Sequence[Pair], layout: _Layout) -> list[tuple[int
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # decoding leaves the interpreter free
         try:
             results = pool.map(partial(_measure, table=layout.table), pairs)
-            bar = partial(track, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty())
-            return list(bar(results, f"checking {split}", total=len(pairs)))
+            return list(counted(results, f"checking {split}", len(pairs)))
         except BaseException:  # Ctrl-C too is answered at once
             pool.shutdown(cancel_futures=True)
             raise

@@ -51,15 +51,14 @@ def draw(
     Raises:
         UserError: a file that is missing or no picture, or two of one name; nothing is written then.
     """
-    pictures = []
+    by_stem: dict[str, Path] = {}
     for file in files:
-        pictures.append(read_to_predict(file, partial(open_picture, mode="RGB")))
-        if same := [other for other in files if other.stem == file.stem and other != file]:
-            raise UserError(f"predict: got {file} and {same[0]}, expected names that differ: both go into {out}")
+        if (other := by_stem.setdefault(file.stem, file)) != file:
+            raise UserError(f"predict: got {other} and {file}, expected names that differ: both go into {out}")
     classes, inference = classes_of(folder), inference_of(recipe, cast(UPerNet, model))
     categories = [{"id": i, "name": name, "color": colour_of(i)} for i, name in enumerate(classes)]
     records, lines = [], []
-    for file, picture in zip(files, pictures):
+    for file, picture in zip(files, read_to_predict(files, partial(open_picture, mode="RGB"))):
         pixels = torch.from_numpy(np.array(picture)).permute(2, 0, 1)  # (3, H, W)
         likeliest = inference(model, pixels.to(device)).max(0)
         labels, probabilities = likeliest.indices.cpu().numpy(), likeliest.values.exp().cpu().numpy()

@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 from filelock import FileLock
-from rich.progress import track
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from ..engine.console import counted
 from ..errors import UserError, nearest
 from ..files import cache_folder
 
@@ -182,7 +182,7 @@ def _pack(texts: Texts, tokenizer: Tokenizer | Callable[[], Tokenizer], place: P
             count = 0
             with (beside / f"{name}.bin").open("wb") as file:
                 chunks = list(_chunks(documents))
-                for chunk in track(chunks, f"tokens of {name}", transient=True):
+                for chunk in counted(chunks, f"tokens of {name}"):
                     tokens = np.asarray(_encode(tokenizer, chunk), dtype=dtype)
                     file.write(tokens.tobytes())
                     count += len(tokens)
