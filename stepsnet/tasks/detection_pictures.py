@@ -86,7 +86,7 @@ def drawn(pixels: np.ndarray, records: Sequence[Record], names: dict[int, str]) 
         colour = _COLOURS[index % len(_COLOURS)]
         pen.rectangle((x, y, x + width, y + height), outline=colour, width=max(1, size // 6))
         text = f"{names[record['category_id']]} {record['score']:.2f}"
-        place = (x, max(0, y - size - 2))
+        place = (max(0, min(x, picture.width - pen.textlength(text, font=font))), max(0, y - size - 2))
         pen.rectangle(pen.textbbox(place, text, font=font), fill=colour)
         pen.text(place, text, fill="white", font=font)
     return picture
