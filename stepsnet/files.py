@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import io
+import json
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from filelock import FileLock
 
 from .errors import UserError
 
@@ -31,6 +35,27 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 def cache_folder() -> Path:
     """What is made once of a data set is kept here: ``STEPSNET_CACHE``, by default ``~/.cache/stepsnet``."""
     return Path(os.environ.get("STEPSNET_CACHE") or Path.home() / ".cache" / "stepsnet")
+
+
+def remembered(name: str, find: Callable[[], Any]) -> Any:
+    """What ``find`` gives, as JSON reads it back; it is asked once, and a second process waits for the first.
+
+    Args:
+        name: of the file in :func:`cache_folder`.
+
+    Raises:
+        UserError: the folder cannot be written, or what ``find`` raises; then nothing is remembered.
+    """
+    place = cache_folder() / name
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        where = f"{place.parent}: {error.strerror}"
+        raise UserError(f"data: cannot write {where}; STEPSNET_CACHE names another folder") from None
+    with FileLock(f"{place}.lock"):
+        if not place.exists():
+            write_atomically(place, json.dumps(find()))
+        return json.loads(place.read_text(encoding="utf-8"))
 
 
 def picture_bytes(picture: Image) -> bytes:

@@ -1,6 +1,8 @@
 """COCO data: what a sample is, in which order they come, and what is refused before training."""
 
 import json
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from PIL import Image
 
 from stepsnet.cli import main
 from stepsnet.errors import UserError
+from stepsnet.files import remembered
 from stepsnet.tasks import coco_check
 from stepsnet.tasks.coco_data import DetectionSamples, grouped_order, load_coco, resized_size
 from stepsnet.tasks.settings import DetectionAugment
@@ -285,3 +288,23 @@ def test_a_picture_that_cannot_be_decoded_is_said(coco):
     (coco / "images" / "train2.png").write_bytes(whole[: len(whole) // 2])  # the header is there
     _, target, failed = data.train[0, 1]
     assert target == {} and "train2.png" in failed and "truncated" in failed
+
+
+def test_a_second_process_waits_for_what_the_first_finds(tmp_path, monkeypatch):
+    asked, results = [], []
+
+    def find():
+        asked.append(1)
+        time.sleep(0.3)
+        return {"1": "wrong"}
+
+    both = [threading.Thread(target=lambda: results.append(remembered("kind/key.json", find))) for _ in range(2)]
+    for thread in both:
+        thread.start()
+    for thread in both:
+        thread.join()
+    assert results == [{"1": "wrong"}] * 2 and asked == [1]
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setenv("STEPSNET_CACHE", str(tmp_path / "file"))
+    with pytest.raises(UserError, match=r"cannot write .*file/kind: Not a directory; STEPSNET_CACHE names another"):
+        remembered("kind/key.json", find)

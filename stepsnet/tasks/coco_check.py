@@ -19,7 +19,7 @@ from pycocotools import mask as coco_mask
 
 from ..engine.console import counted
 from ..errors import UserError
-from ..files import cache_folder, write_atomically
+from ..files import remembered
 from .image_data import UNREADABLE
 
 __all__ = ["check_split", "encode_segmentation", "read_annotations"]
@@ -66,9 +66,23 @@ def check_split(file: Path, folder: Path, content: Record) -> dict[int, str]:
         UserError: the first of all other mistakes.
     """
     _check_images(file, folder, content)
-    place = cache_folder() / "coco" / f"{_fingerprint(file, folder, content)}.json"
-    if place.exists():
-        return {int(key): reason for key, reason in json.loads(place.read_text(encoding="utf-8")).items()}
+    key = f"coco/{_fingerprint(file, folder, content)}.json"
+    invalid = remembered(key, lambda: _check_records(file, folder, content))
+    return {int(number): reason for number, reason in invalid.items()}
+
+
+def encode_segmentation(segmentation: Any, height: int, width: int) -> dict[str, Any]:
+    """Polygons or RLE, compressed or not -> compressed RLE."""
+    if isinstance(segmentation, list):
+        return coco_mask.merge(coco_mask.frPyObjects(segmentation, height, width))
+    if isinstance(segmentation["counts"], list):
+        return coco_mask.frPyObjects(segmentation, height, width)
+    counts = segmentation["counts"]
+    return {"size": [height, width], "counts": counts.encode() if isinstance(counts, str) else counts}
+
+
+def _check_records(file: Path, folder: Path, content: Record) -> dict[int, str]:
+    """The annotations with a wrong box, by their id. Raises UserError for any other mistake."""
     categories = _check_categories(file, content)
     by_image: dict[int, list[Record]] = defaultdict(list)
     sizes = {image["id"]: (image["height"], image["width"]) for image in content["images"]}
@@ -89,18 +103,7 @@ def check_split(file: Path, folder: Path, content: Record) -> dict[int, str]:
             _check_annotation(where, annotation, categories, *sizes[image["id"]])
             if reason := _wrong_box(annotation["bbox"], *sizes[image["id"]]):
                 invalid[annotation["id"]] = f"{where}: {reason}"
-    write_atomically(place, json.dumps(invalid))
     return invalid
-
-
-def encode_segmentation(segmentation: Any, height: int, width: int) -> dict[str, Any]:
-    """Polygons or RLE, compressed or not -> compressed RLE."""
-    if isinstance(segmentation, list):
-        return coco_mask.merge(coco_mask.frPyObjects(segmentation, height, width))
-    if isinstance(segmentation["counts"], list):
-        return coco_mask.frPyObjects(segmentation, height, width)
-    counts = segmentation["counts"]
-    return {"size": [height, width], "counts": counts.encode() if isinstance(counts, str) else counts}
 
 
 def _check_images(file: Path, folder: Path, content: Record) -> None:

@@ -17,12 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from filelock import FileLock
 from PIL import Image
 
 from ..engine.console import counted
 from ..errors import UserError, nearest
-from ..files import cache_folder, write_atomically
+from ..files import remembered
 from .image_data import UNREADABLE
 
 __all__ = ["IGNORED", "Pair", "SegmentationData", "Split", "load_pairs"]
@@ -134,18 +133,10 @@ def load_pairs(data: str) -> SegmentationData:
         raise UserError(f"data: {place} is no folder; --data {kind}:PATH says where the pictures are")
     layout = SOURCES[kind](root)
     pairs = {split: _find(root, folder) for split, folder in layout.folders.items()}
-    remembered = cache_folder() / "segmentation" / f"{_checksum(root, layout, pairs)}.json"
-    try:
-        remembered.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        where = f"{remembered.parent}: {error.strerror}"
-        raise UserError(f"data: cannot write {where}; STEPSNET_CACHE names another folder") from None
-    with FileLock(f"{remembered}.lock"):  # one process checks, the others find it done
-        if remembered.exists():
-            found = json.loads(remembered.read_text())
-        else:
-            found = {split: _check(split, of_split, layout) for split, of_split in pairs.items()}
-            write_atomically(remembered, json.dumps(found))
+    found = remembered(
+        f"segmentation/{_checksum(root, layout, pairs)}.json",
+        lambda: {split: _check(split, of_split, layout) for split, of_split in pairs.items()},
+    )
     splits = {
         split: Split(tuple(of_split), tuple((height, width) for height, width, _ in found[split]))
         for split, of_split in pairs.items()
