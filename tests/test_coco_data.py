@@ -266,6 +266,28 @@ def test_what_may_be_left_out_is_told(coco):
         load(coco)
 
 
+def test_a_crop_may_leave_no_object(coco):
+    augment = DetectionAugment(sizes=(48,), max_size=96, crop=1.0, crop_sizes=(128,), crop_range=(24, 32))
+    data = load(coco, augment)
+    counts = []
+    for epoch in range(20):
+        image, target, failed = data.train[epoch, 0]
+        assert not failed and min(image.shape[-2:]) == 48 and target["masks"].shape[-2:] == image.shape[-2:]
+        assert len(target["boxes"]) == len(target["masks"]) == len(target["labels"])
+        assert (target["boxes"][:, 2:] > target["boxes"][:, :2]).all()
+        counts.append(len(target["boxes"]))
+    assert min(counts) == 0 < max(counts)
+
+
+@pytest.mark.parametrize("left", [0, -0.005])
+def test_a_box_with_nothing_of_it_in_the_image_is_refused(coco, left):
+    """Within the slack of a pixel, and without area once it is cut to the image."""
+    (image,) = [one for one in json.loads((coco / "instances_train.json").read_text())["images"] if one["id"] == 1]
+    change(coco, annotations=of_first(bbox=[image["width"] + left, 5, 1, 9]))
+    with pytest.raises(UserError, match="lies outside its image"):
+        load(coco)
+
+
 def test_a_whole_data_set_is_looked_at_once(coco, monkeypatch):
     opened = []
     check = coco_check._check_picture

@@ -22,10 +22,11 @@ from ..errors import UserError
 from ..files import remembered
 from .image_data import UNREADABLE
 
-__all__ = ["check_split", "encode_segmentation", "read_annotations"]
+__all__ = ["LEAST_SIDE", "check_split", "encode_segmentation", "read_annotations"]
 
-_LAYOUT = 1  # of what is remembered
+_LAYOUT = 2  # of what is remembered
 _SLACK = 1.0  # pixels that a box may reach beyond its image, by rounding
+LEAST_SIDE = 0.01  # pixels of a box: below it float32 may find no area at the far side of a large image
 
 Record = Mapping[str, Any]
 
@@ -168,9 +169,11 @@ def _check_annotation(where: str, annotation: Record, categories: set[int], heig
 
 def _wrong_box(box: Sequence[float], height: int, width: int) -> str:
     x, y, wide, high = box
-    if wide <= 0 or high <= 0:
+    if min(wide, high) < LEAST_SIDE:
         return f"the box {list(box)} has no area"
-    if min(x, y) < -_SLACK or x + wide > width + _SLACK or y + high > height + _SLACK:
+    inside = min(x + wide, width) - max(x, 0), min(y + high, height) - max(y, 0)
+    reaches_out = min(x, y) < -_SLACK or x + wide > width + _SLACK or y + high > height + _SLACK
+    if reaches_out or min(inside) < LEAST_SIDE:
         return f"the box {list(box)} lies outside its image of {width}×{height}"
     return ""
 

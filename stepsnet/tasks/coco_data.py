@@ -23,7 +23,7 @@ from torch.utils.data import Dataset
 
 from ..engine.randomness import data_order, seed_sample
 from ..errors import UserError, nearest
-from .coco_check import Record, check_split, encode_segmentation, read_annotations
+from .coco_check import LEAST_SIDE, Record, check_split, encode_segmentation, read_annotations
 from .image_data import UNREADABLE
 from .settings import DetectionAugment
 
@@ -251,7 +251,8 @@ def _resized(image: Tensor, target: Target, size: int, max_size: int) -> tuple[T
         return image, target
     image = F.interpolate(image[None], new, mode="bilinear", align_corners=False)[0]
     boxes = target["boxes"] * torch.tensor([new[1] / width, new[0] / height] * 2)
-    masks = F.interpolate(target["masks"][None], new, mode="nearest-exact")[0]
+    masks = target["masks"]  # of which there may be none, after a crop
+    masks = F.interpolate(masks[None], new, mode="nearest-exact")[0] if len(masks) else masks.new_zeros(0, *new)
     return image, {**target, "boxes": boxes, "masks": masks}
 
 
@@ -262,7 +263,7 @@ def _cropped(image: Tensor, target: Target, sides: tuple[int, int]) -> tuple[Ten
     top, left = random.randint(0, height - high), random.randint(0, width - wide)
     boxes = _clipped(target["boxes"] - torch.tensor([left, top] * 2), high, wide)
     masks = target["masks"][:, top : top + high, left : left + wide]
-    kept = (boxes[:, 2] > boxes[:, 0]) & (boxes[:, 3] > boxes[:, 1])
+    kept = (boxes[:, 2:] - boxes[:, :2] >= LEAST_SIDE).all(1)
     cut = {"boxes": boxes[kept], "labels": target["labels"][kept], "masks": masks[kept]}
     return image[:, top : top + high, left : left + wide], cut
 
