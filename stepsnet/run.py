@@ -84,6 +84,8 @@ def _train(
 ) -> dict[str, Any] | None:
     torch.manual_seed(recipe.seed)
     setup = set_up(recipe)
+    if setup.start and newest(folder / "checkpoints")[0] is None:
+        setup.start()
     if ranks.first:
         open_folder(folder, recipe, resume)
     ranks.barrier()

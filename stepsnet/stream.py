@@ -140,7 +140,7 @@ def blocks_of(model: nn.Module, steps: Sequence[int] | None = None) -> list[nn.M
     """The residual blocks of any model in the order of its modules, the narrow ones of a StepsNet first.
 
     In a model without a StepsNet they are the members of its sequences of one kind, as every ``blocks`` or
-    ``layers`` is.
+    ``layers`` is; of its ``trunk``, where it has one, since heads may hold such sequences too.
 
     Args:
         steps: only the blocks of these steps, counted from 1 in each stage.
@@ -158,7 +158,8 @@ def blocks_of(model: nn.Module, steps: Sequence[int] | None = None) -> list[nn.M
     if sequences:
         return [_innermost(block) for sequence in sequences for block in sequence]
     found: list[nn.Module] = []
-    for module in model.modules():
+    trunk = getattr(model, "trunk", None)
+    for module in (trunk if isinstance(trunk, nn.Module) else model).modules():
         members = list(module) if isinstance(module, (nn.Sequential, nn.ModuleList)) else []
         of_one_kind = len(members) > 1 and len({type(member) for member in members}) == 1
         if of_one_kind and any(True for _ in members[0].parameters()):

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -252,11 +253,28 @@ def test_a_backbone_starts_from_a_classifier(coco, tmp_path):
     classifier = timm.create_model("test_steps_swin", num_classes=5)
     save_weights(tmp_path / "model.safetensors", classifier.state_dict())
     recipe = tiny(coco, f"backbone={tmp_path}")
-    body = set_up(recipe).model.backbone.body.features.state_dict()
-    stem = "patch_embed.proj.weight"
-    assert torch.equal(body[stem], classifier.state_dict()[stem])
-    begun = set_up(recipe, run=tmp_path / "run").model.backbone.body.features.state_dict()  # has weights of its own
-    assert not torch.equal(begun[stem], classifier.state_dict()[stem])
+    setup, stem = set_up(recipe), "patch_embed.proj.weight"
+    setup.start()
+    assert torch.equal(setup.model.backbone.body.features.state_dict()[stem], classifier.state_dict()[stem])
+
+
+def test_a_run_that_has_begun_does_without_the_classifier(coco, tmp_path):
+    classifier = timm.create_model("test_steps_swin", num_classes=5)
+    (tmp_path / "classifier").mkdir()
+    save_weights(tmp_path / "classifier" / "model.safetensors", classifier.state_dict())
+    recipe = tiny(coco, f"backbone={tmp_path / 'classifier'}", "lr=0", "min_lr=0")  # the weights stay what they are
+    with Lines() as display:
+        train_run(recipe, tmp_path / "run", display)
+        shutil.rmtree(tmp_path / "classifier")
+        with pytest.raises(UserError, match=r"backbone: got .*classifier, expected the folder of a run"):
+            train_run(recipe, tmp_path / "new", display)
+        assert not (tmp_path / "new").exists()
+        (tmp_path / "run" / "summary.json").unlink()
+        shutil.rmtree(tmp_path / "run" / "checkpoints" / "step-00000006")
+        train_run(recipe, tmp_path / "run", display, resume=True)
+    name = "patch_embed.proj.weight"
+    weights = load_weights(tmp_path / "run" / "model.safetensors")
+    assert torch.equal(weights[f"backbone.body.features.{name}"], classifier.state_dict()[name])
 
 
 def test_each_contender_starts_from_its_own_classifier(coco, tmp_path):
@@ -271,9 +289,10 @@ def test_each_contender_starts_from_its_own_classifier(coco, tmp_path):
     with pytest.raises(UserError, match=r"^backbone: got none beside baseline_backbone"):
         dataclasses.replace(recipe, backbone=None, baseline_backbone="there").of_baseline()
     recipe = dataclasses.replace(recipe, baseline_backbone=f"{tmp_path}/test_steps_resnet.safetensors")
-    model, stem = set_up(recipe.of_baseline()).model, "conv1.weight"
+    setup, stem = set_up(recipe.of_baseline()), "conv1.weight"
+    setup.start()
     weights = load_weights(tmp_path / "test_steps_resnet.safetensors")
-    assert torch.equal(model.backbone.body.features.state_dict()[stem], weights[stem])
+    assert torch.equal(setup.model.backbone.body.features.state_dict()[stem], weights[stem])
 
 
 @pytest.mark.parametrize(
@@ -307,13 +326,51 @@ def test_a_cascade_with_frozen_parts_trains(coco, tmp_path):
     assert summary["metrics"]["train_mask_3"] > 0
 
 
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-def test_two_ranks_train_and_score_as_one(coco, tmp_path, parallel):
+SCORED = """
+import json, sys
+sys.path.insert(0, sys.argv[2])
+from test_detection import CPU, Share, Unsure, make_task
+from stepsnet.engine.distributed import join_ranks
+with join_ranks("cpu") as ranks:
+    task = make_task(sys.argv[1])
+    scores = task.evaluate(Unsure(task.data), Share(ranks.rank, ranks.world_size), CPU)
+    print(json.dumps(scores), flush=True)
+"""
+
+
+class Unsure(Knowing):
+    """Surest of something that is not there; every picture's objects count, and each once."""
+
+    def forward(self, images):
+        (found,) = super().forward(images)
+        height, width = images[0].shape[-2:]
+        nothing = {"boxes": torch.tensor([[0.0, 0.0, 5.0, height]]), "labels": torch.tensor([1])}
+        nothing |= {"scores": torch.tensor([0.95]), "masks": torch.zeros(1, 1, height, width)}
+        return [{key: torch.cat([found[key], nothing[key]]) for key in found}]
+
+
+def test_ap_is_of_all_ranks_records_each_counted_once(coco, tmp_path):
+    task = make_task(coco)
+    alone = task.evaluate(Unsure(task.data), Share(), CPU)
+    assert 0 < alone["box_ap"] < 100 and 0 < alone["mask_ap"] < 100
+    (tmp_path / "scored.py").write_text(SCORED)
+    port = str(20000 + (os.getpid() + 7) % 20000)
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", port]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [*launch, str(tmp_path / "scored.py"), str(coco), str(Path(__file__).parent)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment)
+    assert result.returncode == 0, result.stderr
+    assert [json.loads(line) for line in result.stdout.splitlines()] == [alone, alone]  # both ranks know
+
+
+@pytest.mark.parametrize(("parallel", "name"), [("ddp", "pennfudan/mask_rcnn"), ("fsdp", "pennfudan/cascade")])
+def test_two_ranks_train_and_score_as_one(coco, tmp_path, parallel, name):
     folder = tmp_path / "two"
     port = str(20000 + (os.getpid() + len(parallel)) % 20000)
     launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", port, "-m", "--"]
-    settings = [*TINY, "epochs=1", f"parallel={parallel}"]
-    command = [*launch, "stepsnet", "train", "pennfudan/mask_rcnn", "--data", f"coco:{coco}", "--run", str(folder)]
+    # a cascade whose backbone is no StepsNet has no steps to be shared out by
+    settings = [*TINY, "epochs=1", f"parallel={parallel}", *["model.args.backbone=test_resnet"] * (parallel == "fsdp")]
+    command = [*launch, "stepsnet", "train", name, "--data", f"coco:{coco}", "--run", str(folder)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     result = subprocess.run([*command, *settings], capture_output=True, text=True, timeout=240, env=environment)
     assert result.returncode == 0, result.stdout + result.stderr

@@ -3,7 +3,10 @@
 from itertools import pairwise
 
 import pytest
+import timm
 import torch
+from timm.models.resnet import BasicBlock
+from timm.models.swin_transformer import SwinTransformerBlock
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torchvision.models.detection import MaskRCNN
@@ -18,6 +21,7 @@ from stepsnet.models.backbone import create_backbone
 from stepsnet.models.build import build_model
 from stepsnet.models.cascade_mask_rcnn import CascadeRoIHeads, giou_losses, smooth_l1_losses
 from stepsnet.recipes.recipe import ModelSpec
+from stepsnet.stream import blocks_of
 
 CLASSES = 3
 SMALL = {"num_classes": CLASSES, "size": 64, "max_size": 96, "channels": 16, "hidden": 24, "samples": 32}
@@ -292,6 +296,38 @@ def test_boxes_stay_in_float32_under_autocast(name):
         (found,) = model.eval()(images_of((64, 80)))
     assert {loss.dtype for loss in losses.values()} == {torch.float32}
     assert {found[key].dtype for key in ("boxes", "scores", "masks")} == {torch.float32}
+
+
+@pytest.mark.parametrize("name", ["mask_rcnn", "cascade_mask_rcnn"])
+def test_anchors_are_where_they_are_under_autocast(name):
+    """bfloat16 has steps of 8 pixels at x = 1100."""
+    model, anchors = build(name, max_size=1344).eval(), []
+    model.rpn.anchor_generator.register_forward_hook(lambda module, inputs, found: anchors.append(found[0]))
+    images = images_of((64, 1344))
+    model(images)
+    with torch.autocast("cpu", torch.bfloat16):
+        model(images)
+    assert torch.equal(*anchors) and anchors[0][:, 0].max() > 1300
+
+
+@pytest.mark.parametrize("name", ["mask_rcnn", "cascade_mask_rcnn"])
+def test_images_are_normalised_as_the_backbones_classifier_has_them(name):
+    with torch.device("meta"):
+        for backbone, mean in (("vit_tiny_patch16_224", 0.5), ("test_steps_swin", 0.485)):
+            transform = build(name, backbone).transform
+            config = timm.get_pretrained_cfg(backbone)
+            assert transform.image_mean == list(config.mean) and transform.image_mean[0] == mean
+            assert transform.image_std == list(config.std)
+
+
+def test_the_blocks_of_a_dense_model_are_its_backbones():
+    """They are what is recomputed, compiled and shared out, and a head may call a part's methods and not the part."""
+    with torch.device("meta"):
+        for name in ("mask_rcnn", "cascade_mask_rcnn"):
+            blocks = blocks_of(build(name, "swin_tiny_patch4_window7_224"))
+            assert len(blocks) == 12 and {type(block) for block in blocks} == {SwinTransformerBlock}
+        segmenter = build_model(ModelSpec("upernet", {"backbone": "resnet18", "num_classes": 3, "channels": 16}))
+        assert len(blocks_of(segmenter)) == 8 and {type(block) for block in blocks_of(segmenter)} == {BasicBlock}
 
 
 def test_decay_spares_the_backbones_tables():

@@ -197,7 +197,10 @@ def test_an_annotation_without_a_label_is_told_and_kept(camvid):
 )
 def test_settings_that_do_not_fit_are_refused(camvid, overrides, expected):
     with pytest.raises(UserError) as raised:
-        batches(set_up(tiny_recipe(camvid, *overrides)).task)
+        setup = set_up(tiny_recipe(camvid, *overrides))
+        if setup.start:
+            setup.start()
+        batches(setup.task)
     assert expected in str(raised.value)
     with pytest.raises(UserError, match="has no split 'test', expected one of train, val"):
         set_up(tiny_recipe(camvid), f"camvid:{camvid}@test")
@@ -552,7 +555,9 @@ def test_a_backbone_starts_from_a_classification_run(camvid, tmp_path):
     )  # fmt: skip
     with Lines() as display:
         train_run(classifier, tmp_path / "classifier", display)
-    model = set_up(tiny_recipe(camvid, f"backbone={tmp_path / 'classifier'}")).model
+    setup = set_up(tiny_recipe(camvid, f"backbone={tmp_path / 'classifier'}"))
+    setup.start()
+    model = setup.model
     from safetensors.torch import load_file
 
     stem = load_file(tmp_path / "classifier" / "model.safetensors")["patch_embed.proj.weight"]

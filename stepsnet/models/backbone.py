@@ -15,6 +15,7 @@ import timm
 import timm.models
 import torch
 import torch.nn.functional as F
+from timm.data import resolve_data_config
 from timm.layers import resample_abs_pos_embed, resize_rel_pos_bias_table, to_2tuple
 from timm.models import SwinTransformer, VisionTransformer
 from torch import Tensor, nn
@@ -24,7 +25,7 @@ from ..engine.checkpoint import load_weights, newest
 from ..errors import UserError
 from ..stream import blocks_of
 
-__all__ = ["PyramidBackbone", "create_backbone", "load_backbone"]
+__all__ = ["PyramidBackbone", "create_backbone", "load_backbone", "normalisation_of"]
 
 STRIDES = (4, 8, 16, 32)
 
@@ -153,6 +154,12 @@ def create_backbone(
         frozen_norms=frozen_norms,
         undecayed=frozenset(parameter.rpartition(".")[2] for parameter in exempt),
     )
+
+
+def normalisation_of(name: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and deviation of a channel that timm has for a model's classifiers."""
+    config = resolve_data_config(pretrained_cfg=timm.get_pretrained_cfg(name).to_dict())
+    return tuple(config["mean"]), tuple(config["std"])
 
 
 def load_backbone(backbone: PyramidBackbone, place: str | Path) -> None:

@@ -9,10 +9,13 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
+from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import Tensor, nn
 from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.models.detection.faster_rcnn import FastRCNNPredictor, TwoMLPHead
 from torchvision.models.detection.generalized_rcnn import GeneralizedRCNN
+from torchvision.models.detection.image_list import ImageList
 from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredictor
 from torchvision.models.detection.roi_heads import RoIHeads
 from torchvision.models.detection.rpn import RegionProposalNetwork, RPNHead
@@ -20,7 +23,7 @@ from torchvision.models.detection.transform import GeneralizedRCNNTransform
 from torchvision.ops import FeaturePyramidNetwork, MultiScaleRoIAlign
 from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
 
-from .backbone import PyramidBackbone, create_backbone
+from .backbone import PyramidBackbone, create_backbone, normalisation_of
 
 __all__ = [
     "BOXES",
@@ -62,6 +65,14 @@ class _RPNHead(RPNHead):
         return [level.float() for level in objectness], [level.float() for level in deltas]
 
 
+class _AnchorGenerator(AnchorGenerator):
+    """In float32 under autocast too: it takes its type from the maps, and anchors at x = 1100 would move by pixels."""
+
+    def forward(self, image_list: ImageList, feature_maps: list[Tensor]) -> list[Tensor]:
+        alike = [torch.empty((), dtype=torch.float32, device=one.device).expand(one.shape) for one in feature_maps]
+        return super().forward(image_list, alike)
+
+
 class BoxPredictor(FastRCNNPredictor):
     """In float32 under autocast too. Shape: (N, hidden) -> (N, classes), (N, 4 · classes)."""
 
@@ -87,6 +98,7 @@ class Detector(GeneralizedRCNN):
     Args:
         num_classes: of objects, without the background.
         size, max_size: of an image's shorter and longer side in evaluation, in pixels.
+        mean, std: of a channel, which the backbone was trained with.
     """
 
     def __init__(
@@ -97,8 +109,10 @@ class Detector(GeneralizedRCNN):
         size: int = 800,
         max_size: int = 1333,
         anchors: Sequence[int] = ANCHORS,
+        mean: Sequence[float] = IMAGENET_DEFAULT_MEAN,
+        std: Sequence[float] = IMAGENET_DEFAULT_STD,
     ):
-        generator = AnchorGenerator(tuple((side,) for side in anchors), (RATIOS,) * len(anchors))
+        generator = _AnchorGenerator(tuple((side,) for side in anchors), (RATIOS,) * len(anchors))
         rpn = RegionProposalNetwork(
             generator,
             _RPNHead(backbone.out_channels, len(RATIOS)),
@@ -110,10 +124,16 @@ class Detector(GeneralizedRCNN):
             post_nms_top_n={"training": 1000, "testing": 1000},  # an image
             nms_thresh=0.7,
         )
-        mean, std = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
-        transform = GeneralizedRCNNTransform(size, max_size, mean, std, size_divisible=32, _skip_resize=True)
+        transform = GeneralizedRCNNTransform(
+            size, max_size, list(mean), list(std), size_divisible=32, _skip_resize=True
+        )
         super().__init__(backbone, rpn, roi_heads, transform)
         self.num_classes = num_classes
+
+    @property
+    def trunk(self) -> nn.Module:
+        """Where the residual blocks are (:func:`.stream.blocks_of`)."""
+        return self.backbone.body.features
 
     def no_weight_decay(self) -> set[str]:
         return {f"backbone.body.{name}" for name in self.backbone.body.no_weight_decay()}
@@ -185,7 +205,8 @@ def create_detector(
     if len(anchors) != len(ANCHORS):
         raise ValueError(f"anchors: got {len(anchors)} sides, expected {len(ANCHORS)}, one a level")
     pyramid = FeaturePyramid(create_backbone(backbone, **(backbone_args or {})), channels)
-    return Detector(pyramid, make_heads(channels, hidden, num_classes, samples), num_classes, size, max_size, anchors)
+    heads = make_heads(channels, hidden, num_classes, samples)
+    return Detector(pyramid, heads, num_classes, size, max_size, anchors, *normalisation_of(backbone))
 
 
 def _heads(channels: int, hidden: int, num_classes: int, samples: int) -> RoIHeads:

@@ -78,6 +78,11 @@ class UPerNet(nn.Module):
             return logits
         return logits, self._enlarge(self.auxiliary_head(maps), images)
 
+    @property
+    def trunk(self) -> nn.Module:
+        """Where the residual blocks are (:func:`.stream.blocks_of`)."""
+        return self.backbone.features
+
     @torch.jit.ignore
     def no_weight_decay(self) -> set[str]:
         return {f"backbone.{name}" for name in self.backbone.no_weight_decay()}

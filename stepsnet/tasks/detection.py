@@ -61,8 +61,6 @@ def set_up(recipe: DetectionRecipe, data: str | None = None, run: Path | None = 
     )
     if model.num_classes != len(coco.classes):
         raise UserError(f"model.args.num_classes: got {model.num_classes}, expected the data's {len(coco.classes)}")
-    if recipe.backbone and run is None:  # a run that has begun has weights of its own
-        load_backbone(model.backbone.body, recipe.backbone)
     share_statistics(model.roi_heads, device=recipe.device)
     task = Detection(coco, recipe.batch_size, seed=recipe.seed, workers=recipe.workers)
     shown = DetectionSamples(coco.val.split, as_evaluated)
@@ -75,7 +73,8 @@ def set_up(recipe: DetectionRecipe, data: str | None = None, run: Path | None = 
         write_atomically(folder / CATEGORIES, json.dumps(coco.train.split.categories) + "\n")
 
     shape = (3, size, min(max_size, round(_ASPECT * size)))
-    return Setup(model, task, partial(count_detector, input_size=shape), sample, keep=keep)
+    start = partial(load_backbone, model.backbone.body, recipe.backbone) if recipe.backbone else None
+    return Setup(model, task, partial(count_detector, input_size=shape), sample, keep=keep, start=start)
 
 
 class Detection:

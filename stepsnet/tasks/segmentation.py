@@ -9,9 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import timm
 import torch
-from timm.data import resolve_data_config
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset
@@ -27,7 +25,7 @@ from ..engine.randomness import data_order, seed_sample
 from ..engine.task import Share
 from ..errors import UserError
 from ..files import write_atomically
-from ..models.backbone import load_backbone
+from ..models.backbone import load_backbone, normalisation_of
 from ..models.build import build_model
 from ..models.upernet import UPerNet
 from ..recipes.recipe import SegmentationRecipe
@@ -50,8 +48,6 @@ def set_up(recipe: SegmentationRecipe, data: str | None = None, run: Path | None
     model = build_model(recipe.model)
     if not isinstance(model, UPerNet):
         raise UserError(f"model: got {recipe.model.name!r}, expected upernet for {recipe.task}")
-    if recipe.backbone and run is None:  # a run that has begun has weights of its own
-        load_backbone(model.backbone, recipe.backbone)
     place, _, split = (data or recipe.data).partition("@")  # DATA@test scores the test split
     pairs = load_pairs(place)
     if split and split not in pairs.splits:
@@ -83,7 +79,8 @@ def set_up(recipe: SegmentationRecipe, data: str | None = None, run: Path | None
         write_atomically(folder / _CLASSES, json.dumps(pairs.classes, indent=1) + "\n")
 
     complexity = partial(count_complexity, input_size=(3, recipe.crop_size, recipe.crop_size))
-    return Setup(model, task, complexity, sample, probe if step_sequences(model) else None, keep)
+    start = partial(load_backbone, model.backbone, recipe.backbone) if recipe.backbone else None
+    return Setup(model, task, complexity, sample, probe if step_sequences(model) else None, keep, start)
 
 
 def classes_of(run: Path) -> list[str]:
@@ -96,10 +93,8 @@ def classes_of(run: Path) -> list[str]:
 
 def inference_of(recipe: SegmentationRecipe, model: UPerNet) -> Inference:
     """How the recipe tests whole pictures, with the mean and deviation that timm has for the backbone."""
-    config = resolve_data_config(pretrained_cfg=timm.get_pretrained_cfg(model.backbone_name).to_dict())
     return Inference(
-        tuple(config["mean"]),
-        tuple(config["std"]),
+        *normalisation_of(model.backbone_name),
         recipe.scale,
         recipe.eval_window,
         recipe.eval_stride,

@@ -34,6 +34,7 @@ class Inference:
         windows = sum(len(list(self._windows(self._resized(size, ratio)))) for ratio in self.scales)
         return windows * (1 + self.flip)
 
+    @torch.no_grad()
     def __call__(self, model: nn.Module, picture: Tensor) -> Tensor:
         """(3, H, W) uint8 -> log-probabilities (classes, H, W), at the picture's own size."""
         height, width = picture.shape[-2:]
@@ -45,10 +46,10 @@ class Inference:
                 logits = self._slide(model, image.flip(-1) if flipped else image)  # (1, classes, h, w)
                 logits = logits.flip(-1) if flipped else logits
                 logits = interpolate(logits, size=(height, width), mode="bilinear", align_corners=False)
-                found = logits[0].log_softmax(0)
-                total = found if total is None else torch.logaddexp(total, found)
+                found = _log_softmax_in_place(logits[0])
+                total = found if total is None else torch.logaddexp(total, found, out=total)
         assert total is not None
-        return total - math.log(len(self.scales) * (1 + self.flip))
+        return total.sub_(math.log(len(self.scales) * (1 + self.flip)))
 
     def _resized(self, size: tuple[int, int], ratio: float) -> tuple[int, int]:
         return fit_within(size, (self.scale[0] * ratio, self.scale[1] * ratio))
@@ -74,3 +75,10 @@ class Inference:
         firsts = [[min(first, side - window) for first in range(0, side - window + stride, stride)] for side in size]
         tops, lefts = (found if side > window else [0] for found, side in zip(firsts, size))
         yield from ((slice(top, top + window), slice(left, left + window)) for top, left in product(tops, lefts))
+
+
+def _log_softmax_in_place(logits: Tensor) -> Tensor:
+    """(classes, H, W), of which a photograph of 12 megapixels has gigabytes: in bands of rows, without a copy."""
+    for rows in logits.split(64, dim=1):
+        rows -= rows.logsumexp(0)
+    return logits

@@ -32,6 +32,7 @@ class Setup:
     sample: Callable[[torch.device], Any]  # a batch of the validation split, for ``task.loss``
     probe: Callable[[nn.Module, torch.device], dict[str, Any]] | None = None  # a look inside, for metrics.jsonl
     keep: Callable[[Path], None] = _keep_nothing  # write what else the run's folder must hold
+    start: Callable[[], None] | None = None  # give the model weights of another run; for one that has none of its own
 
 
 def set_up(recipe: Recipe, data: str | None = None, run: Path | None = None) -> Setup:
