@@ -218,7 +218,16 @@ def test_a_run_is_resumed_bit_for_bit_and_scored(run, coco, tmp_path):
         train_run(tiny(coco), tmp_path / "half", display, resume=True)
     ours, theirs = (load_weights(place / "model.safetensors") for place in (folder, tmp_path / "half"))
     assert ours.keys() == theirs.keys() and all(torch.equal(ours[key], theirs[key]) for key in ours)
-    assert evaluate_run(folder)["box_ap"] == summary["metrics"]["val_box_ap"]
+    scores = evaluate_run(folder)
+    assert scores["box_ap"] == summary["metrics"]["val_box_ap"]
+    shutil.copytree(coco, tmp_path / "coco")
+    (tmp_path / "coco" / "instances_train.json").unlink()  # scoring asks for what it scores
+    assert evaluate_run(folder, f"coco:{tmp_path / 'coco'}") == scores
+    content = json.loads((coco / "instances_val.json").read_text())
+    content["categories"][0]["name"] = "ring"
+    (tmp_path / "coco" / "instances_val.json").write_text(json.dumps(content))
+    with pytest.raises(UserError, match=r"instances_val.json has other categories than .* was trained on"):
+        evaluate_run(folder, f"coco:{tmp_path / 'coco'}")
     assert "box AP" in (folder / "report.html").read_text()
 
 

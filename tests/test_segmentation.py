@@ -476,6 +476,13 @@ def test_a_run_learns_resumes_and_is_scored(camvid, tmp_path, capsys):
     assert whole["miou"] == pytest.approx(summary["metrics"]["val_miou"], abs=0.2)
     slid = evaluate_run(tmp_path / "run", overrides=["eval_window=32", "eval_stride=16", "eval_flip=true"])
     assert slid["miou"] != whole["miou"] and slid["miou"] > 40
+    other = tmp_path / "other"
+    shutil.copytree(camvid, other)
+    for kind in ("images", "annotations"):
+        shutil.rmtree(other / kind / "train")  # scoring asks for what it scores
+    assert evaluate_run(tmp_path / "run", f"camvid:{other}") == whole
+    with pytest.raises(UserError, match="train is no folder"):
+        load_pairs(f"camvid:{other}")
     with pytest.raises(UserError, match="got 'lr=1', expected a key that begins with eval_"):
         evaluate_run(tmp_path / "run", overrides=["lr=1"])
     assert "mIoU" in (tmp_path / "run" / "report.html").read_text()

@@ -119,10 +119,12 @@ def load_coco(
     *,
     max_invalid: int = 0,
     without_objects: WithoutObjects = "refuse",
+    training: bool = True,
 ) -> CocoData:
     """A data set, looked at as a whole before it is given out.
 
     Args:
+        training: False opens the validation split alone, and the training split has no images.
         max_invalid: annotations of a split that may be left out, for a box without area or outside its image.
         without_objects: what to do with training images that have none but crowds.
 
@@ -135,10 +137,14 @@ def load_coco(
         raise UserError(f"data: got {data!r}, expected coco:PATH{nearest(kind, ['coco'])}")
     if not root.is_dir():
         raise UserError(f"data: {root} is no folder; --data coco:PATH says where the pictures and their JSON are")
-    train, val = (_open_split(root, name, max_invalid) for name in ("train", "val"))
-    if [dict(category) for category in train.categories] != [dict(category) for category in val.categories]:
+    train = _open_split(root, "train", max_invalid) if training else None
+    val = _open_split(root, "val", max_invalid)
+    if train is None:
+        train = replace(val, images=(), annotations={}, left_out=())
+    elif [dict(category) for category in train.categories] != [dict(category) for category in val.categories]:
         raise UserError(f"data: {val.file} has other categories than {train.file}")
-    train = _with_objects(train, without_objects)
+    else:
+        train = _with_objects(train, without_objects)
     classes = tuple(category["name"] for category in train.categories)
     return CocoData(classes, DetectionSamples(train, augment, seed), DetectionSamples(val, None, seed))
 

@@ -28,12 +28,13 @@ from ..models.backbone import load_backbone
 from ..models.build import build_model
 from ..models.mask_rcnn import Detector
 from ..recipes.recipe import DetectionRecipe
+from .coco_check import Record
 from .coco_data import CocoData, CocoSplit, DetectionSamples, Target, grouped_order, load_coco
 from .loading import make_loader
 from .settings import DetectionAugment
 from .setup import Setup
 
-__all__ = ["CATEGORIES", "Detection", "average_precision", "found_objects", "set_up"]
+__all__ = ["CATEGORIES", "Detection", "average_precision", "found_objects", "read_categories", "set_up"]
 
 CATEGORIES = "categories.json"  # in a run's folder, for those who have not its data
 _IMAGES_PROBED = 2
@@ -58,7 +59,10 @@ def set_up(recipe: DetectionRecipe, data: str | None = None, run: Path | None = 
         recipe.seed,
         max_invalid=recipe.max_invalid,
         without_objects=recipe.without_objects,
+        training=run is None,
     )
+    if run and _named(read_categories(run)) != _named(coco.val.split.categories):
+        raise UserError(f"data: {coco.val.split.file} has other categories than {run} was trained on")
     if model.num_classes != len(coco.classes):
         raise UserError(f"model.args.num_classes: got {model.num_classes}, expected the data's {len(coco.classes)}")
     share_statistics(model.roi_heads, device=recipe.device)
@@ -90,9 +94,9 @@ class Detection:
             workers: processes a rank that decode and augment; the batches are the same with any number.
 
         Raises:
-            UserError: there are fewer training images than ``batch_size``.
+            UserError: there are training images, and fewer than ``batch_size``.
         """
-        if not 1 <= batch_size <= len(data.train):
+        if len(data.train) and not 1 <= batch_size <= len(data.train):
             raise UserError(f"batch_size: got {batch_size}, expected 1 to the {len(data.train)} training images")
         self.data, self.batch_size, self.seed, self.workers = data, batch_size, seed, workers
         self.steps_per_epoch = len(data.train) // batch_size  # the last, smaller batch is dropped
@@ -158,6 +162,14 @@ class Detection:
             yield images, targets
 
 
+def read_categories(run: Path) -> list[Record]:
+    """Those that a run was trained on. Raises UserError where its file is missing or broken."""
+    try:
+        return json.loads((run / CATEGORIES).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"run: cannot read {run / CATEGORIES}: {error}") from None
+
+
 def found_objects(objects: dict[str, Tensor], image_id: int, categories: Sequence[int]) -> list[dict[str, Any]]:
     """A detector's output for one image as COCO's result records: box as x, y, width, height, and mask as RLE.
 
@@ -214,6 +226,10 @@ def _giving_losses(model: Detector) -> Iterator[None]:
     finally:
         for part, mode in zip(parts, modes):
             part.training = mode
+
+
+def _named(categories: Sequence[Record]) -> list[tuple[int, str]]:
+    return [(category["id"], category["name"]) for category in categories]
 
 
 def _collate(samples: Sequence[tuple[Tensor, Target, str]]) -> tuple[list[Tensor], list[Target], list[str]]:

@@ -13,11 +13,10 @@ from PIL import Image, ImageDraw, ImageFont
 from pycocotools import mask as coco_mask
 from torch import nn
 
-from ..errors import UserError
 from ..files import picture_bytes, write_atomically
 from ..recipes.recipe import DetectionRecipe
 from .coco_data import open_image
-from .detection import CATEGORIES, found_objects
+from .detection import found_objects, read_categories
 from .image_data import read_to_predict
 
 __all__ = ["draw", "drawn"]
@@ -90,11 +89,3 @@ def drawn(pixels: np.ndarray, records: Sequence[Record], names: dict[int, str]) 
         pen.rectangle(pen.textbbox(place, text, font=font), fill=colour)
         pen.text(place, text, fill="white", font=font)
     return picture
-
-
-def read_categories(folder: Path) -> list[Record]:
-    """Those that the run was trained on. Raises UserError where its file is missing or broken."""
-    try:
-        return json.loads((folder / CATEGORIES).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"predict: cannot read {folder / CATEGORIES}: {error}") from None

@@ -49,7 +49,7 @@ def set_up(recipe: SegmentationRecipe, data: str | None = None, run: Path | None
     if not isinstance(model, UPerNet):
         raise UserError(f"model: got {recipe.model.name!r}, expected upernet for {recipe.task}")
     place, _, split = (data or recipe.data).partition("@")  # DATA@test scores the test split
-    pairs = load_pairs(place)
+    pairs = load_pairs(place, only=(split or "val") if run else None)
     if split and split not in pairs.splits:
         raise UserError(f"data: {place} has no split {split!r}, expected one of {', '.join(pairs.splits)}")
     if model.num_classes != len(pairs.classes):
@@ -132,11 +132,11 @@ class Segmentation:
         Raises:
             UserError: there are fewer training pictures than ``batch_size``, and no ``epoch_updates``.
         """
-        count = len(data.splits["train"].pairs)
-        if epoch_updates is None and batch_size > count:
+        self.samples, self.inference = _Crops(data, transform, seed), inference
+        count = len(self.samples)  # 0 where data are opened for scoring alone
+        if epoch_updates is None and 0 < count < batch_size:
             raise UserError(f"batch_size: got {batch_size}, expected 1 to the {count} training images")
         self.data, self.batch_size, self.seed, self.workers = data, batch_size, seed, workers
-        self.samples, self.inference = _Crops(data, transform, seed), inference
         self.evaluated, self.split = evaluated, data.splits[evaluated]
         self.steps_per_epoch = epoch_updates or count // batch_size
         self.class_iou: dict[str, float | None] = {}  # of the last evaluation
@@ -267,7 +267,8 @@ class _Crops(Dataset):
     """Training's samples: (pass, index) and the seed say all."""
 
     def __init__(self, data: SegmentationData, transform: v2.Transform, seed: int):
-        self.data, self.pairs, self.transform, self.seed = data, data.splits["train"].pairs, transform, seed
+        self.data, self.transform, self.seed = data, transform, seed
+        self.pairs = data.splits["train"].pairs if "train" in data.splits else ()
 
     def __len__(self) -> int:
         return len(self.pairs)

@@ -113,11 +113,14 @@ def _camvid(root: Path) -> _Layout:
 SOURCES: dict[str, Callable[[Path], _Layout]] = {"ade20k": _ade20k, "camvid": _camvid}
 
 
-def load_pairs(data: str) -> SegmentationData:
+def load_pairs(data: str, only: str | None = None) -> SegmentationData:
     """A data set by its layout and place: ``ade20k:PATH``, or ``camvid:PATH``, which also fits data of your own.
 
     Every picture and annotation is opened once, with a progress bar; the outcome is remembered under a checksum
     of all files' names, sizes and times, and asked for again where one of them changed.
+
+    Args:
+        only: the one split that is opened, where the others are not needed and may be missing.
 
     Raises:
         UserError: the first thing that is wrong with the data, by its file: a folder or an annotation that is
@@ -132,7 +135,9 @@ def load_pairs(data: str) -> SegmentationData:
     if not root.is_dir():
         raise UserError(f"data: {place} is no folder; --data {kind}:PATH says where the pictures are")
     layout = SOURCES[kind](root)
-    pairs = {split: _find(root, folder) for split, folder in layout.folders.items()}
+    if only and only not in layout.folders:
+        raise UserError(f"data: {place} has no split {only!r}, expected one of {', '.join(layout.folders)}")
+    pairs = {split: _find(root, folder) for split, folder in layout.folders.items() if only in (None, split)}
     found = remembered(
         f"segmentation/{_checksum(root, layout, pairs)}.json",
         lambda: {split: _check(split, of_split, layout) for split, of_split in pairs.items()},

@@ -39,7 +39,8 @@ def set_up(recipe: Recipe, data: str | None = None, run: Path | None = None) -> 
     """Build a recipe's model and open its data, or other ``data``.
 
     Args:
-        run: the folder of a run whose own parts are to be used, such as its tokenizer.
+        run: the folder of a run that is to be used and not trained: its own parts, such as its tokenizer, go
+            before those of the data, of which dense tasks then open the scored split alone.
 
     Raises:
         UserError: a model or data that are not there, or that do not fit each other.
