@@ -85,7 +85,7 @@ def results_table(folder: str) -> str:
         first, minutes = mine[0], statistics.median(run["seconds"] for run in mine) / 60
         cells = [spread(summary[label][key], key, MEASURES[key][2]) for key in keys]
         lines.append(
-            f"| {label}, {steps(first['widths'])} | {first['blocks']} | {first['layers']} | "
+            f"| {', '.join(filter(None, (label, steps(first['widths']))))} | {first['blocks']} | {first['layers']} | "
             f"{first['params'] / 1e6:.2f}M | {first['macs'] / 1e6:.1f}M | {' | '.join(cells)} | {minutes:.1f} |"
         )
     difference = summary["difference"]
