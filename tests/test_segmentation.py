@@ -483,6 +483,9 @@ def test_a_run_learns_resumes_and_is_scored(camvid, tmp_path, capsys):
     assert evaluate_run(tmp_path / "run", f"camvid:{other}") == whole
     with pytest.raises(UserError, match="train is no folder"):
         load_pairs(f"camvid:{other}")
+    (other / "classes.json").write_text(json.dumps({"classes": CLASSES[::-1], "ignore_index": 255}))
+    with pytest.raises(UserError, match=r"other has other classes than .*run was trained on"):
+        evaluate_run(tmp_path / "run", f"camvid:{other}")
     with pytest.raises(UserError, match="got 'lr=1', expected a key that begins with eval_"):
         evaluate_run(tmp_path / "run", overrides=["lr=1"])
     assert "mIoU" in (tmp_path / "run" / "report.html").read_text()

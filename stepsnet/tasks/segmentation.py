@@ -54,6 +54,9 @@ def set_up(recipe: SegmentationRecipe, data: str | None = None, run: Path | None
         raise UserError(f"data: {place} has no split {split!r}, expected one of {', '.join(pairs.splits)}")
     if model.num_classes != len(pairs.classes):
         raise UserError(f"model.args.num_classes: got {model.num_classes}, expected the data's {len(pairs.classes)}")
+    # ADE20K has one order of classes, with the file of their names or without
+    if run and not place.startswith("ade20k:") and classes_of(run) != list(pairs.classes):
+        raise UserError(f"data: {place} has other classes than {run} was trained on")
     inference = inference_of(recipe, model)
     transform = training_transform(recipe.augment, recipe.scale, recipe.crop_size, inference.mean, inference.std)
     task = Segmentation(
