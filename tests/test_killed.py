@@ -102,6 +102,21 @@ def test_a_run_killed_anywhere_ends_as_if_it_had_not_been(pictures, tmp_path):
         assert torch.equal(tensor, expected_tensors[name]), name
 
 
+def test_sigterm_to_the_whole_group_leaves_a_checkpoint(pictures, tmp_path):
+    """As torchrun, Slurm and systemd send it: the loader's workers must not die of it before the run has saved."""
+    endless = ["workers=2", "epochs=500", "checkpoint_interval=0", "probe_epochs=0"]
+    process = start(pictures, tmp_path / "run", *endless, start_new_session=True)
+    lines = tmp_path / "run" / "metrics.jsonl"
+    while not (lines.exists() and lines.stat().st_size):
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGTERM)
+    out = process.communicate(timeout=120)[0]
+    assert process.returncode == 128 + signal.SIGTERM and "stopped by SIGTERM after update" in out, out
+    checkpoint, _ = newest(tmp_path / "run" / "checkpoints")
+    assert f"after update {checkpoint.state['position']['step']};" in out
+
+
 def test_a_disk_that_is_full_is_one_line_and_keeps_what_is_there(pictures, tmp_path):
     def no_file_above_20_kb():
         resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))

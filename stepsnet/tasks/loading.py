@@ -29,5 +29,6 @@ def make_loader(samples: Dataset, device: torch.device, workers: int, batches: i
 
 
 def _leave_signals_to_the_run(worker: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends Ctrl-C to the workers too
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    # a terminal sends Ctrl-C to the workers too, and torchrun and schedulers SIGTERM; the run ends them when it is done
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
