@@ -93,6 +93,18 @@ def test_shards_that_do_not_fit_are_refused(shards, samples, expected):
         load_images(f"wds:{shards}", SPEC)
 
 
+def test_a_split_is_named_by_a_word_and_test_is_scored_where_nothing_is_for_validation(shards):
+    write_shard(shards / "latest-train-02.tar", [("x", {"png": png(60), "cls": b"0"})])
+    write_shard(shards / "set-test-00.tar", [(f"{n}", {"png": png(10 * n), "cls": b"0"}) for n in range(5)])
+    data = load_images(f"wds:{shards}", SPEC)
+    assert len(data.train) == 7 and len(data.val) == 3
+    (shards / "set-validation-00.tar").unlink()
+    assert len(load_images(f"wds:{shards}", SPEC).val) == 5
+    write_shard(shards / "val" / "train-03.tar", [("x", {"png": png(60), "cls": b"0"})])
+    with pytest.raises(UserError, match=r"val/train-03.tar is named as training and as validation"):
+        load_images(f"wds:{shards}", SPEC)
+
+
 def test_shards_are_needed_for_both_splits(shards):
     (shards / "set-validation-00.tar").unlink()
     with pytest.raises(UserError, match=r"nowhere is no folder; --data wds:PATH"):

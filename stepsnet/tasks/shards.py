@@ -76,23 +76,32 @@ class Shards:
         return f"{path}:{member}"
 
 
+_SPLITS = {"train": "train(ing)?", "val": "val(id(ation)?)?", "test": "test(ing)?"}
+
+
+def _is_of(path: Path, split: str) -> bool:
+    return bool(re.search(f"(?<![a-z])({_SPLITS[split]})(?![a-z])", str(path), re.IGNORECASE))
+
+
 def find_shards(place: str, mode: str) -> tuple[tuple[str, ...], Any, Any]:
     """Classes and the two splits of a folder with ``…train….tar`` and ``…val….tar`` files, or folders of these names.
 
+    Where nothing is named val or validation, test is scored. A name counts as a word: ``latest`` is no test.
     The classes are named by the lines of ``classnames.txt`` where there is one, else by their numbers.
     """
     root = Path(place)
     if not root.is_dir():
         raise UserError(f"data: {place} is no folder; --data wds:PATH says where the shards are")
     tars = sorted(root.rglob("*.tar"))
-    splits = []
-    for names in ("train", "val|test"):
-        chosen = [path for path in tars if re.search(names, str(path.relative_to(root)))]
-        split = Shards(chosen, mode)
-        if not split.labels:
-            raise UserError(f"data: no pictures in *{names.replace('|', '*.tar or *')}*.tar under {root}")
-        splits.append(split)
-    train, val = splits
+    by_name = {name: [path for path in tars if _is_of(path.relative_to(root), name)] for name in _SPLITS}
+    if both := set(by_name["train"]) & {*by_name["val"], *by_name["test"]}:
+        raise UserError(f"data: {min(both)} is named as training and as validation, expected one of them")
+    train = Shards(by_name["train"], mode)
+    if not train.labels:
+        raise UserError(f"data: no pictures in *train*.tar under {root}")
+    val = Shards(by_name["val"] or by_name["test"], mode)
+    if not val.labels:
+        raise UserError(f"data: no pictures in *val*.tar or *test*.tar under {root}")
     count = max(train.labels) + 1
     if max(val.labels) >= count:
         raise UserError(f"data: {root} has class {max(val.labels)} in validation, expected training's 0 to {count - 1}")
