@@ -140,7 +140,8 @@ def blocks_of(model: nn.Module, steps: Sequence[int] | None = None) -> list[nn.M
     """The residual blocks of any model in the order of its modules, the narrow ones of a StepsNet first.
 
     In a model without a StepsNet they are the members of its sequences of one kind, as every ``blocks`` or
-    ``layers`` is; of its ``trunk``, where it has one, since heads may hold such sequences too.
+    ``layers`` is, or of the ``blocks`` of such members, as in timm's stages; of its ``trunk``, where it has one, since
+    heads may hold such sequences too.
 
     Args:
         steps: only the blocks of these steps, counted from 1 in each stage.
@@ -163,9 +164,14 @@ def blocks_of(model: nn.Module, steps: Sequence[int] | None = None) -> list[nn.M
         members = list(module) if isinstance(module, (nn.Sequential, nn.ModuleList)) else []
         of_one_kind = len(members) > 1 and len({type(member) for member in members}) == 1
         if of_one_kind and any(True for _ in members[0].parameters()):
-            found += members
+            found += [block for member in members for block in _blocks_of_stage(member)]
     nested = {inner for block in found for inner in block.modules() if inner is not block}
-    return [block for block in found if block not in nested]  # stages hold blocks: the outermost count
+    return [block for block in dict.fromkeys(found) if block not in nested]  # a block may hold sequences too
+
+
+def _blocks_of_stage(member: nn.Module) -> list[nn.Module]:
+    blocks = getattr(member, "blocks", None)
+    return list(blocks) if isinstance(blocks, (nn.Sequential, nn.ModuleList)) else [member]
 
 
 def is_flat(model: nn.Module) -> bool:

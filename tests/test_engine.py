@@ -3,6 +3,8 @@
 import dataclasses
 import json
 import math
+import os
+import signal
 import sys
 
 import pytest
@@ -16,7 +18,7 @@ from stepsnet.engine.distributed import Ranks, pick_device
 from stepsnet.engine.optim import build_optimizer, build_schedule
 from stepsnet.engine.randomness import data_order, seed_step
 from stepsnet.engine.settings import TrainingSettings
-from stepsnet.engine.train import compile_blocks, fit
+from stepsnet.engine.train import Stopped, _prepare, compile_blocks, fit, recompute_blocks
 from stepsnet.errors import UserError
 from stepsnet.stream import blocks_of
 
@@ -112,11 +114,6 @@ def test_a_killed_run_ends_as_if_it_had_not_been(tmp_path, whole, place):
 
 
 def test_a_stopped_run_resumes_inside_its_epoch(tmp_path, whole):
-    import os
-    import signal
-
-    from stepsnet.engine.train import Stopped
-
     class Stopping(Points):
         def loss(self, model, batch):
             self.seen += 1
@@ -324,9 +321,69 @@ def test_the_first_module_that_is_not_finite_is_named(tmp_path, monkeypatch):
         train(made(tmp_path))
 
 
-def test_recomputed_blocks_give_the_same_run(tmp_path, whole):
-    model, _, _ = trained_with(tmp_path, grad_checkpointing=1.0)
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), whole[0][0].parameters()))
+def test_recomputed_blocks_give_the_same_run(tmp_path, monkeypatch):
+    calls = []
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear, self.dropout = nn.Linear(8, 8), nn.Dropout(0.5)
+
+        def forward(self, x):
+            calls.append(torch.is_grad_enabled())
+            return x + self.dropout(self.linear(x))
+
+    def make():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(3, 8), nn.Sequential(Block(), Block()), nn.Linear(8, 1))
+
+    monkeypatch.setattr(sys.modules[__name__], "make_model", make)
+    plain, _, _ = trained_with(made(tmp_path / "plain"))
+    passes = len(calls)
+    again, _, _ = trained_with(made(tmp_path / "again"), grad_checkpointing=1.0)
+    assert len(calls) - passes == passes + 2 * 15  # each of 2 blocks once more in 15 updates
+    assert all(torch.equal(a, b) for a, b in zip(plain.parameters(), again.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("settings", [{"grad_checkpointing": 0.5}, {"compile": True}])
+def test_a_model_without_blocks_says_so(tmp_path, settings):
+    with pytest.raises(UserError, match="no sequence of blocks was found"):
+        trained_with(tmp_path, **settings)
+
+
+def test_a_signal_at_an_epochs_end_does_not_wait_for_the_evaluation(tmp_path, whole):
+    class Stopping(Points):
+        def loss(self, model, batch):
+            self.seen += 1
+            if self.seen == 10:  # the last update of the second epoch
+                os.kill(os.getpid(), signal.SIGTERM)
+            return super().loss(model, batch)
+
+        def evaluate(self, model, share, device):
+            assert self.seen < 10
+            return super().evaluate(model, share, device)
+
+    with pytest.raises(Stopped, match="after update 10"):
+        train(tmp_path, Stopping())
+    model, metrics, _ = train(tmp_path)
+    (expected, expected_metrics, _), folder = whole
+    assert metrics == expected_metrics and lines_without_speed(tmp_path) == lines_without_speed(folder)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), expected.parameters(), strict=True))
+
+
+def test_a_tied_weight_is_averaged_once_an_update():
+    model = nn.ModuleDict(
+        {"embedding": nn.Embedding(5, 4), "norm": nn.LayerNorm(4), "head": nn.Linear(4, 5, bias=False)}
+    )
+    model["head"].weight = model["embedding"].weight
+    trained, _ = _prepare(model, dataclasses.replace(SETTINGS, ema_decay=0.9), ALONE)
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 1
+    trained.averages.update(model)
+    for parameter, old in zip(trained.averages.module.parameters(), before, strict=True):
+        torch.testing.assert_close(parameter, old + 0.1)
 
 
 def test_the_blocks_of_chosen_steps_are_recomputed(tmp_path):
@@ -410,8 +467,9 @@ def test_a_tracker_that_is_not_installed_is_named(tmp_path, monkeypatch):
         trained_with(tmp_path, tracker="wandb")
 
 
+@pytest.mark.parametrize("recomputed", [False, True])
 @pytest.mark.parametrize("drop_path_rate", [0.0, 0.1])
-def test_the_number_of_graphs_does_not_grow_with_the_depth(drop_path_rate):
+def test_the_number_of_graphs_does_not_grow_with_the_depth(drop_path_rate, recomputed):
     counts, sizes = [], []
     for depths in ((2, 1, 1), (9, 4, 3)):
         torch._dynamo.reset()
@@ -419,7 +477,9 @@ def test_the_number_of_graphs_does_not_grow_with_the_depth(drop_path_rate):
             "test_steps_deit", widths=(32, 48, 64), depths=depths, img_size=32, drop_path_rate=drop_path_rate
         )
         counter = CompileCounter()
-        compile_blocks(model, backend=counter)
+        blocks = blocks_of(model) if recomputed else []
+        compile_blocks(model, blocks, backend=counter)
+        recompute_blocks(blocks)
         model(torch.randn(2, 3, 32, 32)).sum().backward()
         counts.append(counter.frame_count)
         sizes.append(len(blocks_of(model)))

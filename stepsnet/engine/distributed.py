@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ..errors import UserError
 from ..stream import blocks_of
 
-__all__ = ["Ranks", "join_ranks", "pick_device", "share_statistics", "spread"]
+__all__ = ["Ranks", "join_ranks", "pick_device", "share_first_buffers", "share_statistics", "spread"]
 
 
 @dataclass(frozen=True)
@@ -120,6 +120,15 @@ def share_statistics(*heads: nn.Module, device: str) -> None:
     if dist.is_initialized() and pick_device(device).type == "cuda":
         for head in heads:
             nn.SyncBatchNorm.convert_sync_batchnorm(head)
+
+
+def share_first_buffers(ranks: Ranks, *models: nn.Module) -> None:
+    """Rank 0's running statistics, on every rank: each has its own, and FSDP leaves them so."""
+    if ranks.world_size > 1:
+        every = dict.fromkeys(buffer for model in models for buffer in model.buffers())  # in the same order everywhere
+        for buffer in every:
+            if buffer.is_floating_point():
+                dist.broadcast(buffer, 0)
 
 
 def full(tensor: Tensor) -> Tensor:

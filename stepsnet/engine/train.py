@@ -25,14 +25,14 @@ from torch.utils.checkpoint import checkpoint as recomputed
 from ..errors import UserError
 from ..stream import blocks_of
 from .checkpoint import Trained, newest, whole_weights
-from .distributed import Ranks, spread
+from .distributed import Ranks, share_first_buffers, spread
 from .optim import build_optimizer, build_schedule, scaled_lr
 from .settings import TrainingSettings
 from .task import Share, Task
 from .tracking import Tracker, open_trackers, scalars
 from .update import Updater, autocast, bare
 
-__all__ = ["Fitted", "Stopped", "compile_blocks", "fit", "signals_caught"]
+__all__ = ["Fitted", "Stopped", "compile_blocks", "fit", "recompute_blocks", "signals_caught"]
 
 Report = Callable[[dict[str, Any]], None]
 Probe = Callable[[nn.Module], dict[str, Any]]
@@ -124,6 +124,7 @@ def _fit(
 
     def save() -> None:
         position.metrics_bytes = ranks.from_first(metrics.size)
+        share_first_buffers(ranks, model, evaluated_model)
         state = {"position": vars(position), "scaler": updater.scaler.state_dict()}
         trained.save(checkpoints, position.step, state, settings.keep_checkpoints, position.best_step)
 
@@ -145,6 +146,8 @@ def _fit(
     if position.step == 0:
         look_inside(0)
     first_epoch, done = divmod(position.step, task.steps_per_epoch)
+    if position.sums and not done:  # it was stopped between an epoch's last update and the evaluation
+        first_epoch, done = first_epoch - 1, task.steps_per_epoch
     for epoch in range(first_epoch, settings.epochs):
         model.train()
         shown = 0.0
@@ -168,7 +171,7 @@ def _fit(
                 metrics.add({**line, **update.means, "grad_norm": update.grad_norm})
             tell()
             inside = position.step % task.steps_per_epoch != 0  # else the epoch is closed first
-            if inside and update.signals:
+            if update.signals:  # at an epoch's end too: torchrun waits for seconds, and an evaluation may take minutes
                 save()
                 raise Stopped(ranks.from_first(caught[0] if caught else signal.SIGTERM), position.step)
             if inside and settings.checkpoint_interval and position.step % settings.checkpoint_interval == 0:
@@ -179,6 +182,7 @@ def _fit(
         done = 0
         means = {f"train_{name}": total / task.steps_per_epoch for name, total in position.sums.items()}
         evaluated_model.eval()
+        share_first_buffers(ranks, evaluated_model)
         with autocast(settings.amp_dtype, ranks.device):
             scores = task.evaluate(evaluated_model, share, ranks.device)
         evaluated = {f"val_{name}": value for name, value in scores.items()}
@@ -208,12 +212,15 @@ def _prepare(model: nn.Module, settings: TrainingSettings, ranks: Ranks) -> tupl
     model.to(ranks.device)
     sharded = ranks.world_size > 1 and settings.parallel == "fsdp"
     averages = None
-    if settings.ema_decay is not None:  # batch norms' statistics are not shared out as weights are: one by one then
-        averages = ModelEmaV3(model, decay=settings.ema_decay, foreach=not sharded)
-    for block in _recomputed_blocks(model, settings.grad_checkpointing):
-        block.forward = partial(recomputed, block.forward, use_reentrant=False)
+    if settings.ema_decay is not None:
+        # what is tied is twice in a state dict, by which timm averages statistics too, and would be averaged twice
+        tied = len(list(model.named_parameters(remove_duplicate=False))) > len(list(model.parameters()))
+        # batch norms' statistics are not shared out as weights are: one by one then
+        averages = ModelEmaV3(model, decay=settings.ema_decay, foreach=not sharded, exclude_buffers=tied)
+    chosen = _recomputed_blocks(model, settings.grad_checkpointing)
     if settings.compile:
-        compile_blocks(model)
+        compile_blocks(model, chosen)
+    recompute_blocks(chosen)
     wrapped = spread(model, settings.parallel, ranks)
     if averages and sharded:
         spread(averages.module, settings.parallel, ranks)
@@ -224,6 +231,8 @@ def _prepare(model: nn.Module, settings: TrainingSettings, ranks: Ranks) -> tupl
 def _recomputed_blocks(model: nn.Module, chosen: float | tuple[int, ...]) -> list[nn.Module]:
     if not isinstance(chosen, tuple):
         blocks = blocks_of(model)
+        if chosen and not blocks:
+            raise UserError(f"grad_checkpointing: got {chosen}, but no sequence of blocks was found in the model")
         return blocks[: round(chosen * len(blocks))]
     try:
         return blocks_of(model, chosen)
@@ -231,20 +240,37 @@ def _recomputed_blocks(model: nn.Module, chosen: float | tuple[int, ...]) -> lis
         raise UserError(f"grad_checkpointing: {error}") from None
 
 
-def compile_blocks(model: nn.Module, **kwargs: Any) -> None:
+def recompute_blocks(blocks: Sequence[nn.Module]) -> None:
+    """Keep of each block its input alone, and run it again in the backward pass, with the same random numbers."""
+    for block in blocks:
+        block.forward = partial(recomputed, block.forward, use_reentrant=False)
+
+
+def compile_blocks(model: nn.Module, recomputed_ones: Sequence[nn.Module] = (), **kwargs: Any) -> None:
     """``torch.compile`` each block in place: the blocks of a width share their graphs, whatever the depth.
 
     Stochastic depth stays outside: its rate differs from block to block, and dynamo would take each for a
     constant and compile every block anew.
 
     Args:
+        recomputed_ones: blocks that :func:`recompute_blocks` gets afterwards. dynamo compiles nothing that runs
+            inside of a checkpoint's function unless it was compiled before.
         **kwargs: ``torch.compile``'s.
+
+    Raises:
+        UserError: no sequence of blocks is found in the model.
     """
+    blocks = blocks_of(model)
+    if not blocks:
+        raise UserError("compile: no sequence of blocks was found in the model")
     for module in model.modules():
         if isinstance(module, DropPath):
             module.forward = torch.compiler.disable(module.forward)
-    for block in blocks_of(model):
-        block.compile(**kwargs)
+    for block in blocks:
+        if block in recomputed_ones:
+            block.forward = torch.compile(block.forward, **kwargs)
+        else:
+            block.compile(**kwargs)
 
 
 class _Metrics:
