@@ -1,7 +1,8 @@
 """Render the tables of README.md and docs/*.md from results/ and from the commands that stand beside them.
 
 A block between ``<!-- begin: NAME … -->`` and ``<!-- end -->`` is replaced by what NAME gives:
-``stepsnet …`` by the command's output, ``results FOLDER`` by the table of the runs in results/FOLDER,
+``stepsnet …`` by the command's output, ``results FOLDER`` by the table of the runs in results/FOLDER (``results FOLDER
+CONTROL 'HOW IT DIFFERS'`` with the runs of another folder below them),
 ``memory FILE`` by that of benchmarks/memory.py in results/memory/FILE, ``benchmarks`` and ``language`` by those
 of the other benchmarks in results/benchmarks/, ``detectors NAME`` and ``segmenters`` of those two. ``depth FOLDER…``
 is a row a depth, ``grid FOLDER TABLE`` a row a recipe beside the paper's table, ``methods FOLDER`` a row a depth
@@ -57,8 +58,11 @@ MEASURES = {
 }
 
 
-def results_table(folder: str) -> str:
-    """Mean ± sample standard deviation over the seeds, the paired difference, and where it was run."""
+def results_table(folder: str, control: str | None = None, said: str = "") -> str:
+    """Mean ± sample standard deviation over the seeds, the paired difference, and where it was run.
+
+    The runs of ``control``, ``said`` to differ in something, follow below the difference.
+    """
     runs = [json.loads(path.read_text(encoding="utf-8")) for path in sorted((ROOT / "results" / folder).glob("*.json"))]
     summary = summarise(runs)
     keys = ["train_top1", "val_top1"]
@@ -91,11 +95,17 @@ def results_table(folder: str) -> str:
     difference = summary["difference"]
     cells = [spread(difference[key], key, f" {MEASURES[key][3]}".rstrip()) for key in keys]
     lines.append(f"| paired difference | | | | | {' | '.join(cells)} | |")
+    controls = runs_of((control,)) if control else []
+    for run in controls:
+        cells = [f"{run['metrics'][key]:.{MEASURES[key][1]}f}{MEASURES[key][2]}" for key in keys]
+        size = f"{run['blocks']} | {run['layers']} | {run['params'] / 1e6:.2f}M | {run['macs'] / 1e6:.1f}M"
+        name = f"*{run['label']}, {said}* (seed {run['seed']})"
+        lines.append(f"| {name} | {size} | {' | '.join(cells)} | {run['seconds'] / 60:.1f} |")
     if told := runs[0].get("commonest_class"):
         constant = [f"{told[key.removeprefix('val_')]:.{MEASURES[key][1]}f}{MEASURES[key][2]}" for key in keys]
         lines.append(f"| *{told['name']} everywhere* | | | | | {' | '.join(constant)} | |")
     seeds, versions = ", ".join(map(str, summary["seeds"])), runs[0]["versions"]
-    commits = ", ".join(sorted({str(run["commit"]) for run in runs}))
+    commits = ", ".join(sorted({str(run["commit"]) for run in [*runs, *controls]}))
     hardware = runs[0]["hardware"]
     which = f"Seeds {seeds}, mean ± sample standard deviation" if "," in seeds else f"Seed {seeds} only"
     lines += [
@@ -103,7 +113,7 @@ def results_table(folder: str) -> str:
         f"{which}, after {runs[0]['epochs']} epochs; "
         f"{hardware['cpu']}, {hardware['cores']} cores, {hardware['threads']} thread a run; "
         f"Python {versions['python']}, torch {versions['torch']}, timm {versions['timm']}; commit {commits}. "
-        f"The runs are in `results/{folder}/`.",
+        f"The runs are in {' and '.join(f'`results/{name}/`' for name in (folder, control) if name)}.",
     ]
     return "\n".join(lines)
 
