@@ -17,12 +17,12 @@ from pathlib import Path
 import timm
 import torch
 from outcome import conclude, spread
+from stepsnet.engine.checkpoint import TrainState, latest
 
 import stepsnet  # noqa: F401 - registers the models
-from stepsnet.engine.checkpoint import Trained, newest
-from stepsnet.engine.distributed import Ranks
+from stepsnet.config import TrainingSettings
+from stepsnet.engine.distributed import DistributedContext
 from stepsnet.engine.optim import build_optimizer
-from stepsnet.engine.settings import TrainingSettings
 
 ROUNDS = 7
 
@@ -43,11 +43,11 @@ def main() -> None:
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()  # so that it has its moments
-    trained = Trained(model, optimizer, None, Ranks(0, 1, torch.device("cpu")), sharded=False)
+    trained = TrainState(model, optimizer, None, DistributedContext(0, 1, torch.device("cpu")), sharded=False)
     times: dict[str, list[float]] = {name: [] for name in ("write", "load", "torch_save", "torch_load")}
 
     def load() -> None:
-        found, _ = newest(checkpoints)
+        found, _ = latest(checkpoints)
         assert found
         trained.restore(found)
 

@@ -12,9 +12,9 @@ their scores. Ends in one JSON line.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +24,10 @@ from outcome import conclude, spread
 from torch import nn
 from torchvision.models.detection import maskrcnn_resnet50_fpn
 
+from stepsnet.config import ModelSpec
 from stepsnet.engine.distributed import pick_device
+from stepsnet.engine.update import autocast as autocast_in
 from stepsnet.models.build import build_model
-from stepsnet.recipes.recipe import ModelSpec
 
 BACKBONES = {
     "ResNet-50": "resnet50",
@@ -101,14 +102,9 @@ def peak(function: Callable[[], None], device: torch.device) -> int:
 
 
 def measure(models: dict[str, nn.Module], batch: Any, rounds: int, device: torch.device, amp_dtype: str) -> list[dict]:
-    def autocast():
-        lower = amp_dtype != "float32"
-        return torch.autocast(device.type, getattr(torch, amp_dtype)) if lower else contextlib.nullcontext()
-
+    lower = partial(autocast_in, amp_dtype, device)
     kinds = {"inference": inference, "training": training}
-    work = {
-        (name, kind): make(model, batch, autocast) for name, model in models.items() for kind, make in kinds.items()
-    }
+    work = {(name, kind): make(model, batch, lower) for name, model in models.items() for kind, make in kinds.items()}
     rates: dict[tuple[str, str], list[float]] = {key: [] for key in work}
     bytes_of: dict[tuple[str, str], int] = {}
     for turn in range(rounds + 1):

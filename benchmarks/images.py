@@ -19,8 +19,8 @@ import torch
 from outcome import conclude, spread
 from PIL import Image
 
-from stepsnet.tasks.image_data import InputSpec, load_images
-from stepsnet.tasks.settings import Augment
+from stepsnet.config import Augment
+from stepsnet.tasks.classification.data import InputSpec, load_images
 
 ROUNDS = 5
 SPEC = InputSpec((3, 224, 224), (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))

@@ -1,4 +1,4 @@
-"""What it costs to look at the residual stream in an update (``signal_interval``), over the same update unwatched.
+"""What it costs to look at the residual stream in an update (``stream_interval``), over the same update unwatched.
 
 Plain and watched updates of two like models take turns, so that noise hits both alike.
 
@@ -20,7 +20,7 @@ from outcome import conclude, spread
 from torch import nn
 
 import stepsnet  # noqa: F401 - registers the models
-from stepsnet.analysis.stream_signal import signal_line
+from stepsnet.analysis.residual_stream import stream_line
 
 # those of cifar10/deep
 MODEL = {"img_size": 32, "patch_size": 8, "num_classes": 10, "widths": (24, 34, 48), "depths": (53, 27, 16)}
@@ -40,7 +40,7 @@ def main() -> None:
 
     def update(watched: bool) -> float:
         started = time.perf_counter()
-        with signal_line(model, 1.0) if watched else nullcontext():
+        with stream_line(model, 1.0) if watched else nullcontext():
             nn.functional.cross_entropy(model(images), labels).backward()
         optimizer.step()
         optimizer.zero_grad()

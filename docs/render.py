@@ -26,8 +26,8 @@ from pathlib import Path
 
 from stepsnet.analysis.speed import quartiles
 from stepsnet.cli import main as stepsnet
-from stepsnet.compare import summarise
-from stepsnet.paper.tables import all_rows, printed_rows
+from stepsnet.commands.compare import summarise
+from stepsnet.paper.rows import all_rows, printed_rows
 from stepsnet.recipes.ablations import ROWS
 
 ROOT = Path(__file__).parent.parent
@@ -63,7 +63,7 @@ def results_table(folder: str, control: str | None = None, said: str = "") -> st
 
     The runs of ``control``, ``said`` to differ in something, follow below the difference.
     """
-    runs = [json.loads(path.read_text(encoding="utf-8")) for path in sorted((ROOT / "results" / folder).glob("*.json"))]
+    runs, controls = runs_of((folder,)), runs_of((control,) if control else ())
     summary = summarise(runs)
     keys = ["train_top1", "val_top1"]
     if "val_perplexity" in summary["difference"]:
@@ -79,6 +79,9 @@ def results_table(folder: str, control: str | None = None, said: str = "") -> st
         "|---|---:|---:|---:|---:|" + "---:|" * len(keys) + "---:|",
     ]
 
+    def size(run: dict) -> str:
+        return f"{run['blocks']} | {run['layers']} | {run['params'] / 1e6:.2f}M | {run['macs'] / 1e6:.1f}M"
+
     def spread(values: dict, key: str, unit: str) -> str:
         digits = MEASURES[key][1]
         deviation = "" if values["std"] is None else f" ± {values['std']:.{digits}f}"  # of one seed there is none
@@ -89,18 +92,16 @@ def results_table(folder: str, control: str | None = None, said: str = "") -> st
         first, minutes = mine[0], statistics.median(run["seconds"] for run in mine) / 60
         cells = [spread(summary[label][key], key, MEASURES[key][2]) for key in keys]
         lines.append(
-            f"| {', '.join(filter(None, (label, steps(first['widths']))))} | {first['blocks']} | {first['layers']} | "
-            f"{first['params'] / 1e6:.2f}M | {first['macs'] / 1e6:.1f}M | {' | '.join(cells)} | {minutes:.1f} |"
+            f"| {', '.join(filter(None, (label, steps(first['widths']))))} | {size(first)} | {' | '.join(cells)} | "
+            f"{minutes:.1f} |"
         )
     difference = summary["difference"]
     cells = [spread(difference[key], key, f" {MEASURES[key][3]}".rstrip()) for key in keys]
     lines.append(f"| paired difference | | | | | {' | '.join(cells)} | |")
-    controls = runs_of((control,)) if control else []
     for run in controls:
         cells = [f"{run['metrics'][key]:.{MEASURES[key][1]}f}{MEASURES[key][2]}" for key in keys]
-        size = f"{run['blocks']} | {run['layers']} | {run['params'] / 1e6:.2f}M | {run['macs'] / 1e6:.1f}M"
         name = f"*{run['label']}, {said}* (seed {run['seed']})"
-        lines.append(f"| {name} | {size} | {' | '.join(cells)} | {run['seconds'] / 60:.1f} |")
+        lines.append(f"| {name} | {size(run)} | {' | '.join(cells)} | {run['seconds'] / 60:.1f} |")
     if told := runs[0].get("commonest_class"):
         constant = [f"{told[key.removeprefix('val_')]:.{MEASURES[key][1]}f}{MEASURES[key][2]}" for key in keys]
         lines.append(f"| *{told['name']} everywhere* | | | | | {' | '.join(constant)} | |")
@@ -159,7 +160,7 @@ def benchmarks_table() -> str:
         lines.append(f"| the same by torch alone, without checksum or flush | {median(theirs)} |")
     watching = read_benchmark("watching")
     share = 100 * watching["share_of_the_time"]["50"]
-    lines.append(f"| `signal_interval=50`, % of the time of training | {share:.1f} |")
+    lines.append(f"| `stream_interval=50`, % of the time of training | {share:.1f} |")
     lines.append(
         f"| of which each watched update takes more, as a share | {median(watching['extra_of_a_watched_update'])} |"
     )

@@ -11,10 +11,10 @@ from PIL import Image
 from stepsnet.analysis import speed
 from stepsnet.analysis.memory import activation_bytes
 from stepsnet.analysis.speed import Measured, measure_memory, measure_speed, quartiles
-from stepsnet.bench import find_candidates
 from stepsnet.cli import main
+from stepsnet.commands.bench import find_candidates
 from stepsnet.errors import UserError
-from stepsnet.paper.tables import printed_rows
+from stepsnet.paper.rows import printed_rows
 
 CPU = torch.device("cpu")
 

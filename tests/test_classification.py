@@ -11,11 +11,11 @@ from torch import nn
 from torchvision.datasets import CIFAR10
 
 from stepsnet.cli import main
-from stepsnet.engine.task import Share
+from stepsnet.config import Augment
+from stepsnet.engine.task import BatchShard
 from stepsnet.errors import UserError
-from stepsnet.tasks.classification import Classification
-from stepsnet.tasks.image_data import InputSpec, load_images, read_to_predict
-from stepsnet.tasks.settings import Augment
+from stepsnet.tasks.classification.data import InputSpec, load_images, read_to_predict
+from stepsnet.tasks.classification.task import Classification
 
 SPEC = InputSpec((3, 16, 16), (0.5,) * 3, (0.25,) * 3, crop_pct=1.0)
 CPU = torch.device("cpu")
@@ -40,7 +40,7 @@ def make_task(folder, batch_size=4, **settings):
     return Classification(data, batch_size, augment=augment, **settings)
 
 
-def batches(task, epoch=0, start=0, share=Share()):  # noqa: B008 - it is frozen
+def batches(task, epoch=0, start=0, share=BatchShard()):  # noqa: B008 - it is frozen
     return list(task.batches(epoch, start, share, CPU))
 
 
@@ -59,14 +59,14 @@ def test_batches_depend_on_seed_and_epoch_and_on_nothing_else(folder):
 def test_ranks_and_parts_share_out_the_very_same_batch(folder):
     whole = torch.cat([images for images, _ in batches(make_task(folder))])
     for world_size, parts in ((2, 1), (1, 2)):
-        shares = [batches(make_task(folder), share=Share(rank, world_size, parts)) for rank in range(world_size)]
+        shares = [batches(make_task(folder), share=BatchShard(rank, world_size, parts)) for rank in range(world_size)]
         size = 4 // (world_size * parts)
         turns = zip(*[iter(zip(*shares))] * parts)  # an update: parts × ranks
         ours = [images for update in turns for part in update for images, _ in part]
         assert all(len(images) == size for images in ours)
         assert torch.equal(torch.cat(ours), whole)
     with pytest.raises(UserError, match="batch_size: got 4, expected a multiple of 3"):
-        batches(make_task(folder), share=Share(0, 3, 1))
+        batches(make_task(folder), share=BatchShard(0, 3, 1))
 
 
 def test_repeated_augmentation_shows_copies_that_differ(folder):
@@ -91,7 +91,7 @@ def test_validation_is_timms_transform_and_counts_what_it_sees(folder):
     inputs = torch.stack([task.data.val[0, index, 0][0] for index in range(6)])
     labels = torch.tensor([0, 0, 0, 1, 1, 1])
     logits = Fixed()(inputs)
-    metrics = task.evaluate(Fixed(), Share(), CPU)
+    metrics = task.evaluate(Fixed(), BatchShard(), CPU)
     assert metrics["top1"] == pytest.approx(100 * (logits.argmax(-1) == labels).float().mean().item(), abs=1e-3)
     assert metrics["loss"] == pytest.approx(nn.functional.cross_entropy(logits, labels).item(), abs=1e-5)
     assert metrics["top5"] == 100
@@ -105,7 +105,7 @@ def test_mixup_needs_even_parts_and_keeps_the_batch(folder):
     loss, others = task.loss(nn.Sequential(nn.Flatten(), nn.Linear(768, 2)), (images, labels))
     assert torch.equal(images, before) and loss.isfinite() and 0 <= others["top1"] <= 100
     with pytest.raises(UserError, match="got 1 images a forward pass, expected an even number"):
-        batches(task, share=Share(0, 1, 4))
+        batches(task, share=BatchShard(0, 1, 4))
 
 
 def test_part_of_the_data_takes_the_classes_in_turn(folder):
@@ -180,7 +180,7 @@ def test_cifar_is_read_as_torchvision_reads_it(tmp_path, monkeypatch):
 
 
 def test_a_folder_is_used_by_one_run_at_a_time(folder, capsys):
-    from stepsnet.run import alone_in
+    from stepsnet.run_folder import alone_in
 
     run = folder / "run"
     arguments = ["train", "digits/tiny", "--run", str(run), "epochs=1", "batch_size=128", "model.args.depths=[1,1,1]"]

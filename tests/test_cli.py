@@ -72,9 +72,9 @@ def test_predict_reads_files_folders_and_patterns(trained, tmp_path, capsys):
     assert all(len(entry["classes"]) == 5 for entry in predictions)
     # enlarged by whole factors, a picture reads as the very digit that was trained on
     from stepsnet.models.build import build_model
-    from stepsnet.recipes.recipe import read_recipe
-    from stepsnet.tasks.classification import input_spec
-    from stepsnet.tasks.image_data import load_images
+    from stepsnet.overrides import read_recipe
+    from stepsnet.tasks.classification.data import load_images
+    from stepsnet.tasks.classification.task import input_spec
 
     recipe = read_recipe(trained / "config.yaml")
     model = build_model(recipe.model).eval()
@@ -291,7 +291,7 @@ def test_killed_and_interrupted_runs_resume_bit_for_bit(tmp_path):
 
 
 def test_a_sweep_trains_what_is_missing_and_draws_it(tmp_path, capsys):
-    folder, short = tmp_path / "grid", ["epochs=1", "train_samples=128", "probe_epochs=0"]
+    folder, short = tmp_path / "grid", ["epochs=1", "train_samples=128", "stream_epochs=0"]
     names = ["digits/steps_12", "digits/fixed_width_1[2]"]
     status, out, err = run("sweep", *names, *short, "--run", folder, capsys=capsys)
     assert status == 0 and out.splitlines()[-1] == f"report: {folder / 'report.html'} — 2 runs of 2 recipes", err

@@ -11,11 +11,11 @@ from coco_pictures import SIZES, write_coco
 from PIL import Image
 
 from stepsnet.cli import main
+from stepsnet.config import DetectionAugment
 from stepsnet.errors import UserError
 from stepsnet.files import remembered
 from stepsnet.tasks import coco_check
-from stepsnet.tasks.coco_data import DetectionSamples, grouped_order, load_coco, resized_size
-from stepsnet.tasks.settings import DetectionAugment
+from stepsnet.tasks.detection.data import DetectionSamples, grouped_order, load_coco, resized_size
 
 PLAIN = DetectionAugment(sizes=(48,), max_size=96, flip=0.0, crop=0.0)
 

@@ -8,10 +8,10 @@ import torch
 from torch.nn import functional as F
 
 import stepsnet
+from stepsnet.config import ModelSpec
 from stepsnet.errors import UserError
 from stepsnet.models.build import build_model
 from stepsnet.models.depth_methods import DEPTH_METHODS
-from stepsnet.recipes.recipe import ModelSpec
 
 SMALL = dict(img_size=8, patch_size=4, num_classes=5, class_token=False, global_pool="avg")
 STEPS = dict(widths=(16, 24, 32), depths=(2, 1, 1), num_heads=(2, 2, 2), **SMALL)

@@ -15,23 +15,23 @@ import torch
 from coco_pictures import KINDS, write_coco
 from PIL import Image
 from pycocotools import mask as coco_mask
+from stepsnet.engine.checkpoint import load_weights, save_weights
+from stepsnet.tasks.setup import set_up
 from torch import nn
 
 from stepsnet.analysis.complexity import count_complexity, detector_macs
 from stepsnet.cli import main
-from stepsnet.engine.checkpoint import load_weights, save_weights
-from stepsnet.engine.console import Lines
-from stepsnet.engine.task import Share
+from stepsnet.commands.predict import draw
+from stepsnet.config import DetectionAugment, ModelSpec
+from stepsnet.console import Lines
+from stepsnet.engine.task import BatchShard
 from stepsnet.errors import UserError
 from stepsnet.models.build import build_model
-from stepsnet.predict import draw
+from stepsnet.overrides import override
 from stepsnet.recipes import find_recipe
-from stepsnet.recipes.recipe import ModelSpec, override
-from stepsnet.run import evaluate_run, train_run
-from stepsnet.tasks.coco_data import load_coco
-from stepsnet.tasks.detection import Detection, average_precision, found_objects
-from stepsnet.tasks.settings import DetectionAugment
-from stepsnet.tasks.setup import set_up
+from stepsnet.run_folder import evaluate_run, train_run
+from stepsnet.tasks.detection.data import load_coco
+from stepsnet.tasks.detection.task import Detection, average_precision, found_objects
 
 CPU = torch.device("cpu")
 AUGMENT = DetectionAugment(sizes=(48, 64), max_size=96, crop=0.5, crop_sizes=(64, 80), crop_range=(40, 64))
@@ -70,7 +70,7 @@ def same(batch, other):
 def test_batches_depend_on_seed_and_epoch_and_on_nothing_else(tmp_path):
     coco = write_coco(tmp_path / "data", train=10)
 
-    def batches(task, epoch=0, start=0, share=Share()):  # noqa: B008 - it is frozen
+    def batches(task, epoch=0, start=0, share=BatchShard()):  # noqa: B008 - it is frozen
         return list(task.batches(epoch, start, share, CPU))
 
     expected = batches(make_task(coco))
@@ -83,7 +83,7 @@ def test_batches_depend_on_seed_and_epoch_and_on_nothing_else(tmp_path):
         assert len(other) == 2 and not all(
             a.shape == b.shape and torch.equal(a, b) for a, b in zip(other[0][0], expected[0][0])
         )
-    shares = [batches(make_task(coco), share=Share(rank, 2, 1)) for rank in range(2)]
+    shares = [batches(make_task(coco), share=BatchShard(rank, 2, 1)) for rank in range(2)]
     for whole, *parts in zip(expected, *shares, strict=True):
         joined = ([image for images, _ in parts for image in images], [t for _, targets in parts for t in targets])
         assert same(joined, whole)
@@ -107,7 +107,7 @@ class Knowing(nn.Module):
 
 def test_perfect_detections_have_an_ap_of_100(coco):
     task = make_task(coco)
-    scores = task.evaluate(Knowing(task.data), Share(), CPU)
+    scores = task.evaluate(Knowing(task.data), BatchShard(), CPU)
     assert scores.keys() == {f"{k}_{m}" for k in ("box", "mask") for m in ("ap", "ap50", "ap75", "ap_small")}
     assert set(scores.values()) == {100.0}  # all objects are below 32×32, and other sizes have none
 
@@ -321,7 +321,7 @@ def test_augmentation_that_cannot_be_is_refused(coco, change, expected):
 
 def test_a_cascade_with_frozen_parts_trains(coco, tmp_path):
     changes = ["epochs=1", "model.args.backbone=test_steps_resnet", 'model.args.backbone_args={"frozen_stages":1}']
-    recipe = tiny(coco, *changes, "ema_decay=0.5", "signal_interval=2", name="pennfudan/cascade")
+    recipe = tiny(coco, *changes, "ema_decay=0.5", "stream_interval=2", name="pennfudan/cascade")
     torch.manual_seed(recipe.seed)
     before = build_model(recipe.model).state_dict()
     with Lines() as display:
@@ -338,11 +338,11 @@ def test_a_cascade_with_frozen_parts_trains(coco, tmp_path):
 SCORED = """
 import json, sys
 sys.path.insert(0, sys.argv[2])
-from test_detection import CPU, Share, Unsure, make_task
-from stepsnet.engine.distributed import join_ranks
-with join_ranks("cpu") as ranks:
+from test_detection import CPU, BatchShard, Unsure, make_task
+from stepsnet.engine.distributed import init_distributed
+with init_distributed("cpu") as ranks:
     task = make_task(sys.argv[1])
-    scores = task.evaluate(Unsure(task.data), Share(ranks.rank, ranks.world_size), CPU)
+    scores = task.evaluate(Unsure(task.data), BatchShard(context.rank, context.world_size), CPU)
     print(json.dumps(scores), flush=True)
 """
 
@@ -360,7 +360,7 @@ class Unsure(Knowing):
 
 def test_ap_is_of_all_ranks_records_each_counted_once(coco, tmp_path):
     task = make_task(coco)
-    alone = task.evaluate(Unsure(task.data), Share(), CPU)
+    alone = task.evaluate(Unsure(task.data), BatchShard(), CPU)
     assert 0 < alone["box_ap"] < 100 and 0 < alone["mask_ap"] < 100
     (tmp_path / "scored.py").write_text(SCORED)
     port = str(20000 + (os.getpid() + 7) % 20000)
@@ -403,12 +403,12 @@ def test_a_detector_learns_squares_on_pictures_that_it_has_not_seen(tmp_path, na
     optimizer = torch.optim.AdamW(model.parameters())
     for epoch in range(epochs):
         model.train()
-        for batch in task.batches(epoch, 0, Share(), CPU):
+        for batch in task.batches(epoch, 0, BatchShard(), CPU):
             for group in optimizer.param_groups:
                 group["lr"] = 3e-3 * min(1.0, (epoch + 1) / 5)
             task.loss(model, batch)[0].backward()
             nn.utils.clip_grad_norm_(model.parameters(), 5.0)
             optimizer.step()
             optimizer.zero_grad()
-    scores = task.evaluate(model.eval(), Share(), CPU)
+    scores = task.evaluate(model.eval(), BatchShard(), CPU)
     assert scores["box_ap50"] > 50 and scores["mask_ap50"] > 50

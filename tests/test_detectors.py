@@ -14,13 +14,13 @@ from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.models.detection.faster_rcnn import TwoMLPHead
 from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredictor
 
-from stepsnet.engine.distributed import share_statistics
+from stepsnet.config import ModelSpec
+from stepsnet.engine.distributed import sync_batch_norms
 from stepsnet.errors import UserError
 from stepsnet.models import cascade_mask_rcnn, mask_rcnn
 from stepsnet.models.backbone import create_backbone
 from stepsnet.models.build import build_model
 from stepsnet.models.cascade_mask_rcnn import CascadeRoIHeads, giou_losses, smooth_l1_losses
-from stepsnet.recipes.recipe import ModelSpec
 from stepsnet.stream import blocks_of
 
 CLASSES = 3
@@ -100,7 +100,7 @@ def assert_same_losses_and_detections(ours, theirs):
 def test_heads_share_their_statistics_on_many_gpus_only(monkeypatch):
     def norms(device):
         model = build("cascade_mask_rcnn")
-        share_statistics(model.roi_heads, device=device)
+        sync_batch_norms(model.roi_heads, device=device)
         return [type(module) for module in model.modules() if isinstance(module, _BatchNorm)]
 
     assert norms("cuda") == norms("cpu") == [nn.BatchNorm2d] * 12  # alone

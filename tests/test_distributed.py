@@ -14,11 +14,12 @@ import pytest
 from safetensors.torch import load_file
 from segmentation_pictures import TINY, write_camvid
 
+from stepsnet.config import ModelSpec
+from stepsnet.overrides import to_yaml
 from stepsnet.recipes import find_recipe
-from stepsnet.recipes.recipe import ModelSpec, to_yaml
 
 SETTINGS = ["epochs=2", "batch_size=128", "model.args.depths=[2,1,1]", "log_interval=1", "device=cpu"]
-SETTINGS += ["checkpoint_interval=4", "ema_decay=0.9", "probe_epochs=1"]
+SETTINGS += ["checkpoint_interval=4", "ema_decay=0.9", "stream_epochs=1"]
 
 
 def start(folder, ranks, *arguments, recipe="digits/tiny", settings=SETTINGS):
@@ -127,18 +128,18 @@ def test_ranks_that_disagree_are_told(tmp_path):
 
 SCORED = """
 import dataclasses, json, sys, torch
-from stepsnet.engine.distributed import join_ranks, spread
-from stepsnet.engine.task import Share
-from stepsnet.recipes.recipe import read_recipe
+from stepsnet.engine.distributed import init_distributed, parallelize
+from stepsnet.engine.task import BatchShard
+from stepsnet.overrides import read_recipe
 from stepsnet.tasks.setup import set_up
 from pathlib import Path
 torch.set_num_threads(1)
-with join_ranks("cpu") as ranks:
+with init_distributed("cpu") as ranks:
     torch.manual_seed(0)
     setup = set_up(read_recipe(Path(sys.argv[1])))
     model = spread(setup.model.eval(), "fsdp", ranks)
-    metrics = setup.task.evaluate(model, Share(ranks.rank, ranks.world_size), ranks.device)
-    print(json.dumps(metrics) if ranks.first else "", flush=True)
+    metrics = setup.task.evaluate(model, BatchShard(context.rank, context.world_size), context.device)
+    print(json.dumps(metrics) if context.is_main else "", flush=True)
 """
 
 

@@ -10,24 +10,24 @@ import sys
 import pytest
 import timm
 import torch
+from stepsnet.engine.checkpoint import TrainState, check_fit, latest, load_weights
 from torch import nn
 from torch._dynamo.testing import CompileCounter
 
-from stepsnet.engine.checkpoint import Trained, check_fit, load_weights, newest
-from stepsnet.engine.distributed import Ranks, pick_device
+from stepsnet.config import TrainingSettings
+from stepsnet.engine.distributed import DistributedContext, pick_device
 from stepsnet.engine.optim import build_optimizer, build_schedule
 from stepsnet.engine.randomness import data_order, seed_step
-from stepsnet.engine.settings import TrainingSettings
-from stepsnet.engine.train import Stopped, _prepare, compile_blocks, fit, recompute_blocks
+from stepsnet.engine.train import Stopped, _prepare, compile_blocks, recompute_blocks, train
 from stepsnet.errors import UserError
 from stepsnet.stream import blocks_of
 
 SETTINGS = TrainingSettings(
-    epochs=3, batch_size=4, lr=0.05, warmup_epochs=1, clip_grad=1.0, weight_decay=0.1, device="cpu", probe_epochs=1
+    epochs=3, batch_size=4, lr=0.05, warmup_epochs=1, clip_grad=1.0, weight_decay=0.1, device="cpu", stream_epochs=1
 )
 
 
-ALONE = Ranks(0, 1, torch.device("cpu"))
+ALONE = DistributedContext(0, 1, torch.device("cpu"))
 CLOCKS = ("samples_per_second", "memory_gib")
 
 
@@ -43,13 +43,13 @@ class Points:
         self.y = self.x.sum(-1, keepdim=True)
         self.die_at, self.poison_at, self.seen, self.untold = die_at, poison_at, 0, []
 
-    def batches(self, epoch, start, share, device):
+    def batches(self, epoch, start, shard, device):
         order = torch.from_numpy(data_order(SETTINGS.seed, epoch, 20))
         for number in range(start, self.steps_per_epoch):
             if self.die_at == (epoch, number):
                 raise Killed
             scale = math.nan if self.poison_at == (epoch, number) else 1.0
-            for positions in share.micro_batches(number, self.batch_size):
+            for positions in shard.micro_batches(number, self.batch_size):
                 torch.rand(3)  # a task may draw as it likes
                 chosen = order[list(positions)]
                 yield self.x[chosen] * scale, self.y[chosen]
@@ -63,9 +63,23 @@ class Points:
         return error, {"top1": -error.detach()}
 
     @torch.no_grad()
-    def evaluate(self, model, share, device):
+    def evaluate(self, model, shard, device):
         error = ((model(self.x) - self.y) ** 2).mean().item()
         return {"loss": error, "score": -error}
+
+
+class Stopping(Points):
+    """SIGTERM comes in the middle of an update, counted from 1."""
+
+    def __init__(self, at):
+        super().__init__()
+        self.at = at
+
+    def loss(self, model, batch):
+        self.seen += 1
+        if self.seen == self.at:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return super().loss(model, batch)
 
 
 class Killed(Exception):
@@ -107,22 +121,15 @@ def test_a_killed_run_ends_as_if_it_had_not_been(tmp_path, whole, place):
         assert torch.equal(tensor, model.state_dict()[name]), name
     assert metrics == expected_metrics
     assert lines_without_speed(tmp_path) == lines_without_speed(folder)
-    states = [newest(path / "checkpoints")[0].state["optimizer"]["state"] for path in (tmp_path, folder)]
+    states = [latest(path / "checkpoints")[0].state["optimizer"]["state"] for path in (tmp_path, folder)]
     assert states[0].keys() == states[1].keys() and states[0]
     for name in states[0]:
         assert all(torch.equal(states[0][name][key], states[1][name][key]) for key in states[1][name]), name
 
 
 def test_a_stopped_run_resumes_inside_its_epoch(tmp_path, whole):
-    class Stopping(Points):
-        def loss(self, model, batch):
-            self.seen += 1
-            if self.seen == 8:  # the third update of the second epoch
-                os.kill(os.getpid(), signal.SIGTERM)
-            return super().loss(model, batch)
-
     with pytest.raises(Stopped, match="after update 8") as stopped:
-        train(tmp_path, Stopping())
+        train(tmp_path, Stopping(at=8))  # the third of the second epoch
     assert stopped.value.status == 128 + signal.SIGTERM
     model, metrics, events = train(tmp_path)
     assert {"kind": "note", "text": "resumed after update 8"} in events
@@ -153,18 +160,18 @@ def test_a_torn_checkpoint_is_passed_over(tmp_path):
     last, older = sorted((tmp_path / "checkpoints").iterdir(), reverse=True)
     content = (last / "state.pt").read_bytes()
     (last / "state.pt").write_bytes(content[: len(content) // 2])
-    found, passed_over = newest(tmp_path / "checkpoints")
+    found, passed_over = latest(tmp_path / "checkpoints")
     assert found.state["position"]["step"] == 5
     assert len(passed_over) == 1 and last.name in passed_over[0] and "checksum" in passed_over[0]
     (older / "model.safetensors").unlink()
     with pytest.raises(UserError, match="none is whole"):
-        newest(tmp_path / "checkpoints")
+        latest(tmp_path / "checkpoints")
 
 
 def saved(folder, step, keep=2, best=None):
     model = make_model()
     optimizer = build_optimizer(model, SETTINGS)
-    return Trained(model, optimizer, None, ALONE, sharded=False).save(folder, step, {"position": {}}, keep, best)
+    return TrainState(model, optimizer, None, ALONE, sharded=False).save(folder, step, {"position": {}}, keep, best)
 
 
 def test_the_newest_and_the_best_are_kept(tmp_path):
@@ -186,13 +193,13 @@ def test_what_was_written_half_is_no_checkpoint(tmp_path, monkeypatch):
     monkeypatch.setattr(torch, "save", full_disk)
     with pytest.raises(UserError, match="step-00000002: No space left on device"):
         saved(tmp_path, 2)
-    assert newest(tmp_path)[0].path.name == "step-00000001"
+    assert latest(tmp_path)[0].path.name == "step-00000001"
 
 
 def test_a_loss_that_is_not_finite_stops_before_the_update(tmp_path):
     with pytest.raises(UserError, match="got nan at update 8"):
         train(tmp_path, Points(poison_at=(1, 2)))
-    found, _ = newest(tmp_path / "checkpoints")
+    found, _ = latest(tmp_path / "checkpoints")
     assert found.state["position"]["step"] == 5
     assert all(tensor.isfinite().all() for tensor in found.weights().values())
 
@@ -289,7 +296,7 @@ def test_averages_written_out_are_what_is_evaluated(tmp_path, monkeypatch):
     for after in [*weights[1:], model[0].weight.detach()]:
         expected = 0.8 * expected + 0.2 * after
     assert torch.allclose(fitted.weights["0.weight"], expected, atol=1e-6)
-    found, _ = newest(tmp_path / "checkpoints")
+    found, _ = latest(tmp_path / "checkpoints")
     assert torch.equal(found.weights()["0.weight"], fitted.weights["0.weight"])
 
 
@@ -305,7 +312,7 @@ def test_half_precision_trains_close_to_float32(tmp_path, monkeypatch, dtype, to
     model, metrics, _ = trained_with(tmp_path / dtype, amp_dtype=dtype)
     assert model[0].weight.dtype == torch.float32
     assert metrics["val_loss"] == pytest.approx(exact["val_loss"], rel=tolerance) and metrics != exact
-    scale = newest(tmp_path / dtype / "checkpoints")[0].state["scaler"].get("scale")
+    scale = latest(tmp_path / dtype / "checkpoints")[0].state["scaler"].get("scale")
     assert (scale is None) if dtype == "bfloat16" else (1 <= scale <= 2.0**16)  # halved after an overflow
 
 
@@ -352,19 +359,13 @@ def test_a_model_without_blocks_says_so(tmp_path, settings):
 
 
 def test_a_signal_at_an_epochs_end_does_not_wait_for_the_evaluation(tmp_path, whole):
-    class Stopping(Points):
-        def loss(self, model, batch):
-            self.seen += 1
-            if self.seen == 10:  # the last update of the second epoch
-                os.kill(os.getpid(), signal.SIGTERM)
-            return super().loss(model, batch)
-
-        def evaluate(self, model, share, device):
+    class Unevaluated(Stopping):
+        def evaluate(self, model, shard, device):
             assert self.seen < 10
-            return super().evaluate(model, share, device)
+            return super().evaluate(model, shard, device)
 
     with pytest.raises(Stopped, match="after update 10"):
-        train(tmp_path, Stopping())
+        train(tmp_path, Unevaluated(at=10))  # the last of the second epoch
     model, metrics, _ = train(tmp_path)
     (expected, expected_metrics, _), folder = whole
     assert metrics == expected_metrics and lines_without_speed(tmp_path) == lines_without_speed(folder)
@@ -394,25 +395,25 @@ def test_the_blocks_of_chosen_steps_are_recomputed(tmp_path):
         assert found == [block for block, step in zip(blocks_of(model), expected) if step in chosen]
     passes = dict.fromkeys(range(6), 0)
 
-    def counted(number):
+    def progress_bar(number):
         def hook(module, inputs):
             passes[number] += 1
 
         return hook
 
     for number, block in enumerate(blocks_of(model)):
-        block.norm1.register_forward_pre_hook(counted(number))
+        block.norm1.register_forward_pre_hook(progress_bar(number))
 
     class Pictures(Points):
         steps_per_epoch = 1
 
-        def batches(self, epoch, start, share, device):
+        def batches(self, epoch, start, shard, device):
             yield torch.randn(4, 3, 32, 32), torch.zeros(4, dtype=torch.long)
 
         def loss(self, model, batch):
             return nn.functional.cross_entropy(model(batch[0]), batch[1]), {}
 
-        def evaluate(self, model, share, device):
+        def evaluate(self, model, shard, device):
             return {"score": 0.0}
 
     settings = dataclasses.replace(SETTINGS, epochs=1, warmup_epochs=0, grad_checkpointing=(2,))

@@ -14,13 +14,12 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file
-
-from stepsnet.engine.checkpoint import newest
+from stepsnet.engine.checkpoint import latest
 
 CLOCKS = ("samples_per_second", "memory_gib")
 SMALL = ["model.args.widths=[24,48]", "model.args.depths=[2,1]", "model.args.num_heads=[2,3]", "train_samples=24"]
 SMALL += ["epochs=4", "batch_size=4", "checkpoint_interval=1", "ema_decay=0.9", "log_interval=1", "device=cpu"]
-SMALL += ["model.args.num_classes=2", "model.args.drop_path_rate=0.2", "probe_epochs=2", "amp_dtype=bfloat16"]
+SMALL += ["model.args.num_classes=2", "model.args.drop_path_rate=0.2", "stream_epochs=2", "amp_dtype=bfloat16"]
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +72,7 @@ def half_written(checkpoints, since):
 
 def everything(run):
     """Weights, averages, optimizer and metrics of a run that has ended."""
-    checkpoint, passed_over = newest(run / "checkpoints")
+    checkpoint, passed_over = latest(run / "checkpoints")
     assert not passed_over and not list((run / "checkpoints").glob(".step-*"))
     tensors = {f"end {name}": tensor for name, tensor in load_file(run / "model.safetensors").items()}
     for file in ("model", "averages"):
@@ -104,7 +103,7 @@ def test_a_run_killed_anywhere_ends_as_if_it_had_not_been(pictures, tmp_path):
 
 def test_sigterm_to_the_whole_group_leaves_a_checkpoint(pictures, tmp_path):
     """As torchrun, Slurm and systemd send it: the loader's workers must not die of it before the run has saved."""
-    endless = ["workers=2", "epochs=500", "checkpoint_interval=0", "probe_epochs=0"]
+    endless = ["workers=2", "epochs=500", "checkpoint_interval=0", "stream_epochs=0"]
     process = start(pictures, tmp_path / "run", *endless, start_new_session=True)
     lines = tmp_path / "run" / "metrics.jsonl"
     while not (lines.exists() and lines.stat().st_size):
@@ -113,7 +112,7 @@ def test_sigterm_to_the_whole_group_leaves_a_checkpoint(pictures, tmp_path):
     os.killpg(process.pid, signal.SIGTERM)
     out = process.communicate(timeout=120)[0]
     assert process.returncode == 128 + signal.SIGTERM and "stopped by SIGTERM after update" in out, out
-    checkpoint, _ = newest(tmp_path / "run" / "checkpoints")
+    checkpoint, _ = latest(tmp_path / "run" / "checkpoints")
     assert f"after update {checkpoint.state['position']['step']};" in out
 
 
@@ -126,7 +125,7 @@ def test_a_disk_that_is_full_is_one_line_and_keeps_what_is_there(pictures, tmp_p
     out = process.communicate(timeout=240)[0]
     assert process.returncode == 2, out
     assert "Traceback" not in out and out.splitlines()[-1].startswith("stepsnet: checkpoint: cannot write"), out
-    assert newest(tmp_path / "run" / "checkpoints")[0] is None
+    assert latest(tmp_path / "run" / "checkpoints")[0] is None
     finish(start(pictures, tmp_path / "run", "epochs=4"))  # with room again, it goes on
 
 

@@ -16,11 +16,11 @@ from safetensors.torch import load_file
 from torch import nn
 
 from stepsnet.cli import main
-from stepsnet.engine.task import Share
+from stepsnet.engine.task import BatchShard
 from stepsnet.errors import UserError
 from stepsnet.models.steps_transformer import create
-from stepsnet.tasks.language import LanguageModelling
-from stepsnet.tasks.text_data import END_OF_TEXT, Split, TextData, load_text
+from stepsnet.tasks.language.data import END_OF_TEXT, Split, TextData, load_text
+from stepsnet.tasks.language.task import LanguageModelling
 
 CPU = torch.device("cpu")
 MODEL = {"widths": (16, 24, 32), "depths": (1, 1, 1), "num_attention_heads": (2, 2, 2), "max_position_embeddings": 64}
@@ -115,19 +115,19 @@ def test_a_pass_visits_every_sequence_once_at_another_offset():
         assert sorted(starts) == [offset + 8 * i for i in range(5)] and 0 <= offset < 8
         offsets.add(offset)
     assert len(offsets) > 2
-    (batch,) = list(task.batches(0, 4, Share(), CPU))
+    (batch,) = list(task.batches(0, 4, BatchShard(), CPU))
     assert batch.tolist() == [list(range(task.start_of(4), task.start_of(4) + 9))]
 
 
 def test_batches_depend_on_seed_and_update_alone():
-    def numbers(task, share=Share(), epoch=1, start=0):  # noqa: B008 - it is frozen
+    def numbers(task, share=BatchShard(), epoch=1, start=0):  # noqa: B008 - it is frozen
         return torch.cat(list(task.batches(epoch, start, share, CPU)))
 
     make = lambda **kwargs: task_of(range(200), batch_size=4, epoch_updates=7, **kwargs)  # noqa: E731 - more than a pass
     whole = numbers(make())
     assert whole.shape == (28, 9) and torch.equal(numbers(make(), start=3), whole[12:])
     assert not torch.equal(numbers(make(seed=1)), whole) and not torch.equal(numbers(make(), epoch=0), whole)
-    shares = [numbers(make(), Share(rank, 2, 1)) for rank in range(2)]
+    shares = [numbers(make(), BatchShard(rank, 2, 1)) for rank in range(2)]
     together = torch.stack([share.reshape(7, 2, 9) for share in shares], 1).reshape(28, 9)
     assert torch.equal(together, whole)
 
@@ -147,7 +147,7 @@ def test_perplexity_by_a_sliding_window_written_out(stride, count):
             scored.append(target)
         position = end
     assert scored == list(range(1, count))
-    got = task.evaluate(model, Share(), CPU)
+    got = task.evaluate(model, BatchShard(), CPU)
     assert got["loss"] == pytest.approx(nll / (count - 1), rel=1e-5)
     assert got["perplexity"] == pytest.approx(math.exp(got["loss"]))
     assert got["word_perplexity"] == pytest.approx(math.exp(nll / (count // 2)), rel=1e-4)
@@ -156,7 +156,7 @@ def test_perplexity_by_a_sliding_window_written_out(stride, count):
 
 def test_the_loss_is_transformers(text):
     model, task = small_model(), task_of(range(50))
-    batch = next(task.batches(0, 0, Share(), CPU))
+    batch = next(task.batches(0, 0, BatchShard(), CPU))
     loss, _ = task.loss(model, batch)
     assert loss.item() == pytest.approx(model(batch, labels=batch).loss.item(), rel=1e-6)
 

@@ -13,23 +13,23 @@ from coco_pictures import write_coco
 from PIL import Image
 from segmentation_pictures import CLASSES as PIXEL_CLASSES
 from segmentation_pictures import write_camvid
+from stepsnet.engine.checkpoint import TrainState, load_weights
+from stepsnet.tasks.setup import set_up as set_up_task
 
 from stepsnet.analysis.complexity import count_complexity
-from stepsnet.engine.checkpoint import Trained, load_weights
-from stepsnet.engine.console import Lines
-from stepsnet.engine.distributed import Ranks
+from stepsnet.config import ModelSpec
+from stepsnet.console import Lines
+from stepsnet.engine.distributed import DistributedContext
 from stepsnet.engine.optim import scaled_lr
-from stepsnet.engine.train import fit
 from stepsnet.errors import UserError
 from stepsnet.models import FAMILIES, baseline_of
 from stepsnet.models.build import build_model
-from stepsnet.paper.tables import TABLE_1, model_of, printed_rows
+from stepsnet.overrides import override, read_recipe, to_yaml
+from stepsnet.paper.rows import TABLE_1, model_of, printed_rows
 from stepsnet.recipes import find_recipe, recipes
-from stepsnet.recipes.recipe import ModelSpec, override, read_recipe, to_yaml
-from stepsnet.run import train_run
+from stepsnet.run_folder import train_run
 from stepsnet.tasks import segmentation
-from stepsnet.tasks.classification import input_spec, set_up
-from stepsnet.tasks.setup import set_up as set_up_task
+from stepsnet.tasks.classification.task import input_spec, set_up
 
 NAMES = list(recipes())
 AT_SCALE = [name for name in NAMES if name.split("/")[0] in ("imagenet", "deeper", "ablations")]
@@ -304,13 +304,13 @@ def first_of_a_kind():
 
 @pytest.mark.parametrize("name", first_of_a_kind())
 def test_two_updates(name, pictures, tmp_path, monkeypatch):
-    monkeypatch.setattr(Trained, "save", lambda *_: None)  # tests/test_engine.py and the runs below save
+    monkeypatch.setattr(TrainState, "save", lambda *_: None)  # tests/test_engine.py and the runs below save
     recipe = short(narrow(find_recipe(name)), pictures)
     torch.manual_seed(recipe.seed)
     model = build_model(recipe.model)
     before = {key: value.clone() for key, value in model.named_parameters()}
     task = set_up(recipe).task
-    fit(model, task, recipe, tmp_path, Ranks(0, 1, torch.device("cpu")), report=lambda event: None)
+    fit(model, task, recipe, tmp_path, DistributedContext(0, 1, torch.device("cpu")), report=lambda event: None)
     assert len(losses(tmp_path)) == 2 and np.isfinite(losses(tmp_path)).all()
     assert not all(torch.equal(before[key], value) for key, value in model.named_parameters())
     assert all(value.isfinite().all() for value in model.parameters())
@@ -414,7 +414,7 @@ def coco(tmp_path_factory):
 def test_detection_recipes_take_two_updates(name, coco, tmp_path, monkeypatch):
     """Every block, at widths of 8, 16, … and on small pictures; heads of a few channels."""
     monkeypatch.setenv("STEPSNET_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(Trained, "save", lambda *_: None)
+    monkeypatch.setattr(TrainState, "save", lambda *_: None)
     recipe = find_recipe(name)
     args = recipe.model.args
     body = narrow(dataclasses.replace(recipe, model=ModelSpec(args["backbone"], args["backbone_args"]))).model.args
@@ -432,7 +432,14 @@ def test_detection_recipes_take_two_updates(name, coco, tmp_path, monkeypatch):
     recipe = override(recipe, ["epochs=1", "batch_size=2", *SHORT[2:]])
     torch.manual_seed(recipe.seed)
     setup = set_up_task(recipe)
-    fit(setup.model, setup.task, recipe, tmp_path, Ranks(0, 1, torch.device("cpu")), report=lambda event: None)
+    fit(
+        setup.model,
+        setup.task,
+        recipe,
+        tmp_path,
+        DistributedContext(0, 1, torch.device("cpu")),
+        report=lambda event: None,
+    )
     assert len(losses(tmp_path)) == 2 and np.isfinite(losses(tmp_path)).all()
 
 
@@ -440,14 +447,21 @@ def test_detection_recipes_take_two_updates(name, coco, tmp_path, monkeypatch):
 def test_segmentation_recipes_take_two_updates(name, tmp_path, monkeypatch):
     """On made-up pictures of CamVid's layout and small crops; those of the paper with a narrow decoder."""
     monkeypatch.setenv("STEPSNET_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(Trained, "save", lambda *_: None)
+    monkeypatch.setattr(TrainState, "save", lambda *_: None)
     data = write_camvid(tmp_path / "camvid", train=4, val=1)
-    small = [*SHORT, "batch_size=2", "epoch_updates=2", "crop_size=32", "scale=[40,24]", "probe_epochs=0"]
+    small = [*SHORT, "batch_size=2", "epoch_updates=2", "crop_size=32", "scale=[40,24]", "stream_epochs=0"]
     classes = f"model.args.num_classes={len(PIXEL_CLASSES)}"
     recipe = override(find_recipe(name), [*small, f"data=camvid:{data}", classes, "model.args.channels=16"])
     torch.manual_seed(recipe.seed)
     setup = segmentation.set_up(recipe)
-    fit(setup.model, setup.task, recipe, tmp_path, Ranks(0, 1, torch.device("cpu")), report=lambda event: None)
+    fit(
+        setup.model,
+        setup.task,
+        recipe,
+        tmp_path,
+        DistributedContext(0, 1, torch.device("cpu")),
+        report=lambda event: None,
+    )
     assert len(losses(tmp_path)) == 2 and np.isfinite(losses(tmp_path)).all()
 
 

@@ -347,7 +347,7 @@ def test_what_was_seen_in_training_is_drawn(tmp_path):
     def line(step, scale):
         per_block = {"width": [24, 48], "gamma": [0.9 * scale, 0.8 * scale], "gamma_read": [0.9, 0.7]}
         per_block |= {"branch": [0.1, None], "correlation": [0.9, 0.8], "gradient": [0.6, 0.2]}
-        return json.dumps({"kind": "stream_signal", "epoch": 1, "step": step, "per_block": per_block}) + "\n"
+        return json.dumps({"kind": "measure_stream", "epoch": 1, "step": step, "per_block": per_block}) + "\n"
 
     run = make_run(tmp_path / "run", epochs=1, done=1)
     with (run / "metrics.jsonl").open("a") as file:

@@ -13,20 +13,20 @@ from torch import nn
 from torchvision import tv_tensors
 
 from stepsnet.cli import main
-from stepsnet.engine.console import Lines
+from stepsnet.config import ModelSpec, SegmentationAugment
+from stepsnet.console import Lines
 from stepsnet.engine.optim import build_optimizer, build_schedule
-from stepsnet.engine.task import Share
+from stepsnet.engine.task import BatchShard
 from stepsnet.errors import UserError
+from stepsnet.overrides import override
 from stepsnet.recipes import find_recipe
-from stepsnet.recipes.recipe import ModelSpec, override
-from stepsnet.run import evaluate_run, train_run
+from stepsnet.run_folder import evaluate_run, train_run
 from stepsnet.tasks import segmentation, segmentation_data
-from stepsnet.tasks.segmentation import AUXILIARY_WEIGHT, scores, set_up
-from stepsnet.tasks.segmentation_data import IGNORED, load_pairs
-from stepsnet.tasks.segmentation_inference import Inference
-from stepsnet.tasks.segmentation_pictures import colour_of, encode_rle, list_segments
-from stepsnet.tasks.segmentation_transforms import fit_within, training_transform
-from stepsnet.tasks.settings import SegmentationAugment
+from stepsnet.tasks.segmentation.data import IGNORED, load_pairs
+from stepsnet.tasks.segmentation.inference import Inference
+from stepsnet.tasks.segmentation.predict import colour_of, encode_rle, list_segments
+from stepsnet.tasks.segmentation.task import AUXILIARY_WEIGHT, scores, set_up
+from stepsnet.tasks.segmentation.transforms import fit_within, training_transform
 
 CPU = torch.device("cpu")
 NO_NORM = {"mean": (0.0,) * 3, "std": (1.0,) * 3}
@@ -47,10 +47,10 @@ def tiny_recipe(root, *overrides):
         find_recipe("camvid/tiny"), model=ModelSpec("upernet", TINY), baseline=None, data=f"camvid:{root}"
     )
     shared = ["scale=[40,24]", "crop_size=32", "batch_size=2", "epochs=1", "warmup_epochs=0", "device=cpu"]
-    return override(recipe, [*shared, "log_interval=1", "probe_epochs=0", *overrides])
+    return override(recipe, [*shared, "log_interval=1", "stream_epochs=0", *overrides])
 
 
-def batches(task, epoch=0, start=0, share=Share()):  # noqa: B008 - it is frozen
+def batches(task, epoch=0, start=0, share=BatchShard()):  # noqa: B008 - it is frozen
     return list(task.batches(epoch, start, share, CPU))
 
 
@@ -223,7 +223,7 @@ def test_crops_depend_on_seed_and_place_and_on_nothing_else(camvid):
     for other in (batches(make(), epoch=1), batches(make("seed=1"))):
         assert not torch.equal(other[0][0], expected[0][0])
     whole = torch.cat([images for images, _ in batches(make("batch_size=6"))])
-    shares = [batches(make("batch_size=6"), share=Share(0, 1, 3))]
+    shares = [batches(make("batch_size=6"), share=BatchShard(0, 1, 3))]
     assert torch.equal(torch.cat([images for images, _ in shares[0]]), whole)
 
 
@@ -371,7 +371,7 @@ def test_evaluation_counts_every_labelled_pixel_of_whole_pictures(camvid):
     task, model = set_up(tiny_recipe(camvid)).task, Pointwise()
     truth, predicted, loss = pixels_of(task, model)
     assert len(truth) == (22 + 26 + 22) * 40
-    metrics = task.evaluate(model, Share(), CPU)
+    metrics = task.evaluate(model, BatchShard(), CPU)
     expected = by_formula(truth, predicted, 3)
     assert [metrics[name] for name in ("miou", "macc", "pixel_accuracy")] == pytest.approx(expected, abs=1e-3)
     assert metrics["loss"] == pytest.approx(loss, abs=1e-4)
@@ -395,7 +395,7 @@ def test_ranks_share_out_the_pictures_and_run_the_model_equally_often(camvid, mo
     monkeypatch.setattr(segmentation, "MulticlassConfusionMatrix", Kept)
     recipe = tiny_recipe(camvid, "eval_window=16", "eval_stride=8", "scale=[400,28]")
     task, models = set_up(recipe).task, [Pointwise(), Pointwise(), Pointwise()]
-    for model, share in zip(models, (Share(), Share(0, 2), Share(1, 2))):
+    for model, share in zip(models, (BatchShard(), BatchShard(0, 2), BatchShard(1, 2))):
         task.evaluate(model, share, CPU)
     assert torch.equal(kept[0], kept[1] + kept[2]) and kept[2].sum() > 0
     assert models[1].calls == models[2].calls
@@ -560,7 +560,7 @@ def test_a_backbone_starts_from_a_classification_run(camvid, tmp_path):
                 Image.new("RGB", (32, 32), (60 * n, 90, 20)).save(tmp_path / "pictures" / split / name / f"{n}.png")
     classifier = override(
         dataclasses.replace(classifier, baseline=None, model=ModelSpec(TINY["backbone"], args)),
-        ["train_samples=4", "epochs=1", "batch_size=2", "warmup_epochs=0", "device=cpu", "probe_epochs=0",
+        ["train_samples=4", "epochs=1", "batch_size=2", "warmup_epochs=0", "device=cpu", "stream_epochs=0",
          f"data=folder:{tmp_path / 'pictures'}"],
     )  # fmt: skip
     with Lines() as display:

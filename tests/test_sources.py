@@ -8,11 +8,11 @@ import pytest
 from PIL import Image
 from test_classification import CPU, batches
 
-from stepsnet.engine.task import Share
+from stepsnet.config import Augment
+from stepsnet.engine.task import BatchShard
 from stepsnet.errors import UserError
-from stepsnet.tasks.classification import Classification
-from stepsnet.tasks.image_data import InputSpec, load_images
-from stepsnet.tasks.settings import Augment
+from stepsnet.tasks.classification.data import InputSpec, load_images
+from stepsnet.tasks.classification.task import Classification
 
 SPEC = InputSpec((3, 16, 16), (0.5,) * 3, (0.25,) * 3, crop_pct=1.0)
 
@@ -127,7 +127,7 @@ def test_hugging_face_data_are_read_through_timms_reader(tmp_path):
         image, label, failed = data.val[(0, index, 0)]
         assert not failed and shades([image])[0] - index % 2 == (30, 90)[label]
     task = Classification(load_images(f"hfds:{tmp_path / 'set'}", SPEC, Augment(), 0), 4, workers=2)
-    images, labels = next(task.batches(0, 0, Share(), CPU))
+    images, labels = next(task.batches(0, 0, BatchShard(), CPU))
     assert images.shape == (4, 3, 16, 16) and set(labels.tolist()) <= {0, 1}
 
 

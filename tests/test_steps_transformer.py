@@ -10,10 +10,10 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 import stepsnet
 from stepsnet import StepsNet, StepsTransformerConfig, StepsTransformerForCausalLM
+from stepsnet.config import ModelSpec
 from stepsnet.errors import UserError
 from stepsnet.models.build import build_model
-from stepsnet.paper.tables import compare_table
-from stepsnet.recipes.recipe import ModelSpec
+from stepsnet.paper.rows import compare_table
 
 ARGS = {"widths": (32, 48, 64), "depths": (2, 1, 1), "num_attention_heads": (2, 3, 4), "vocab_size": 101}
 
@@ -238,7 +238,7 @@ def test_table_4():
 
 
 def test_the_tokenizer_of_a_run_is_transformers(tmp_path):
-    from stepsnet.tasks.text_data import load_text
+    from stepsnet.tasks.language.data import load_text
 
     data = load_text("python-docs", "characters", None)
     fast = PreTrainedTokenizerFast(tokenizer_object=data.tokenizer)

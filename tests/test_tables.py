@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from stepsnet.errors import UserError
-from stepsnet.paper.tables import TABLE_1, as_printed, compare_table, printed_rows, render_table
+from stepsnet.paper.rows import TABLE_1, as_printed, compare_table, printed_rows, render_table
 
 ROOT = Path(__file__).parent.parent
 compared = functools.cache(compare_table)

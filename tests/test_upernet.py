@@ -13,12 +13,12 @@ from transformers import ResNetConfig, UperNetConfig, UperNetForSemanticSegmenta
 from stepsnet.analysis.complexity import count_macs
 from stepsnet.analysis.memory import activation_bytes
 from stepsnet.analysis.speed import Measured, measure_speed
+from stepsnet.config import ModelSpec
 from stepsnet.errors import UserError
 from stepsnet.models.build import build_model
 from stepsnet.models.upernet import UPerNet
-from stepsnet.recipes.recipe import ModelSpec
 from stepsnet.stream import blocks_of, widths_of
-from stepsnet.tasks.segmentation import Segmentation
+from stepsnet.tasks.segmentation.task import Segmentation
 
 
 def make(**changes):

@@ -23,7 +23,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from ..engine.task import Share
+from ..engine.task import BatchShard
 from ..engine.update import autocast
 from ..errors import UserError, nearest
 from ..stream import blocks_of
@@ -148,7 +148,7 @@ def plan_memory(
             accumulation_steps do not divide.
     """
     _check(batch_size=batch_size, devices=devices, accumulation_steps=accumulation_steps)
-    micro_batch = Share(0, devices, accumulation_steps).micro_batch_size(batch_size)
+    micro_batch = BatchShard(0, devices, accumulation_steps).micro_batch_size(batch_size)
     if not timm.is_model(name):
         raise UserError(f"model: got {name!r}, expected a timm or StepsNet model{nearest(name, timm.list_models())}")
     with torch.device("meta"):

@@ -19,11 +19,18 @@ from torch.nn.parallel import DistributedDataParallel
 from ..errors import UserError
 from ..stream import blocks_of
 
-__all__ = ["Ranks", "join_ranks", "pick_device", "share_first_buffers", "share_statistics", "spread"]
+__all__ = [
+    "DistributedContext",
+    "init_distributed",
+    "pick_device",
+    "broadcast_buffers",
+    "sync_batch_norms",
+    "parallelize",
+]
 
 
 @dataclass(frozen=True)
-class Ranks:
+class DistributedContext:
     """This process among those of the run; ``device`` is the one that it works on."""
 
     rank: int
@@ -31,7 +38,7 @@ class Ranks:
     device: torch.device
 
     @property
-    def first(self) -> bool:
+    def is_main(self) -> bool:
         """The rank that writes and speaks."""
         return self.rank == 0
 
@@ -43,7 +50,7 @@ class Ranks:
             gathered /= self.world_size
         return gathered.tolist()
 
-    def from_first(self, value: Any) -> Any:
+    def broadcast_object(self, value: Any) -> Any:
         """Rank 0's value, on every rank."""
         values = [value]
         if self.world_size > 1:
@@ -54,7 +61,7 @@ class Ranks:
         if self.world_size > 1:
             dist.barrier()
 
-    def agree(self, values: dict[str, Any]) -> None:
+    def check_same(self, values: dict[str, Any]) -> None:
         """Raises UserError on every rank where one was started with other values than rank 0."""
         if self.world_size == 1:
             return
@@ -67,14 +74,14 @@ class Ranks:
 
 
 @contextmanager
-def join_ranks(device: str) -> Iterator[Ranks]:
+def init_distributed(device: str) -> Iterator[DistributedContext]:
     """Meet the other processes of ``torchrun``; alone where there is none.
 
     Raises:
         UserError: the device is not there.
     """
     if "RANK" not in os.environ or os.environ.get("WORLD_SIZE", "1") == "1":
-        yield Ranks(0, 1, pick_device(device))
+        yield DistributedContext(0, 1, pick_device(device))
         return
     picked = pick_device(device)
     if picked.type != "cpu":
@@ -82,7 +89,7 @@ def join_ranks(device: str) -> Iterator[Ranks]:
         torch.accelerator.set_device_index(picked.index)
     dist.init_process_group("gloo" if picked.type == "cpu" else "cpu:gloo,cuda:nccl")
     try:
-        yield Ranks(dist.get_rank(), dist.get_world_size(), picked)
+        yield DistributedContext(dist.get_rank(), dist.get_world_size(), picked)
     finally:
         dist.destroy_process_group()
 
@@ -99,20 +106,20 @@ def pick_device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def spread(model: nn.Module, parallel: Literal["ddp", "fsdp"], ranks: Ranks) -> nn.Module:
+def parallelize(model: nn.Module, parallel: Literal["ddp", "fsdp"], context: DistributedContext) -> nn.Module:
     """The model over all ranks: copied (DDP), or with its weights shared out block by block (FSDP2)."""
-    if ranks.world_size == 1:
+    if context.world_size == 1:
         return model
     if parallel == "ddp":
         return DistributedDataParallel(model, gradient_as_bucket_view=True)
-    mesh = dist.init_device_mesh(ranks.device.type, (ranks.world_size,))
+    mesh = dist.init_device_mesh(context.device.type, (context.world_size,))
     for block in blocks_of(model):
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)
     return model
 
 
-def share_statistics(*heads: nn.Module, device: str) -> None:
+def sync_batch_norms(*heads: nn.Module, device: str) -> None:
     """Batch norms in ``heads`` take their statistics over all ranks, where there are several, each with few images.
 
     On CUDA only: torch has it nowhere else.
@@ -122,15 +129,15 @@ def share_statistics(*heads: nn.Module, device: str) -> None:
             nn.SyncBatchNorm.convert_sync_batchnorm(head)
 
 
-def share_first_buffers(ranks: Ranks, *models: nn.Module) -> None:
+def broadcast_buffers(context: DistributedContext, *models: nn.Module) -> None:
     """Rank 0's running statistics, on every rank: each has its own, and FSDP leaves them so."""
-    if ranks.world_size > 1:
+    if context.world_size > 1:
         every = dict.fromkeys(buffer for model in models for buffer in model.buffers())  # in the same order everywhere
         for buffer in every:
             if buffer.is_floating_point():
                 dist.broadcast(buffer, 0)
 
 
-def full(tensor: Tensor) -> Tensor:
+def full_tensor(tensor: Tensor) -> Tensor:
     """A tensor that may be shared out, whole."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

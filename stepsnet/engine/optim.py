@@ -8,8 +8,8 @@ from timm.scheduler.scheduler import Scheduler
 from torch import nn
 from torch.optim import Optimizer
 
+from ..config import TrainingSettings
 from ..errors import UserError, nearest
-from .settings import TrainingSettings
 
 __all__ = ["build_optimizer", "build_schedule", "scaled_lr"]
 

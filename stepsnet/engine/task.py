@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from ..analysis.complexity import Complexity
 from ..errors import UserError
 
-__all__ = ["Share", "Task"]
+__all__ = ["BatchShard", "Task"]
 
 
 @dataclass(frozen=True)
-class Share:
+class BatchShard:
     """One rank's part of every batch. The whole batch and its order do not depend on the number of ranks."""
 
     rank: int = 0
@@ -42,16 +44,17 @@ class Share:
 
 
 class Task(Protocol):
-    """The data, the loss and the metrics of one kind of work."""
+    """The data, the loss and the metrics of one kind of work, for one model."""
 
     steps_per_epoch: int
     batch_size: int
-    monitor: str  # the metric by which one checkpoint is better than another
-    lower_is_better: bool
+    monitor: str  # the metric by which one checkpoint is better than another (metrics.py)
     unit: str  # what is counted for the speed, such as images
     units_per_sample: int
 
-    def batches(self, epoch: int, start: int, share: Share, device: torch.device) -> Iterator[Any]:
+    # what the training loop asks
+
+    def batches(self, epoch: int, start: int, shard: BatchShard, device: torch.device) -> Iterator[Any]:
         """A rank's micro-batches of an epoch from update ``start`` on, ``accumulation_steps`` for each.
 
         They are a function of (seed, epoch), whatever was drawn before and whoever loads them.
@@ -62,8 +65,12 @@ class Task(Protocol):
         """The loss to be minimised, and other means over the batch for the log."""
         ...
 
-    def evaluate(self, model: nn.Module, share: Share, device: torch.device) -> dict[str, float]:
+    def evaluate(self, model: nn.Module, shard: BatchShard, device: torch.device) -> dict[str, float]:
         """Metrics on the validation split, of all ranks together."""
+        ...
+
+    def example_batch(self, device: torch.device) -> Any:
+        """A small batch of the validation split, for ``loss``; no augmentation touches it."""
         ...
 
     def facts(self) -> dict[str, Any]:
@@ -71,5 +78,19 @@ class Task(Protocol):
         ...
 
     def notices(self) -> list[str]:
-        """What there is to tell since the last call, such as samples that were passed over."""
+        """What there is to tell since the last call, such as samples that were skipped."""
         ...
+
+    # what the commands ask
+
+    def load_pretrained(self, model: nn.Module) -> None:
+        """Give a new model the weights that its recipe names, such as a backbone's; by default none."""
+        return None
+
+    def complexity(self, model: nn.Module) -> Complexity:
+        """Blocks, layers, parameters and multiply-accumulates at this task's input size."""
+        ...
+
+    def save_assets(self, model: nn.Module, folder: Path) -> None:
+        """Write what a run's folder needs besides weights and recipe, such as a tokenizer; by default nothing."""
+        return None

@@ -2,50 +2,41 @@
 
 from __future__ import annotations
 
-import json
 import math
 import resource
-import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from timm.layers import DropPath
 from timm.utils import ModelEmaV3
 from torch import nn
-from torch.utils.checkpoint import checkpoint as recomputed
 
+from ..analysis.residual_stream import stream_line, stream_line_of
+from ..checkpoint import latest
+from ..config import TrainingSettings
 from ..errors import UserError
+from ..metrics import higher_is_better
 from ..stream import blocks_of
-from .checkpoint import Trained, newest, whole_weights
-from .distributed import Ranks, share_first_buffers, spread
+from .blocks import blocks_to_recompute, compile_blocks, recompute_blocks
+from .distributed import DistributedContext, broadcast_buffers, parallelize
+from .interrupt import Interrupted, catch_signals
+from .metrics_log import MetricsLog
 from .optim import build_optimizer, build_schedule, scaled_lr
-from .settings import TrainingSettings
-from .task import Share, Task
-from .tracking import Tracker, open_trackers, scalars
-from .update import Updater, autocast, bare
+from .randomness import seed_step
+from .task import BatchShard, Task
+from .tracking import open_trackers
+from .train_state import TrainState, full_state_dict
+from .update import Update, Updater, autocast, unwrap
 
-__all__ = ["Fitted", "Stopped", "compile_blocks", "fit", "recompute_blocks", "signals_caught"]
+__all__ = ["TrainResult", "train"]
 
 Report = Callable[[dict[str, Any]], None]
-Probe = Callable[[nn.Module], dict[str, Any]]
-Watch = Callable[[nn.Module, float], AbstractContextManager[dict[str, Any]]]  # looks on while the loss, times so much,
-# goes forwards and backwards, and ends with a line for the metrics
-
-
-class Stopped(Exception):
-    """A signal ended the run after a whole update and a checkpoint; ``status`` is 128 + its number."""
-
-    def __init__(self, number: int, step: int):
-        super().__init__(f"stopped by {signal.Signals(number).name} after update {step}; --resume goes on from there")
-        self.status = 128 + number
+_SECONDS_BETWEEN_REPORTS = 0.2
 
 
 @dataclass
@@ -56,256 +47,262 @@ class Position:
     sums: dict[str, float] = field(default_factory=dict)  # of the epoch's means so far
     seconds: float = 0.0  # spent in updates
     metrics_bytes: int = 0  # length of metrics.jsonl
-    best: float = -math.inf  # of the task's measure, or of its negative where lower is better
+    best: float = -math.inf  # of the task's monitored metric, or of its negative where lower is better
     best_step: int | None = None
 
 
 @dataclass(frozen=True)
-class Fitted:
+class TrainResult:
     """A run that has come to its end."""
 
     metrics: dict[str, float]  # of the last epoch
-    weights: dict[str, torch.Tensor]  # those that were evaluated, on rank 0; elsewhere nothing
+    weights: dict[str, torch.Tensor]  # those that were evaluated, on rank 0; empty elsewhere
     best_step: int | None  # whose checkpoint is kept
 
 
-def fit(
-    model: nn.Module,
-    task: Task,
-    settings: TrainingSettings,
-    folder: Path,
-    ranks: Ranks,
-    *,
-    report: Report,
-    probe: Probe | None = None,
-    watch: Watch | None = None,
-) -> Fitted:
-    """Train ``model`` on ``task`` in ``folder``, from its newest checkpoint if it has one.
+def train(
+    model: nn.Module, task: Task, settings: TrainingSettings, folder: Path, context: DistributedContext, report: Report
+) -> TrainResult:
+    """Train ``model`` on ``task`` in ``folder``, from its latest checkpoint if it has one.
 
     Every rank calls it. Rank 0 writes ``metrics.jsonl`` and ``checkpoints/`` and reports.
 
+    Args:
+        report: is given what a display shows (console.py).
+
     Raises:
-        Stopped: on SIGINT or SIGTERM, after the update and a checkpoint.
+        Interrupted: on SIGINT or SIGTERM, after the update and a checkpoint.
         UserError: the loss is not finite, a batch does not fit, or the folder cannot be written.
     """
-    with signals_caught() as caught:
-        return _fit(model, task, settings, folder, ranks, report if ranks.first else _say_nothing, probe, watch, caught)
+    with catch_signals() as caught:
+        return Trainer(model, task, settings, folder, context, report, caught).run()
 
 
-def _fit(
-    model: nn.Module,
-    task: Task,
-    settings: TrainingSettings,
-    folder: Path,
-    ranks: Ranks,
-    report: Report,
-    probe: Probe | None,
-    watch: Watch | None,
-    caught: list[int],
-) -> Fitted:
-    share = Share(ranks.rank, ranks.world_size, settings.accumulation_steps)
-    share.micro_batch_size(task.batch_size)
-    trained, wrapped = _prepare(model, settings, ranks)
-    schedule = build_schedule(trained.optimizer, settings, task.steps_per_epoch)
-    updater = Updater(wrapped, task, trained.optimizer, schedule, settings, ranks, trained.averages)
-    evaluated_model = trained.averages.module if trained.averages else wrapped
-    position, checkpoints = Position(), folder / "checkpoints"
-    report({"kind": "note", "text": _batch_line(settings, ranks, task)})
-    found, passed_over = newest(checkpoints)
-    for reason in passed_over:
-        report({"kind": "note", "text": reason})
-    if found:
-        trained.restore(found)
-        updater.scaler.load_state_dict(found.state["scaler"])
-        position = Position(**found.state["position"])
-        report({"kind": "note", "text": f"resumed after update {position.step}"})
-    trackers = open_trackers(settings.tracker, folder, position.step, asdict(settings)) if ranks.first else []
-    metrics = _Metrics(folder / "metrics.jsonl", position.metrics_bytes, ranks.first, trackers)
+class Trainer:
+    """One run: what is trained, where it is, and each thing that happens around an update."""
 
-    def save() -> None:
-        position.metrics_bytes = ranks.from_first(metrics.size)
-        share_first_buffers(ranks, model, evaluated_model)
-        state = {"position": vars(position), "scaler": updater.scaler.state_dict()}
-        trained.save(checkpoints, position.step, state, settings.keep_checkpoints, position.best_step)
+    def __init__(
+        self,
+        model: nn.Module,
+        task: Task,
+        settings: TrainingSettings,
+        folder: Path,
+        context: DistributedContext,
+        report: Report,
+        caught: list[int],
+    ):
+        self.model, self.task, self.settings, self.context, self.caught = model, task, settings, context, caught
+        self.report: Report = report if context.is_main else lambda event: None
+        self.shard = BatchShard(context.rank, context.world_size, settings.accumulation_steps)
+        self.shard.micro_batch_size(task.batch_size)
+        self.state, wrapped = _prepare(model, settings, context)
+        schedule = build_schedule(self.state.optimizer, settings, task.steps_per_epoch)
+        self.updater = Updater(wrapped, task, self.state.optimizer, schedule, settings, context, self.state.averages)
+        self.evaluated_model = self.state.averages.module if self.state.averages else wrapped
+        self.checkpoints, self.position = folder / "checkpoints", Position()
+        self.note(_describe_batch(settings, context, task))
+        self.restore()
+        trackers = []
+        if context.is_main:
+            trackers = open_trackers(settings.tracker, folder, self.position.step, asdict(settings))
+        known_bytes = self.position.metrics_bytes
+        self.log = MetricsLog(folder / "metrics.jsonl", known_bytes, context.is_main, trackers)
+        self.shown_at = 0.0
 
-    def look_inside(epoch: int) -> None:
-        if probe and settings.probe_epochs and epoch % settings.probe_epochs == 0:  # on every rank, as FSDP asks
-            metrics.add({"epoch": epoch, "step": position.step, **probe(bare(evaluated_model))})
+    def run(self) -> TrainResult:
+        self.report_notices()  # what the data's check has found
+        if self.position.step == 0:
+            self.measure_stream(epoch=0)
+        first_epoch, done = self.first_epoch()
+        for epoch in range(first_epoch, self.settings.epochs):
+            self.model.train()
+            for batches in self.batches_of_updates(epoch, done):
+                update = self.update(epoch, batches)
+                self.log_update(epoch, update)
+                self.report_notices()
+                self.checkpoint_within_epoch(update)
+                self.report_progress(epoch, update)
+            done = 0
+            line, progress = self.evaluate(epoch)
+            self.measure_stream(epoch + 1)
+            self.position.sums = {}
+            self.save()
+            self.report({**progress, **line})
+            self.stop_if_interrupted()
+        return TrainResult(self.log.last_epoch(), full_state_dict(self.evaluated_model), self.position.best_step)
 
-    def watching(step: int) -> AbstractContextManager[dict[str, Any]]:
-        due = settings.signal_interval and (step == 1 or step % settings.signal_interval == 0)
-        if not (watch and due and ranks.first):
-            return nullcontext({})
-        return watch(model, updater.scaler.get_scale() / settings.accumulation_steps)
+    def restore(self) -> None:
+        """Go on from the latest valid checkpoint, where there is one."""
+        found, skipped = latest(self.checkpoints)
+        for reason in skipped:
+            self.note(reason)
+        if found:
+            self.state.restore(found)
+            self.updater.scaler.load_state_dict(found.state["scaler"])
+            self.position = Position(**found.state["position"])
+            self.note(f"resumed after update {self.position.step}")
 
-    def tell() -> None:
-        for text in task.notices():
-            report({"kind": "note", "text": text})
+    def first_epoch(self) -> tuple[int, int]:
+        """The epoch to go on with, and how many of its updates are done."""
+        epoch, done = divmod(self.position.step, self.task.steps_per_epoch)
+        if self.position.sums and not done:  # it was stopped between an epoch's last update and the evaluation
+            return epoch - 1, self.task.steps_per_epoch
+        return epoch, done
 
-    tell()  # what the data's check has found
-    if position.step == 0:
-        look_inside(0)
-    first_epoch, done = divmod(position.step, task.steps_per_epoch)
-    if position.sums and not done:  # it was stopped between an epoch's last update and the evaluation
-        first_epoch, done = first_epoch - 1, task.steps_per_epoch
-    for epoch in range(first_epoch, settings.epochs):
-        model.train()
-        shown = 0.0
-        micro_batches = iter(task.batches(epoch, done, share, ranks.device))
-        updates = zip(*[micro_batches] * settings.accumulation_steps)  # so many at a time
+    def batches_of_updates(self, epoch: int, done: int) -> Iterator[Sequence[Any]]:
+        """The micro-batches of each update; what the update does counts as its time, and so does loading."""
+        micro_batches = iter(self.task.batches(epoch, done, self.shard, self.context.device))
+        updates = zip(*[micro_batches] * self.settings.accumulation_steps)  # so many at a time
         while True:
-            started = time.perf_counter()
+            self.started_at = time.perf_counter()
             if (batches := next(updates, None)) is None:
-                break
-            with watching(position.step + 1) as seen:
-                update = updater(position.step, batches, caught)
-            position.step += 1
-            if seen:
-                metrics.add({"epoch": epoch + 1, "step": position.step, **seen})
-            for name, mean in update.means.items():
-                position.sums[name] = position.sums.get(name, 0.0) + mean
-            position.seconds += time.perf_counter() - started
-            if position.step % settings.log_interval == 0:
-                lr = max(group["lr"] for group in trained.optimizer.param_groups)
-                line = {"kind": "step", "step": position.step, "epoch": epoch + 1, "lr": lr}
-                metrics.add({**line, **update.means, "grad_norm": update.grad_norm})
-            tell()
-            inside = position.step % task.steps_per_epoch != 0  # else the epoch is closed first
-            if update.signals:  # at an epoch's end too: torchrun waits for seconds, and an evaluation may take minutes
-                save()
-                raise Stopped(ranks.from_first(caught[0] if caught else signal.SIGTERM), position.step)
-            if inside and settings.checkpoint_interval and position.step % settings.checkpoint_interval == 0:
-                save()
-            if time.monotonic() - shown > 0.2:
-                shown = time.monotonic()
-                report(_progress(epoch, update.means["loss"], position, task, settings, trained))
-        done = 0
-        means = {f"train_{name}": total / task.steps_per_epoch for name, total in position.sums.items()}
-        evaluated_model.eval()
-        share_first_buffers(ranks, evaluated_model)
-        with autocast(settings.amp_dtype, ranks.device):
-            scores = task.evaluate(evaluated_model, share, ranks.device)
-        evaluated = {f"val_{name}": value for name, value in scores.items()}
-        score = -scores[task.monitor] if task.lower_is_better else scores[task.monitor]
-        if score > position.best:
-            position.best, position.best_step = score, position.step
-        progress = _progress(epoch, means["train_loss"], position, task, settings, trained)
+                return
+            yield batches
+
+    def update(self, epoch: int, batches: Sequence[Any]) -> Update:
+        with self.observing_stream() as seen:
+            update = self.updater(self.position.step, batches, self.caught)
+        self.position.step += 1
+        if seen:
+            self.log.add({"epoch": epoch + 1, "step": self.position.step, **seen})
+        for name, mean in update.means.items():
+            self.position.sums[name] = self.position.sums.get(name, 0.0) + mean
+        self.position.seconds += time.perf_counter() - self.started_at
+        return update
+
+    def log_update(self, epoch: int, update: Update) -> None:
+        if self.position.step % self.settings.log_interval == 0:
+            line = {"kind": "step", "step": self.position.step, "epoch": epoch + 1, "lr": self.lr}
+            self.log.add({**line, **update.means, "grad_norm": update.grad_norm})
+
+    def checkpoint_within_epoch(self, update: Update) -> None:
+        """At an interval, but not at an epoch's end, which has its own; and at once where a signal has come.
+
+        At an epoch's end too: torchrun waits for seconds after a signal, and an evaluation may take minutes.
+        """
+        interval = self.settings.checkpoint_interval
+        if update.interrupted:
+            self.save()
+            self.stop()
+        if interval and self.position.step % interval == 0 and self.position.step % self.task.steps_per_epoch:
+            self.save()
+
+    def evaluate(self, epoch: int) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Score the validation split; returns the epoch's line of metrics, and its progress."""
+        means = {f"train_{name}": total / self.task.steps_per_epoch for name, total in self.position.sums.items()}
+        self.evaluated_model.eval()
+        broadcast_buffers(self.context, self.evaluated_model)
+        with autocast(self.settings.amp_dtype, self.context.device):
+            scores = self.task.evaluate(self.evaluated_model, self.shard, self.context.device)
+        monitored = scores[self.task.monitor] * (1 if higher_is_better(self.task.monitor) else -1)
+        if monitored > self.position.best:
+            self.position.best, self.position.best_step = monitored, self.position.step
+        progress = self.progress(epoch, means["train_loss"])
         kept = {name: progress[name] for name in ("lr", "samples_per_second", "memory_gib")}
-        line = {"kind": "epoch", "epoch": epoch + 1, "step": position.step, **kept, **means, **evaluated}
-        metrics.add(line)
-        look_inside(epoch + 1)
-        position.sums = {}
-        save()
-        report({**progress, **scores})
-        report({**progress, **line})
-        if any(ranks.mean([torch.tensor(float(bool(caught)))])):
-            raise Stopped(ranks.from_first(caught[0] if caught else signal.SIGTERM), position.step)
-    return Fitted(metrics.last_epoch(), whole_weights(evaluated_model), position.best_step)
+        scored = {f"val_{name}": value for name, value in scores.items()}
+        line = {"kind": "epoch", "epoch": epoch + 1, "step": self.position.step, **kept, **means, **scored}
+        self.log.add(line)
+        self.report({**progress, **scores})
+        return line, progress
+
+    def save(self) -> None:
+        self.position.metrics_bytes = self.context.broadcast_object(self.log.size_bytes)
+        broadcast_buffers(self.context, self.model, self.evaluated_model)
+        state = {"position": vars(self.position), "scaler": self.updater.scaler.state_dict()}
+        keep, best = self.settings.keep_checkpoints, self.position.best_step
+        self.state.save(self.checkpoints, self.position.step, state, keep, best)
+
+    def stop_if_interrupted(self) -> None:
+        if any(self.context.mean([torch.tensor(float(bool(self.caught)))])):  # on any rank
+            self.stop()
+
+    def stop(self) -> None:
+        raise Interrupted(self.context.broadcast_object(self.caught[0] if self.caught else 15), self.position.step)
+
+    def measure_stream(self, epoch: int) -> None:
+        """At an epoch's end, on the task's example batch. Every rank takes part, as FSDP asks."""
+        every = self.settings.stream_epochs
+        if not (every and epoch % every == 0 and blocks_of(self.model)):
+            return
+        seed_step(self.settings.seed, self.position.step)  # some losses draw
+        model = unwrap(self.evaluated_model).eval()
+        batch = self.task.example_batch(self.context.device)
+        line = stream_line_of(model, lambda model: self.task.loss(model, batch)[0])
+        self.log.add({"epoch": epoch, "step": self.position.step, **line})
+
+    def observing_stream(self) -> AbstractContextManager[dict[str, Any]]:
+        """In training, on rank 0's own batch."""
+        step, interval = self.position.step + 1, self.settings.stream_interval
+        if not (self.context.is_main and interval and (step == 1 or step % interval == 0)):
+            return nullcontext({})
+        return stream_line(self.model, self.updater.scaler.get_scale() / self.settings.accumulation_steps)
+
+    @property
+    def lr(self) -> float:
+        return max(group["lr"] for group in self.state.optimizer.param_groups)
+
+    def note(self, text: str) -> None:
+        self.report({"kind": "note", "text": text})
+
+    def report_notices(self) -> None:
+        for text in self.task.notices():
+            self.note(text)
+
+    def report_progress(self, epoch: int, update: Update) -> None:
+        if time.monotonic() - self.shown_at > _SECONDS_BETWEEN_REPORTS:
+            self.shown_at = time.monotonic()
+            self.report(self.progress(epoch, update.means["loss"]))
+
+    def progress(self, epoch: int, loss: float) -> dict[str, Any]:
+        task, position = self.task, self.position
+        steps = self.settings.epochs * task.steps_per_epoch
+        in_epoch = position.step - epoch * task.steps_per_epoch
+        samples_per_second = position.step * task.batch_size / position.seconds
+        return {
+            "kind": "progress",
+            "epoch": epoch + 1,
+            "epochs": self.settings.epochs,
+            "step": position.step,
+            "steps": steps,
+            "loss": loss,
+            **{name: total / max(in_epoch, 1) for name, total in position.sums.items() if name != "loss"},
+            "lr": self.lr,
+            "samples_per_second": samples_per_second,
+            "speed": f"{samples_per_second * task.units_per_sample:.0f} {task.unit}/s",
+            "seconds_left": (steps - position.step) * position.seconds / position.step,
+            "memory_gib": _peak_memory_gib(self.context.device),
+        }
 
 
-def _prepare(model: nn.Module, settings: TrainingSettings, ranks: Ranks) -> tuple[Trained, nn.Module]:
+def _prepare(model: nn.Module, settings: TrainingSettings, context: DistributedContext) -> tuple[TrainState, nn.Module]:
     """The model on its device with what the settings put around it, and its optimizer."""
     if settings.parallel == "fsdp" and settings.amp_dtype == "float16":
         raise UserError("amp_dtype: got float16 with parallel=fsdp, expected bfloat16: ranks would scale differently")
-    if settings.signal_interval and settings.compile:
-        raise UserError(f"signal_interval: got {settings.signal_interval} with compile, which leaves hooks out")
-    model.to(ranks.device)
-    sharded = ranks.world_size > 1 and settings.parallel == "fsdp"
+    if settings.stream_interval and settings.compile:
+        raise UserError(f"stream_interval: got {settings.stream_interval} with compile, which leaves hooks out")
+    model.to(context.device)
+    sharded = context.world_size > 1 and settings.parallel == "fsdp"
     averages = None
     if settings.ema_decay is not None:
         # what is tied is twice in a state dict, by which timm averages statistics too, and would be averaged twice
         tied = len(list(model.named_parameters(remove_duplicate=False))) > len(list(model.parameters()))
-        # batch norms' statistics are not shared out as weights are: one by one then
+        # batch norms' statistics are not sharded as weights are: one by one then
         averages = ModelEmaV3(model, decay=settings.ema_decay, foreach=not sharded, exclude_buffers=tied)
-    chosen = _recomputed_blocks(model, settings.grad_checkpointing)
+    chosen = blocks_to_recompute(model, settings.grad_checkpointing)
     if settings.compile:
         compile_blocks(model, chosen)
     recompute_blocks(chosen)
-    wrapped = spread(model, settings.parallel, ranks)
+    wrapped = parallelize(model, settings.parallel, context)
     if averages and sharded:
-        spread(averages.module, settings.parallel, ranks)
-    # after the weights are shared out: the optimizer holds the parameters themselves
-    return Trained(model, build_optimizer(model, settings), averages, ranks, sharded), wrapped
+        parallelize(averages.module, settings.parallel, context)
+    # after the weights are sharded: the optimizer holds the parameters themselves
+    return TrainState(model, build_optimizer(model, settings), averages, context, sharded), wrapped
 
 
-def _recomputed_blocks(model: nn.Module, chosen: float | tuple[int, ...]) -> list[nn.Module]:
-    if not isinstance(chosen, tuple):
-        blocks = blocks_of(model)
-        if chosen and not blocks:
-            raise UserError(f"grad_checkpointing: got {chosen}, but no sequence of blocks was found in the model")
-        return blocks[: round(chosen * len(blocks))]
-    try:
-        return blocks_of(model, chosen)
-    except ValueError as error:
-        raise UserError(f"grad_checkpointing: {error}") from None
-
-
-def recompute_blocks(blocks: Sequence[nn.Module]) -> None:
-    """Keep of each block its input alone, and run it again in the backward pass, with the same random numbers."""
-    for block in blocks:
-        block.forward = partial(recomputed, block.forward, use_reentrant=False)
-
-
-def compile_blocks(model: nn.Module, recomputed_ones: Sequence[nn.Module] = (), **kwargs: Any) -> None:
-    """``torch.compile`` each block in place: the blocks of a width share their graphs, whatever the depth.
-
-    Stochastic depth stays outside: its rate differs from block to block, and dynamo would take each for a
-    constant and compile every block anew.
-
-    Args:
-        recomputed_ones: blocks that :func:`recompute_blocks` gets afterwards. dynamo compiles nothing that runs
-            inside of a checkpoint's function unless it was compiled before.
-        **kwargs: ``torch.compile``'s.
-
-    Raises:
-        UserError: no sequence of blocks is found in the model.
-    """
-    blocks = blocks_of(model)
-    if not blocks:
-        raise UserError("compile: no sequence of blocks was found in the model")
-    for module in model.modules():
-        if isinstance(module, DropPath):
-            module.forward = torch.compiler.disable(module.forward)
-    for block in blocks:
-        if block in recomputed_ones:
-            block.forward = torch.compile(block.forward, **kwargs)
-        else:
-            block.compile(**kwargs)
-
-
-class _Metrics:
-    """``metrics.jsonl``: a line an event, cut back on resuming to what the checkpoint knows of."""
-
-    def __init__(self, path: Path, known_bytes: int, writes: bool, trackers: Sequence[Tracker]):
-        self.path, self.writes, self.trackers = path, writes, trackers
-        if writes:
-            path.touch()
-            with path.open("r+") as file:
-                file.truncate(known_bytes)
-
-    @property
-    def size(self) -> int:
-        return self.path.stat().st_size if self.writes else 0
-
-    def add(self, line: dict[str, Any]) -> None:
-        if self.writes:
-            with self.path.open("a") as file:
-                file.write(json.dumps(line) + "\n")
-            for track in self.trackers:
-                track(scalars(line), line["step"])
-
-    def last_epoch(self) -> dict[str, float]:
-        if not self.writes:
-            return {}
-        lines = [json.loads(text) for text in self.path.read_text().splitlines()]
-        last: dict[str, Any] = next((line for line in reversed(lines) if line["kind"] == "epoch"), {})
-        return {name: value for name, value in last.items() if name.startswith(("train_", "val_"))}
-
-
-def _batch_line(settings: TrainingSettings, ranks: Ranks, task: Task) -> str:
-    size = Share(0, ranks.world_size, settings.accumulation_steps).micro_batch_size(task.batch_size)
+def _describe_batch(settings: TrainingSettings, context: DistributedContext, task: Task) -> str:
+    size = BatchShard(0, context.world_size, settings.accumulation_steps).micro_batch_size(task.batch_size)
     text = (
-        f"effective batch {task.batch_size} = {ranks.world_size} rank{'s' * (ranks.world_size > 1)} × "
+        f"effective batch {task.batch_size} = {context.world_size} rank{'s' * (context.world_size > 1)} × "
         f"{settings.accumulation_steps} accumulated × {size}, lr {scaled_lr(settings):.3g}"
     )
     if settings.lr_base_size is not None:
@@ -313,47 +310,9 @@ def _batch_line(settings: TrainingSettings, ranks: Ranks, task: Task) -> str:
     return text
 
 
-def _progress(
-    epoch: int, loss: float, position: Position, task: Task, settings: TrainingSettings, trained: Trained
-) -> dict[str, Any]:
-    steps = settings.epochs * task.steps_per_epoch
-    in_epoch = position.step - epoch * task.steps_per_epoch
-    return {
-        "kind": "progress",
-        "epoch": epoch + 1,
-        "epochs": settings.epochs,
-        "step": position.step,
-        "steps": steps,
-        "loss": loss,
-        **{name: total / max(in_epoch, 1) for name, total in position.sums.items() if name != "loss"},
-        "lr": max(group["lr"] for group in trained.optimizer.param_groups),
-        "samples_per_second": position.step * task.batch_size / position.seconds,
-        "speed": f"{position.step * task.batch_size * task.units_per_sample / position.seconds:.0f} {task.unit}/s",
-        "seconds_left": (steps - position.step) * position.seconds / position.step,
-        "memory_gib": _memory(trained.ranks.device),
-    }
-
-
-def _memory(device: torch.device) -> float:
+def _peak_memory_gib(device: torch.device) -> float:
     """The most that this process has held so far: of the accelerator's memory, or of the machine's."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**30
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30
-
-
-def _say_nothing(event: dict[str, Any]) -> None:
-    """The report of ranks that are not the first."""
-
-
-@contextmanager
-def signals_caught() -> Iterator[list[int]]:
-    """Collect SIGINT and SIGTERM in a list, so that a whole update and a checkpoint come before the end."""
-    caught: list[int] = []
-    numbers = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
-    previous = {number: signal.signal(number, lambda received, frame: caught.append(received)) for number in numbers}
-    try:
-        yield caught
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)

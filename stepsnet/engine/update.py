@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from ..config import TrainingSettings
 from ..errors import UserError
-from .distributed import Ranks, full
+from .distributed import DistributedContext, full_tensor
 from .randomness import seed_step
-from .settings import TrainingSettings
 from .task import Task
 
-__all__ = ["Update", "Updater", "autocast", "bare", "is_out_of_memory"]
+__all__ = ["Update", "Updater", "autocast", "unwrap", "is_out_of_memory"]
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Update:
 
     means: dict[str, float]  # "loss" and the task's others
     grad_norm: float  # before clipping
-    signals: int  # sum over ranks of the signals' numbers: 0 where none has caught one
+    interrupted: bool  # a rank has caught a signal
 
 
 def autocast(amp_dtype: str, device: torch.device):
@@ -53,16 +53,16 @@ class Updater:
         optimizer: Optimizer,
         schedule: Any,
         settings: TrainingSettings,
-        ranks: Ranks,
+        context: DistributedContext,
         averages: ModelEmaV3 | None,
     ):
         self.model, self.task, self.optimizer, self.schedule = model, task, optimizer, schedule
-        self.settings, self.ranks, self.averages = settings, ranks, averages
+        self.settings, self.context, self.averages = settings, context, averages
         self.parameters = list(model.parameters())  # to go through a deep model's modules costs a millisecond
-        self.scaler = torch.amp.GradScaler(ranks.device.type, enabled=settings.amp_dtype == "float16")
+        self.scaler = torch.amp.GradScaler(context.device.type, enabled=settings.amp_dtype == "float16")
 
     def __call__(self, step: int, batches: Sequence[Any], caught: Sequence[int] = ()) -> Update:
-        """Update number ``step``, counted from 0, on this rank's micro-batches; ``caught`` are its signals.
+        """Update number ``step``, counted from 0, on this rank's micro-batches; ``caught`` holds the signals that came.
 
         Raises:
             UserError: the loss or a gradient is not finite, or the batch does not fit into memory; the
@@ -75,9 +75,9 @@ class Updater:
             if is_out_of_memory(error):
                 raise UserError(self._too_large(error)) from None
             raise
-        shared = {**means, "grad_norm": full(norm), "signal": torch.tensor(float(sum(caught[:1])))}
-        values = dict(zip(shared, self.ranks.mean(list(shared.values()))))  # not finite where any rank's is not
-        grad_norm, signals = values.pop("grad_norm"), values.pop("signal")
+        shared = {**means, "grad_norm": full_tensor(norm), "interrupted": torch.tensor(float(bool(caught)))}
+        values = dict(zip(shared, self.context.mean(list(shared.values()))))  # not finite where any rank's is not
+        grad_norm, interrupted = values.pop("grad_norm"), values.pop("interrupted") > 0
         if not math.isfinite(values["loss"]) or not (math.isfinite(grad_norm) or self._may_scale_down()):
             raise UserError(self._not_finite(step, batches, values["loss"], grad_norm))
         if self.settings.clip_grad is not None:
@@ -86,8 +86,8 @@ class Updater:
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
         if self.averages:
-            self.averages.update(bare(self.model))
-        return Update(values, grad_norm, round(signals * self.ranks.world_size))
+            self.averages.update(unwrap(self.model))
+        return Update(values, grad_norm, interrupted)
 
     def _may_scale_down(self) -> bool:
         """Under float16 a gradient that overflows is passed over, and the next one scaled less."""
@@ -98,9 +98,9 @@ class Updater:
         sums: dict[str, Tensor] = {}
         for part, batch in enumerate(batches):
             last = part == len(batches) - 1
-            seed_step(self.settings.seed, step, self.ranks.rank, part)
+            seed_step(self.settings.seed, step, self.context.rank, part)
             with self._gradients_kept_here(not last):
-                with autocast(self.settings.amp_dtype, self.ranks.device):
+                with autocast(self.settings.amp_dtype, self.context.device):
                     loss, others = self.task.loss(self.model, batch)
                 self.scaler.scale(loss / len(batches)).backward()
             for name, mean in {"loss": loss, **others}.items():
@@ -135,12 +135,12 @@ class Updater:
 
             return hook
 
-        model = bare(self.model)
+        model = unwrap(self.model)
         hooks = [module.register_forward_hook(look(name or "the model")) for name, module in model.named_modules()]
         try:
-            with torch.no_grad(), autocast(self.settings.amp_dtype, self.ranks.device):
+            with torch.no_grad(), autocast(self.settings.amp_dtype, self.context.device):
                 for part, batch in enumerate(batches):
-                    seed_step(self.settings.seed, step, self.ranks.rank, part)
+                    seed_step(self.settings.seed, step, self.context.rank, part)
                     self.task.loss(self.model, batch)
         finally:
             for hook in hooks:
@@ -148,14 +148,16 @@ class Updater:
         if found:
             return f"the first module whose output is not finite is {found[0]}"
         broken = [
-            n for n, p in model.named_parameters() if p.grad is not None and not torch.isfinite(full(p.grad)).all()
+            n
+            for n, p in model.named_parameters()
+            if p.grad is not None and not torch.isfinite(full_tensor(p.grad)).all()
         ]
         if broken:  # the backward pass goes from the last parameter to the first
-            return f"every module's output is finite on rank {self.ranks.rank}, the gradient of {broken[-1]} is not"
-        return f"every module's output is finite on rank {self.ranks.rank}"
+            return f"every module's output is finite on rank {self.context.rank}, the gradient of {broken[-1]} is not"
+        return f"every module's output is finite on rank {self.context.rank}"
 
     def _too_large(self, error: Exception) -> str:
-        micro = self.settings.batch_size // (self.ranks.world_size * self.settings.accumulation_steps)
+        micro = self.settings.batch_size // (self.context.world_size * self.settings.accumulation_steps)
         return (
             f"memory: a forward pass of {micro} samples does not fit ({str(error).splitlines()[0]}); raise "
             f"accumulation_steps (now {self.settings.accumulation_steps}; the effective batch stays "
@@ -164,6 +166,6 @@ class Updater:
         )
 
 
-def bare(model: nn.Module) -> nn.Module:
+def unwrap(model: nn.Module) -> nn.Module:
     """The model without DDP around it."""
     return model.module if isinstance(model, DistributedDataParallel) else model

@@ -21,8 +21,8 @@ from timm.models import SwinTransformer, VisionTransformer
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ..engine.checkpoint import load_weights, newest
 from ..errors import UserError
+from ..run_folder import read_weights
 from ..stream import blocks_of
 
 __all__ = ["PyramidBackbone", "create_backbone", "load_backbone", "normalisation_of"]
@@ -221,12 +221,7 @@ def _part(name: str) -> str:
 
 def _read(place: Path) -> Mapping[str, Tensor]:
     if place.is_dir():
-        if (place / "model.safetensors").exists():
-            return load_weights(place / "model.safetensors")
-        checkpoint, _ = newest(place / "checkpoints")
-        if checkpoint is None:
-            raise UserError(f"backbone: {place} has no weights, neither model.safetensors nor a checkpoint")
-        return checkpoint.weights()
+        return read_weights(place)
     if not place.exists():
         raise UserError(f"backbone: got {place}, expected the folder of a run or a checkpoint file")
     try:

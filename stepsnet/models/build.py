@@ -8,8 +8,8 @@ import timm
 from timm.data import resolve_model_data_config
 from torch import nn
 
+from ..config import ModelSpec
 from ..errors import UserError, nearest
-from ..recipes.recipe import ModelSpec
 
 __all__ = ["DETECTORS", "build_model", "input_size_of"]
 

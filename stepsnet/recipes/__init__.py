@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ..config import Recipe
 from ..errors import UserError, nearest
 from . import ablations, ade20k, camvid, coco, deeper, imagenet, small, small_ablations, text, wikitext103
-from .recipe import Recipe
 
-__all__ = ["Recipe", "find_recipe", "recipes"]
+__all__ = ["find_recipe", "recipe_names", "recipes"]
 
 
 def recipes() -> dict[str, Callable[[], Recipe]]:
@@ -20,6 +20,10 @@ def recipes() -> dict[str, Callable[[], Recipe]]:
         for family in (small, small_ablations, text, imagenet, deeper, ablations, coco, ade20k, camvid, wikitext103)
         for name, make in family.RECIPES.items()
     }
+
+
+def recipe_names() -> list[str]:
+    return list(recipes())
 
 
 def find_recipe(name: str) -> Recipe:

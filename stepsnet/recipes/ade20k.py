@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from ..paper.tables import model_of, printed_rows
-from .recipe import ModelSpec, SegmentationRecipe
+from ..config import ModelSpec, SegmentationRecipe
+from ..paper.rows import model_of, printed_rows
 
 __all__ = ["RECIPES", "ade20k"]
 

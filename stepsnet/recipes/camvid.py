@@ -5,9 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from ..tasks.settings import SegmentationAugment
+from ..config import ModelSpec, SegmentationAugment, SegmentationRecipe
 from .ade20k import ade20k
-from .recipe import ModelSpec, SegmentationRecipe
 
 __all__ = ["RECIPES"]
 
@@ -54,7 +53,7 @@ def camvid_tiny() -> SegmentationRecipe:
         clip_grad=5.0,
         amp_dtype="float32",
         workers=0,
-        probe_epochs=5,
+        stream_epochs=5,
         log_interval=10,
     )
 

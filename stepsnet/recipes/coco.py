@@ -10,9 +10,8 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from ..paper.tables import TABLE_1, model_of, printed_rows
-from ..tasks.settings import DetectionAugment
-from .recipe import DetectionRecipe, ModelSpec
+from ..config import DetectionAugment, DetectionRecipe, ModelSpec
+from ..paper.rows import TABLE_1, model_of, printed_rows
 
 __all__ = ["RECIPES", "coco"]
 

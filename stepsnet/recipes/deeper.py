@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..paper.tables import ALLOCATION_IS_OURS, printed_rows
+from ..config import ClassificationRecipe
+from ..paper.rows import ALLOCATION_IS_OURS, printed_rows
 from .imagenet import STOCHASTIC_DEPTH, row_model, row_recipe
-from .recipe import ClassificationRecipe
 
 __all__ = ["RECIPES"]
 

@@ -10,9 +10,8 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from ..paper.tables import TABLE_1, model_of, printed_rows
-from ..tasks.settings import Augment
-from .recipe import ClassificationRecipe, ModelSpec
+from ..config import Augment, ClassificationRecipe, ModelSpec
+from ..paper.rows import TABLE_1, model_of, printed_rows
 
 __all__ = ["RECIPES", "STOCHASTIC_DEPTH", "derive", "imagenet", "row_model", "row_recipe"]
 

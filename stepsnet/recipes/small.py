@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
-from ..tasks.settings import Augment
-from .recipe import ClassificationRecipe, ModelSpec
+from ..config import Augment, ClassificationRecipe, ModelSpec
 
 # 16 tokens, averaged for the head: a class token is learnt late on so little data
 DIGITS = {
@@ -38,7 +37,7 @@ def digits_tiny() -> ClassificationRecipe:
         batch_size=32,
         lr=4e-3,
         warmup_epochs=2,
-        probe_epochs=5,
+        stream_epochs=5,
     )
 
 
@@ -61,7 +60,7 @@ def digits_deep() -> ClassificationRecipe:
         epochs=18,
         batch_size=64,
         lr=1e-3,
-        probe_epochs=1,
+        stream_epochs=1,
     )
 
 
@@ -91,7 +90,7 @@ def cifar10_shallow() -> ClassificationRecipe:
         batch_size=64,
         lr=1e-3,
         warmup_epochs=1,
-        probe_epochs=4,
+        stream_epochs=4,
     )
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
+from ..config import ClassificationRecipe, ModelSpec
 from ..plan import heads_for
-from .recipe import ClassificationRecipe, ModelSpec
 from .small import DIGITS, digits_deep
 
 __all__ = ["RECIPES"]

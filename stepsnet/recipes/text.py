@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from .recipe import LanguageRecipe, ModelSpec
+from ..config import LanguageRecipe, ModelSpec
 from .wikitext103 import EMBEDDING_SCALE, wikitext103
 
 __all__ = ["RECIPES"]

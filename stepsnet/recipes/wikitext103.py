@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from ..paper.tables import model_of, printed_rows
-from .recipe import LanguageRecipe, ModelSpec
+from ..config import LanguageRecipe, ModelSpec
+from ..paper.rows import model_of, printed_rows
 
 __all__ = ["EMBEDDING_SCALE", "RECIPES", "wikitext103"]
 

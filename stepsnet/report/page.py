@@ -24,7 +24,7 @@ from ..files import write_atomically
 from .depth import figure_depth, figure_results
 from .figures import STYLE, Picture, figure_curves, figure_shortcut_ratio, figure_widths, write_csv
 from .runs import Group, Run, group_runs, load_run, members
-from .signal import figure_signal
+from .stream import figure_signal
 from .words import count, duration, headline, number
 
 

@@ -30,7 +30,7 @@ class Run:
     summary: dict[str, Any]
     epochs: dict[int, dict[str, Any]]  # the lines of kind "epoch" by their epoch
     ratios: dict[int, dict[str, Any]]  # those of kind "shortcut_ratio"
-    signals: dict[int, dict[str, Any]]  # those of kind "stream_signal", by their update
+    signals: dict[int, dict[str, Any]]  # those of kind "measure_stream", by their update
 
     @property
     def seed(self) -> Any:

@@ -1,0 +1,179 @@
+"""Weights and checkpoints on the disk: how they are read, and how a damaged one is noticed.
+
+A checkpoint is a folder ``step-00001234``. Of one process, or of DDP, it holds ``model.safetensors`` (weights
+and buffers), ``averages.safetensors`` where weights are averaged, and ``state.pt`` (optimizer by parameter
+name and position, loadable with ``weights_only=True``). Of FSDP, ``shards/`` holds the tensors as
+torch.distributed.checkpoint writes them, each rank its own, and ``state.pt`` the rest. ``SHA256SUMS`` guards
+every file. engine/train_state.py writes them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import get_model_state_dict
+
+from .errors import UserError
+
+__all__ = [
+    "SHARDS",
+    "SUMS",
+    "Checkpoint",
+    "check_fit",
+    "checkpoint_folders",
+    "latest",
+    "load_into",
+    "load_weights",
+    "retied",
+    "save_weights",
+    "sha256",
+    "untied",
+    "valid_checkpoints",
+]
+
+SUMS, SHARDS = "SHA256SUMS", "shards"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A valid checkpoint on the disk."""
+
+    path: Path
+    state: dict[str, Any]
+
+    def weights(self) -> dict[str, Tensor]:
+        """The weights to evaluate: the averages, where there are any."""
+        if (self.path / SHARDS).is_dir():
+            return _gathered(self.path / SHARDS)
+        averages = self.path / "averages.safetensors"
+        return load_weights(averages if averages.exists() else self.path / "model.safetensors")
+
+
+def latest(folder: Path, step: int | None = None) -> tuple[Checkpoint | None, list[str]]:
+    """The latest valid checkpoint (or that of one step), and a line for each that was skipped.
+
+    Raises:
+        UserError: there are some and none is valid.
+    """
+    skipped: list[str] = []
+    for path in checkpoint_folders(folder):
+        if step is not None and path.name != f"step-{step:08d}":
+            continue
+        try:
+            _verify(path)
+            state = torch.load(path / "state.pt", map_location="cpu", weights_only=True)
+        except (OSError, UserError, RuntimeError, ValueError, pickle.UnpicklingError) as error:
+            skipped.append(f"skipped {path}: {error}")
+            continue
+        return Checkpoint(path, state), skipped
+    if skipped:
+        raise UserError("checkpoint: none of them is valid: " + "; ".join(skipped))
+    return None, []
+
+
+def valid_checkpoints(folder: Path) -> list[Checkpoint]:
+    """Every valid checkpoint, the oldest first."""
+    steps = [int(path.name.removeprefix("step-")) for path in reversed(checkpoint_folders(folder))]
+    found = []
+    for step in steps:
+        with suppress(UserError):
+            checkpoint, _ = latest(folder, step)
+            found += [checkpoint] if checkpoint else []
+    return found
+
+
+def load_into(model: nn.Module, weights: Mapping[str, Any]) -> None:
+    """Load weights into a model that nothing is put around; tied ones need to be there once.
+
+    Raises:
+        UserError: with the first tensors that differ.
+    """
+    weights = retied(model, weights)
+    check_fit(model, weights)
+    model.load_state_dict(weights)
+
+
+def save_weights(path: Path, weights: Mapping[str, Tensor]) -> None:
+    safetensors.torch.save_file({name: tensor.detach().contiguous() for name, tensor in weights.items()}, path)
+
+
+def load_weights(path: Path) -> dict[str, Any]:
+    """Weights from a safetensors file.
+
+    Raises:
+        UserError: the file is missing or no safetensors file.
+    """
+    try:
+        return safetensors.torch.load_file(path)
+    except FileNotFoundError:
+        raise UserError(f"checkpoint: {path} does not exist") from None
+    except Exception as error:  # the library raises a class of its own that it does not export
+        raise UserError(f"checkpoint: cannot read {path} as safetensors: {error}") from error
+
+
+def check_fit(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Raises UserError with the first tensors that differ, where ``load_state_dict`` prints them all."""
+    own: dict[str, Any] = get_model_state_dict(model)  # by the names without what is put around the model
+    expected = {name: tuple(tensor.shape) for name, tensor in own.items()}
+    got = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+    differing = [name for name in {**expected, **got} if expected.get(name) != got.get(name)]
+    if differing:
+        first = "; ".join(f"{n} {got.get(n, 'missing')}, expected {expected.get(n, 'none')}" for n in differing[:3])
+        raise UserError(f"checkpoint: {len(differing)} tensors do not fit the model: got {first}")
+
+
+def _ties(model: nn.Module) -> dict[str, str]:
+    """Names of parameters that are another's too -> the first name of each."""
+    first: dict[int, str] = {}
+    every = model.named_parameters(remove_duplicate=False)
+    return {name: first[id(p)] for name, p in every if first.setdefault(id(p), name) != name}
+
+
+def untied(model: nn.Module, weights: Mapping[str, Any]) -> dict[str, Any]:
+    """Without second names, which safetensors refuses and an embedding is too large for."""
+    ties = _ties(model)
+    return {name: tensor for name, tensor in weights.items() if name not in ties}
+
+
+def retied(model: nn.Module, weights: Mapping[str, Any]) -> dict[str, Any]:
+    ties = _ties(model)
+    return {**{name: weights[first] for name, first in ties.items() if first in weights}, **weights}
+
+
+def _gathered(shards: Path) -> dict[str, Tensor]:
+    """The weights of a sharded checkpoint, without a model to tell their shapes."""
+    tensors = dcp.FileSystemReader(shards).read_metadata().state_dict_metadata
+    kind = "averages" if any(name.startswith("averages.") for name in tensors) else "model"
+    wanted = {
+        name: torch.empty(entry.size, dtype=entry.properties.dtype)
+        for name, entry in tensors.items()
+        if name.startswith(f"{kind}.") and isinstance(entry, dcp.TensorStorageMetadata)
+    }
+    dcp.load(wanted, checkpoint_id=shards, no_dist=True)
+    return {name.removeprefix(f"{kind}."): tensor for name, tensor in wanted.items()}
+
+
+def checkpoint_folders(folder: Path) -> list[Path]:
+    return sorted(folder.glob("step-*"), reverse=True)
+
+
+def _verify(path: Path) -> None:
+    for line in (path / SUMS).read_text().splitlines():
+        expected, name = line.split(maxsplit=1)
+        if sha256(path / name) != expected:
+            raise UserError(f"{name} does not match its checksum")
+
+
+def sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

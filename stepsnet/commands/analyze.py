@@ -1,0 +1,156 @@
+"""`stepsnet analyze`: analyses of runs on their validation split: Fig. 2 and what stands behind it, Tables 6 and 7."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import UserError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+__all__ = ["analyze_drop", "analyze_mask", "analyze_shortcut", "render_rows"]
+
+HELP = "look inside trained networks: Fig. 2, Table 6 and Table 7 of your own runs"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "kind",
+        choices=("shortcut", "mask", "drop"),
+        help="what the residual stream carries by depth; or score a run without channels of a path, or without blocks",
+    )
+    parser.add_argument("runs", metavar="RUN", nargs="+", type=Path)
+    parser.add_argument("--out", metavar="DIR", type=Path, default=Path("analysis"), help="for the figures of shortcut")
+    parser.add_argument("--each", action="store_true", help="with drop: each single block in turn")
+    parser.add_argument("--data", help="other data than the run's, such as folder:PATH")
+    parser.add_argument("--json", action="store_true")
+
+
+def run(options: argparse.Namespace) -> None:
+    if options.each and options.kind != "drop":
+        raise UserError(f"analyze: got --each with {options.kind}, expected it with drop")
+    if options.kind == "shortcut":
+        rows = analyze_shortcut(options.runs, options.out, options.data)
+    elif options.kind == "mask":
+        rows = analyze_mask(options.runs, options.data)
+    else:
+        rows = analyze_drop(options.runs, options.data, options.each)
+    if options.json:
+        from ..provenance import provenance
+
+        print(json.dumps({"rows": rows, **provenance()}))
+    else:
+        print(render_rows(rows))
+
+
+Evaluate = Callable[["nn.Module"], dict[str, float]]
+Analysis = Callable[["nn.Module", Evaluate], list[dict[str, Any]]]
+
+
+def analyze_shortcut(folders: Sequence[Path], out: Path, data: str | None = None) -> list[dict[str, Any]]:
+    """Fig. 2 of any runs: the signal in the residual stream at every checkpoint that they keep.
+
+    Writes ``signal.png``, ``signal.svg`` and ``signal.csv`` in ``out``.
+
+    Returns:
+        A row for each checkpoint: the mean, least and last γ, the correlation of the output with the input, and
+        the gradient at the first block over that at the last.
+
+    Raises:
+        UserError: a folder is no run, or has no checkpoint.
+    """
+    from ..analysis.block_statistics import summarize
+    from ..analysis.residual_stream import measure_stream
+    from ..checkpoint import load_into, valid_checkpoints
+    from ..engine.distributed import pick_device
+    from ..report.stream import StreamOf, draw_stream
+    from ..run_folder import read_run_recipe
+    from ..tasks import build_task
+
+    measured, rows = [], []
+    for folder in folders:
+        recipe = read_run_recipe(folder)
+        model, task = build_task(recipe, data, folder)
+        device = pick_device(recipe.device)
+        model, batch = model.to(device).eval(), task.example_batch(device)
+        checkpoints = valid_checkpoints(folder / "checkpoints")
+        if not checkpoints:
+            raise UserError(f"analyze: {folder} has no valid checkpoint")
+        for checkpoint in checkpoints:
+            load_into(model, checkpoint.weights())
+            found = measure_stream(model, lambda model: task.loss(model, batch)[0])  # noqa: B023 - called at once
+            step = int(checkpoint.state["position"]["step"])
+            measured.append(StreamOf(folder.name, step, found))
+            rows.append({"run": folder.name, "update": step, "metrics": summarize(found)})
+    draw_stream(measured, out)
+    return rows
+
+
+def analyze_mask(folders: Sequence[Path], data: str | None = None) -> list[dict[str, Any]]:
+    """Table 6 on a run, or on several of one model, such as its seeds: metrics are lists with a value a run.
+
+    Raises:
+        UserError: a folder is no run, its model has a single step, or the runs are not of one model.
+    """
+    from ..analysis.interventions import mask_paths
+
+    return _over_runs(mask_paths, folders, data)
+
+
+def analyze_drop(folders: Sequence[Path], data: str | None = None, each: bool = False) -> list[dict[str, Any]]:
+    """Table 7, or each single block's share, and raises UserError, as above."""
+    from ..analysis.interventions import drop_each, drop_steps
+
+    return _over_runs(drop_each if each else drop_steps, folders, data)
+
+
+def _over_runs(analysis: Analysis, folders: Sequence[Path], data: str | None) -> list[dict[str, Any]]:
+    from ..run_folder import read_run_recipe
+
+    models = [read_run_recipe(folder).model for folder in folders]
+    if different := [folder for folder, model in zip(folders, models) if model != models[0]]:
+        raise UserError(f"analyze: {different[0]} is not of the model of {folders[0]}, expected runs of one model")
+    found = [analysis(*_run(folder, data)) for folder in folders]
+    return [
+        {**rows[0], "metrics": {name: [row["metrics"][name] for row in rows] for name in rows[0]["metrics"]}}
+        for rows in zip(*found)
+    ]
+
+
+def render_rows(rows: list[dict[str, Any]]) -> str:
+    """Rows as a Markdown table: what was done, then the metrics, of several runs the mean ± sample deviation."""
+    done = [key for key in rows[0] if key not in ("metrics", "blocks")]
+    metrics = list(rows[0]["metrics"])
+    lines = [
+        "| " + " | ".join([*done, *metrics]).replace("_", " ") + " |",
+        "|" + "---|" * len(done) + "---:|" * len(metrics),
+    ]
+    for row in rows:
+        cells = [str(row[key]) for key in done] + [_said(row["metrics"][key]) for key in metrics]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _said(value: float | list[float]) -> str:
+    if not isinstance(value, list):
+        return f"{value:.4g}"
+    deviation = f" ± {statistics.stdev(value):.2g}" if len(value) > 1 else ""
+    return f"{statistics.fmean(value):.4g}{deviation}"
+
+
+def _run(folder: Path, data: str | None) -> tuple[nn.Module, Evaluate]:
+    from ..engine.task import BatchShard
+    from ..run_folder import read_run_recipe
+    from ..tasks import build_task
+    from ..tasks.prediction import load_trained
+
+    recipe = read_run_recipe(folder)
+    model, task = build_task(recipe, data, folder)
+    model, device = load_trained(folder, recipe, model)
+    return model, lambda model: task.evaluate(model, BatchShard(), device)

@@ -1,0 +1,218 @@
+"""`stepsnet bench`: speed and memory of any models side by side, and the figures of Fig. 6."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ..config import ModelSpec
+from ..errors import UserError
+from .options import integers
+
+__all__ = ["bench", "find_candidates", "render_bench"]
+
+HELP = "measure the speed and memory of models side by side (Fig. 6)"
+TOKENS = 128  # of a language model's samples
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "models",
+        metavar="MODEL",
+        nargs="+",
+        help="a timm or StepsNet name, table:5b for a table's rows, a run folder or its summary.json",
+    )
+    parser.add_argument("--out", metavar="DIR", type=Path, default=Path("speed"), help="for speed.json and the figures")
+    parser.add_argument("--batch-size", type=int, default=32, help="samples per forward pass (default: 32)")
+    parser.add_argument("--rounds", type=int, default=10, help="timings of each model (default: 10)")
+    parser.add_argument(
+        "--memory", metavar="B,B", type=integers, default=[32, 64], help="two batch sizes (default: 32,64); 0 is none"
+    )
+    parser.add_argument("--no-train", action="store_true", help="inference only")
+    parser.add_argument("--device", default="auto", help="cpu, cuda, … (default: an accelerator if there is one)")
+    parser.add_argument("--amp-dtype", default="float32", help="float32, bfloat16 or float16 (default: float32)")
+    parser.add_argument("--compile", action="store_true", help="with torch.compile, one block at a time")
+    parser.add_argument("--json", action="store_true")
+
+
+def run(options: argparse.Namespace) -> None:
+    memory = tuple(options.memory) if any(options.memory) else None
+    if memory and len(memory) != 2:
+        raise UserError(f"--memory: got {','.join(map(str, memory))}, expected two batch sizes such as 32,64, or 0")
+    names = ("batch_size", "rounds", "device", "amp_dtype", "compile")
+    settings = {name: getattr(options, name) for name in names}
+    note = partial(print, file=sys.stderr, flush=True)
+    candidates = find_candidates(options.models)
+    result = bench(candidates, options.out, memory_batches=memory, train=not options.no_train, note=note, **settings)
+    print(json.dumps(result) if options.json else render_bench(result))
+
+
+@dataclass(frozen=True)
+class Candidate:
+    name: str
+    curve: str  # the line that it is a point of, in pictures
+    spec: ModelSpec
+    accuracy: float | None = None  # %
+    accuracy_of: str = ""
+
+
+def find_candidates(places: Sequence[str]) -> list[Candidate]:
+    """Models by name, the rows of the paper's tables as ``table:5b``, and runs by their folder or ``summary.json``.
+
+    Raises:
+        UserError: a place that is none of these, a run without a summary, or a name twice.
+    """
+    found: list[Candidate] = []
+    for place in places:
+        path = Path(place)
+        if place.startswith("table:"):
+            found += _of_table(place.removeprefix("table:"))
+        elif path.is_dir() or path.suffix == ".json":
+            found.append(_of_run(path))
+        else:
+            found.append(Candidate(place, place, ModelSpec(place)))
+    names = [candidate.name for candidate in found]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise UserError(f"bench: got {twice} twice, expected each model once")
+    return found
+
+
+def _of_table(table: str) -> list[Candidate]:
+    from ..paper.rows import model_of, printed_rows
+
+    found = []
+    for row in printed_rows(table):
+        name, arguments = model_of(row) or ("", {})
+        title = row["row"]
+        curve = title.rsplit(" ", 2)[0] if title.endswith("blocks") else title.rsplit("-", 1)[0]
+        found.append(Candidate(title, curve, ModelSpec(name, arguments), row.get("top1"), "as the paper prints it"))
+    return found
+
+
+def _of_run(path: Path) -> Candidate:
+    file = path / "summary.json" if path.is_dir() else path
+    try:
+        summary = json.loads(file.read_text(encoding="utf-8"))
+        spec = ModelSpec(**summary["model"])
+        accuracy = summary["metrics"].get("val_top1")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"bench: {file} is not the summary of a run ({type(error).__name__}: {error})") from None
+    name = path.name if path.is_dir() else f"{path.parent.name}/{path.stem}"
+    return Candidate(name, summary.get("label", name), spec, accuracy, "of the run" if accuracy is not None else "")
+
+
+def bench(
+    candidates: Sequence[Candidate],
+    out: Path,
+    *,
+    batch_size: int = 32,
+    rounds: int = 10,
+    memory_batches: tuple[int, int] | None = (32, 64),
+    train: bool = True,
+    device: str = "auto",
+    amp_dtype: str = "float32",
+    compile: bool = False,
+    note: Callable[[str], None] = lambda text: None,
+) -> dict[str, Any]:
+    """Measure and write ``speed.json`` and the pictures, with their numbers as CSV, in ``out``.
+
+    Args:
+        memory_batches: the two batch sizes between which memory a sample is taken; None leaves memory out.
+
+    Returns:
+        What ``speed.json`` holds: settings, where it was measured, and a row a model: samples/s of inference and
+        training, latency in ms, bytes; medians and quartiles over the rounds, and the seconds of each round.
+
+    Raises:
+        UserError: a number out of range, a model that cannot be built, or what does not fit into memory.
+    """
+    from ..analysis.complexity import count_complexity, count_language_model
+    from ..analysis.speed import Measured, measure_memory, measure_speed, quartiles
+    from ..engine.blocks import compile_blocks
+    from ..engine.distributed import pick_device
+    from ..files import write_atomically
+    from ..models.build import DETECTORS, build_model, input_size_of
+    from ..provenance import provenance
+    from ..report.speed import draw_speed
+    from ..stream import is_flat
+
+    for name, value in (("batch-size", batch_size), ("rounds", rounds)):
+        if value < 1:
+            raise UserError(f"--{name}: got {value}, expected at least 1")
+    where, rows, measured = pick_device(device), [], []
+    for candidate in candidates:
+        if candidate.spec.name in DETECTORS:
+            raise UserError(f"bench: got {candidate.name}, a detector, expected a classifier or a language model")
+        model = build_model(candidate.spec)
+        if is_flat(model):
+            shape: tuple[int, ...] = (TOKENS,)
+            counts = count_language_model(model)
+        else:
+            shape = input_size_of(candidate.spec, model)
+            counts = count_complexity(model, shape)
+        if compile:
+            compile_blocks(model)
+        measured.append(Measured(candidate.name, model, shape))
+        rows.append(
+            {
+                "model": candidate.name,
+                "curve": candidate.curve,
+                "shape": list(shape),
+                **vars(counts),
+                "accuracy": candidate.accuracy,
+                "accuracy_of": candidate.accuracy_of,
+            }
+        )
+    seconds = measure_speed(measured, batch_size, rounds, where, amp_dtype, train, note)
+    for row, one in zip(rows, measured):
+        timed = seconds[one.name]
+        row["latency_ms"] = quartiles([1000 * value for value in timed["latency"]])
+        for kind in ("inference", "training"):
+            if kind in timed:
+                row[kind] = quartiles([batch_size / value for value in timed[kind]])
+        row["seconds"] = timed
+        if memory_batches:
+            note(f"memory of {one.name}")
+            row["memory"] = measure_memory(one, memory_batches, where, amp_dtype, train)
+    settings = {"batch_size": batch_size, "rounds": rounds, "amp_dtype": amp_dtype, "compile": compile}
+    result = {"device": str(where), **settings, "rows": rows, **provenance()}
+    out.mkdir(parents=True, exist_ok=True)
+    write_atomically(out / "speed.json", json.dumps(result, indent=1) + "\n")
+    draw_speed(result, out)
+    return result
+
+
+def render_bench(result: dict[str, Any]) -> str:
+    """As a Markdown table: medians, and half the distance of the quartiles in % behind ±."""
+    rows = result["rows"]
+    columns: dict[str, Callable[[dict[str, Any]], str]] = {
+        "blocks": lambda row: str(row["blocks"]),
+        "MACs (G)": lambda row: f"{row['macs'] / 1e9:.3g}",
+        "inference /s": lambda row: _median(row["inference"]),
+    }
+    if "training" in rows[0]:
+        columns["training /s"] = lambda row: _median(row["training"])
+    columns["latency (ms)"] = lambda row: _median(row["latency_ms"])
+    for kind in rows[0].get("memory", {}):
+        columns[f"{kind} MiB a sample"] = partial(_memory, kind)
+    lines = [
+        "| model | " + " | ".join(columns) + " |",
+        "|---|" + "---:|" * len(columns),
+        *(f"| {row['model']} | " + " | ".join(show(row) for show in columns.values()) + " |" for row in rows),
+    ]
+    return "\n".join(lines)
+
+
+def _memory(kind: str, row: dict[str, Any]) -> str:
+    return f"{row['memory'][kind]['per_sample'] / 2**20:.1f}"
+
+
+def _median(value: dict[str, Any]) -> str:
+    low, high = value["quartiles"]
+    return f"{value['median']:.3g} ± {50 * (high - low) / value['median']:.0f}%"

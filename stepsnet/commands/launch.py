@@ -1,0 +1,190 @@
+"""Many runs, as processes side by side: the threads and the queue of the parent, and the child's end of it.
+
+A child is ``python -m stepsnet.commands.launch``. It reads one :class:`Job` as JSON from its standard input and writes
+what it reports, a JSON object per line, to its standard output.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import UserError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from ..config import Recipe
+    from ..console import Display
+
+__all__ = ["Contender", "check_grid", "train_grid"]
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A recipe among others that are trained with the same seeds."""
+
+    name: str  # of its runs
+    label: str  # of what it is, in reports
+    recipe: Recipe
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of a child process."""
+
+    name: str  # shown while it runs
+    label: str
+    config: str  # path of the recipe
+    folder: str
+
+
+def check_grid(recipes: Sequence[Recipe], seeds: Sequence[int], jobs: int) -> list[nn.Module]:
+    """Find mistakes before anything is written or trained; returns the models, on the meta device.
+
+    Raises:
+        UserError: too few jobs, seeds that repeat, or a model that cannot be built.
+    """
+    import torch
+
+    from ..models.build import build_model
+
+    if jobs < 1 or not seeds or len(set(seeds)) != len(seeds):
+        raise UserError(f"--jobs and --seeds: got {jobs} and {list(seeds)}, expected at least 1 job and distinct seeds")
+    with torch.device("meta"):
+        return [build_model(recipe.model) for recipe in recipes]
+
+
+def train_grid(
+    contenders: Sequence[Contender], folder: Path, seeds: Sequence[int], jobs: int, display: Display
+) -> list[Path]:
+    """Train each contender with each seed in a folder of its own, ``jobs`` at once; returns the folders.
+
+    What has ended under this very recipe is left as it is.
+
+    Raises:
+        UserError: a folder holds a run of another recipe, or a run failed. Interrupted: a signal.
+    """
+    from ..files import write_atomically
+    from ..overrides import to_yaml
+    from ..run_folder import open_run_folder, read_summary
+
+    waiting, runs = [], []
+    for seed in seeds:
+        for contender in contenders:
+            recipe = dataclasses.replace(contender.recipe, baseline=None, seed=seed)
+            run = folder / f"{contender.name.lower().replace('/', '-')}-seed{seed}"
+            runs.append(run)
+            if read_summary(run):
+                open_run_folder(run, recipe, resume=True)  # raises where it is of another recipe
+                continue
+            config = folder / "recipes" / f"{run.name}.yaml"
+            write_atomically(config, to_yaml(recipe))
+            name = f"{contender.name}, seed {seed}" if len(seeds) > 1 else contender.name
+            waiting.append(Job(name, contender.label, str(config), str(run)))
+    if waiting:
+        _Launcher(waiting, jobs, display).run()
+    return runs
+
+
+class _Launcher:
+    """Starts the jobs, shows their events as they come, and stops all of them when one fails or a signal comes."""
+
+    def __init__(self, waiting: list[Job], jobs: int, display: Display):
+        self.waiting, self.at_once, self.display = waiting, jobs, display
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        self.environment = {**os.environ, "OMP_NUM_THREADS": str(max(1, cores // min(jobs, len(waiting))))}
+        self.lines: queue.Queue[tuple[str, str | None]] = queue.Queue()  # of a child; None where it has ended
+        self.running: dict[str, subprocess.Popen] = {}
+        self.last_line: dict[str, str] = {}
+        self.failed: list[str] = []
+        self.told: set[subprocess.Popen] = set()
+
+    def run(self) -> None:
+        from ..engine.interrupt import Interrupted, catch_signals
+
+        with catch_signals() as caught:
+            try:
+                while self.waiting or self.running:
+                    stopping = bool(caught or self.failed)
+                    if stopping and not self.running:
+                        break
+                    while self.waiting and len(self.running) < self.at_once and not stopping:
+                        self.start(self.waiting.pop(0))
+                    self.handle_next_line(bool(caught))
+                    if caught or self.failed:
+                        self.stop_children()
+            finally:
+                for process in self.running.values():
+                    process.kill()
+            if caught:
+                raise Interrupted(caught[0])
+        if self.failed:
+            first = self.failed[0]
+            raise UserError(f"run {first} failed: {self.last_line.get(first, 'no output')}")
+
+    def start(self, job: Job) -> None:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "stepsnet.commands.launch"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=self.environment,
+        )
+        assert process.stdin is not None
+        process.stdin.write(json.dumps(dataclasses.asdict(job)))
+        process.stdin.close()
+        self.running[job.name] = process
+        threading.Thread(target=self.forward, args=(job.name, process), daemon=True).start()
+
+    def forward(self, name: str, process: subprocess.Popen) -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            self.lines.put((name, line))
+        self.lines.put((name, None))
+
+    def handle_next_line(self, interrupted: bool) -> None:
+        try:
+            name, line = self.lines.get(timeout=0.2)
+        except queue.Empty:
+            return
+        if line is None:
+            if self.running.pop(name).wait() and not interrupted:
+                self.failed.append(name)
+            return
+        try:
+            self.display.show({**json.loads(line), "run": name})
+        except ValueError:
+            self.last_line[name] = line.strip()
+
+    def stop_children(self) -> None:
+        """Each ends after its update and a checkpoint."""
+        for process in set(self.running.values()) - self.told:
+            process.send_signal(signal.SIGINT)
+            self.told.add(process)
+
+
+def _run_job(job: Job) -> Any:
+    from ..console import Events
+    from ..overrides import read_recipe
+    from .train import train_run
+
+    sys.argv[1:] = ["train", job.config, "--run", job.folder]  # the command that does the same, for its summary
+    return train_run(read_recipe(Path(job.config)), Path(job.folder), Events(), resume=True, label=job.label)
+
+
+if __name__ == "__main__":
+    from ..cli import exit_status
+
+    sys.exit(exit_status(lambda: _run_job(Job(**json.load(sys.stdin)))))

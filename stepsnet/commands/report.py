@@ -1,0 +1,22 @@
+"""`stepsnet report`: one HTML page for any runs."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+HELP = "write one HTML page for any runs, finished or not"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("runs", metavar="RUN", nargs="+", type=Path, help="run folders, or that of a comparison")
+    parser.add_argument("--out", metavar="FILE", type=Path, default=Path("report.html"), help="default: report.html")
+    parser.add_argument("--title", help="default: the names of the recipes")
+
+
+def run(options: argparse.Namespace) -> None:
+    from ..report import find_runs, write_report
+
+    runs = find_runs(options.runs)
+    write_report(runs, options.out, options.title)
+    print(f"report: {options.out} — {len(runs)} run{'s' * (len(runs) > 1)}")

@@ -1,0 +1,96 @@
+"""`stepsnet sweep`: a grid of recipes and seeds, such as depth × architecture, drawn against the depth."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import UserError
+from .launch import Contender, check_grid, train_grid
+from .options import add_grid_options, add_run_options
+
+if TYPE_CHECKING:
+    from ..config import Recipe
+    from ..console import Display
+
+__all__ = ["sweep"]
+
+HELP = "train a grid of recipes and seeds, and draw it against the depth (Fig. 1)"
+KEPT = ("recipe", "label", "seed", "blocks", "layers", "params", "macs", "metrics")  # of each run, in sweep.json
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("patterns", metavar="RECIPE", nargs="+", help="names or patterns such as 'digits/steps_*'")
+    add_run_options(parser)
+    add_grid_options(parser, [0], "each recipe with each (default: 0)")
+
+
+def run(options: argparse.Namespace) -> None:
+    from ..console import choose_display
+    from ..overrides import override
+
+    patterns = [text for text in options.patterns if "=" not in text]
+    overrides = [text for text in options.patterns if "=" in text] + options.overrides
+    recipes = _matching(patterns)
+    if options.data:
+        recipes = [dataclasses.replace(recipe, data=options.data) for recipe in recipes]
+    recipes = [override(recipe, overrides) for recipe in recipes]
+    folder = options.run or Path("runs") / "sweep"
+    with choose_display() as display:
+        rows = sweep(recipes, folder, options.seeds, options.jobs, display, options.resume)
+    print(f"report: {folder / 'report.html'} — {len(rows)} runs of {len(recipes)} recipes")
+
+
+def _matching(patterns: Sequence[str]) -> list[Recipe]:
+    """Raises UserError, with the nearest names, for a pattern that no recipe matches."""
+    from fnmatch import fnmatchcase
+
+    from ..recipes import find_recipe, recipe_names
+
+    names = [name for name in recipe_names() if any(fnmatchcase(name, pattern) for pattern in patterns)]
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            find_recipe(pattern)
+    return [find_recipe(name) for name in names]
+
+
+def sweep(
+    recipes: Sequence[Recipe], folder: Path, seeds: Sequence[int], jobs: int, display: Display, resume: bool = False
+) -> list[dict[str, Any]]:
+    """Train every recipe with every seed, ``jobs`` at once, and write ``sweep.json`` and ``report.html``.
+
+    The report has the figure of Fig. 1 where the recipes are of several depths.
+
+    Each run is an ordinary ``stepsnet train`` in a folder of its own. A sweep that was stopped, or that grows by
+    recipes or seeds, trains only what is missing.
+
+    Returns:
+        A row for each run: recipe, label (StepsNet or baseline), seed, blocks, layers, params, macs, metrics.
+
+    Raises:
+        UserError: no recipe or seed, the folder is not empty and not resumed, a run in it is of
+            another recipe, or a run failed.
+    """
+    from ..files import write_atomically
+    from ..report import write_report
+    from ..report.runs import BASELINE, STEPS
+    from ..run_folder import read_summary
+    from ..stream import widths_of
+
+    if not recipes:
+        raise UserError("sweep: got no recipe, expected at least one")
+    if not resume and folder.exists() and any(folder.iterdir()):
+        raise UserError(f"--run: {folder} is not empty, expected a new folder (--resume trains what is missing in it)")
+    models = check_grid(recipes, seeds, jobs)
+    labels = [STEPS if len(set(widths_of(model))) > 1 else BASELINE for model in models]
+    contenders = [Contender(recipe.name, label, recipe) for recipe, label in zip(recipes, labels)]
+    runs = train_grid(contenders, folder, seeds, jobs, display)
+    rows = [{key: summary[key] for key in KEPT} for run in runs if (summary := read_summary(run))]
+    write_atomically(folder / "sweep.json", json.dumps(rows, indent=1) + "\n")
+    families = dict.fromkeys(recipe.name.partition("/")[0] for recipe in recipes)
+    write_report(runs, folder / "report.html", f"{', '.join(families)}: {len(recipes)} recipes")
+    return rows

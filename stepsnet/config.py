@@ -1,0 +1,293 @@
+"""Every setting that a run can be given, and the recipe types.
+
+A recipe is data with a name: a model, its baseline, a task and its settings. Each field declares its type,
+bounds and meaning in one line; pydantic checks them wherever a recipe is made, be it in Python, by
+``key=value`` or from a run's ``config.yaml`` (overrides.py). Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass
+
+from .errors import UserError
+
+__all__ = [
+    "MAY_CHANGE_ON_RESUME",
+    "RECIPE_TYPES",
+    "AnyRecipe",
+    "Augment",
+    "ClassificationRecipe",
+    "DetectionAugment",
+    "DetectionRecipe",
+    "LanguageRecipe",
+    "ModelSpec",
+    "Recipe",
+    "SegmentationAugment",
+    "SegmentationRecipe",
+    "TrainingSettings",
+]
+
+# Strict: "3" is not a number and true is not 1. By the rules of JSON a list fills a tuple and 1 a float.
+_STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+Share = Annotated[float, Field(ge=0, le=1)]
+Positive = Annotated[float, Field(gt=0)]
+Side = Annotated[int, Field(ge=1)]  # in pixels
+
+
+@dataclass(frozen=True, kw_only=True, config=_STRICT)
+class TrainingSettings:
+    """Hyper-parameters by timm's names. Times are in epochs, rates are per update."""
+
+    epochs: int = Field(default=300, ge=1, description="passes over the training data")
+    batch_size: int = Field(default=1024, ge=1, description="samples per update, over all ranks and accumulated parts")
+    accumulation_steps: int = Field(
+        default=1, ge=1, description="forward passes per update on each rank, to save memory"
+    )
+    opt: str = Field(default="adamw", description="any of timm's optimizers")
+    lr: float = Field(default=1e-3, ge=0, description="the highest learning rate")
+    lr_base_size: int | None = Field(
+        default=None, ge=1, description="samples per update that lr is meant for; null: as it is"
+    )
+    lr_base_scale: Literal["linear", "sqrt"] = Field(default="linear", description="how lr is scaled to batch_size")
+    betas: tuple[Share, Share] = Field(default=(0.9, 0.999), description="of optimizers that have them")
+    momentum: Share = Field(default=0.9, description="of optimizers that have it in place of betas")
+    eps: float = Field(default=1e-8, ge=0, description="of the optimizer")
+    weight_decay: float = Field(
+        default=0.05, ge=0, description="not applied to norms, biases and what the model exempts"
+    )
+    layer_decay: Share | None = Field(default=None, description="the rate of each block as a share of the next one's")
+    sched: Literal["cosine", "poly", "multistep"] = Field(default="cosine", description="the schedule after the warmup")
+    poly_power: float = Field(default=1.0, gt=0, description="of sched=poly")
+    milestones: tuple[Positive, ...] = Field(
+        default=(), description="of sched=multistep: epochs after which the rate drops"
+    )
+    decay_rate: Share = Field(default=0.1, description="of sched=multistep: the factor of each drop")
+    warmup_epochs: float = Field(default=20.0, ge=0, description="linear warmup, from warmup_lr")
+    warmup_lr: float = Field(default=5e-7, ge=0, description="where the warmup begins")
+    min_lr: float = Field(default=5e-6, ge=0, description="where the schedule ends; not of sched=multistep")
+    clip_grad: float | None = Field(
+        default=5.0, gt=0, description="largest norm of all gradients together; null: no clipping"
+    )
+    amp_dtype: Literal["float32", "bfloat16", "float16"] = Field(default="float32", description="of the forward pass")
+    ema_decay: Share | None = Field(default=None, description="of an average of the weights, which is then evaluated")
+    grad_checkpointing: Share | tuple[Side, ...] = Field(
+        default=0.0,
+        description="blocks that the backward pass recomputes: a share of them, the first ones, or a list of steps",
+    )
+    compile: bool = Field(default=False, description="torch.compile, one block at a time")
+    parallel: Literal["ddp", "fsdp"] = Field(default="ddp", description="how torchrun's processes share the model")
+    seed: int = Field(default=0, ge=0, le=2**63 - 1, description="of the weights, the order of the data and all noise")
+    device: str = Field(default="auto", description="cpu, cuda, …; auto: an accelerator if there is one")
+    workers: int = Field(default=0, ge=0, description="processes per rank that load data")
+    keep_checkpoints: int = Field(
+        default=2, ge=1, description="the latest; the best by the task's metric is kept as well"
+    )
+    checkpoint_interval: int = Field(
+        default=0, ge=0, description="updates between checkpoints within an epoch; 0: at its end"
+    )
+    log_interval: int = Field(default=50, ge=1, description="updates between lines in metrics.jsonl")
+    tracker: Literal["trackio", "wandb"] | None = Field(
+        default=None, description="besides metrics.jsonl and TensorBoard"
+    )
+    stream_epochs: int = Field(
+        default=0, ge=0, description="epochs between measurements of the residual stream; 0: never"
+    )
+    stream_interval: int = Field(default=0, ge=0, description="updates between such measurements in training; 0: never")
+
+
+# Fields that may change when a run is resumed, on another machine say: they change a result by its rounding, if at
+# all, and by what each rank and part draws for its own dropout.
+MAY_CHANGE_ON_RESUME = {
+    "device",
+    "workers",
+    "keep_checkpoints",
+    "checkpoint_interval",
+    "accumulation_steps",
+    "parallel",
+    "tracker",
+    "stream_interval",
+}
+
+
+@dataclass(frozen=True, kw_only=True, config=_STRICT)
+class Augment:
+    """timm's augmentation, by timm's names. The defaults are the paper's: Swin's."""
+
+    scale: tuple[Positive, Positive] = Field(default=(0.08, 1.0), description="share of the image that a crop covers")
+    ratio: tuple[Positive, Positive] = Field(default=(3 / 4, 4 / 3), description="width over height of a crop")
+    hflip: Share = Field(default=0.5, description="probability of a horizontal flip")
+    color_jitter: float = Field(default=0.4, ge=0, description="strength; without auto_augment")
+    auto_augment: str | None = Field(default="rand-m9-mstd0.5-inc1", description="one of timm's policies")
+    re_prob: Share = Field(default=0.25, description="probability of random erasing")
+    re_mode: Literal["const", "rand", "pixel"] = Field(default="pixel", description="what erased parts are filled with")
+    mixup: float = Field(default=0.8, ge=0, description="alpha; 0: no Mixup")
+    cutmix: float = Field(default=1.0, ge=0, description="alpha; 0: no CutMix")
+    mixup_prob: Share = Field(default=1.0, description="probability of either, per batch")
+    mixup_switch_prob: Share = Field(default=0.5, description="probability of CutMix where both are on")
+    aug_repeats: int = Field(default=1, ge=1, description="copies of a sample per epoch, each augmented in its own way")
+
+
+@dataclass(frozen=True, kw_only=True, config=_STRICT)
+class DetectionAugment:
+    """Sizes and crops of a detector's training images. The defaults are those of Swin's detectors."""
+
+    sizes: tuple[Side, ...] = Field(
+        default=tuple(range(480, 801, 32)), min_length=1, description="of the shorter side, one drawn per image"
+    )
+    max_size: Side = Field(default=1333, description="of the longer side")
+    flip: Share = Field(default=0.5, description="probability of a horizontal flip")
+    crop: Share = Field(
+        default=0.5, description="probability of a resize to crop_sizes and a crop before that to sizes"
+    )
+    crop_sizes: tuple[Side, ...] = Field(
+        default=(400, 500, 600), min_length=1, description="shorter side before a crop"
+    )
+    crop_range: tuple[Side, Side] = Field(default=(384, 600), description="of a crop's height and of its width")
+
+    def __post_init__(self) -> None:
+        _check_range("augment.crop_range", self.crop_range)
+
+
+@dataclass(frozen=True, kw_only=True, config=_STRICT)
+class SegmentationAugment:
+    """What an image and its labels undergo in training. The defaults are Swin's for ADE20K."""
+
+    scale_range: tuple[Positive, Positive] = Field(default=(0.5, 2.0), description="factors of the recipe's scale")
+    max_class_share: Share = Field(
+        default=0.75, description="of a crop's labelled pixels, if one of ten tries has less"
+    )
+    hflip: Share = Field(default=0.5, description="probability of a horizontal flip")
+    photometric: bool = Field(default=True, description="changes of brightness, contrast, saturation and hue")
+
+    def __post_init__(self) -> None:
+        _check_range("augment.scale_range", self.scale_range)
+
+
+@dataclass(frozen=True, config=_STRICT)
+class ModelSpec:
+    """What ``timm.create_model`` is called with, or the arguments of a detector, segmenter or language model."""
+
+    name: str = Field(description="from `stepsnet models`, any of timm's, or one of the other tasks' models")
+    args: dict[str, Any] = Field(default_factory=dict, description="keyword arguments of the model")
+
+
+@dataclass(frozen=True, kw_only=True, config=_STRICT)
+class Recipe(TrainingSettings):
+    """What every task's recipe has; ``task`` says which kind it is."""
+
+    name: str = Field(description="of the recipe; the run folder is named after it")
+    task: str = Field(description="classification, detection, language or segmentation")
+    model: ModelSpec = Field(description="the model that is trained")
+    baseline: ModelSpec | None = Field(default=None, description="of similar compute, for `stepsnet compare`")
+    data: str = Field(description="KIND:PATH, or the name of data that come with an installation")
+    expected: dict[str, float] = Field(default_factory=dict, description="metrics that the paper prints")
+
+    def of_baseline(self) -> Recipe:
+        """The same recipe with the baseline as its model. Raises UserError where there is none."""
+        if self.baseline is None:
+            raise UserError(f"recipe: {self.name} has no baseline, expected one to compare with")
+        return dataclasses.replace(self, model=self.baseline)
+
+
+@dataclass(frozen=True, kw_only=True, config=_STRICT)
+class ClassificationRecipe(Recipe):
+    task: Literal["classification"] = "classification"
+    train_samples: int | None = Field(default=None, ge=1, description="of the training split; null: all of them")
+    img_size: int | None = Field(default=None, ge=1, description="side of the input; null: the model's own")
+    crop_pct: Share | None = Field(
+        default=None, description="share of the resized image that is evaluated; null: the model's"
+    )
+    augment: Augment | None = Field(default=None, description="null: no augmentation")
+    label_smoothing: Share = Field(default=0.0, description="of the targets")
+    max_undecodable: int = Field(default=100, ge=0, description="samples that may be skipped before the run stops")
+
+
+@dataclass(frozen=True, kw_only=True, config=_STRICT)
+class LanguageRecipe(Recipe):
+    """``batch_size`` is in sequences."""
+
+    task: Literal["language"] = "language"
+    tokenizer: Literal["bpe", "characters", "gpt2"] = Field(
+        default="bpe", description="bpe is trained on the training split"
+    )
+    vocab_size: int | None = Field(default=None, ge=2, description="of tokenizer=bpe")
+    seq_len: int = Field(default=128, ge=1, description="tokens per sequence")
+    epoch_updates: int | None = Field(default=None, ge=1, description="updates per epoch; null: one pass over the text")
+    eval_stride: int | None = Field(
+        default=None, ge=1, description="tokens scored per window of seq_len; null: all of them"
+    )
+
+
+@dataclass(frozen=True, kw_only=True, config=_STRICT)
+class DenseRecipe(Recipe):
+    """A recipe on the backbone of a classifier."""
+
+    backbone: str | None = Field(
+        default=None, description="a run or a file of weights to start from; null: random weights"
+    )
+    baseline_backbone: str | None = Field(default=None, description="that of the baseline, for `stepsnet compare`")
+
+    def of_baseline(self) -> Recipe:
+        if (self.backbone is None) != (self.baseline_backbone is None):
+            missing, given = ("baseline_backbone", "backbone") if self.backbone else ("backbone", "baseline_backbone")
+            raise UserError(f"{missing}: got none beside {given}, expected the classifiers of both models or of none")
+        return dataclasses.replace(super().of_baseline(), backbone=self.baseline_backbone)  # type: ignore[call-arg]
+
+
+@dataclass(frozen=True, kw_only=True, config=_STRICT)
+class DetectionRecipe(DenseRecipe):
+    task: Literal["detection"] = "detection"
+    augment: DetectionAugment | None = Field(default=None, description="null: the sizes of evaluation")
+    max_invalid: int = Field(
+        default=0, ge=0, description="annotations outside their image or without area that are left out"
+    )
+    without_objects: Literal["refuse", "leave_out", "train"] = Field(
+        default="refuse", description="what to do with training images without objects"
+    )
+
+
+@dataclass(frozen=True, kw_only=True, config=_STRICT)
+class SegmentationRecipe(DenseRecipe):
+    """Fields that begin with ``eval_`` say how whole images are tested."""
+
+    task: Literal["segmentation"] = "segmentation"
+    scale: tuple[Side, Side] = Field(
+        default=(2048, 512), description="long and short side that images are resized to fit in"
+    )
+    crop_size: Side = Field(default=512, description="side of the training crops")
+    augment: SegmentationAugment = Field(default_factory=SegmentationAugment, description="of the training images")
+    epoch_updates: int | None = Field(
+        default=None, ge=1, description="updates per epoch; null: one pass over the images"
+    )
+    eval_window: Side | None = Field(default=None, description="side of sliding windows; null: the image in one piece")
+    eval_stride: Side | None = Field(
+        default=None, description="from one window to the next; null: the side of a window"
+    )
+    eval_scales: tuple[Positive, ...] = Field(
+        default=(1.0,), min_length=1, description="factors of scale that are averaged"
+    )
+    eval_flip: bool = Field(default=False, description="average with the flipped image too")
+
+    def __post_init__(self) -> None:
+        if self.eval_stride and self.eval_stride > (self.eval_window or 0):
+            raise UserError(f"eval_stride: got {self.eval_stride}, expected at most eval_window, {self.eval_window}")
+
+
+RECIPE_TYPES: dict[str, type[Recipe]] = {
+    "classification": ClassificationRecipe,
+    "detection": DetectionRecipe,
+    "language": LanguageRecipe,
+    "segmentation": SegmentationRecipe,
+}
+AnyRecipe = Annotated[
+    ClassificationRecipe | DetectionRecipe | LanguageRecipe | SegmentationRecipe, Field(discriminator="task")
+]
+
+
+def _check_range(name: str, bounds: tuple[float, float]) -> None:
+    if bounds[0] > bounds[1]:
+        raise UserError(f"{name}: got {bounds[0]}, {bounds[1]}, expected the smaller one first")

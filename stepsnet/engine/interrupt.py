@@ -1,0 +1,32 @@
+"""SIGINT and SIGTERM: noticed at once, obeyed after a whole update and a checkpoint."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+__all__ = ["Interrupted", "catch_signals"]
+
+
+class Interrupted(Exception):
+    """A signal ended a run, or several; each wrote a checkpoint first. ``status`` is 128 + the signal's number."""
+
+    def __init__(self, number: int, step: int | None = None):
+        after = f" after update {step}" if step is not None else ""
+        super().__init__(f"stopped by {signal.Signals(number).name}{after}; --resume goes on from there")
+        self.status = 128 + number
+
+
+@contextmanager
+def catch_signals() -> Iterator[list[int]]:
+    """Collect the numbers of SIGINT and SIGTERM in a list while the block runs."""
+    caught: list[int] = []
+    numbers = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
+    previous = {number: signal.signal(number, lambda received, frame: caught.append(received)) for number in numbers}
+    try:
+        yield caught
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

@@ -1,0 +1,86 @@
+"""Every metric once: its key, name, unit, decimals and which way is better.
+
+A task gives metrics by their keys; ``metrics.jsonl`` and ``summary.json`` hold them behind the name of their
+split, such as ``val_top1``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+__all__ = ["METRICS", "SPLITS", "Metric", "find_metric", "format_metric", "headline", "higher_is_better", "split_of"]
+
+
+@dataclass(frozen=True)
+class Metric:
+    key: str
+    name: str
+    unit: str = ""  # "%" or nothing
+    decimals: int = 2
+    higher_is_better: bool = True
+    is_headline: bool = False  # the first of these that a task has is shown where there is room for one number
+
+    @property
+    def difference_unit(self) -> str:
+        """Of a difference between two values: points, where they are percentages."""
+        return "points" if self.unit == "%" else self.unit
+
+
+def _average_precisions(of: str) -> list[Metric]:
+    return [
+        Metric(f"{of}_ap", f"{of} AP", "%", 1, is_headline=True),
+        Metric(f"{of}_ap50", f"{of} AP50", "%", 1),
+        Metric(f"{of}_ap75", f"{of} AP75", "%", 1),
+        *(Metric(f"{of}_ap_{size}", f"{of} AP of {size} objects", "%", 1) for size in ("small", "medium", "large")),
+    ]
+
+
+METRICS: dict[str, Metric] = {
+    metric.key: metric
+    for metric in (
+        Metric("top1", "top-1 accuracy", "%", 1, is_headline=True),
+        Metric("top5", "top-5 accuracy", "%", 1),
+        Metric("miou", "mIoU", "%", 1, is_headline=True),
+        Metric("macc", "mAcc", "%", 1),
+        Metric("pixel_accuracy", "pixel accuracy", "%", 1, is_headline=True),
+        *_average_precisions("box"),
+        *_average_precisions("mask"),
+        Metric("perplexity", "perplexity", decimals=2, higher_is_better=False, is_headline=True),
+        Metric("word_perplexity", "perplexity per word", decimals=2, higher_is_better=False),
+        Metric("bits_per_character", "bits per character", decimals=3, higher_is_better=False),
+        Metric("loss", "loss", decimals=3, higher_is_better=False),
+    )
+}
+SPLITS = {"train": "training", "val": "validation", "test": "test"}
+
+
+def split_of(name: str) -> tuple[str, str]:
+    """``val_top1`` -> ("val", "top1"); the split of a bare key is empty."""
+    split, _, key = name.partition("_")
+    return (split, key) if split in SPLITS else ("", name)
+
+
+def find_metric(name: str) -> Metric:
+    """A metric by its key, with or without its split; one that is not listed is its own name."""
+    _, key = split_of(name)
+    return METRICS.get(key, Metric(key, key.replace("_", " "), decimals=4))
+
+
+def higher_is_better(name: str) -> bool:
+    return find_metric(name).higher_is_better
+
+
+def format_metric(name: str, value: float) -> str:
+    """A value with its unit, such as 71.0%."""
+    metric = find_metric(name)
+    return f"{value:.{metric.decimals}f}{metric.unit}"
+
+
+def headline(metrics: Mapping[str, float], split: str = "") -> str:
+    """The metrics that a user knows best, in words: ``top-1 accuracy 71.0%``; empty where there is none."""
+    prefix = f"{split}_" if split else ""
+    shown = [metric for metric in METRICS.values() if metric.is_headline and prefix + metric.key in metrics]
+    if any(metric.key == "miou" for metric in shown):
+        shown = [metric for metric in shown if metric.key != "pixel_accuracy"]
+    return ", ".join(f"{metric.name} {format_metric(metric.key, metrics[prefix + metric.key])}" for metric in shown)

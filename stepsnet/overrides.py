@@ -1,0 +1,146 @@
+"""Recipes from text: ``key=value`` from the command line, and YAML such as a run's ``config.yaml``."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+import typing
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import pydantic
+
+from .config import RECIPE_TYPES, AnyRecipe, Recipe
+from .errors import UserError, nearest
+
+__all__ = ["override", "read_recipe", "to_yaml"]
+
+# names that fields had in earlier versions, which old run folders still hold
+RENAMED = {"probe_epochs": "stream_epochs", "signal_interval": "stream_interval"}
+
+
+def override(recipe: Recipe, assignments: Sequence[str]) -> Recipe:
+    """Apply ``key=value`` assignments; ``model.args.widths=[24,34,48]`` reaches inside.
+
+    Values are JSON, or else plain text.
+
+    Raises:
+        UserError: no ``=``, an unknown key, or a value of another type or out of bounds.
+    """
+    values = _plain(recipe)
+    for assignment in assignments:
+        key, equals, text = assignment.partition("=")
+        if not equals:
+            raise UserError(f"override: got {assignment!r}, expected key=value")
+        *parents, last = key.split(".")
+        inner, path = values, ""
+        for part in parents:
+            if not isinstance(inner.get(part), dict):
+                raise UserError(_unknown(key, _keys(values)))
+            inner, path = inner[part], f"{path}{part}."
+        if last not in inner and not path.endswith("args."):  # args are the model's own
+            raise UserError(_unknown(key, _keys(values)))
+        try:
+            inner[last] = json.loads(text)
+        except json.JSONDecodeError:
+            inner[last] = text
+    return _validated(values, "override")
+
+
+def read_recipe(path: Path) -> Recipe:
+    """A recipe from a YAML file, such as a run's ``config.yaml``; a field's earlier name is read as its new one.
+
+    Raises:
+        UserError: the file cannot be read, is not YAML, or has a wrong key or value.
+    """
+    import yaml
+
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UserError(f"recipe: cannot read {path}: {' '.join(str(error).split())}") from None
+    if not isinstance(values, dict):
+        raise UserError(f"recipe: got {type(values).__name__} in {path}, expected a mapping of keys to values")
+    values.setdefault("task", "classification")
+    for old, new in RENAMED.items():
+        if old in values:
+            values.setdefault(new, values.pop(old))
+            print(f"stepsnet: {path}: {old} is now called {new}, and is read as that", file=sys.stderr)
+    return _validated(values, str(path))
+
+
+def to_yaml(recipe: Recipe) -> str:
+    import yaml
+
+    return yaml.safe_dump(_plain(recipe), sort_keys=False, allow_unicode=True)
+
+
+def _plain(recipe: Recipe) -> dict[str, Any]:
+    """As JSON holds it: tuples become lists."""
+    return json.loads(json.dumps(dataclasses.asdict(recipe)))
+
+
+@lru_cache(maxsize=1)
+def _reader() -> pydantic.TypeAdapter:
+    return pydantic.TypeAdapter(AnyRecipe)
+
+
+def _validated(values: Mapping[str, Any], where: str) -> Recipe:
+    """Raises UserError with the first key that is wrong."""
+    try:
+        text = json.dumps(values)
+    except (TypeError, ValueError) as error:  # dates and sets in YAML
+        raise UserError(f"{where}: {error}, expected text, numbers, lists and mappings") from None
+    try:
+        return _reader().validate_json(text)
+    except pydantic.ValidationError as error:
+        raise UserError(f"{where}: {_first_mistake(error, values)}") from None
+
+
+_EXPECTED = {
+    "greater_than_equal": "at least {ge:g}",
+    "greater_than": "more than {gt:g}",
+    "less_than_equal": "at most {le:g}",
+    "too_short": "at least {min_length} of them",
+}
+
+
+def _first_mistake(error: pydantic.ValidationError, values: Mapping[str, Any]) -> str:
+    first = error.errors()[0]
+    kind, context, got = first["type"], first.get("ctx", {}), first["input"]
+    if kind == "union_tag_invalid":
+        return f"task: got {context['tag']!r}, expected one of {context['expected_tags']}"
+    known = {*_known_keys(RECIPE_TYPES[values["task"]]), *_keys(values)}
+    parts = [str(part) for part in first["loc"][1:]]  # first comes the task, which chose the type
+    if kind == "unexpected_keyword_argument":
+        return _unknown(".".join(parts), known)
+    key = ".".join(part for part in parts if part.isdecimal() or part in known or ".".join(parts) in known)
+    expected = _EXPECTED.get(kind, first["msg"].removeprefix("Input should be ")).format(**context)
+    return f"{key}: got {got!r}, expected {expected}"
+
+
+def _known_keys(kind: type, prefix: str = "") -> list[str]:
+    """The keys of a recipe type and of the settings inside it, such as ``augment.mixup``."""
+    found = []
+    for name, hint in typing.get_type_hints(kind).items():
+        found.append(prefix + name)
+        for inner in (hint, *typing.get_args(hint)):
+            if dataclasses.is_dataclass(inner):
+                found += _known_keys(typing.cast(type, inner), f"{prefix}{name}.")
+    return found
+
+
+def _keys(values: Mapping[str, Any], prefix: str = "") -> list[str]:
+    found = []
+    for key, value in values.items():
+        found.append(f"{prefix}{key}")
+        if isinstance(value, dict):
+            found += _keys(value, f"{prefix}{key}.")
+    return found
+
+
+def _unknown(key: str, known: Iterable[str]) -> str:
+    return f"unknown key {key!r}, expected one of a recipe's{nearest(key, sorted(set(known) - {key}))}"

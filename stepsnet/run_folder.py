@@ -1,0 +1,114 @@
+"""The folder of a run: how it is opened and locked, what it holds, and where its weights are.
+
+A folder holds ``config.yaml`` (which alone replays the run), ``metrics.jsonl``, ``checkpoints/`` and, at
+the end, ``model.safetensors``, ``summary.json`` and ``report.html``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from filelock import FileLock, Timeout
+
+from .config import MAY_CHANGE_ON_RESUME, Recipe
+from .errors import UserError
+from .files import write_atomically
+from .overrides import read_recipe, to_yaml
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = [
+    "lock_folder",
+    "open_run_folder",
+    "read_metrics",
+    "read_run_recipe",
+    "read_summary",
+    "read_weights",
+]
+
+
+def open_run_folder(folder: Path, recipe: Recipe, resume: bool) -> None:
+    """Make the run folder and write ``config.yaml``, or check that it holds this very recipe.
+
+    Raises:
+        UserError: the folder is not empty, or holds another recipe.
+    """
+    config = folder / "config.yaml"
+    if config.exists() and resume:
+        theirs, ours = dataclasses.asdict(read_recipe(config)), dataclasses.asdict(recipe)
+        for key, value in ours.items():
+            if key in MAY_CHANGE_ON_RESUME or key == "data":  # the same data may have moved
+                continue
+            if json.dumps(theirs[key]) != json.dumps(value):
+                raise UserError(f"--run: {folder} holds a run with {key} {theirs[key]!r}, got {value!r}")
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.iterdir()):
+            hint = "--resume continues the run in it" if config.exists() else "nothing in it is overwritten"
+            raise UserError(f"--run: {folder} is not empty, expected a new folder ({hint})")
+    except OSError as error:
+        raise UserError(f"--run: cannot use {folder}: {error.strerror}") from None
+    write_atomically(config, to_yaml(recipe))
+
+
+@contextmanager
+def lock_folder(folder: Path, writes: bool = True) -> Iterator[None]:
+    """Hold the folder's lock, which the operating system releases however the process ends.
+
+    Args:
+        writes: False on ranks that write nothing, which need no lock.
+
+    Raises:
+        UserError: another process holds it.
+    """
+    lock = FileLock(folder / ".lock", timeout=0)
+    try:
+        if writes:
+            lock.acquire()
+    except Timeout:
+        raise UserError(f"--run: {folder} is in use by a run that is still alive") from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def read_run_recipe(folder: Path) -> Recipe:
+    """Raises UserError where the folder is not a run's."""
+    if not (folder / "config.yaml").exists():
+        raise UserError(f"run: got {folder}, expected the folder of a run (it has no config.yaml)")
+    return read_recipe(folder / "config.yaml")
+
+
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    """The lines of ``metrics.jsonl``."""
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+def read_summary(folder: Path) -> dict[str, Any] | None:
+    """What a run that has ended says of itself; None where it has not ended."""
+    file = folder / "summary.json"
+    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
+
+
+def read_weights(folder: Path) -> Mapping[str, Tensor]:
+    """A run's final weights, or those of its latest valid checkpoint.
+
+    Raises:
+        UserError: there are none yet, or they cannot be read.
+    """
+    from .checkpoint import latest, load_weights
+
+    if (folder / "model.safetensors").exists():
+        return load_weights(folder / "model.safetensors")
+    checkpoint, _ = latest(folder / "checkpoints")
+    if checkpoint is None:
+        raise UserError(f"run: {folder} has no weights yet, neither model.safetensors nor a checkpoint")
+    return checkpoint.weights()

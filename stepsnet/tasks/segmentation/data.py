@@ -1,0 +1,236 @@
+"""Pictures with a class for every pixel: ADE20K's layout and CamVid's, checked as a whole before anything is trained.
+
+In memory a label is a class from 0 on, or :data:`IGNORED`; how a data set stores them is a table of 256 entries.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from ...console import progress_bar
+from ...errors import UserError, nearest
+from ...files import remembered
+from ..classification.data import UNREADABLE
+
+__all__ = ["IGNORED", "Pair", "SegmentationData", "Split", "load_pairs"]
+
+IGNORED = 255  # the label of pixels that neither the loss nor a metric counts
+_UNKNOWN = -1
+_ADE20K_CLASSES = 150
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A picture and its annotation: a PNG of one channel and 8 bits."""
+
+    picture: Path
+    annotation: Path
+
+
+@dataclass(frozen=True)
+class Split:
+    pairs: tuple[Pair, ...]
+    sizes: tuple[tuple[int, int], ...]  # (H, W) of each
+
+
+@dataclass(frozen=True)
+class SegmentationData:
+    classes: tuple[str, ...]
+    table: np.ndarray  # (256,) int16: a stored value -> its label, or -1 where the data set knows no such value
+    splits: dict[str, Split]  # train, val and perhaps test
+    unlabelled: tuple[str, ...]  # annotations in which every pixel is ignored
+
+    def read(self, pair: Pair) -> tuple[Image.Image, np.ndarray]:
+        """The picture in RGB, and its labels, (H, W) uint8.
+
+        Raises:
+            UserError: what the check would have found, so the files changed after it.
+        """
+        return _read(pair, self.table)
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """Where a data set has what, before anything was opened."""
+
+    classes: tuple[str, ...]
+    table: np.ndarray
+    folders: dict[str, str]  # the splits, by the folder of each
+
+
+def _ade20k(root: Path) -> _Layout:
+    """images/{training,validation} and annotations/…: a stored 0 is ignored, k is class k - 1.
+
+    The names are those of objectInfo150.txt, which comes with the data; without it they are numbers.
+    """
+    names = [f"class {number}" for number in range(1, _ADE20K_CLASSES + 1)]
+    listed = root / "objectInfo150.txt"
+    if listed.exists():
+        # tab-separated, after a line of headings: number, share, counts, and synonyms of which the first is the name
+        lines = listed.read_text(encoding="utf-8").splitlines()[1:]
+        names = [line.split("\t")[-1].split(",")[0].strip() for line in lines if line.strip()]
+        if len(names) != _ADE20K_CLASSES:
+            raise UserError(f"data: got {len(names)} classes in {listed}, expected {_ADE20K_CLASSES}")
+    table = np.full(256, _UNKNOWN, dtype=np.int16)
+    table[0] = IGNORED
+    table[1 : _ADE20K_CLASSES + 1] = np.arange(_ADE20K_CLASSES)
+    return _Layout(tuple(names), table, {"train": "training", "val": "validation"})
+
+
+def _camvid(root: Path) -> _Layout:
+    """images/{train,val,test}, annotations/… and classes.json: ``{"classes": [names], "ignore_index": 255}``."""
+    listed = root / "classes.json"
+    try:
+        found = json.loads(listed.read_text(encoding="utf-8"))
+        classes, ignored = found["classes"], found.get("ignore_index", IGNORED)
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        reason = "no such file" if not listed.exists() else f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise UserError(f"data: cannot read {listed} ({reason}), expected classes and ignore_index as JSON") from None
+    names = isinstance(classes, list) and all(isinstance(name, str) for name in classes)
+    if not names or not 2 <= len(set(classes)) == len(classes) <= IGNORED:
+        raise UserError(f"data: classes in {listed}: got {str(classes)[:80]}, expected 2 to {IGNORED} distinct names")
+    if not isinstance(ignored, int) or not len(classes) <= ignored <= 255:
+        raise UserError(f"data: ignore_index in {listed}: got {ignored!r}, expected {len(classes)} to 255")
+    table = np.full(256, _UNKNOWN, dtype=np.int16)
+    table[: len(classes)] = np.arange(len(classes))
+    table[ignored] = IGNORED
+    optional = {"test": "test"} if (root / "images" / "test").is_dir() else {}
+    return _Layout(tuple(classes), table, {"train": "train", "val": "val", **optional})
+
+
+SOURCES: dict[str, Callable[[Path], _Layout]] = {"ade20k": _ade20k, "camvid": _camvid}
+
+
+def load_pairs(data: str, only: str | None = None) -> SegmentationData:
+    """A data set by its layout and place: ``ade20k:PATH``, or ``camvid:PATH``, which also fits data of your own.
+
+    Every picture and annotation is opened once, with a progress bar; the outcome is remembered under a checksum
+    of all files' names, sizes and times, and asked for again where one of them changed.
+
+    Args:
+        only: the one split that is opened, where the others are not needed and may be missing.
+
+    Raises:
+        UserError: the first thing that is wrong with the data, by its file: a folder or an annotation that is
+            missing, a file that cannot be read, an annotation of another size than its picture, or a value in it
+            that stands for no class.
+    """
+    kind, _, place = data.partition(":")
+    if kind not in SOURCES or not place:
+        known = [f"{kind}:PATH" for kind in SOURCES]
+        raise UserError(f"data: got {data!r}, expected {' or '.join(known)}{nearest(kind, SOURCES)}")
+    root = Path(place)
+    if not root.is_dir():
+        raise UserError(f"data: {place} is no folder; --data {kind}:PATH says where the pictures are")
+    layout = SOURCES[kind](root)
+    if only and only not in layout.folders:
+        raise UserError(f"data: {place} has no split {only!r}, expected one of {', '.join(layout.folders)}")
+    pairs = {split: _find(root, folder) for split, folder in layout.folders.items() if only in (None, split)}
+    found = remembered(
+        f"segmentation/{_checksum(root, layout, pairs)}.json",
+        lambda: {split: _check(split, of_split, layout) for split, of_split in pairs.items()},
+    )
+    splits = {
+        split: Split(tuple(of_split), tuple((height, width) for height, width, _ in found[split]))
+        for split, of_split in pairs.items()
+    }
+    unlabelled = tuple(
+        str(pair.annotation)
+        for split, of_split in pairs.items()
+        for pair, (_, _, counted) in zip(of_split, found[split])
+        if not counted
+    )
+    return SegmentationData(layout.classes, layout.table, splits, unlabelled)
+
+
+def _find(root: Path, folder: str) -> list[Pair]:
+    """Pictures and annotations by their names; hidden files, which systems leave behind, are none."""
+    found = {}
+    for kind in ("images", "annotations"):
+        place = root / kind / folder
+        if not place.is_dir():
+            raise UserError(f"data: {place} is no folder, expected the {kind} of a split")
+        found[kind] = sorted(file for file in place.iterdir() if not file.name.startswith("."))
+    pictures, annotations = found["images"], {file.name: file for file in found["annotations"]}
+    if not pictures:
+        raise UserError(f"data: {root / 'images' / folder} is empty, expected pictures")
+    stem, times = Counter(picture.stem for picture in pictures).most_common(1)[0]
+    if times > 1:
+        raise UserError(f"data: {root / 'images' / folder} has {times} pictures named {stem}, expected one")
+    pairs = []
+    for picture in pictures:
+        annotation = annotations.pop(f"{picture.stem}.png", None)
+        if annotation is None:
+            missing = root / "annotations" / folder / f"{picture.stem}.png"
+            raise UserError(f"data: {picture} has no annotation, expected {missing}")
+        pairs.append(Pair(picture, annotation))
+    for name, annotation in annotations.items():
+        picture = root / "images" / folder / Path(name).stem
+        raise UserError(f"data: {annotation} has no picture, expected one named {picture}")
+    return pairs
+
+
+def _checksum(root: Path, layout: _Layout, pairs: dict[str, list[Pair]]) -> str:
+    digest = hashlib.sha256(b"1")  # of what the check looks at
+    digest.update(layout.table.tobytes())
+    for of_split in pairs.values():
+        for file in (file for pair in of_split for file in (pair.picture, pair.annotation)):
+            state = file.stat()
+            digest.update(f"{file.relative_to(root)}\0{state.st_size}\0{state.st_mtime_ns}\0".encode())
+    return digest.hexdigest()[:24]
+
+
+def _check(split: str, pairs: Sequence[Pair], layout: _Layout) -> list[tuple[int, int, int]]:
+    """(H, W, number of labelled pixels) of each pair."""
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # decoding leaves the interpreter free
+        try:
+            results = pool.map(partial(_measure, table=layout.table), pairs)
+            return list(progress_bar(results, f"checking {split}", len(pairs)))
+        except BaseException:  # Ctrl-C too is answered at once
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def _measure(pair: Pair, table: np.ndarray) -> tuple[int, int, int]:
+    _, labels = _read(pair, table)
+    return *labels.shape, int(np.count_nonzero(labels != IGNORED))
+
+
+def _read(pair: Pair, table: np.ndarray) -> tuple[Image.Image, np.ndarray]:
+    picture, stored = _decode(pair.picture, "RGB"), _decode(pair.annotation, None)
+    if stored.mode not in ("L", "P"):
+        raise UserError(f"data: {pair.annotation} is of Pillow's mode {stored.mode}, expected one channel of 8 bits")
+    if stored.size != picture.size:
+        got, expected = (f"{width}×{height}" for width, height in (stored.size, picture.size))
+        raise UserError(f"data: {pair.annotation} is {got}, expected its picture's {expected} ({pair.picture})")
+    values = np.asarray(stored)
+    labels = table[values]
+    if (unknown := labels == _UNKNOWN).any():
+        row, column = (int(place[0]) for place in np.nonzero(unknown))
+        count, value = int(unknown.sum()), int(values[row, column])
+        classes = int(np.count_nonzero((table >= 0) & (table != IGNORED)))
+        where = f"{value} in row {row}, column {column} ({count} pixels stand for no class)"
+        raise UserError(f"data: {pair.annotation}: got the label {where}, expected those of {classes} classes")
+    return picture, labels.astype(np.uint8)
+
+
+def _decode(path: Path, mode: str | None) -> Any:
+    try:
+        with Image.open(path) as picture:
+            picture.load()
+            return picture.convert(mode) if mode else picture
+    except UNREADABLE as error:
+        reason = "no such file" if not path.exists() else " ".join(str(error).split()).split(" '")[0]
+        raise UserError(f"data: cannot read {path} as a picture: {reason}") from None

@@ -1,0 +1,111 @@
+"""What happens to a picture and its labels on the way to a model: training's augmentation, and evaluation's size.
+
+torchvision's transforms, and the three that it does not have. Swin's settings, in facts.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchvision import tv_tensors
+from torchvision.transforms import v2
+from torchvision.transforms.v2 import functional as F
+
+from ...config import SegmentationAugment
+from .data import IGNORED
+
+__all__ = ["fit_within", "training_transform"]
+
+_CROPS_TRIED = 10
+
+
+def fit_within(size: tuple[int, int], scale: tuple[float, float]) -> tuple[int, int]:
+    """(H, W) resized by the largest factor for which its long and short sides stay within ``scale``."""
+    factor = min(max(scale) / max(size), min(scale) / min(size))
+    return max(round(size[0] * factor), 1), max(round(size[1] * factor), 1)
+
+
+def training_transform(
+    augment: SegmentationAugment,
+    scale: tuple[int, int],
+    crop_size: int,
+    mean: Sequence[float],
+    std: Sequence[float],
+) -> v2.Transform:
+    """(picture (3, H, W) uint8, labels (H, W) uint8) as tv_tensors -> (float, uint8), both crop_size×crop_size.
+
+    What a small picture does not fill is the mean colour, and ignored.
+    """
+    return v2.Compose(
+        [
+            _RandomScale(scale, augment.scale_range),
+            _RandomCrop(crop_size, augment.max_class_share),
+            v2.RandomHorizontalFlip(augment.hflip),
+            *([_PhotometricDistortion(hue=(-0.1, 0.1))] if augment.photometric else []),
+            v2.ToDtype({tv_tensors.Image: torch.float32, "others": None}, scale=True),
+            v2.Normalize(list(mean), list(std)),
+            _PadTo(crop_size),
+        ]
+    )
+
+
+class _RandomScale(v2.Transform):
+    """Resize to fit within ``scale`` times a factor drawn from ``scale_range``."""
+
+    def __init__(self, scale: tuple[int, int], scale_range: tuple[float, float]):
+        super().__init__()
+        self.scale, self.scale_range = scale, scale_range
+
+    def make_params(self, flat_inputs: list[Any]) -> dict[str, Any]:
+        factor = torch.empty(1).uniform_(*self.scale_range).item()
+        height, width = v2.query_size(flat_inputs)
+        return {"size": fit_within((height, width), (self.scale[0] * factor, self.scale[1] * factor))}
+
+    def transform(self, inpt: Any, params: dict[str, Any]) -> Any:
+        return F.resize(inpt, list(params["size"]), antialias=True)  # of labels, the nearest
+
+
+class _RandomCrop(v2.Transform):
+    """The first of ten random crops in which no class has more than a share of the labelled pixels, or the tenth."""
+
+    def __init__(self, size: int, max_class_share: float):
+        super().__init__()
+        self.size, self.max_class_share = size, max_class_share
+
+    def make_params(self, flat_inputs: list[Any]) -> dict[str, Any]:
+        (labels,) = (inpt for inpt in flat_inputs if isinstance(inpt, tv_tensors.Mask))
+        height, width = (min(self.size, side) for side in labels.shape)
+        for _ in range(_CROPS_TRIED):
+            top, left = (int(torch.randint(whole - part + 1, ())) for whole, part in zip(labels.shape, (height, width)))
+            counts = labels[top : top + height, left : left + width].flatten().bincount(minlength=IGNORED)[:IGNORED]
+            if counts.sum() > 0 and counts.max() <= self.max_class_share * counts.sum():
+                break
+        return {"top": top, "left": left, "height": height, "width": width}
+
+    def transform(self, inpt: Any, params: dict[str, Any]) -> Any:
+        return F.crop(inpt, **params)
+
+
+class _PhotometricDistortion(v2.RandomPhotometricDistort):
+    """Brightness, contrast, saturation and hue; torchvision's also permutes the channels, which Swin's does not."""
+
+    def make_params(self, flat_inputs: list[Any]) -> dict[str, Any]:
+        return {**super().make_params(flat_inputs), "channel_permutation": None}
+
+
+class _PadTo(v2.Transform):
+    """At the right and at the bottom: pictures with 0, which is the mean by now, labels with IGNORED."""
+
+    def __init__(self, size: int):
+        super().__init__()
+        self.size = size
+
+    def make_params(self, flat_inputs: list[Any]) -> dict[str, Any]:
+        height, width = v2.query_size(flat_inputs)
+        return {"padding": [0, 0, self.size - width, self.size - height]}
+
+    def transform(self, inpt: Any, params: dict[str, Any]) -> Tensor:
+        return F.pad(inpt, params["padding"], fill=IGNORED if isinstance(inpt, tv_tensors.Mask) else 0)
