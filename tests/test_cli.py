@@ -191,7 +191,7 @@ def test_nothing_is_overwritten(trained, tmp_path, capsys):
 def test_unreadable_inputs_are_named(trained, tmp_path, capsys):
     (tmp_path / "words.png").write_text("no picture")
     (tmp_path / "empty").mkdir()
-    for file, reason in (("words.png", "as a picture"), ("none.png", "no such file"), ("empty", "is empty")):
+    for file, reason in (("words.png", "as an image"), ("none.png", "no such file"), ("empty", "is empty")):
         status, _, err = run("predict", trained, tmp_path / file, capsys=capsys)
         assert status == 2 and file in err and reason in err
     copy = tmp_path / "copy"

@@ -9,10 +9,10 @@ import sys
 import numpy as np
 import pytest
 import torch
-from coco_pictures import write_coco
+from coco_images import write_coco
 from PIL import Image
-from segmentation_pictures import CLASSES as PIXEL_CLASSES
-from segmentation_pictures import write_camvid
+from segmentation_images import CLASSES as PIXEL_CLASSES
+from segmentation_images import write_camvid
 from stepsnet.engine.checkpoint import TrainState, load_weights
 from stepsnet.tasks.setup import set_up as set_up_task
 
