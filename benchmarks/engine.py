@@ -79,8 +79,8 @@ def main() -> None:
     models = [timm.create_model("steps_deit_tiny_patch16_224", **MODEL) for _ in range(2)]
     task = Timed(models[1].train(), settings, options.updates)
     with tempfile.TemporaryDirectory() as folder:
-        ranks = DistributedContext(0, 1, torch.device("cpu"))
-        fit(models[0], task, settings, Path(folder), ranks, report=lambda event: json.dumps(event))
+        context = DistributedContext(0, 1, torch.device("cpu"))
+        train(models[0], task, settings, Path(folder), context, report=lambda event: json.dumps(event))
     bare, engine = task.bare[WARM_UP:], task.engine[WARM_UP:]
     result = {
         "ratio": spread([ours / theirs for ours, theirs in zip(engine, bare)]),
