@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import UserError
+from ..errors import UserError, exit_status
 
 if TYPE_CHECKING:
     from torch import nn
@@ -185,6 +185,4 @@ def _run_job(job: Job) -> Any:
 
 
 if __name__ == "__main__":
-    from ..cli import exit_status
-
     sys.exit(exit_status(lambda: _run_job(Job(**json.load(sys.stdin)))))
