@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from .engine.console import Display
-from .engine.train import signals_caught
+from .engine.signals import signals_caught
 from .errors import UserError
 from .files import write_atomically
 from .models.build import build_model

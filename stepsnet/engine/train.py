@@ -7,10 +7,9 @@ import math
 import resource
 import signal
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -28,11 +27,12 @@ from .checkpoint import Trained, newest, whole_weights
 from .distributed import Ranks, share_first_buffers, spread
 from .optim import build_optimizer, build_schedule, scaled_lr
 from .settings import TrainingSettings
+from .signals import signals_caught
 from .task import Share, Task
 from .tracking import Tracker, open_trackers, scalars
 from .update import Updater, autocast, bare
 
-__all__ = ["Fitted", "Stopped", "compile_blocks", "fit", "recompute_blocks", "signals_caught"]
+__all__ = ["Fitted", "Stopped", "compile_blocks", "fit", "recompute_blocks"]
 
 Report = Callable[[dict[str, Any]], None]
 Probe = Callable[[nn.Module], dict[str, Any]]
@@ -151,34 +151,35 @@ def _fit(
     for epoch in range(first_epoch, settings.epochs):
         model.train()
         shown = 0.0
-        micro_batches = iter(task.batches(epoch, done, share, ranks.device))
-        updates = zip(*[micro_batches] * settings.accumulation_steps)  # so many at a time
-        while True:
-            started = time.perf_counter()
-            if (batches := next(updates, None)) is None:
-                break
-            with watching(position.step + 1) as seen:
-                update = updater(position.step, batches, caught)
-            position.step += 1
-            if seen:
-                metrics.add({"epoch": epoch + 1, "step": position.step, **seen})
-            for name, mean in update.means.items():
-                position.sums[name] = position.sums.get(name, 0.0) + mean
-            position.seconds += time.perf_counter() - started
-            if position.step % settings.log_interval == 0:
-                lr = max(group["lr"] for group in trained.optimizer.param_groups)
-                line = {"kind": "step", "step": position.step, "epoch": epoch + 1, "lr": lr}
-                metrics.add({**line, **update.means, "grad_norm": update.grad_norm})
-            tell()
-            inside = position.step % task.steps_per_epoch != 0  # else the epoch is closed first
-            if update.signals:  # at an epoch's end too: torchrun waits for seconds, and an evaluation may take minutes
-                save()
-                raise Stopped(ranks.from_first(caught[0] if caught else signal.SIGTERM), position.step)
-            if inside and settings.checkpoint_interval and position.step % settings.checkpoint_interval == 0:
-                save()
-            if time.monotonic() - shown > 0.2:
-                shown = time.monotonic()
-                report(_progress(epoch, update.means["loss"], position, task, settings, trained))
+        # closed in every way out, and not when the generator is collected: it may hold processes that load
+        with closing(task.batches(epoch, done, share, ranks.device)) as micro_batches:
+            updates = zip(*[micro_batches] * settings.accumulation_steps)  # so many at a time
+            while True:
+                started = time.perf_counter()
+                if (batches := next(updates, None)) is None:
+                    break
+                with watching(position.step + 1) as seen:
+                    update = updater(position.step, batches, caught)
+                position.step += 1
+                if seen:
+                    metrics.add({"epoch": epoch + 1, "step": position.step, **seen})
+                for name, mean in update.means.items():
+                    position.sums[name] = position.sums.get(name, 0.0) + mean
+                position.seconds += time.perf_counter() - started
+                if position.step % settings.log_interval == 0:
+                    lr = max(group["lr"] for group in trained.optimizer.param_groups)
+                    line = {"kind": "step", "step": position.step, "epoch": epoch + 1, "lr": lr}
+                    metrics.add({**line, **update.means, "grad_norm": update.grad_norm})
+                tell()
+                inside = position.step % task.steps_per_epoch != 0  # else the epoch is closed first
+                if update.signals:  # at an epoch's end too: torchrun waits for seconds, an evaluation takes minutes
+                    save()
+                    raise Stopped(ranks.from_first(caught[0] if caught else signal.SIGTERM), position.step)
+                if inside and settings.checkpoint_interval and position.step % settings.checkpoint_interval == 0:
+                    save()
+                if time.monotonic() - shown > 0.2:
+                    shown = time.monotonic()
+                    report(_progress(epoch, update.means["loss"], position, task, settings, trained))
         done = 0
         means = {f"train_{name}": total / task.steps_per_epoch for name, total in position.sums.items()}
         evaluated_model.eval()
@@ -344,16 +345,3 @@ def _memory(device: torch.device) -> float:
 
 def _say_nothing(event: dict[str, Any]) -> None:
     """The report of ranks that are not the first."""
-
-
-@contextmanager
-def signals_caught() -> Iterator[list[int]]:
-    """Collect SIGINT and SIGTERM in a list, so that a whole update and a checkpoint come before the end."""
-    caught: list[int] = []
-    numbers = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
-    previous = {number: signal.signal(number, lambda received, frame: caught.append(received)) for number in numbers}
-    try:
-        yield caught
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)

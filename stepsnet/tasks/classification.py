@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from timm.data import Mixup, resolve_model_data_config
 from timm.loss import SoftTargetCrossEntropy
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 from torchmetrics import MeanMetric
 from torchmetrics.classification import MulticlassAccuracy
 
@@ -24,7 +26,7 @@ from ..models.build import build_model, input_size_of
 from ..recipes.recipe import ClassificationRecipe
 from ..stream import step_sequences
 from .image_data import ImageData, InputSpec, Place, load_images
-from .loading import make_loader
+from .loading import loaded
 from .settings import Augment
 from .setup import Setup
 
@@ -137,7 +139,7 @@ class Classification:
         places = ((epoch, int(index), copy) for index in order for copy in range(self.copies))
         return [place for place, _ in zip(places, range(len(order)))]
 
-    def batches(self, epoch: int, start: int, share: Share, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+    def batches(self, epoch: int, start: int, share: Share, device: torch.device) -> Generator[tuple[Tensor, Tensor]]:
         if self.mixup and share.micro_batch_size(self.batch_size) % 2:
             size = share.micro_batch_size(self.batch_size)
             raise UserError(f"batch_size: got {size} images a forward pass, expected an even number for Mixup")
@@ -147,9 +149,10 @@ class Classification:
             for update in range(start, self.steps_per_epoch)
             for positions in share.micro_batches(update, self.batch_size)
         ]
-        for images, labels, failed in self._loader(self.data.train, chosen, device):
-            self._count_undecodable(failed)
-            yield images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
+        with self._loaded(self.data.train, chosen, device) as batches:
+            for images, labels, failed in batches:
+                self._count_undecodable(failed)
+                yield images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         images, labels = batch
@@ -176,15 +179,16 @@ class Classification:
         rounds = -(-count // (at_once * share.world_size))
         first = [(turn * share.world_size + share.rank) * at_once for turn in range(rounds)]
         positions = [range(start, min(start + at_once, count)) or range(1) for start in first]
-        batches = [[(0, position, 0) for position in batch] for batch in positions]
-        for start, (images, labels, failed) in zip(first, self._loader(self.data.val, batches, device)):
-            self._count_undecodable(failed)
-            images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
-            logits = model(images).float()
-            if start < count:
-                metrics["loss"].update(nn.functional.cross_entropy(logits, labels), weight=len(labels))
-                metrics["top1"].update(logits, labels)
-                metrics["top5"].update(logits, labels)
+        chosen = [[(0, position, 0) for position in batch] for batch in positions]
+        with self._loaded(self.data.val, chosen, device) as batches:
+            for start, (images, labels, failed) in zip(first, batches):
+                self._count_undecodable(failed)
+                images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
+                logits = model(images).float()
+                if start < count:
+                    metrics["loss"].update(nn.functional.cross_entropy(logits, labels), weight=len(labels))
+                    metrics["top1"].update(logits, labels)
+                    metrics["top5"].update(logits, labels)
         loss, top1, top5 = (metrics[name].compute().item() for name in ("loss", "top1", "top5"))
         return {"loss": loss, "top1": round(100 * top1, 4), "top5": round(100 * top5, 4)}
 
@@ -204,8 +208,10 @@ class Classification:
                 f"{self.max_undecodable}; the latest is {list(self.undecodable)[-1]}"
             )
 
-    def _loader(self, samples: Dataset, batches: list[list[Place]], device: torch.device) -> DataLoader:
-        return make_loader(samples, device, self.workers, len(batches), batch_sampler=batches, collate_fn=_collate)
+    def _loaded(
+        self, samples: Dataset, chosen: list[list[Place]], device: torch.device
+    ) -> AbstractContextManager[Iterator[Any]]:
+        return loaded(samples, device, self.workers, len(chosen), batch_sampler=chosen, collate_fn=_collate)
 
 
 def _collate(samples: Sequence[tuple[Tensor, int, str]]) -> tuple[Tensor, Tensor, list[str]]:
