@@ -24,10 +24,11 @@ from .engine.signals import signals_caught
 from .errors import UserError
 from .files import write_atomically
 from .models.build import build_model
-from .recipes.recipe import Recipe, to_yaml
+from .recipes.recipe import ClassificationRecipe, Recipe, to_yaml
 from .report import write_report
 from .report.runs import BASELINE, STEPS
 from .run import open_folder
+from .tasks.input_size import check_input_size
 
 __all__ = ["Contender", "check_grid", "compare", "summarise", "train_grid"]
 
@@ -73,12 +74,17 @@ def check_grid(recipes: Sequence[Recipe], seeds: Sequence[int], jobs: int) -> li
     """Say a mistake before anything is written or trained; returns the models, on the meta device.
 
     Raises:
-        UserError: too few jobs, seeds that repeat, or a model that cannot be built.
+        UserError: too few jobs, seeds that repeat, or a model that cannot be built or takes no pictures of the
+            recipe's size.
     """
     if jobs < 1 or not seeds or len(set(seeds)) != len(seeds):
         raise UserError(f"--jobs and --seeds: got {jobs} and {list(seeds)}, expected at least 1 job and distinct seeds")
     with torch.device("meta"):
-        return [build_model(recipe.model) for recipe in recipes]
+        models = [build_model(recipe.model) for recipe in recipes]
+    for recipe, model in zip(recipes, models):
+        if isinstance(recipe, ClassificationRecipe):
+            check_input_size(recipe, model)
+    return models
 
 
 def train_grid(

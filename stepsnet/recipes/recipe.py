@@ -53,7 +53,7 @@ class Recipe(TrainingSettings):
         least: dict[str, float] = {"epochs": 1, "batch_size": 1, "keep_checkpoints": 1, "probe_epochs": 0, "seed": 0}
         least |= {"lr": 0.0, "min_lr": 0.0, "warmup_lr": 0.0, "warmup_epochs": 0.0, "weight_decay": 0.0}
         least |= {"accumulation_steps": 1, "workers": 0, "log_interval": 1, "checkpoint_interval": 0}
-        least |= {"signal_interval": 0, "max_invalid": 0, "crop_size": 1, "eval_window": 1}
+        least |= {"signal_interval": 0, "max_invalid": 0, "crop_size": 1, "eval_window": 1, "img_size": 1}
         least |= {"max_undecodable": 0, "seq_len": 1, "eval_stride": 1, "vocab_size": 2, "epoch_updates": 1}
         for name, smallest in least.items():
             value = getattr(self, name, None)  # each kind has some of them

@@ -22,10 +22,11 @@ from ..analysis.shortcut_ratio import shortcut_ratios
 from ..engine.randomness import data_order
 from ..engine.task import Share
 from ..errors import UserError
-from ..models.build import build_model, input_size_of
+from ..models.build import build_model
 from ..recipes.recipe import ClassificationRecipe
 from ..stream import step_sequences
 from .image_data import ImageData, InputSpec, Place, load_images
+from .input_size import check_input_size, input_size
 from .loading import loaded
 from .settings import Augment
 from .setup import Setup
@@ -39,6 +40,7 @@ _IMAGES_PROBED = 64
 def set_up(recipe: ClassificationRecipe, data: str | None = None, run: Path | None = None) -> Setup:
     """Raises UserError for a model or data that are not there, or that do not fit each other."""
     model = build_model(recipe.model)
+    check_input_size(recipe, model)
     spec = input_spec(recipe, model)
     images = load_images(data or recipe.data, spec, recipe.augment, recipe.seed, recipe.train_samples)
     task = Classification(
@@ -67,13 +69,12 @@ def set_up(recipe: ClassificationRecipe, data: str | None = None, run: Path | No
 def input_spec(recipe: ClassificationRecipe, model: nn.Module) -> InputSpec:
     """How pictures become this model's inputs: timm's data config, at the size that the model is built for."""
     config = resolve_model_data_config(model)
-    chans, height, width = input_size_of(recipe.model, model)
-    height, width = (recipe.img_size,) * 2 if recipe.img_size else (height, width)
+    size = input_size(recipe, model)
     mean, std = config["mean"], config["std"]
-    if chans == 1:
+    if size[0] == 1:
         mean, std = (sum(mean) / len(mean),), (sum(std) / len(std),)
     crop_pct = recipe.crop_pct or config["crop_pct"]
-    return InputSpec((chans, height, width), tuple(mean), tuple(std), config["interpolation"], crop_pct)
+    return InputSpec(size, tuple(mean), tuple(std), config["interpolation"], crop_pct)
 
 
 def _check_classes(model: nn.Module, images: ImageData) -> None:
