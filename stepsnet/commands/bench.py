@@ -192,7 +192,7 @@ def render_bench(result: dict[str, Any]) -> str:
     """As a Markdown table: medians, and half the distance of the quartiles in % behind ±."""
     rows = result["rows"]
     columns: dict[str, Callable[[dict[str, Any]], str]] = {
-        "blocks": lambda row: str(row["blocks"]),
+        "blocks": lambda row: str(row["blocks"] or "—"),
         "MACs (G)": lambda row: f"{row['macs'] / 1e9:.3g}",
         "inference /s": lambda row: _median(row["inference"]),
     }

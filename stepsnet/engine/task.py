@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -54,10 +54,11 @@ class Task(Protocol):
 
     # what the training loop asks
 
-    def batches(self, epoch: int, start: int, shard: BatchShard, device: torch.device) -> Iterator[Any]:
+    def batches(self, epoch: int, start: int, shard: BatchShard, device: torch.device) -> Generator[Any]:
         """A rank's micro-batches of an epoch from update ``start`` on, ``accumulation_steps`` for each.
 
-        They are a function of (seed, epoch), whatever was drawn before and whoever loads them.
+        They are a function of (seed, epoch), whatever was drawn before and whoever loads them. A generator, so that
+        closing it ends the processes that load.
         """
         ...
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -31,17 +31,20 @@ def _splits(groups: Sequence[Group], key: str) -> list[str]:
 def figure_depth(groups: Sequence[Group]) -> Picture | None:
     """A measure against the number of blocks, as in Fig. 1.
 
-    None unless every model has a result and each kind of model has one for each depth, of several.
+    None unless every model has a result, no kind of model has two of one depth, and one has several depths. Models
+    whose number of blocks is not known are left out.
     """
     measure = _measure(groups)
-    places = [(group.label, len(group.widths)) for group in groups]
-    depths = sorted({blocks for _, blocks in places})
-    if measure is None or len(set(places)) < len(places) or len(depths) < 2:
+    placed = [(group.blocks, group) for group in groups if group.blocks]
+    depths = sorted({blocks for blocks, _ in placed})
+    curves: dict[str, dict[int, Group]] = {}
+    for blocks, group in sorted(placed, key=lambda place: place[0]):
+        curves.setdefault(group.label, {})[blocks] = group
+    twice = sum(map(len, curves.values())) < len(placed)
+    if measure is None or twice or max(map(len, curves.values()), default=0) < 2:
         return None
     key, what, unit = measure
-    curves: dict[str, list[Group]] = {}
-    for group in sorted(groups, key=lambda group: len(group.widths)):
-        curves.setdefault(group.label, []).append(group)
+    groups = [group for _, group in placed]
     splits = _splits(groups, key)
 
     def draw(narrow: bool) -> Figure:
@@ -53,21 +56,23 @@ def figure_depth(groups: Sequence[Group]) -> Picture | None:
             ax.xaxis.set_minor_formatter(NullFormatter())
             ax.tick_params(axis="x", which="minor", length=0)
             for label, curve in curves.items():
-                colour, blocks = curve[0].colour, [len(group.widths) for group in curve]
-                values = [list(group.results(f"{split}_{key}").values()) for group in curve]
+                colour, blocks = next(iter(curve.values())).colour, list(curve)
+                values = [list(group.results(f"{split}_{key}").values()) for group in curve.values()]
                 ax.fill_between(blocks, list(map(min, values)), list(map(max, values)), color=colour, alpha=0.15)
                 ax.plot(blocks, list(map(statistics.fmean, values)), "o-", color=colour, label=label, markersize=4)
         figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper left", ncols=len(curves))
         return figure
 
-    def at(end: int) -> str:
+    def at(end: Callable[..., int], named: Iterable[str]) -> str:
+        ends = [(label, end(curves[label])) for label in named]
         return join(
-            f"{spread(list(curve[end].results(f'val_{key}').values()), unit and f'{chr(160)}{unit}')} for "
-            f"{_the(label)} at {len(curve[end].widths)} blocks"
-            for label, curve in curves.items()
+            f"{spread(list(curves[label][blocks].results(f'val_{key}').values()), unit and f'{chr(160)}{unit}')} for "
+            f"{_the(label)} at {blocks} block{'s' * (blocks > 1)}"
+            for label, blocks in ends
         )
 
-    caption = sentence_of(f"Validation {what} is {at(0)}", at(-1))
+    several = [label for label, curve in curves.items() if len(curve) > 1]  # the others are said once
+    caption = sentence_of(f"Validation {what} is {at(min, curves)}", at(max, several))
     about = "Points: the mean over seeds; the band reaches from the lowest to the highest seed."
     return Picture("depth", "Against the depth", about, caption, _rows(groups, key, splits), draw)
 

@@ -83,7 +83,7 @@ def _table_of_runs(groups: Sequence[Group]) -> list[dict[str, Any]]:
     for group, run in members(groups):
         get = run.summary.get
         results = [number(run.value(key)) for key in _measures(groups)] + [number(run.value("val_loss"), 3)]
-        size = (get("blocks") or len(run.widths) or "—", get("layers", "—"), count(get("params")), count(get("macs")))
+        size = (run.blocks or "—", get("layers", "—"), count(get("params")), count(get("macs")))
         cells = [run.seed, *results, *size, duration(get("seconds")), number(_speed(run), 1)]
         note = f"unfinished: {max(run.epochs, default=0)} of {run.config.get('epochs', '?')} epochs"
         rows.append({"group": group, "cells": cells, "note": "" if run.summary else note})
@@ -94,7 +94,7 @@ def _table_of_models(groups: Sequence[Group]) -> list[dict[str, Any]]:
     rows = []
     for group in groups:
         steps = ", ".join(f"{width}×{blocks}" for width, blocks in group.steps) or "—"
-        cells = [steps, len(group.widths) or "—", group.fact("layers") or "—"]
+        cells = [steps, group.blocks or "—", group.fact("layers") or "—"]
         rows.append({"group": group, "cells": [*cells, count(group.fact("params")), count(group.fact("macs"))]})
     return rows
 

@@ -46,6 +46,11 @@ class Run:
         """One width a block; known from the first measurement on."""
         return self.summary.get("widths") or next((line["widths"] for line in self.ratios.values()), [])
 
+    @property
+    def blocks(self) -> int | None:
+        """Of a plain timm model the summary has them, and no widths; None where they are not known."""
+        return self.summary.get("blocks") or len(self.widths) or None
+
     def value(self, key: str) -> float | None:
         """The result or, while there is none, the latest value."""
         latest = (self.epochs[epoch].get(key) for epoch in sorted(self.epochs, reverse=True))
@@ -79,6 +84,10 @@ class Group:
     @property
     def widths(self) -> list[int]:
         return next((run.widths for run in self.runs if run.widths), [])
+
+    @property
+    def blocks(self) -> int | None:
+        return _blocks(self.runs)
 
     @property
     def steps(self) -> list[tuple[int, int]]:
@@ -147,7 +156,7 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
     ]
     for suffixes in (
         [""] * len(kinds),
-        [f" · {max(len(run.widths) for run in members) or '?'} blocks" for members in kinds.values()],
+        [f" · {blocks} blocks" if blocks else "" for blocks in map(_blocks, kinds.values())],
         [f" · {recipe.get('name')}" for recipe in recipes],
         [f" · {', '.join(f'{key} {recipe.get(key)}' for key in varied)}" for recipe in recipes],
         [f" · {members[0].folder.name}" for members in kinds.values()],
@@ -162,6 +171,10 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
         dash = DASHES[sum(group.label == label for group in groups) % len(DASHES)]
         groups.append(Group(label, suffix, colour, dash, tuple(members)))
     return groups
+
+
+def _blocks(runs: Sequence[Run]) -> int | None:
+    return next((run.blocks for run in runs if run.blocks), None)
 
 
 def members(groups: Sequence[Group]) -> list[tuple[Group, Run]]:
