@@ -114,6 +114,7 @@ def _count_forward(model: nn.Module, inputs: Any) -> tuple[int, Any]:
 
     Runs on meta copies of the parameters, so no kernel of any device, fused or not, is chosen.
     """
+    # detached: the counter asks what a model feeds its parameters to, such as CaiT's class token, for a gradient
     tensors = {name: tensor.detach().to("meta") for name, tensor in (*model.named_parameters(), *model.named_buffers())}
     counter = FlopCounterMode(display=False, custom_mapping=_NORMS)
     training = {module: module.training for module in model.modules()}
