@@ -12,7 +12,7 @@ __all__ = ["UserError", "exit_status", "nearest"]
 # packages that only some of the commands need -> the extra of ours that has them
 EXTRAS = {
     **dict.fromkeys(
-        ("pydantic", "rich", "sklearn", "matplotlib", "jinja2", "filelock", "torchmetrics", "pandas"), "train"
+        ("pydantic", "yaml", "rich", "filelock", "sklearn", "matplotlib", "jinja2", "torchmetrics"), "train"
     ),
     "pycocotools": "detection",
     "transformers": "language",

@@ -60,7 +60,7 @@ def test_the_reason_is_said_where_no_key_helps():
         UserError, match=r"img_size: got 8, expected 299, the size that inception_v3 was built for \(\w"
     ):
         checked(ModelSpec("inception_v3"), 8)
-    with pytest.raises(UserError, match="img_size: got 0, expected at least 1"):
+    with pytest.raises(ValueError, match="greater than or equal to 1"):
         checked(RESNET, 0)
 
 

@@ -9,11 +9,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ..config import ModelSpec
 from ..errors import UserError
 from .options import integers
+
+if TYPE_CHECKING:
+    from ..config import ModelSpec
 
 __all__ = ["bench", "find_candidates", "render_bench"]
 
@@ -68,6 +70,8 @@ def find_candidates(places: Sequence[str]) -> list[Candidate]:
     Raises:
         UserError: a place that is none of these, a run without a summary, or a name twice.
     """
+    from ..config import ModelSpec
+
     found: list[Candidate] = []
     for place in places:
         path = Path(place)
@@ -84,6 +88,7 @@ def find_candidates(places: Sequence[str]) -> list[Candidate]:
 
 
 def _of_table(table: str) -> list[Candidate]:
+    from ..config import ModelSpec
     from ..paper.rows import model_of, printed_rows
 
     found = []
@@ -96,6 +101,8 @@ def _of_table(table: str) -> list[Candidate]:
 
 
 def _of_run(path: Path) -> Candidate:
+    from ..config import ModelSpec
+
     file = path / "summary.json" if path.is_dir() else path
     try:
         summary = json.loads(file.read_text(encoding="utf-8"))
