@@ -69,7 +69,11 @@ def _draw(groups: Sequence[Group], curves: dict[str, list[tuple[Group, Curve]]],
     figure, axes = make_panels(narrow, len(curves), 2, 2.2 if narrow else 2.7, sharey=True)
     for ax, (name, recorded) in zip(axes, curves.items()):
         ax.set(title=SPLITS[name.partition("_")[0]], xlabel="epoch", ylabel=METRICS[key].axis_label)
-        ax.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
+        epochs_shown = {epoch for _, curve in recorded for epoch in curve}
+        if len(epochs_shown) == 1:
+            ax.set_xticks(list(epochs_shown))
+        else:
+            ax.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
         for group, curve in recorded:
             for run in group.runs if len(group.runs) > 1 else ():
                 single = _curve_over_runs([run], name)

@@ -102,9 +102,13 @@ def _remove_old_files(folder: Path, names: Sequence[str]) -> None:
 
 
 def _save(figure: ReportFigure, folder: Path) -> list[Markup]:
-    """Write a figure's PNG, SVG and CSV; returns the SVG of both layouts, for the page."""
-    inline = []
+    """Write a figure's CSV, PNG and SVG; returns the SVG of both layouts, for the page."""
     write_csv(figure.rows, folder / f"{figure.name}.csv")
+    return _draw(figure, folder)
+
+
+def _draw(figure: ReportFigure, folder: Path) -> list[Markup]:
+    inline = []
     for layout in ("wide", "narrow"):
         # each SVG has its own salt, so that ids do not repeat on the page
         with style.context(["default", {**STYLE, "svg.hashsalt": f"{figure.name}-{layout}"}]):

@@ -82,7 +82,7 @@ def _panels_of(group: Group) -> list[_Panel]:
     reads_a_part = any(m.reads_a_part for run in group.counted for m in run.stream_at_epoch_ends.values())
     panels = []
     for quantity in ("gamma", "gamma_read") if reads_a_part else ("gamma",):
-        title = f"{group.name}: {_NAMES[quantity]}, after epoch"
+        title = f"{group.name}: {_NAMES[quantity]}"
         curves = {epoch: _mean_over_runs(group, epoch, quantity) for epoch in epochs}
         panels.append(_Panel(group, quantity, title, curves))
     return panels
@@ -129,6 +129,6 @@ def _draw(panels: Sequence[_Panel], narrow: bool) -> Figure:
             color = colormaps["viridis_r"](0.12 + 0.88 * epochs.index(epoch) / max(1, len(epochs) - 1))
             depth = [block / len(gammas) for block in range(len(gammas) + 1)]
             handles += ax.plot(depth, [1, *gammas], "-" if epoch else "--", color=color, linewidth=1.5)
-        names = [str(epoch) if epoch else "0 (untrained)" for epoch in panel.curves]
+        names = [f"epoch {epoch}" if epoch else "before training" for epoch in panel.curves]
         draw_legend_above(ax, panel.title, handles, names, 3)
     return figure

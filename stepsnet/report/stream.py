@@ -79,11 +79,12 @@ def _caption(measurements: Sequence[LabelledMeasurement]) -> str:
     def values(name: str) -> str:
         return join(f"{number(getattr(blocks[-1], name))} for {run}" for run, blocks in last.items())
 
-    ratios = join(f"{summarize(blocks)['gradient_first_over_last']:.3g} for {run}" for run, blocks in last.items())
+    gradients = {run: summarize(blocks)["gradient_first_over_last"] for run, blocks in last.items()}
+    ratios = [f"{ratio:.3g} for {run}" for run, ratio in gradients.items() if math.isfinite(ratio)]
     return sentence(
         f"At the last measurement, after the last block, γ of the whole stream is {values('gamma')}",
         f"γ of the part that the block reads is {values('gamma_read')}",
-        f"the gradient after the first block over that after the last is {ratios}",
+        f"the gradient after the first block over that after the last is {join(ratios)}" if ratios else "",
     )
 
 
