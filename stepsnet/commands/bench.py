@@ -195,7 +195,7 @@ def render_bench(result: dict[str, Any]) -> str:
     """As a Markdown table: medians, and the first and third quartile behind them."""
     rows = result["rows"]
     columns: dict[str, Callable[[dict[str, Any]], str]] = {
-        "blocks": lambda row: str(row["blocks"]),
+        "blocks": lambda row: str(row["blocks"] or "—"),
         "MACs (G)": lambda row: f"{row['macs'] / 1e9:.3g}",
         "inference /s": lambda row: format_quartiles(row["inference"], ".3g"),
     }

@@ -145,7 +145,7 @@ def _table_of_runs(groups: Sequence[Group], columns: Sequence[str]) -> list[dict
             "—" if value is None else typeset(format_metric(name, value, unit=False))
             for name, value in zip(columns, values)
         ]
-        size = (get("blocks") or len(run.widths) or "—", get("layers", "—"), count(get("params")), count(get("macs")))
+        size = (run.blocks or "—", get("layers", "—"), count(get("params")), count(get("macs")))
         cells = [run.seed, *metrics, *size, duration(get("seconds")), number(_samples_per_second(run), ".1f")]
         note = f"not finished: {max(run.epochs, default=0)} of {run.config.get('epochs', '?')} epochs"
         rows.append({"group": group, "cells": cells, "note": "" if run.summary else note})
@@ -161,7 +161,7 @@ def _table_of_models(groups: Sequence[Group]) -> list[dict[str, Any]]:
     rows = []
     for group in groups:
         steps = ", ".join(f"{width}×{blocks}" for width, blocks in group.steps) or "—"
-        cells = [steps, len(group.widths) or "—", group.summary_value("layers") or "—"]
+        cells = [steps, group.blocks or "—", group.summary_value("layers") or "—"]
         counts = [count(group.summary_value(key)) for key in ("params", "macs")]
         rows.append({"group": group, "cells": [*cells, *counts]})
     return rows

@@ -48,6 +48,11 @@ class Run:
         measured = [*self.stream_at_epoch_ends.values(), *self.stream_at_updates.values()]
         return self.summary.get("widths") or next((one.widths for one in measured), [])
 
+    @property
+    def blocks(self) -> int | None:
+        """Number of blocks; None where it is not known. The summary of a plain timm model has it, and no widths."""
+        return self.summary.get("blocks") or len(self.widths) or None
+
     def value(self, key: str) -> float | None:
         """The result of a finished run, or the latest value of an unfinished one."""
         latest = (self.epochs[epoch].get(key) for epoch in sorted(self.epochs, reverse=True))
@@ -74,6 +79,11 @@ class Group:
         return f"the {self.name}" if self.label == BASELINE else self.name
 
     @property
+    def the_label(self) -> str:
+        """The label alone within a sentence."""
+        return f"the {self.label}" if self.label == BASELINE else self.label
+
+    @property
     def counted(self) -> tuple[Run, ...]:
         """The finished runs, or all if none is: a mean over seeds must not jump at the epoch where a run stops."""
         return tuple(run for run in self.runs if run.summary) or self.runs
@@ -81,6 +91,10 @@ class Group:
     @property
     def widths(self) -> list[int]:
         return next((run.widths for run in self.runs if run.widths), [])
+
+    @property
+    def blocks(self) -> int | None:
+        return _num_blocks(self.runs)
 
     @property
     def steps(self) -> list[tuple[int, int]]:
@@ -169,7 +183,7 @@ def _suffixes(found: dict[tuple[str, str], list[Run]]) -> list[str]:
     numbers = [f" · {number}" for number in range(1, len(found) + 1)]
     for suffixes in (
         [""] * len(found),
-        [f" · {max(len(run.widths) for run in runs) or '?'} blocks" for runs in found.values()],
+        [f" · {blocks} blocks" if blocks else "" for blocks in map(_num_blocks, found.values())],
         [f" · {recipe.get('name')}" for recipe in recipes],
         [f" · {', '.join(f'{key} {recipe.get(key)}' for key in varied)}" for recipe in recipes],
         [f" · {runs[0].folder.name}" for runs in found.values()],
@@ -177,6 +191,10 @@ def _suffixes(found: dict[tuple[str, str], list[Run]]) -> list[str]:
         if len({label + suffix for (label, _), suffix in zip(found, suffixes)}) == len(found):
             return suffixes
     return numbers
+
+
+def _num_blocks(runs: Sequence[Run]) -> int | None:
+    return next((run.blocks for run in runs if run.blocks), None)
 
 
 def members(groups: Sequence[Group]) -> list[tuple[Group, Run]]:

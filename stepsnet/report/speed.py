@@ -57,7 +57,8 @@ def _draw(result: dict[str, Any], curves: dict[str, list[dict[str, Any]]], out: 
             ax.xaxis.set_minor_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
             ax.tick_params(axis="x", which="minor", labelsize=6)
         _save(figure, axes, out / "speed-accuracy")
-    if any(len({row["blocks"] for row in line}) > 1 for line in curves.values()):
+    with_blocks = {name: kept for name, line in curves.items() if (kept := [row for row in line if row["blocks"]])}
+    if any(len({row["blocks"] for row in line}) > 1 for line in with_blocks.values()):
         drawn: list[tuple[str, str, Value, str | None]] = [
             (f"{kind}, {where}", "samples/s", _median(kind), kind)
             for kind in ("inference", "training")
@@ -69,8 +70,8 @@ def _draw(result: dict[str, Any], curves: dict[str, list[dict[str, Any]]], out: 
         figure, axes = _axes(len(drawn))
         for ax, (title, axis, value, timed) in zip(axes, drawn):
             ax.set(title=title, xlabel="blocks", ylabel=axis, xscale="log")
-            _lines(ax, curves, lambda row: row["blocks"], value, timed, vertical=True)
-            ax.set_xticks(sorted({row["blocks"] for row in rows}))
+            _lines(ax, with_blocks, lambda row: row["blocks"], value, timed, vertical=True)
+            ax.set_xticks(sorted({row["blocks"] for line in with_blocks.values() for row in line}))
             ax.xaxis.set_major_formatter(ScalarFormatter())
             ax.xaxis.set_minor_formatter(NullFormatter())
             ax.tick_params(axis="x", labelsize=7)

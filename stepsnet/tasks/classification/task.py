@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from timm.data import Mixup, resolve_model_data_config
 from timm.loss import SoftTargetCrossEntropy
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 from torchmetrics import MeanMetric
 from torchmetrics.classification import MulticlassAccuracy
 
@@ -19,9 +21,10 @@ from ...config import Augment, ClassificationRecipe
 from ...engine.randomness import data_order
 from ...engine.task import BatchShard, Task
 from ...errors import UserError
-from ...models.build import build_model, input_size_of
-from ..loading import make_loader
+from ...models.build import build_model
+from ..loading import loaded
 from .data import ImageData, InputSpec, Place, load_images
+from .input_size import check_input_size, input_size
 
 __all__ = ["Classification", "input_spec", "build"]
 
@@ -36,6 +39,7 @@ def build(
 ) -> tuple[nn.Module, Classification]:
     """Raises UserError for a model or data that are not there, or that do not fit each other."""
     model = build_model(recipe.model)
+    check(recipe, model)
     spec = input_spec(recipe, model)
     images = load_images(data or recipe.data, spec, recipe.augment, recipe.seed, recipe.train_samples)
     task = Classification(
@@ -52,16 +56,20 @@ def build(
     return model, task
 
 
+def check(recipe: ClassificationRecipe, model: nn.Module) -> None:
+    """Raises UserError where the model does not take images of the recipe's size."""
+    check_input_size(recipe, model)
+
+
 def input_spec(recipe: ClassificationRecipe, model: nn.Module) -> InputSpec:
     """How pictures become this model's inputs: timm's data config, at the size that the model is built for."""
     config = resolve_model_data_config(model)
-    chans, height, width = input_size_of(recipe.model, model)
-    height, width = (recipe.img_size,) * 2 if recipe.img_size else (height, width)
+    size = input_size(recipe, model)
     mean, std = config["mean"], config["std"]
-    if chans == 1:
+    if size[0] == 1:
         mean, std = (sum(mean) / len(mean),), (sum(std) / len(std),)
     crop_pct = recipe.crop_pct or config["crop_pct"]
-    return InputSpec((chans, height, width), tuple(mean), tuple(std), config["interpolation"], crop_pct)
+    return InputSpec(size, tuple(mean), tuple(std), config["interpolation"], crop_pct)
 
 
 def _check_classes(model: nn.Module, images: ImageData) -> None:
@@ -130,7 +138,7 @@ class Classification(Task):
         places = ((epoch, int(index), copy) for index in order for copy in range(self.copies))
         return [place for place, _ in zip(places, range(len(order)))]
 
-    def batches(self, epoch: int, start: int, shard: BatchShard, device: torch.device) -> Iterator[Batch]:
+    def batches(self, epoch: int, start: int, shard: BatchShard, device: torch.device) -> Generator[Batch]:
         if self.mixup and shard.micro_batch_size(self.batch_size) % 2:
             size = shard.micro_batch_size(self.batch_size)
             raise UserError(f"batch_size: got {size} images a forward pass, expected an even number for Mixup")
@@ -140,9 +148,10 @@ class Classification(Task):
             for update in range(start, self.steps_per_epoch)
             for positions in shard.micro_batches(update, self.batch_size)
         ]
-        for images, labels, failed in self._loader(self.data.train, chosen, device):
-            self._count_undecodable(failed)
-            yield images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
+        with self._loaded(self.data.train, chosen, device) as batches:
+            for images, labels, failed in batches:
+                self._count_undecodable(failed)
+                yield images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         images, labels = batch
@@ -179,15 +188,16 @@ class Classification(Task):
         rounds = -(-count // (at_once * shard.world_size))
         first = [(turn * shard.world_size + shard.rank) * at_once for turn in range(rounds)]
         positions = [range(start, min(start + at_once, count)) or range(1) for start in first]
-        batches = [[(0, position, 0) for position in batch] for batch in positions]
-        for start, (images, labels, failed) in zip(first, self._loader(self.data.val, batches, device)):
-            self._count_undecodable(failed)
-            images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
-            logits = model(images).float()
-            if start < count:
-                metrics["loss"].update(nn.functional.cross_entropy(logits, labels), weight=len(labels))
-                metrics["top1"].update(logits, labels)
-                metrics["top5"].update(logits, labels)
+        chosen = [[(0, position, 0) for position in batch] for batch in positions]
+        with self._loaded(self.data.val, chosen, device) as batches:
+            for start, (images, labels, failed) in zip(first, batches):
+                self._count_undecodable(failed)
+                images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
+                logits = model(images).float()
+                if start < count:
+                    metrics["loss"].update(nn.functional.cross_entropy(logits, labels), weight=len(labels))
+                    metrics["top1"].update(logits, labels)
+                    metrics["top5"].update(logits, labels)
         loss, top1, top5 = (metrics[name].compute().item() for name in ("loss", "top1", "top5"))
         return {"loss": loss, "top1": round(100 * top1, 4), "top5": round(100 * top5, 4)}
 
@@ -207,8 +217,10 @@ class Classification(Task):
                 f"{self.max_undecodable}; the latest is {list(self.undecodable)[-1]}"
             )
 
-    def _loader(self, samples: Dataset, batches: list[list[Place]], device: torch.device) -> DataLoader:
-        return make_loader(samples, device, self.workers, len(batches), batch_sampler=batches, collate_fn=_collate)
+    def _loaded(
+        self, samples: Dataset, chosen: list[list[Place]], device: torch.device
+    ) -> AbstractContextManager[Iterator[Any]]:
+        return loaded(samples, device, self.workers, len(chosen), batch_sampler=chosen, collate_fn=_collate)
 
 
 def _accuracy(logits: Tensor, labels: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -27,7 +27,7 @@ from ...files import write_atomically
 from ...models.backbone import load_backbone
 from ...models.build import build_model
 from ...models.mask_rcnn import Detector
-from ..loading import make_loader
+from ..loading import loaded
 from .check import Record
 from .data import CocoData, CocoSplit, DetectionSamples, Target, grouped_order, load_coco
 
@@ -111,15 +111,16 @@ class Detection(Task):
         self.steps_per_epoch = len(data.train) // batch_size  # the last, smaller batch is dropped
         self.told = False
 
-    def batches(self, epoch: int, start: int, shard: BatchShard, device: torch.device) -> Iterator[Batch]:
+    def batches(self, epoch: int, start: int, shard: BatchShard, device: torch.device) -> Generator[Batch]:
         order = grouped_order(self.data.train, epoch, self.batch_size)
         chosen = [
             [(epoch, order[position]) for position in positions]
             for update in range(start, self.steps_per_epoch)
             for positions in shard.micro_batches(update, self.batch_size)
         ]
-        for batch in self._loader(self.data.train, chosen, device):
-            yield _moved(batch, device)
+        with self._loaded(self.data.train, chosen, device) as batches:
+            for batch in batches:
+                yield _moved(batch, device)
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         """The sum of the detector's losses, and each of them."""
@@ -135,13 +136,14 @@ class Detection(Task):
         # Every rank makes equally many forward passes, as FSDP asks: the last ones repeat image 0, uncounted.
         rounds = -(-count // shard.world_size)
         mine = [turn * shard.world_size + shard.rank for turn in range(rounds)]
-        batches = [[(0, position if position < count else 0)] for position in mine]
+        chosen = [[(0, position if position < count else 0)] for position in mine]
         found: list[dict[str, Any]] = []
-        for position, batch in zip(mine, self._loader(self.data.val, batches, device)):
-            images, _ = _moved(batch, device)
-            (objects,) = model(images)
-            if position < count:
-                found += found_objects(objects, split.images[position]["id"], list(split.labels))
+        with self._loaded(self.data.val, chosen, device) as batches:
+            for position, batch in zip(mine, batches):
+                images, _ = _moved(batch, device)
+                (objects,) = model(images)
+                if position < count:
+                    found += found_objects(objects, split.images[position]["id"], list(split.labels))
         if shard.world_size == 1:
             return average_precision(split, found)
         everyone: list[Any] = [None] * shard.world_size
@@ -178,13 +180,11 @@ class Detection(Task):
     def _left_out(self) -> list[str]:
         return [*self.data.train.split.left_out, *self.data.val.split.left_out]
 
-    def _loader(self, samples: DetectionSamples, batches: list, device: torch.device) -> Iterator[Batch]:
-        """Raises UserError for a picture that cannot be decoded."""
-        loader = make_loader(samples, device, self.workers, len(batches), batch_sampler=batches, collate_fn=_collate)
-        for images, targets, failed in loader:
-            if any(failed):
-                raise UserError(f"data: cannot decode {' '.join(next(filter(None, failed)).split())}")
-            yield images, targets
+    @contextlib.contextmanager
+    def _loaded(self, samples: DetectionSamples, chosen: list, device: torch.device) -> Iterator[Iterator[Batch]]:
+        settings = {"batch_sampler": chosen, "collate_fn": _collate}
+        with loaded(samples, device, self.workers, len(chosen), **settings) as batches:
+            yield map(_decoded, batches)
 
 
 def read_categories(run: Path) -> list[Record]:
@@ -260,6 +260,14 @@ def _named(categories: Sequence[Record]) -> list[tuple[int, str]]:
 def _collate(samples: Sequence[tuple[Tensor, Target, str]]) -> tuple[list[Tensor], list[Target], list[str]]:
     images, targets, failed = zip(*samples)
     return list(images), list(targets), list(failed)
+
+
+def _decoded(batch: tuple[list[Tensor], list[Target], list[str]]) -> Batch:
+    """Raises UserError for a picture that cannot be decoded."""
+    images, targets, failed = batch
+    if any(failed):
+        raise UserError(f"data: cannot decode {' '.join(next(filter(None, failed)).split())}")
+    return images, targets
 
 
 def _moved(batch: Any, device: torch.device) -> Batch:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -102,7 +102,7 @@ class LanguageModelling(Task):
         order, offset = _order_of_pass(self.seed, turn, self.sequences, self.seq_len)
         return offset + int(order[position]) * self.seq_len
 
-    def batches(self, epoch: int, start: int, shard: BatchShard, device: torch.device) -> Iterator[Tensor]:
+    def batches(self, epoch: int, start: int, shard: BatchShard, device: torch.device) -> Generator[Tensor]:
         """(sequences, seq_len + 1) each: the inputs and, one further, what is to be predicted."""
         tokens = self.text.splits["train"].tokens
         for update in range(start, self.steps_per_epoch):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
@@ -28,7 +28,7 @@ from ...files import write_atomically
 from ...models.backbone import load_backbone, normalisation_of
 from ...models.build import build_model
 from ...models.upernet import UPerNet
-from ..loading import make_loader
+from ..loading import loaded
 from .data import IGNORED, SegmentationData, Split, load_pairs
 from .inference import Inference
 from .transforms import training_transform
@@ -146,7 +146,7 @@ class Segmentation(Task):
         turn, position = divmod(number, len(self.samples))
         return turn, int(_order_of_pass(self.seed, turn, len(self.samples))[position])
 
-    def batches(self, epoch: int, start: int, shard: BatchShard, device: torch.device) -> Iterator[Batch]:
+    def batches(self, epoch: int, start: int, shard: BatchShard, device: torch.device) -> Generator[Batch]:
         """Pictures (b, 3, crop, crop) and labels (b, crop, crop)."""
         size = shard.micro_batch_size(self.batch_size)
         if size * (shard.world_size if device.type == "cuda" else 1) < 2:
@@ -157,8 +157,9 @@ class Segmentation(Task):
             for update in updates
             for numbers in shard.micro_batches(update, self.batch_size)
         ]
-        for images, labels in make_loader(self.samples, device, self.workers, len(chosen), batch_sampler=chosen):
-            yield images.to(device, non_blocking=True), labels.to(device, non_blocking=True).long()
+        with loaded(self.samples, device, self.workers, len(chosen), batch_sampler=chosen) as batches:
+            for images, labels in batches:
+                yield images.to(device, non_blocking=True), labels.to(device, non_blocking=True).long()
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         images, labels = batch
@@ -181,19 +182,17 @@ class Segmentation(Task):
         positions = [turn * world + shard.rank for turn in range(rounds)]
         pictures = _Pictures(self.data, self.split)
         chosen = [position if position < len(sizes) else 0 for position in positions]
-        loader = make_loader(pictures, device, self.workers, rounds, sampler=chosen, batch_size=None)
-        for turn, (position, (picture, labels)) in enumerate(zip(positions, loader)):
-            picture, labels = picture.to(device, non_blocking=True), labels.to(device, non_blocking=True).long()
-            found = self.inference(model, picture)  # (classes, H, W)
-            for _ in range(self._passes_left(turn, position, world)):
-                model(torch.zeros_like(picture, dtype=torch.float32)[None, :, :32, :32])
-            if position < len(sizes):
-                confusion.update(found.argmax(0)[None], labels[None])
-                counted = (labels != IGNORED).sum()
-                mean_loss.update(
-                    F.nll_loss(found[None], labels[None], ignore_index=IGNORED, reduction="sum") / counted.clamp(min=1),
-                    counted,
-                )
+        with loaded(pictures, device, self.workers, rounds, sampler=chosen, batch_size=None) as every:
+            for turn, (position, (picture, labels)) in enumerate(zip(positions, every)):
+                picture, labels = picture.to(device, non_blocking=True), labels.to(device, non_blocking=True).long()
+                found = self.inference(model, picture)  # (classes, H, W)
+                for _ in range(self._passes_left(turn, position, world)):
+                    model(torch.zeros_like(picture, dtype=torch.float32)[None, :, :32, :32])
+                if position < len(sizes):
+                    confusion.update(found.argmax(0)[None], labels[None])
+                    counted = (labels != IGNORED).sum()
+                    loss = F.nll_loss(found[None], labels[None], ignore_index=IGNORED, reduction="sum")
+                    mean_loss.update(loss / counted.clamp(min=1), counted)
         pixels = confusion.compute().cpu()
         result, of_class = scores(pixels)
         self.class_iou = dict(zip(self.data.classes, of_class))
