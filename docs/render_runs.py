@@ -11,7 +11,7 @@ from stepsnet.commands.compare import summarize
 from stepsnet.markdown import markdown_table
 from stepsnet.metrics import find_metric, format_metric, metric_label
 from stepsnet.paper.rows import all_rows, printed_rows
-from stepsnet.recipes.ablations import ROWS
+from stepsnet.recipes import ablations
 from stepsnet.summary_stats import format_mean_std
 
 
@@ -101,7 +101,7 @@ def grid_table(folder: str, table: str) -> str:
     headers = ["", "widths × blocks", "blocks", "params", "MACs", "training", "validation", "over the first", "paper"]
     rows = []
     first: list[dict] = []
-    for short, title in ROWS[table].items():
+    for short, title in _titles_of_rows(table).items():
         mine = [run for run in runs if run["recipe"].endswith("/" + SAME.get(short, short))]
         train, val = (mean_std(list(by_seed(mine, key).values()), key) for key in ("train_top1", "val_top1"))
         over = difference(mine, first) if first else ""
@@ -110,6 +110,13 @@ def grid_table(folder: str, table: str) -> str:
         rows.append([title, steps(one["widths"]), *size, train, val, over, f"{printed[title]}%"])
     note = f"{where_run(runs, (folder,))} The last column is the paper's Table {table}."
     return f"{markdown_table(headers, rows, 'llrrrrrrr')}\n\n{note}"
+
+
+def _titles_of_rows(table: str) -> dict[str, str]:
+    """The recipes of a table of the paper, without their folder, and the titles of their rows."""
+    start = f"Table {table}, "
+    found = [recipe for recipe in ablations.RECIPES.values() if recipe.title.startswith(start)]
+    return {recipe.name.partition("/")[2]: recipe.title.removeprefix(start) for recipe in found}
 
 
 def methods_table(folder: str) -> str:

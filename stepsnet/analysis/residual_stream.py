@@ -28,8 +28,8 @@ def measure_stream(
 ) -> list[BlockStatistics]:
     """Run ``loss(model)`` forward and backward, and take the statistics of every block on the way.
 
-    Compiled blocks run eagerly here, since compiled code may leave hooks out. Weights that need no gradient, such as
-    averaged ones, are run forward only, and the gradients are not a number.
+    Compiled blocks run eagerly here, since compiled code may leave hooks out. A model whose weights need no gradient
+    is run forward only, and its gradients are not a number.
 
     Args:
         model: in the mode that the caller has set; the mode is kept, and the gradients are cleared.
