@@ -157,9 +157,9 @@ def test_a_run_is_taken_apart(trained, tmp_path, capsys):
     assert status == 0, err
     rows = json.loads(out)["rows"]
     assert [row["update"] for row in rows] == sorted({row["update"] for row in rows}) and len(rows) >= 1
-    lines = (tmp_path / "look" / "signal.csv").read_text().splitlines()
+    lines = (tmp_path / "look" / "stream.csv").read_text().splitlines()
     assert len(lines) == 1 + len(rows) * len(json.loads((trained / "summary.json").read_text())["widths"])
-    assert (tmp_path / "look" / "signal.png").stat().st_size > 10_000 and (tmp_path / "look" / "signal.svg").exists()
+    assert (tmp_path / "look" / "stream.png").stat().st_size > 10_000 and (tmp_path / "look" / "stream.svg").exists()
     status, out, err = run("analyze", "mask", trained, "--each", capsys=capsys)
     assert status == 2 and "got --each with mask" in err
     other = tmp_path / "other"

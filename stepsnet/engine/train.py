@@ -19,6 +19,7 @@ from torch import nn
 from ..analysis.residual_stream import stream_line, stream_line_of
 from ..checkpoint import latest
 from ..config import TrainingSettings
+from ..device import autocast
 from ..errors import UserError
 from ..metrics import higher_is_better
 from ..stream import blocks_of
@@ -31,7 +32,7 @@ from .randomness import seed_step
 from .task import BatchShard, Task
 from .tracking import open_trackers
 from .train_state import TrainState, full_state_dict
-from .update import Update, Updater, autocast, unwrap
+from .update import Update, Updater, unwrap
 
 __all__ = ["TrainResult", "train"]
 

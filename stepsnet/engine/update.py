@@ -15,12 +15,13 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from ..config import TrainingSettings
+from ..device import autocast, is_out_of_memory
 from ..errors import UserError
 from .distributed import DistributedContext, full_tensor
 from .randomness import seed_step
 from .task import Task
 
-__all__ = ["Update", "Updater", "autocast", "unwrap", "is_out_of_memory"]
+__all__ = ["Update", "Updater", "unwrap"]
 
 
 @dataclass(frozen=True)
@@ -30,17 +31,6 @@ class Update:
     means: dict[str, float]  # "loss" and the task's others
     grad_norm: float  # before clipping
     interrupted: bool  # whether any rank has received SIGINT or SIGTERM
-
-
-def autocast(amp_dtype: str, device: torch.device):
-    """The forward pass in ``amp_dtype``, weights and updates in float32."""
-    if amp_dtype == "float32":
-        return nullcontext()
-    return torch.autocast(device.type, dtype=getattr(torch, amp_dtype))
-
-
-def is_out_of_memory(error: RuntimeError) -> bool:
-    return isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error)
 
 
 class Updater:
