@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,14 @@ from torch import Tensor, nn
 from ..analysis.complexity import Complexity
 from ..errors import UserError
 
-__all__ = ["BatchShard", "Task"]
+__all__ = ["BatchShard", "EvaluationBatch", "Task"]
+
+
+class EvaluationBatch(NamedTuple):
+    """What one rank evaluates in one forward pass."""
+
+    indices: range  # of the samples
+    is_padding: bool  # the forward pass is needed, and its result is not counted
 
 
 @dataclass(frozen=True)
@@ -41,6 +48,25 @@ class BatchShard:
                 f"({self.world_size} ranks × {self.accumulation_steps} accumulation_steps)"
             )
         return batch_size // parts
+
+    def evaluation_batches(self, samples: int, batch_size: int) -> list[EvaluationBatch]:
+        """This rank's batches of samples 0 to ``samples`` - 1, of which all ranks together visit each once.
+
+        Every rank gets equally many batches, because FSDP gathers the weights in each forward pass: where a rank has
+        none left, it repeats sample 0 as padding.
+
+        Args:
+            batch_size: the most samples per forward pass; fewer where there are not enough for all ranks.
+        """
+        size = max(1, min(batch_size, -(-samples // self.world_size)))
+        rounds = -(-samples // (size * self.world_size))
+        firsts = [(turn * self.world_size + self.rank) * size for turn in range(rounds)]
+        return [
+            EvaluationBatch(range(first, min(first + size, samples)), False)
+            if first < samples
+            else EvaluationBatch(range(1), True)
+            for first in firsts
+        ]
 
 
 class Task(Protocol):
