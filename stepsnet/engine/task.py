@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -25,14 +25,14 @@ class EvaluationBatch(NamedTuple):
 
 @dataclass(frozen=True)
 class BatchShard:
-    """One rank's part of every batch. The whole batch and its order do not depend on the number of ranks."""
+    """The part of every batch that one rank processes. The batch and its order do not depend on the number of ranks."""
 
     rank: int = 0
     world_size: int = 1
     accumulation_steps: int = 1
 
     def micro_batches(self, update: int, batch_size: int) -> list[range]:
-        """The positions in the epoch's order that this rank visits in an update, one range a forward pass."""
+        """The positions in the epoch's order that this rank processes in an update, one range per forward pass."""
         size = self.micro_batch_size(batch_size)
         firsts = [
             update * batch_size + (part * self.world_size + self.rank) * size for part in range(self.accumulation_steps)
@@ -40,7 +40,7 @@ class BatchShard:
         return [range(first, first + size) for first in firsts]
 
     def micro_batch_size(self, batch_size: int) -> int:
-        """Raises UserError where the batch cannot be shared evenly."""
+        """Samples per forward pass. Raises UserError if the batch cannot be divided evenly."""
         parts = self.world_size * self.accumulation_steps
         if batch_size % parts:
             raise UserError(
@@ -80,10 +80,11 @@ class Task(Protocol):
 
     # what the training loop asks
 
-    def batches(self, epoch: int, start: int, shard: BatchShard, device: torch.device) -> Iterator[Any]:
+    def batches(self, epoch: int, start: int, shard: BatchShard, device: torch.device) -> Generator[Any]:
         """A rank's micro-batches of an epoch from update ``start`` on, ``accumulation_steps`` for each.
 
-        They are a function of (seed, epoch), whatever was drawn before and whoever loads them.
+        They are a function of (seed, epoch), whatever was drawn before and whoever loads them. A generator, so that
+        closing it ends the processes that load.
         """
         ...
 
@@ -104,7 +105,7 @@ class Task(Protocol):
         ...
 
     def notices(self) -> list[str]:
-        """What there is to tell since the last call, such as samples that were skipped."""
+        """Messages since the last call, such as samples that were skipped."""
         ...
 
     # what the commands ask

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import lru_cache
 from importlib.resources import files
 from typing import Any
 
@@ -59,6 +60,7 @@ DETECTORS = {"Mask R-CNN": "mask_rcnn", "Cascade Mask R-CNN": "cascade_mask_rcnn
 ALLOCATION_IS_OURS = "the paper does not give these depths and heads; ours meet every printed cell, and others may too"
 
 
+@lru_cache(maxsize=1)
 def all_rows() -> list[dict[str, Any]]:
     """Every row of tables.json: all that the paper prints, Tables 6 and 7 and those of later tasks included."""
     return json.loads((files("stepsnet.paper") / "tables.json").read_text(encoding="utf-8"))
@@ -76,6 +78,11 @@ def printed_rows(table: str) -> list[dict[str, Any]]:
         known = sorted({row["table"] for row in rows if model_of(row)}, key=lambda t: (t[0] == "t", len(t), t))
         raise UserError(f"table: got {table!r}, expected one of {', '.join(known)}{nearest(table, known)}")
     return found
+
+
+def printed_row(table: str, title: str) -> dict[str, Any]:
+    (row,) = (row for row in all_rows() if row["table"] == table and row["row"] == title)
+    return row
 
 
 def model_of(row: dict[str, Any]) -> tuple[str, dict[str, Any]] | None:

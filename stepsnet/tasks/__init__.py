@@ -16,7 +16,7 @@ from ..engine.task import Task
 from ..run_folder import read_run_recipe
 from .prediction import PredictInputs, Prediction
 
-__all__ = ["build_task", "predict"]
+__all__ = ["build_task", "check_recipe", "predict"]
 
 
 def build_task(recipe: Recipe, data: str | None = None, run: Path | None = None) -> tuple[nn.Module, Task]:
@@ -31,6 +31,20 @@ def build_task(recipe: Recipe, data: str | None = None, run: Path | None = None)
         UserError: the model or the data do not exist, or do not fit each other.
     """
     return importlib.import_module(f"stepsnet.tasks.{recipe.task}.task").build(recipe, data, run)
+
+
+def check_recipe(recipe: Recipe, model: nn.Module) -> None:
+    """Find what does not fit without opening the data, before the first of several runs starts.
+
+    Args:
+        model: the recipe's, which may be on the meta device.
+
+    Raises:
+        UserError: the model does not take what the recipe feeds it with.
+    """
+    task = importlib.import_module(f"stepsnet.tasks.{recipe.task}.task")
+    if hasattr(task, "check"):
+        task.check(recipe, model)
 
 
 def predict(run: Path, inputs: PredictInputs) -> list[Prediction]:

@@ -44,24 +44,11 @@ class InputSpec:
 
     def training(self, augment: Augment | None) -> Transform:
         """timm's training transform, or that of evaluation where there is no augmentation."""
-        from timm.data import create_transform
-
         if augment is None:
             return self.evaluation()
-        return create_transform(
-            self.input_size,
-            is_training=True,
-            scale=augment.scale,
-            ratio=augment.ratio,
-            hflip=augment.hflip,
-            color_jitter=augment.color_jitter,
-            auto_augment=augment.auto_augment,
-            interpolation=self.interpolation,
-            mean=self.mean,
-            std=self.std,
-            re_prob=augment.re_prob,
-            re_mode=augment.re_mode,
-        )
+        from .augmentation import augmenting_transform
+
+        return augmenting_transform(self, augment)
 
     def evaluation(self) -> Transform:
         """timm's resize, center crop and normalization."""

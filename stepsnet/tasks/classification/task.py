@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -21,12 +21,13 @@ from ...config import Augment, ClassificationRecipe
 from ...engine.randomness import data_order
 from ...engine.task import BatchShard, Task
 from ...errors import UserError
-from ...models.build import build_model, input_size_of
+from ...models.build import build_model
 from ..assets import save_classes
 from ..loading import loaded
 from .data import ImageData, InputSpec, SampleKey, load_images
+from .input_size import check_input_size, input_size
 
-__all__ = ["Classification", "input_spec", "build"]
+__all__ = ["Classification", "build", "check", "input_spec"]
 
 _EVALUATION_BATCH_SIZE = 256
 _EXAMPLES = 64
@@ -39,6 +40,7 @@ def build(
 ) -> tuple[nn.Module, Classification]:
     """Raises UserError where the model or the data do not exist, or do not fit each other."""
     model = build_model(recipe.model)
+    check(recipe, model)
     spec = input_spec(recipe, model)
     images = load_images(data or recipe.data, spec, recipe.augment, recipe.seed, recipe.train_samples)
     task = Classification(
@@ -55,16 +57,20 @@ def build(
     return model, task
 
 
+def check(recipe: ClassificationRecipe, model: nn.Module) -> None:
+    """Raises UserError where the model does not take images of the recipe's size."""
+    check_input_size(recipe, model)
+
+
 def input_spec(recipe: ClassificationRecipe, model: nn.Module) -> InputSpec:
     """How images become this model's inputs: timm's data config, at the size that the model is built for."""
     config = resolve_model_data_config(model)
-    chans, height, width = input_size_of(recipe.model, model)
-    height, width = (recipe.img_size,) * 2 if recipe.img_size else (height, width)
+    size = input_size(recipe, model)
     mean, std = config["mean"], config["std"]
-    if chans == 1:
+    if size[0] == 1:
         mean, std = (sum(mean) / len(mean),), (sum(std) / len(std),)
     crop_pct = recipe.crop_pct or config["crop_pct"]
-    return InputSpec((chans, height, width), tuple(mean), tuple(std), config["interpolation"], crop_pct)
+    return InputSpec(size, tuple(mean), tuple(std), config["interpolation"], crop_pct)
 
 
 def _check_classes(model: nn.Module, images: ImageData) -> None:
@@ -133,7 +139,7 @@ class Classification(Task):
         keys = ((epoch, int(index), copy) for index in order for copy in range(self.copies))
         return [key for key, _ in zip(keys, range(len(order)))]
 
-    def batches(self, epoch: int, start: int, shard: BatchShard, device: torch.device) -> Iterator[Batch]:
+    def batches(self, epoch: int, start: int, shard: BatchShard, device: torch.device) -> Generator[Batch]:
         size = shard.micro_batch_size(self.batch_size)
         if self.mixup and size % 2:
             raise UserError(f"batch_size: got {size} images per forward pass, expected an even number for Mixup")

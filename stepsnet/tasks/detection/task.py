@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -114,7 +114,7 @@ class Detection(Task):
         self.steps_per_epoch = len(data.train) // batch_size  # the last, smaller batch is dropped
         self.is_reported = False  # whether notices() has returned what is left out
 
-    def batches(self, epoch: int, start: int, shard: BatchShard, device: torch.device) -> Iterator[Batch]:
+    def batches(self, epoch: int, start: int, shard: BatchShard, device: torch.device) -> Generator[Batch]:
         order = grouped_order(self.data.train, epoch, self.batch_size)
         keys = [
             [(epoch, order[position]) for position in positions]

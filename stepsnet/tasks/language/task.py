@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +102,7 @@ class LanguageModelling(Task):
         offset = order_of_pass(self.seed + 1, number_of_pass, self.seq_len)[0]  # cuts the text elsewhere in each pass
         return int(offset) + index * self.seq_len
 
-    def batches(self, epoch: int, start: int, shard: BatchShard, device: torch.device) -> Iterator[Tensor]:
+    def batches(self, epoch: int, start: int, shard: BatchShard, device: torch.device) -> Generator[Tensor]:
         """Token ids (sequences, seq_len + 1): all but the last are the inputs, all but the first the targets."""
         tokens = self.text.splits["train"].tokens
         for update in range(start, self.steps_per_epoch):

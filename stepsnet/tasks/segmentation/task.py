@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -131,7 +131,7 @@ class Segmentation(Task):
         self.most_common: dict[str, Any] = {}
         self.new_notices = [f"no pixel of {name} is labelled" for name in data.unlabelled]
 
-    def batches(self, epoch: int, start: int, shard: BatchShard, device: torch.device) -> Iterator[Batch]:
+    def batches(self, epoch: int, start: int, shard: BatchShard, device: torch.device) -> Generator[Batch]:
         """Images (b, 3, crop_size, crop_size) and labels (b, crop_size, crop_size)."""
         size = shard.micro_batch_size(self.batch_size)
         if size * (shard.world_size if device.type == "cuda" else 1) < 2:
