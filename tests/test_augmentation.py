@@ -5,9 +5,9 @@ import functools
 import numpy as np
 import pytest
 import torch
-from coco_pictures import write_coco
+from coco_images import write_coco
 from PIL import Image
-from segmentation_pictures import write_camvid
+from segmentation_images import write_camvid
 from sklearn.datasets import load_sample_images
 from timm.data import auto_augment
 from torch import nn

@@ -1,4 +1,4 @@
-"""Detection as a task: its batches, its AP, a run from training to pictures, and two processes."""
+"""Detection as a task: its batches, its AP, a run from training to predictions, and two processes."""
 
 import dataclasses
 import json

@@ -36,7 +36,7 @@ def write_shard(path, samples):
 
 @pytest.fixture
 def shards(tmp_path):
-    """Six training pictures in two shards, labelled in both ways, and three for validation; shade 10·n is class n%3."""
+    """Six training images in two shards, labelled in both ways, and three for validation; shade 10·n is class n%3."""
     for shard, numbers in enumerate(((0, 1, 2), (3, 4, 5))):
         samples = [(f"a/{n:03}", {"png": png(10 * n), "cls": str(n % 3).encode()}) for n in numbers]
         write_shard(tmp_path / f"set-train-{shard:02}.tar", samples)

@@ -1,4 +1,4 @@
-"""timm's training transform of a classifier's pictures, for every Pillow that the package allows."""
+"""timm's training transform for classification, the same with each version of Pillow that the package supports."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ __all__ = ["augmenting_transform", "posterize"]
 
 
 def augmenting_transform(spec: InputSpec, augment: Augment) -> Any:
-    """A Pillow picture of any size -> (C, H, W), augmented and normalised.
+    """A transform of a Pillow image of any size to (C, H, W), augmented and normalized.
 
     Raises:
-        UserError: ``auto_augment`` is no policy of timm's.
+        UserError: ``auto_augment`` is not a policy of timm's.
     """
     try:
         transform = create_transform(
@@ -52,20 +52,20 @@ def augmenting_transform(spec: InputSpec, augment: Augment) -> Any:
     return transform
 
 
-def posterize(picture: Image.Image, bits_to_keep: int, **kwargs: Any) -> Image.Image:
-    """timm's, which keeps so many of the highest bits of a channel, with 0 bits as well.
+def posterize(image: Image.Image, bits_to_keep: int, **kwargs: Any) -> Image.Image:
+    """timm's operation, which keeps the highest bits of each channel, extended to 0 bits.
 
-    timm draws 4 to 0 bits, and fewer still where a magnitude may exceed 10. Pillow up to 12 took 0 bits and made
-    all values 0; from 13 on it raises a ValueError. A black picture stays what it was: the published numbers
-    were trained with it, and a recipe gives the same batches with every Pillow.
+    timm draws 4 to 0 bits, and fewer where a magnitude may exceed 10. Pillow up to version 12 accepts 0 bits and sets
+    all values to 0; from version 13 on it raises a ValueError. Here the image becomes black in both: published
+    numbers were trained with this, and a recipe gives the same batches with each version of Pillow.
     """
     if bits_to_keep < 1:
-        return Image.new(picture.mode, picture.size)
-    return auto_augment.posterize(picture, bits_to_keep, **kwargs)
+        return Image.new(image.mode, image.size)
+    return auto_augment.posterize(image, bits_to_keep, **kwargs)
 
 
 def _operations(transform: Any) -> Iterator[AugmentOp]:
-    """The operations of a policy: RandAugment and AugMix hold a list of them, AutoAugment a list of lists."""
+    """The operations of a policy: RandAugment and AugMix have a list of them, AutoAugment a list of lists."""
     for part in transform.transforms:
         yield from getattr(part, "ops", ())
         for operations in getattr(part, "policy", ()):

@@ -58,7 +58,7 @@ def build(
 
 
 def check(recipe: ClassificationRecipe, model: nn.Module) -> None:
-    """Raises UserError where the model does not take images of the recipe's size."""
+    """Raises UserError where the model does not accept images of the recipe's size."""
     check_input_size(recipe, model)
 
 
