@@ -29,7 +29,7 @@ from .engine.train import fit
 from .errors import UserError
 from .files import write_atomically
 from .models.build import build_model
-from .provenance import provenance
+from .provenance import provenance, without_folders
 from .recipes.recipe import ClassificationRecipe, LanguageRecipe, ModelSpec, Recipe, override, read_recipe, to_yaml
 from .report import write_report
 from .stream import widths_of
@@ -108,15 +108,21 @@ def _train(
         epochs = [line for line in _lines(folder / "metrics.jsonl") if line["kind"] == "epoch"]
         model = build_model(recipe.model)  # as it was before the settings put anything around it
         best = (min if setup.task.lower_is_better else max)(line[f"val_{setup.task.monitor}"] for line in epochs)
+        scores = {**fitted.metrics, f"best_val_{setup.task.monitor}": best}
+        if getattr(recipe, "score_test", False):
+            scores |= _score_test(recipe, folder, fitted.weights)
         summary = {
             "recipe": recipe.name,
             "label": label or recipe.model.name,
             "seed": recipe.seed,
             "epochs": recipe.epochs,
+            "lr": recipe.lr,
+            "batch_size": recipe.batch_size,
+            "data": without_folders(recipe.data),
             "model": dataclasses.asdict(recipe.model),
             **dataclasses.asdict(setup.complexity(model)),
             "widths": widths_of(model),
-            "metrics": {**fitted.metrics, f"best_val_{setup.task.monitor}": best},
+            "metrics": scores,
             "expected": recipe.expected,
             **setup.task.facts(),
             "seconds": round(time.monotonic() - started, 1),  # of this process: a resumed run counts from there
@@ -128,6 +134,15 @@ def _train(
         write_atomically(folder / "summary.json", json.dumps(summary, indent=2) + "\n")
         write_report([folder], folder / "report.html", f"{recipe.name}, seed {recipe.seed}")
         return summary
+
+
+def _score_test(recipe: Recipe, folder: Path, weights: dict[str, torch.Tensor]) -> dict[str, float]:
+    """Metrics on the test split, which nothing has opened before."""
+    setup = set_up(recipe, f"{recipe.data}@test", folder)
+    load_into(setup.model, weights)
+    device = pick_device(recipe.device)
+    scores = setup.task.evaluate(setup.model.to(device).eval(), Share(), device)
+    return {f"test_{name}": value for name, value in scores.items()}
 
 
 @contextmanager

@@ -60,4 +60,5 @@ FREE = {
     "parallel",
     "tracker",
     "signal_interval",
+    "cache",
 }

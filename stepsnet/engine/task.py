@@ -63,7 +63,10 @@ class Task(Protocol):
         ...
 
     def evaluate(self, model: nn.Module, share: Share, device: torch.device) -> dict[str, float]:
-        """Metrics on the validation split, of all ranks together."""
+        """Metrics on the validation split, of all ranks together.
+
+        One whose name begins with ``train_`` is of training samples, as evaluation sees them.
+        """
         ...
 
     def facts(self) -> dict[str, Any]:

@@ -185,7 +185,8 @@ def _fit(
         share_first_buffers(ranks, evaluated_model)
         with autocast(settings.amp_dtype, ranks.device):
             scores = task.evaluate(evaluated_model, share, ranks.device)
-        evaluated = {f"val_{name}": value for name, value in scores.items()}
+        of_training = {name: value for name, value in scores.items() if name.startswith("train_")}
+        evaluated = {f"val_{name}": value for name, value in scores.items() if name not in of_training} | of_training
         score = -scores[task.monitor] if task.lower_is_better else scores[task.monitor]
         if score > position.best:
             position.best, position.best_step = score, position.step

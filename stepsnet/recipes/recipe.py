@@ -55,6 +55,7 @@ class Recipe(TrainingSettings):
         least |= {"accumulation_steps": 1, "workers": 0, "log_interval": 1, "checkpoint_interval": 0}
         least |= {"signal_interval": 0, "max_invalid": 0, "crop_size": 1, "eval_window": 1}
         least |= {"max_undecodable": 0, "seq_len": 1, "eval_stride": 1, "vocab_size": 2, "epoch_updates": 1}
+        least |= {"clean_samples": 0}
         for name, smallest in least.items():
             value = getattr(self, name, None)  # each kind has some of them
             if value is not None and not value >= smallest:
@@ -75,6 +76,10 @@ class Recipe(TrainingSettings):
 class ClassificationRecipe(Recipe):
     task: Literal["classification"] = "classification"
     train_samples: int | None = None  # of the training split; None is all
+    holdout: int | None = None  # training images set aside to validate on; the other split is then DATA@test
+    score_test: bool = False  # score DATA@test, once, when the training has ended
+    clean_samples: int = 0  # training images that evaluation scores too, without augmentation
+    cache: Literal["memory"] | None = None  # keep pictures decoded, as uint8
     img_size: int | None = None  # None is the model's own
     crop_pct: float | None = None  # share of the resized picture that evaluation sees; None is the model's own
     augment: Augment | None = None
@@ -92,6 +97,9 @@ class LanguageRecipe(Recipe):
     seq_len: int = 128  # tokens
     epoch_updates: int | None = None  # updates between evaluations; None is one pass over the text
     eval_stride: int | None = None  # tokens scored in each window of seq_len; None is all of them
+    holdout: float | None = None  # share of the training text set aside to validate on; the other split is DATA@test
+    score_test: bool = False  # score DATA@test, once, when the training has ended
+    clean_samples: int = 0  # sequences of the training text that evaluation scores too
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,7 +24,8 @@ from ..errors import UserError
 from ..models.build import build_model, input_size_of
 from ..recipes.recipe import ClassificationRecipe
 from ..stream import step_sequences
-from .image_data import ImageData, InputSpec, Place, load_images
+from .held_out import split_of
+from .image_data import ImageData, InputSpec, Place, Samples, load_images
 from .loading import make_loader
 from .settings import Augment
 from .setup import Setup
@@ -38,7 +40,17 @@ def set_up(recipe: ClassificationRecipe, data: str | None = None, run: Path | No
     """Raises UserError for a model or data that are not there, or that do not fit each other."""
     model = build_model(recipe.model)
     spec = input_spec(recipe, model)
-    images = load_images(data or recipe.data, spec, recipe.augment, recipe.seed, recipe.train_samples)
+    data = data or recipe.data
+    images = load_images(
+        data,
+        spec,
+        recipe.augment,
+        recipe.seed,
+        recipe.train_samples,
+        holdout=recipe.holdout,
+        clean_samples=recipe.clean_samples if split_of(data)[1] == "val" else 0,
+        in_memory=recipe.cache == "memory",
+    )
     task = Classification(
         images,
         recipe.batch_size,
@@ -163,7 +175,15 @@ class Classification:
 
     @torch.no_grad()
     def evaluate(self, model: nn.Module, share: Share, device: torch.device) -> dict[str, float]:
-        count, classes = len(self.data.val), len(self.data.classes)
+        """Loss and accuracies on the evaluated split, and on the training images that were asked for."""
+        scores = self._score(self.data.val, model, share, device)
+        if not len(self.data.clean):
+            return scores
+        clean = self._score(self.data.clean, model, share, device)
+        return {**scores, "train_clean_loss": clean["loss"], "train_clean_top1": clean["top1"]}
+
+    def _score(self, samples: Samples, model: nn.Module, share: Share, device: torch.device) -> dict[str, float]:
+        count, classes = len(samples), len(self.data.classes)
         metrics = {
             "loss": MeanMetric(),
             "top1": MulticlassAccuracy(classes, average="micro"),
@@ -177,7 +197,7 @@ class Classification:
         first = [(turn * share.world_size + share.rank) * at_once for turn in range(rounds)]
         positions = [range(start, min(start + at_once, count)) or range(1) for start in first]
         batches = [[(0, position, 0) for position in batch] for batch in positions]
-        for start, (images, labels, failed) in zip(first, self._loader(self.data.val, batches, device)):
+        for start, (images, labels, failed) in zip(first, self._loader(samples, batches, device)):
             self._count_undecodable(failed)
             images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
             logits = model(images).float()
@@ -188,8 +208,9 @@ class Classification:
         loss, top1, top5 = (metrics[name].compute().item() for name in ("loss", "top1", "top5"))
         return {"loss": loss, "top1": round(100 * top1, 4), "top5": round(100 * top5, 4)}
 
-    def facts(self) -> dict[str, int]:
-        return {"undecodable": len(self.undecodable)}
+    def facts(self) -> dict[str, Any]:
+        sizes = {"train": len(self.data.train), "evaluated": len(self.data.val)}
+        return {"split": self.data.evaluated, "samples": sizes, "undecodable": len(self.undecodable)}
 
     def notices(self) -> list[str]:
         new = list(self.undecodable)[self.told :]

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
-import torch
 from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
@@ -17,6 +16,8 @@ from torch.utils.data import Dataset
 from ..engine.console import counted
 from ..engine.randomness import seed_sample
 from ..errors import UserError, nearest
+from .digits import load_digits
+from .held_out import UNREADABLE, Arrays, InMemory, divide, split_of
 from .settings import Augment
 from .shards import find_shards
 
@@ -28,7 +29,6 @@ Transform = Callable[[Any], Tensor]
 Place = tuple[int, int, int]  # epoch, index, copy
 
 _NEIGHBOURS = 10  # samples tried in the place of one that cannot be decoded
-UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)  # what Pillow raises
 
 
 @dataclass(frozen=True)
@@ -123,21 +123,10 @@ class Samples(Dataset):
 class ImageData:
     classes: tuple[str, ...]
     train: Samples
-    val: Samples
+    val: Samples  # what is evaluated
     read: Transform  # a Pillow picture of any size -> (C, H, W), normalised, as in evaluation
-
-
-class _Arrays:
-    """Pictures that are in memory."""
-
-    def __init__(self, images: Any, labels: Sequence[int], convert: Callable[[Any], Any] = lambda image: image):
-        self.images, self.labels, self.convert = images, labels, convert
-
-    def read(self, index: int) -> Any:
-        return self.convert(self.images[index])
-
-    def name(self, index: int) -> str:
-        return f"sample {index}"
+    clean: Samples  # training images as in evaluation, perhaps none
+    evaluated: str  # which split ``val`` is
 
 
 class _Files:
@@ -243,8 +232,8 @@ def _cifar(name: Literal["CIFAR10", "CIFAR100"]) -> Callable[[str, str], Splits]
         train, val = splits
         return (
             tuple(train.classes),
-            _Arrays(train.data, train.targets, convert),
-            _Arrays(val.data, val.targets, convert),
+            Arrays(train.data, train.targets, convert),
+            Arrays(val.data, val.targets, convert),
         )
 
     return load
@@ -284,74 +273,51 @@ SOURCES: dict[str, Callable[[str, str], Splits]] = {
 
 
 def load_images(
-    data: str, spec: InputSpec, augment: Augment | None = None, seed: int = 0, train_samples: int | None = None
+    data: str,
+    spec: InputSpec,
+    augment: Augment | None = None,
+    seed: int = 0,
+    train_samples: int | None = None,
+    *,
+    holdout: int | None = None,
+    clean_samples: int = 0,
+    in_memory: bool = False,
 ) -> ImageData:
     """A data set by its name: ``digits``, or a kind of :data:`SOURCES` and a place, such as ``folder:PATH``.
 
-    A path alone is a folder. ``train_samples`` keeps so many of the training samples, the first of each
-    class in turn.
+    A path alone is a folder. The split that is evaluated is the one to validate on, or that behind an ``@``:
+    ``folder:PATH@train``. The samples are divided by :func:`divide`.
+
+    Args:
+        in_memory: decode the pictures once and keep them.
 
     Raises:
-        UserError: an unknown name, a folder that is missing or empty, a class without pictures, or
-            validation classes that differ from training's.
+        UserError: an unknown name, a folder that is missing or empty, a class without pictures, validation
+            classes that differ from training's, or a part that the data do not have.
     """
+    data, split = split_of(data)
     kind, colon, place = data.partition(":")
     if data == "digits":
-        return _digits(seed, augment, train_samples)
-    if not colon and Path(data).is_dir():
-        kind, place = "folder", data
-    if kind not in SOURCES or not place:
-        known = ["digits", *(f"{kind}:…" for kind in SOURCES)]
-        raise UserError(f"data: got {data!r}, expected a folder or one of {', '.join(known)}{nearest(kind, known)}")
-    classes, train, val = SOURCES[kind](place, spec.mode)
-    evaluation, mode = spec.evaluation(), spec.mode
+        (classes, train, other), training, evaluation, read = load_digits(augment)
+    else:
+        if not colon and Path(data).is_dir():
+            kind, place = "folder", data
+        if kind not in SOURCES or not place:
+            known = ["digits", *(f"{kind}:…" for kind in SOURCES)]
+            raise UserError(f"data: got {data!r}, expected a folder or one of {', '.join(known)}{nearest(kind, known)}")
+        classes, train, other = SOURCES[kind](place, spec.mode)
+        training, evaluation, mode = spec.training(augment), spec.evaluation(), spec.mode
+        read = lambda picture: evaluation(picture.convert(mode))  # noqa: E731
+    parts = divide(train.labels, len(other.labels), split, train_samples, holdout, clean_samples)
+    if in_memory and not isinstance(train, Arrays):
+        seen = parts.train if split == "val" else parts.train[:0]  # what is only scored is not trained on
+        train = InMemory(train, np.concatenate((seen, parts.evaluated)) if parts.of_training else seen)
+        other = other if parts.of_training else InMemory(other, parts.evaluated)
     return ImageData(
         classes,
-        Samples(train, spec.training(augment), _chosen(train.labels, train_samples), seed),
-        Samples(val, evaluation, np.arange(len(val.labels)), seed),
-        lambda picture: evaluation(picture.convert(mode)),
-    )
-
-
-def _chosen(labels: Sequence[int], count: int | None) -> np.ndarray:
-    """Indices of all samples, or of the first ``count`` when the classes take turns."""
-    if count is None:
-        return np.arange(len(labels))
-    if not 1 <= count <= len(labels):
-        raise UserError(f"train_samples: got {count}, expected 1 to the {len(labels)} training images")
-    classes = np.asarray(labels)
-    turn = np.empty(len(classes), dtype=np.int64)
-    for label in np.unique(classes):
-        turn[classes == label] = np.arange(np.count_nonzero(classes == label))
-    return np.sort(np.lexsort((classes, turn))[:count])
-
-
-def _digits(seed: int, augment: Augment | None, train_samples: int | None) -> ImageData:
-    """The 1,797 handwritten digits that scikit-learn ships: 8×8 grey values from 0 to 16, light on dark.
-
-    A fixed fifth, stratified by class, is the validation split.
-    """
-    from sklearn.datasets import load_digits as load
-    from sklearn.model_selection import train_test_split
-
-    if augment is not None:
-        raise UserError("augment: digits are numbers, not pictures, and take none: expected null")
-    digits = load()
-    images, labels = (digits.images / 16.0).astype(np.float32), digits.target.astype(np.int64)
-    split = train_test_split(images, labels, test_size=0.2, random_state=0, stratify=labels)
-    train_images, val_images, train_labels, val_labels = split
-    mean, std = float(train_images.mean()), float(train_images.std())
-
-    def normalise(values: np.ndarray) -> Tensor:
-        return torch.from_numpy((values - mean) / std).float().unsqueeze(0)  # (1, 8, 8)
-
-    def read(picture: Image.Image) -> Tensor:
-        grey = picture.convert("L").resize((8, 8), Image.Resampling.BOX)
-        return normalise(np.asarray(grey, dtype=np.float32) / 255.0)
-
-    return ImageData(
-        tuple(str(digit) for digit in range(10)),
-        Samples(_Arrays(train_images, train_labels), normalise, _chosen(train_labels, train_samples), seed),
-        Samples(_Arrays(val_images, val_labels), normalise, np.arange(len(val_labels)), seed),
+        Samples(train, training, parts.train, seed),
+        Samples(train if parts.of_training else other, evaluation, parts.evaluated, seed),
         read,
+        Samples(train, evaluation, parts.clean, seed),
+        parts.name,
     )

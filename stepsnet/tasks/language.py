@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ def set_up(recipe: LanguageRecipe, data: str | None = None, run: Path | None = N
     data = data or recipe.data
     data, _, split = data.partition("@")  # DATA@test scores the test split
     own = load_tokenizer(run / "tokenizer.json") if run else None
-    text = load_text(data, recipe.tokenizer, recipe.vocab_size, own)
+    text = load_text(data, recipe.tokenizer, recipe.vocab_size, own, recipe.holdout)
     model: Any = build_model(recipe.model)
     _check_vocabulary(model, text)
     if split and split not in text.splits:
@@ -45,6 +46,7 @@ def set_up(recipe: LanguageRecipe, data: str | None = None, run: Path | None = N
         epoch_updates=recipe.epoch_updates,
         stride=recipe.eval_stride,
         evaluated=split or "val",
+        clean_samples=0 if split else recipe.clean_samples,
     )
 
     def keep(folder: Path) -> None:
@@ -91,12 +93,14 @@ class LanguageModelling:
         epoch_updates: int | None = None,
         stride: int | None = None,
         evaluated: str = "val",
+        clean_samples: int = 0,
     ):
         """
         Args:
             batch_size: sequences an update, over all ranks and accumulated parts.
             epoch_updates: updates between evaluations, of however many passes; None is one pass.
             stride: tokens scored in each window of ``seq_len``, the last ones; None is all of them.
+            clean_samples: sequences at the training text's beginning that evaluation scores too, without dropout.
 
         Raises:
             UserError: a split that is shorter than a batch, or a stride that is longer than a window.
@@ -106,6 +110,7 @@ class LanguageModelling:
         self.text, self.batch_size, self.seq_len, self.seed = text, batch_size, seq_len, seed
         self.stride, self.evaluated, self.units_per_sample = stride or seq_len, evaluated, seq_len
         tokens = len(text.splits["train"].tokens)
+        self.clean_tokens = clean_samples * seq_len
         self.sequences = (tokens - seq_len) // seq_len  # a pass: its windows begin at an offset below seq_len
         if self.sequences < batch_size:
             raise UserError(
@@ -150,7 +155,24 @@ class LanguageModelling:
         token is seen with at least ``seq_len - stride`` others before it. Per word, the likelihood of the
         whole text is shared out over its words, so that tokenizers compare.
         """
+        nll, scored = self._likelihood(self.text.splits[self.evaluated], model, share, device)
         split = self.text.splits[self.evaluated]
+        loss, of_word = nll / scored, nll / max(split.words, 1)
+        scores = {
+            "loss": loss,
+            "perplexity": _exp(loss),
+            "word_perplexity": _exp(of_word),
+            "bits_per_character": nll / math.log(2) / split.characters,
+        }
+        if self.clean_tokens:
+            train = self.text.splits["train"]
+            part = replace(train, tokens=train.tokens[: self.clean_tokens + 1])
+            nll, scored = self._likelihood(part, model, share, device)
+            scores["train_clean_loss"] = nll / scored
+        return scores
+
+    def _likelihood(self, split: Split, model: nn.Module, share: Share, device: torch.device) -> tuple[float, float]:
+        """Negative log-likelihood of a split's tokens, and how many of them were scored."""
         windows = list(self._windows(len(split.tokens)))
         per_round = _EVALUATED_AT_ONCE * share.world_size
         total = torch.zeros(2, dtype=torch.float64, device=device)
@@ -160,13 +182,7 @@ class LanguageModelling:
         if share.world_size > 1:
             torch.distributed.all_reduce(total)
         nll, scored = total.tolist()
-        loss, of_word = nll / scored, nll / max(split.words, 1)
-        return {
-            "loss": loss,
-            "perplexity": _exp(loss),
-            "word_perplexity": _exp(of_word),
-            "bits_per_character": nll / math.log(2) / split.characters,
-        }
+        return nll, scored
 
     def _windows(self, count: int) -> Iterator[tuple[int, int, int]]:
         """(begin, first scored, end) of each window's predicted tokens; each token but the first is scored once."""
@@ -191,7 +207,8 @@ class LanguageModelling:
 
     def facts(self) -> dict[str, Any]:
         sizes = {name: vars(split) | {"tokens": len(split.tokens)} for name, split in self.text.splits.items()}
-        return {"text": sizes, "vocab_size": self.text.tokenizer.get_vocab_size(), "eval_stride": self.stride}
+        vocabulary = self.text.tokenizer.get_vocab_size()
+        return {"split": self.evaluated, "text": sizes, "vocab_size": vocabulary, "eval_stride": self.stride}
 
     def notices(self) -> list[str]:
         return []
