@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from . import __version__
-from .errors import UserError
+from .errors import UserError, nearest
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -75,11 +75,18 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--seeds", metavar="S,S,…", type=_numbers, help="a pair of runs for each seed")
     sub.add_argument("--jobs", type=int, default=2, help="runs at once, which share the cores (default: 2)")
 
-    sub = verb("sweep", _sweep, "train a grid of recipes and seeds, and draw it against the depth (Fig. 1)")
-    sub.add_argument("patterns", metavar="RECIPE", nargs="+", help="names or patterns such as 'digits/steps_*'")
+    sub = verb("sweep", _sweep, "run a declared study, or train a grid of recipes and seeds (Fig. 1)")
+    sub.add_argument(
+        "patterns",
+        metavar="STUDY|RECIPE",
+        nargs="*",
+        help="a study's name or .yaml file, or recipes such as 'digits/steps_*'; without any, the studies are listed",
+    )
     _add_run_options(sub)
-    sub.add_argument("--seeds", metavar="S,S,…", type=_numbers, default=[0], help="each recipe with each (default: 0)")
+    sub.add_argument("--seeds", metavar="S,S,…", type=_numbers, help="of recipes: each with each (default: 0)")
     sub.add_argument("--jobs", type=int, default=2, help="runs at once, which share the cores (default: 2)")
+    sub.add_argument("--results", metavar="DIR", type=Path, help="of a study: a JSON for each run (default: in --run)")
+    sub.add_argument("--render", action="store_true", help="of a study: train nothing, render what is in --results")
 
     sub = verb("eval", _eval, "score a run, or a checkpoint of any timm or StepsNet model, on a validation split")
     sub.add_argument("run", metavar="RUN", type=Path, help="a run folder, or with --model a file of weights")
@@ -237,10 +244,20 @@ def _sweep(options: argparse.Namespace) -> None:
 
     patterns = [text for text in options.patterns if "=" not in text]
     overrides = [text for text in options.patterns if "=" in text] + options.overrides
+    from .study.declare import find_study, studies
+
+    if not patterns:
+        print("\n".join(studies()))
+        return
+    if study := find_study(patterns[0]):
+        return _study(study, patterns[1:], overrides, options)
+    if options.results or options.render:
+        raise UserError(f"sweep: got {patterns[0]}, expected a study for --results{nearest(patterns[0], studies())}")
     names = [name for name in recipes() if any(fnmatchcase(name, pattern) for pattern in patterns)]
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):
-            find_recipe(pattern)  # raises, with the nearest names
+            known = [*studies(), *recipes()]
+            raise UserError(f"sweep: got {pattern!r}, expected a study or recipes{nearest(pattern, known)}")
     chosen = [find_recipe(name) for name in names]
     if options.data:
         chosen = [dataclasses.replace(recipe, data=options.data) for recipe in chosen]
@@ -250,8 +267,40 @@ def _sweep(options: argparse.Namespace) -> None:
     from .sweep import sweep
 
     with choose_display(options.progress) as display:
-        rows = sweep(chosen, folder, options.seeds, options.jobs, display, options.resume)
+        rows = sweep(chosen, folder, options.seeds or [0], options.jobs, display, options.resume)
     print(f"report: {folder / 'report.html'} — {len(rows)} runs of {len(chosen)} recipes")
+
+
+def _study(study, more: Sequence[str], overrides: Sequence[str], options: argparse.Namespace) -> None:
+    from .engine.console import choose_display
+    from .engine.settings import FREE
+    from .study.conduct import check_results, conduct
+    from .study.plan import check_models
+    from .study.render import render_study, write_study
+    from .study.results import read_results
+
+    if more or options.seeds:
+        got = more[0] if more else f"--seeds {','.join(map(str, options.seeds))}"
+        raise UserError(f"sweep: got {got} with the study {study.name}, expected the study alone: it declares the rest")
+    for text in overrides:
+        if text.partition("=")[0] not in FREE:
+            free = ", ".join(sorted(FREE))
+            raise UserError(f"sweep: got {text} with a study, whose settings are declared; expected one of {free}")
+    folder = options.run or Path("runs") / study.folder
+    results = options.results or folder / "results"
+
+    def write() -> str:
+        return write_study(study, read_results(results, study), folder)
+
+    if options.render:
+        check_models(study)
+        check_results(study, results, options.data)
+        print(write() if options.run else render_study(study, read_results(results, study)))
+        return
+    settings = {"data": options.data, "free": tuple(overrides), "resume": options.resume, "after": write}
+    with choose_display(options.progress) as display:
+        conduct(study, folder, results, options.jobs, display, **settings)
+    print(write())
 
 
 def _eval(options: argparse.Namespace) -> None:

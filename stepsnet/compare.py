@@ -11,7 +11,7 @@ import statistics
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from .report import write_report
 from .report.runs import BASELINE, STEPS
 from .run import open_folder
 
-__all__ = ["Contender", "check_grid", "compare", "summarise", "train_grid"]
+__all__ = ["Contender", "check_grid", "compare", "run_all", "summarise", "train_grid"]
 
 
 class Interrupted(Exception):
@@ -105,7 +105,7 @@ def train_grid(
             name = f"{contender.name}, seed {seed}" if len(seeds) > 1 else contender.name
             waiting.append((name, contender.label, config, run))
     if waiting:
-        _run_all(waiting, jobs, display)
+        run_all(waiting, jobs, display)
     return runs
 
 
@@ -136,8 +136,20 @@ def summarise(summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _run_all(waiting: list[tuple[str, str, Path, Path]], jobs: int, display: Display) -> None:
-    """Run each as ``stepsnet train``, show their events as they come, and stop all when one fails."""
+Ended = Callable[[str, int, str], bool]  # a run's name, its status and the last that it said -> whether to go on
+
+
+def run_all(
+    waiting: list[tuple[str, str, Path, Path]],
+    jobs: int,
+    display: Display,
+    ended: Ended = lambda name, status, said: status == 0,
+) -> None:
+    """Run each as ``stepsnet train``, show their events as they come, and stop all when one fails.
+
+    Args:
+        waiting: name, label, recipe and folder of each run; ``ended`` may change what is still in it.
+    """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     environment = {**os.environ, "OMP_NUM_THREADS": str(max(1, cores // min(jobs, len(waiting))))}
     events: queue.Queue[tuple[str, str | None]] = queue.Queue()
@@ -181,7 +193,8 @@ def _run_all(waiting: list[tuple[str, str, Path, Path]], jobs: int, display: Dis
                         process.send_signal(signal.SIGINT)  # each ends after its update and a checkpoint
                         told.add(process)
                 if name and line is None:
-                    if running.pop(name).wait() and not caught:
+                    status = running.pop(name).wait()
+                    if not caught and not ended(name, status, last.get(name, "")):
                         failed.append(name)
                 elif line:
                     try:
