@@ -274,7 +274,7 @@ def _sweep(options: argparse.Namespace) -> None:
 def _study(study, more: Sequence[str], overrides: Sequence[str], options: argparse.Namespace) -> None:
     from .engine.console import choose_display
     from .engine.settings import FREE
-    from .study.conduct import check_results, conduct
+    from .study.conductor import check_results, conduct
     from .study.plan import check_models
     from .study.render import render_study, write_study
     from .study.results import read_results

@@ -55,7 +55,10 @@ def recipe_of(study: Study, planned: Planned, data: str | None = None) -> Recipe
     """
     contender = study.contender(planned.cell.contender)
     source = contender.recipe or study.recipe
-    base = read_recipe(Path(source)) if source.endswith((".yaml", ".yml")) else find_recipe(source)
+    try:
+        base = read_recipe(Path(source)) if source.endswith((".yaml", ".yml")) else find_recipe(source)
+    except UserError as error:
+        raise UserError(f"{planned.cell}: {error}") from None
     name = f"{study.name}/{planned.cell.contender}-{planned.cell.point}"
     recipe = dataclasses.replace(base, baseline=None, expected={}, name=name)
     if data or study.data:

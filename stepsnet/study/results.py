@@ -25,7 +25,7 @@ __all__ = ["diverged_record", "flatness_of", "read_results", "record_of", "setti
 _KEPT = ("seed", "epochs", "lr", "batch_size", "data", "split", "samples", "text", "blocks", "layers", "params", "macs")
 _KEPT_TOO = ("metrics", "seconds", "samples_per_second", "hardware", "versions", "commit")
 _CURVE = ("epoch", "step", "train_loss", "train_top1", "train_clean_loss", "train_clean_top1", "val_loss", "val_top1")
-_SIGNALS = 6  # looks at the residual stream that are kept, from the first update to the last
+_SIGNALS = {"tuning": 1, "final": 4}  # looks at the residual stream that are kept, the first and the last among them
 
 
 def read_results(folder: Path, study: Study) -> dict[str, dict[str, Any]]:
@@ -59,11 +59,7 @@ def record_of(study: Study, planned: Planned, recipe: Recipe, run: Path, command
     """
     loaded = load_run(run)
     curve = [{key: _short(line[key]) for key in _CURVE if key in line} for line in loaded.epochs.values()]
-    looks = [loaded.signals[step] for step in _spaced(sorted(loaded.signals))]
-    signals = [
-        {key: [_short(v) for v in value] if isinstance(value, list) else value for key, value in look.items()}
-        for look in looks
-    ]
+    looks = [loaded.signals[step] for step in _spaced(sorted(loaded.signals), _SIGNALS[planned.kind])]
     summary = {key: loaded.summary[key] for key in (*_KEPT, *_KEPT_TOO) if key in loaded.summary}
     return {
         **_head(study, planned, command),
@@ -71,7 +67,7 @@ def record_of(study: Study, planned: Planned, recipe: Recipe, run: Path, command
         "settings": settings_of(recipe),
         "flatness": _short(flatness_of(study, curve)),
         "curve": curve,
-        "signals": [{k: v for k, v in look.items() if k not in ("kind", "widths")} for look in signals],
+        "signals": [{"step": look["step"], **_per_block(look)} for look in looks],
     }
 
 
@@ -127,11 +123,17 @@ def _head(study: Study, planned: Planned, command: str) -> dict[str, Any]:
     }
 
 
-def _spaced(steps: list[int]) -> list[int]:
+def _per_block(look: Mapping[str, Any]) -> dict[str, list[float | None]]:
+    """γ of the whole stream and of what is read, and the loss gradient's norm, a number a block, to three digits."""
+    kept = ("gamma", "gamma_read", "gradient")
+    return {name: [v and float(f"{v:.3g}") for v in look["per_block"][name]] for name in kept}
+
+
+def _spaced(steps: list[int], count: int) -> list[int]:
     """Some of them, from the first to the last, by equal factors."""
-    if len(steps) <= _SIGNALS:
-        return steps
-    wanted = [steps[0] * (steps[-1] / steps[0]) ** (i / (_SIGNALS - 1)) for i in range(_SIGNALS)]
+    if count < 2 or len(steps) <= count:
+        return steps[:count]
+    wanted = [steps[0] * (steps[-1] / steps[0]) ** (i / (count - 1)) for i in range(count)]
     return sorted({min(steps, key=lambda step: abs(math.log(step / want))) for want in wanted})
 
 

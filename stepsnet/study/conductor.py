@@ -45,7 +45,7 @@ def conduct(
         results: for a JSON of each run that has ended; what is there is not run again.
         data: in place of the declaration's.
         free: overrides of what changes no result, such as ``checkpoint_interval=100``.
-        after: called whenever there is a new result.
+        after: called whenever a final run has ended.
 
     Raises:
         UserError: the declaration does not hold, a folder that is not empty without ``resume``, a result of
@@ -90,7 +90,8 @@ def conduct(
             return len(failed) < 3  # one may be an accident
         write_record(results, record)
         there[name] = record
-        after()
+        if run.kind == "final":
+            after()
         fill()
         return True
 
