@@ -250,7 +250,9 @@ def _sweep(options: argparse.Namespace) -> None:
         print("\n".join(studies()))
         return
     if study := find_study(patterns[0]):
-        return _study(study, patterns[1:], overrides, options)
+        from .study.command import run_study
+
+        return run_study(study, patterns[1:], overrides, options)
     if options.results or options.render:
         raise UserError(f"sweep: got {patterns[0]}, expected a study for --results{nearest(patterns[0], studies())}")
     names = [name for name in recipes() if any(fnmatchcase(name, pattern) for pattern in patterns)]
@@ -269,38 +271,6 @@ def _sweep(options: argparse.Namespace) -> None:
     with choose_display(options.progress) as display:
         rows = sweep(chosen, folder, options.seeds or [0], options.jobs, display, options.resume)
     print(f"report: {folder / 'report.html'} — {len(rows)} runs of {len(chosen)} recipes")
-
-
-def _study(study, more: Sequence[str], overrides: Sequence[str], options: argparse.Namespace) -> None:
-    from .engine.console import choose_display
-    from .engine.settings import FREE
-    from .study.conductor import check_results, conduct
-    from .study.plan import check_models
-    from .study.render import render_study, write_study
-    from .study.results import read_results
-
-    if more or options.seeds:
-        got = more[0] if more else f"--seeds {','.join(map(str, options.seeds))}"
-        raise UserError(f"sweep: got {got} with the study {study.name}, expected the study alone: it declares the rest")
-    for text in overrides:
-        if text.partition("=")[0] not in FREE:
-            free = ", ".join(sorted(FREE))
-            raise UserError(f"sweep: got {text} with a study, whose settings are declared; expected one of {free}")
-    folder = options.run or Path("runs") / study.folder
-    results = options.results or folder / "results"
-
-    def write() -> str:
-        return write_study(study, read_results(results, study), folder)
-
-    if options.render:
-        check_models(study)
-        check_results(study, results, options.data)
-        print(write() if options.run else render_study(study, read_results(results, study)))
-        return
-    settings = {"data": options.data, "free": tuple(overrides), "resume": options.resume, "after": write}
-    with choose_display(options.progress) as display:
-        conduct(study, folder, results, options.jobs, display, **settings)
-    print(write())
 
 
 def _eval(options: argparse.Namespace) -> None:
