@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 from .options import add_run_options, recipe_and_folder
 
 if TYPE_CHECKING:
+    import torch
+
     from ..config import Recipe
     from ..console import Display
     from ..engine.distributed import DistributedContext
@@ -92,6 +94,8 @@ def _train(
             return None
         seconds = round(time.monotonic() - started, 1)  # of this process: a resumed run counts from there
         summary = _summarize(recipe, folder, task, result, label, seconds, context.world_size)
+        if getattr(recipe, "score_test", False):
+            summary["metrics"] |= _score_test(recipe, folder, result.weights)
         save_weights(folder / "model.safetensors", result.weights)
         write_atomically(folder / "summary.json", json.dumps(summary, indent=2) + "\n")
         write_report([folder], folder / "report.html", f"{recipe.name}, seed {recipe.seed}")
@@ -104,7 +108,7 @@ def _summarize(
     """What a run that has ended says of itself in ``summary.json``."""
     from ..metrics import higher_is_better
     from ..models.build import build_model
-    from ..provenance import provenance
+    from ..provenance import provenance, without_folders
     from ..run_folder import read_metrics
     from ..stream import widths_of
 
@@ -116,6 +120,9 @@ def _summarize(
         "label": label or recipe.model.name,
         "seed": recipe.seed,
         "epochs": recipe.epochs,
+        "lr": recipe.lr,
+        "batch_size": recipe.batch_size,
+        "data": without_folders(recipe.data),
         "model": dataclasses.asdict(recipe.model),
         **dataclasses.asdict(task.complexity(model)),
         "widths": widths_of(model),
@@ -130,3 +137,17 @@ def _summarize(
         "ranks": ranks,
         **provenance(),
     }
+
+
+def _score_test(recipe: Recipe, folder: Path, weights: dict[str, torch.Tensor]) -> dict[str, float]:
+    """Metrics on the test split, which nothing has opened before."""
+    from ..checkpoint import load_into
+    from ..engine.distributed import pick_device
+    from ..engine.task import BatchShard
+    from ..tasks import build_task
+
+    model, task = build_task(recipe, f"{recipe.data}@test", folder)
+    load_into(model, weights)
+    device = pick_device(recipe.device)
+    scores = task.evaluate(model.to(device).eval(), BatchShard(), device)
+    return {f"test_{name}": value for name, value in scores.items()}
