@@ -5,7 +5,7 @@ import math
 import pytest
 import timm
 import torch
-from stepsnet.engine.checkpoint import save_weights
+from stepsnet.checkpoint import save_weights
 from torch import nn
 
 import stepsnet  # noqa: F401 - registers the models

@@ -19,7 +19,7 @@ from .steps_swin import StepsSwin, create_steps_swin, swin_cfg
 
 __all__ = ["ConvFFN", "LocalPerceptionUnit", "SwinPlusBlock"]
 
-# The baselines are Swin's widths and depths, one step a stage.
+# The baselines have Swin's widths and depths, one step per stage.
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "swinpp_tiny_window7_224": dict(
         widths=((96,), (192,), (384,), (768,)),
@@ -154,5 +154,5 @@ def test_steps_swinpp(pretrained: bool = False, **kwargs) -> StepsSwin:
 
 @register_model
 def test_steps_swinpp_baseline(pretrained: bool = False, **kwargs) -> StepsSwin:
-    """The same with one step a stage."""
+    """The same with one step per stage."""
     return _create("test_steps_swinpp_baseline", pretrained, **kwargs)
