@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from stepsnet.commands.table import as_printed, compare_table, render_table
 from stepsnet.errors import UserError
-from stepsnet.paper.rows import TABLE_1, as_printed, compare_table, printed_rows, render_table
+from stepsnet.paper.rows import TABLE_1, printed_rows
 
 ROOT = Path(__file__).parent.parent
 compared = functools.cache(compare_table)
