@@ -7,12 +7,12 @@ import pytest
 import torch
 from PIL import Image
 
-from stepsnet.commands.eval import evaluate_run
-from stepsnet.commands.train import train_run
 from stepsnet.engine.task import BatchShard
 from stepsnet.errors import UserError
 from stepsnet.overrides import override
 from stepsnet.recipes import find_recipe
+from stepsnet.runs.evaluate import evaluate_run
+from stepsnet.runs.train import train_run
 from stepsnet.tasks import build_task
 from stepsnet.tasks.classification.held_out import divide, split_of
 from stepsnet.tasks.language.data import load_text

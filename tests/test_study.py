@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from toy_study import TOY, declared, run
 
-from stepsnet.commands.train import train_run
 from stepsnet.overrides import read_recipe
+from stepsnet.runs.train import train_run
 from stepsnet.study import conductor
 from stepsnet.study.declare import Cell, find_study, studies
 from stepsnet.study.plan import Planned, check_models, choice_of, due, progress, recipe_of

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError, nearest
-from .launch import Contender, check_grid, train_grid
+from ..runs.launch import Contender, check_grid, train_grid
 from .options import add_grid_options, add_run_options
 
 if TYPE_CHECKING:

@@ -8,13 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..commands.launch import Job, run_all
 from ..console import Display
 from ..errors import UserError
 from ..files import write_atomically
 from ..overrides import override, to_yaml
 from ..provenance import without_folders
 from ..run_folder import lock_folder
+from ..runs.launch import Job, run_all
 from .declare import Study
 from .plan import Planned, check_models, due, recipe_of
 from .results import diverged_record, read_results, record_of, settings_of, write_record

@@ -1,6 +1,6 @@
 """Many runs, as processes side by side: the threads and the queue of the parent, and the child's end of it.
 
-A child is ``python -m stepsnet.commands.launch``. It reads one :class:`Job` as JSON from its standard input and writes
+A child is ``python -m stepsnet.runs.launch``. It reads one :class:`Job` as JSON from its standard input and writes
 what it reports, a JSON object per line, to its standard output.
 """
 
@@ -159,7 +159,7 @@ class _Launcher:
 
     def start(self, job: Job) -> None:
         process = subprocess.Popen(
-            [sys.executable, "-m", "stepsnet.commands.launch"],
+            [sys.executable, "-m", "stepsnet.runs.launch"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
