@@ -127,12 +127,7 @@ def test_a_classifiers_recipe_goes_through_an_epoch(name, folder):
     with torch.device("meta"):
         spec = input_spec(recipe, build_model(recipe.model))
     data = load_images(recipe.data if recipe.data == "digits" else f"folder:{folder}", spec, recipe.augment)
-    settings = {
-        "label_smoothing": recipe.label_smoothing,
-        "augment": recipe.augment,
-        "workers": 2,
-        "input_size": spec.input_size,
-    }
+    settings = {"label_smoothing": recipe.label_smoothing, "augment": recipe.augment, "workers": 2}
     task = Classification(data, len(data.train) // 4 * 2, input_size=spec.input_size, **settings)
     model = nn.Sequential(nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(16 * spec.input_size[0], len(data.classes)))
     batches = list(task.batches(0, 0, BatchShard(), CPU))
