@@ -2,13 +2,13 @@
 
 import functools
 import importlib.util
-import re
 from pathlib import Path
 
 import pytest
 
+from stepsnet.commands.table import as_printed, compare_table, render_table
 from stepsnet.errors import UserError
-from stepsnet.paper.rows import TABLE_1, as_printed, compare_table, printed_rows, render_table
+from stepsnet.paper.rows import TABLE_1, all_rows, model_of, note_of, printed_rows
 
 ROOT = Path(__file__).parent.parent
 compared = functools.cache(compare_table)
@@ -68,18 +68,56 @@ def test_segmenters_are_within_a_percent_of_what_is_printed():
     assert steps["exact"]["macs"] < swin["exact"]["macs"]
 
 
-@pytest.mark.parametrize("table", [*TABLES[:-1], "3"])
-def test_the_readme_shows_the_table_as_rendered(table):
+PAGES = {table: "tables" for table in (*TABLES[:-1], "3")} | {"2a": "detection", "2b": "detection", "4": "language"}
+
+
+@pytest.mark.parametrize(("table", "page"), PAGES.items())
+def test_the_docs_show_the_table_as_rendered(table, page):
     block = f"<!-- begin: stepsnet table {table} -->\n{render_table(table, compared(table))}\n<!-- end -->"
-    assert block in (ROOT / "README.md").read_text(encoding="utf-8")
+    assert block in (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
 
 
-def test_the_readmes_results_are_those_in_results():
+@pytest.mark.parametrize("page", ["README.md", "docs/depth.md"])
+def test_results_shown_are_those_in_results(page):
     spec = importlib.util.spec_from_file_location("render", ROOT / "docs" / "render.py")
     render = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(render)
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    folders = re.findall(r"<!-- begin: results (\S+) -->", text)
-    assert folders
-    for folder in folders:
-        assert f"<!-- begin: results {folder} -->\n{render.results_table(folder)}\n<!-- end -->" in text
+    text = (ROOT / page).read_text(encoding="utf-8")
+    blocks = [match[0] for match in render.BLOCK.finditer(text) if not match["name"].startswith("stepsnet ")]
+    assert blocks and [render.render(block) for block in blocks] == blocks
+
+
+# rows whose widths and depths stand in the paper, by table; all others are marked as ours
+PRINTED = {
+    "1": {row for row in TABLE_1 if row not in ("Steps-DeiT-B", "Steps-ResNet-34", "Steps-ResNet-50")},
+    "4": set(),
+    "5a": {f"DeiT {blocks} blocks" for blocks in (24, 36, 48, 72, 96)},
+    "5b": {"Swin 12 blocks", "Steps-Swin 26 blocks"},
+    "8": {"1 steps", "3 steps"},
+    "9": {row["row"] for row in printed_rows("9")},
+    "10": {"Reverse", "Steps-Swin-T"},
+    "11": {
+        "StepsNet in stage 3",
+        "StepsNet in stage 4",
+        "StepsNet in stages 3 and 4",
+        "StepsNet in none (Swin-T)",
+    },
+}
+
+
+@pytest.mark.parametrize("table", PRINTED)
+def test_an_allocation_that_the_paper_does_not_print_is_marked(table):
+    marked = {row["row"] for row in printed_rows(table) if note_of(row)}
+    assert marked == {row["row"] for row in printed_rows(table)} - PRINTED[table]
+    text = render_table(table, compared(table))
+    for row in printed_rows(table):
+        assert (f"| {row['row']} [" in text) == (row["row"] in marked)
+
+
+def test_the_half_compute_rule_gives_the_rows_that_say_so():
+    said = [row for row in all_rows() if "half-compute rule" in note_of(row)]
+    assert len(said) == 1 + 4 + 3  # of Tables 1, 5a and 8
+    for row in said:
+        _, arguments = model_of(row)
+        depths = arguments.get("depths", (12, 6, 6))
+        assert depths[0] == 2 * depths[1] and len(set(depths[1:])) == 1

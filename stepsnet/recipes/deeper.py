@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ..config import ClassificationRecipe
-from ..paper.rows import ALLOCATION_IS_OURS, printed_rows
+from ..paper.rows import note_of, printed_rows
 from .imagenet import STOCHASTIC_DEPTH, row_model, row_recipe
 
 __all__ = ["RECIPES"]
@@ -24,8 +24,8 @@ def _table(
             nearest = min(of_one_width, key=lambda other: abs(other["blocks"] - row["blocks"]))
             baseline, name = row_model(nearest, drop_path_rate), f"deeper/{steps}_{row['blocks']}"
         note = f"Stochastic depth {drop_path_rate} at every depth; the paper prints none for this table."
-        if row["config"].get("depths_printed") is False:
-            note += f"\nOf the allocation: {ALLOCATION_IS_OURS}."
+        if of_allocation := note_of(row):
+            note += f"\nOf the allocation: {of_allocation}."
         made[name] = row_recipe(name, row, drop_path_rate, baseline, note)
     return made
 
