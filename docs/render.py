@@ -7,7 +7,7 @@ CONTROL 'HOW IT DIFFERS'`` with the runs of another folder below them),
 of the other benchmarks in results/benchmarks/, ``detectors NAME`` and ``segmenters`` of those two. ``depth FOLDER…``
 is a row a depth, ``grid FOLDER TABLE`` a row a recipe beside the paper's table, ``methods FOLDER`` a row a depth
 method, ``analysis FILE TABLE`` what ``stepsnet analyze --json`` printed, ``speed FILE`` what ``stepsnet bench``
-wrote, ``paper-depths`` Table 5a.
+wrote, ``paper-depths`` Table 5a, ``digits`` all that was trained on the digits under one setting.
 
     python docs/render.py            # rewrite
     python docs/render.py --check    # exit 1 where a block is out of date
@@ -26,7 +26,7 @@ from pathlib import Path
 
 from stepsnet.analysis.speed import quartiles
 from stepsnet.cli import main as stepsnet
-from stepsnet.commands.compare import summarise
+from stepsnet.commands.compare import summarize
 from stepsnet.paper.rows import all_rows, printed_rows
 from stepsnet.recipes.ablations import ROWS
 
@@ -64,7 +64,7 @@ def results_table(folder: str, control: str | None = None, said: str = "") -> st
     The runs of ``control``, ``said`` to differ in something, follow below the difference.
     """
     runs, controls = runs_of((folder,)), runs_of((control,) if control else ())
-    summary = summarise(runs)
+    summary = summarize(runs)
     keys = ["train_top1", "val_top1"]
     if "val_perplexity" in summary["difference"]:
         keys = ["train_loss", "val_loss", "val_perplexity"]
@@ -318,6 +318,31 @@ def paper_depths() -> str:
     return "\n".join(lines)
 
 
+def digits_table() -> str:
+    """The deep pair on digits beside a plain wide network of like compute, and logistic regression."""
+    deep = runs_of(("digits-deep",))
+    wide = [run for run in runs_of(("digits-ablations",)) if run["recipe"].endswith("/steps_1")]
+    rows = [
+        ("StepsNet", [run for run in deep if run["label"] == "StepsNet"]),
+        ("plain, as deep", [run for run in deep if run["label"] == "baseline"]),
+        ("plain, wide and shallow", wide),
+    ]
+    lines = [
+        "| | widths × blocks | params | MACs | training accuracy | validation accuracy |",
+        "|---|---|---:|---:|---:|---:|",
+    ]
+    for name, runs in rows:
+        one = runs[0]
+        train, val = (mean_std(list(by_seed(runs, f"{split}_top1").values()), unit="%") for split in ("train", "val"))
+        size = f"{steps(one['widths'])} | {one['params'] / 1e6:.2f}M | {one['macs'] / 1e6:.1f}M"
+        lines.append(f"| {name} | {size} | {train} | {val} |")
+    simple = read_benchmark("logistic_regression")
+    train, val = (f"{simple['metrics'][f'{split}_top1']:.1f}%" for split in ("train", "val"))
+    lines.append(f"| logistic regression on the pixels | | {simple['params']} | | {train} | {val} |")
+    notes = [where_run(deep, ("digits-deep",)), where_run(wide, ("digits-ablations",)), origin(simple)]
+    return "\n".join([*lines, "", *(f"- {note}" for note in notes)])
+
+
 def methods_table(folder: str) -> str:
     """Each depth method in a StepsNet and in its baseline."""
     runs = runs_of((folder,))
@@ -426,6 +451,7 @@ def render(text: str) -> str:
     kinds |= {"detectors": detection_table, "segmenters": segmentation_table}
     kinds |= {"grid": grid_table, "depth": depth_table, "methods": methods_table}
     kinds |= {"paper-depths": paper_depths, "analysis": analysis_table, "speed": speed_table}
+    kinds |= {"digits": digits_table}
 
     def replace(match: re.Match) -> str:
         kind, *arguments = shlex.split(match["name"])
