@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import pydoc
+import types
 import typing
 from dataclasses import asdict, fields, is_dataclass
-from importlib.metadata import version as version_of
 
 from docutils import nodes
 from pydantic_core import PydanticUndefined
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
+import stepsnet
+
 project = "stepsnet"
 author = "the stepsnet contributors"
-version = release = version_of("stepsnet")
+version = release = stepsnet.__version__
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 exclude_patterns = ["_build"]
@@ -30,15 +31,18 @@ napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 napoleon_custom_sections = [("Shape", "notes_style")]
 
-html_theme = "pydata_sphinx_theme"
+html_theme = "sphinx_book_theme"
 html_title = "stepsnet"
 html_theme_options = {
-    "navigation_with_keys": False,
+    "home_page_in_toc": True,
+    "show_navbar_depth": 1,
     "show_toc_level": 2,
-    "header_links_before_dropdown": 6,
-    "footer_start": [],
-    "footer_end": [],
+    "use_download_button": False,
+    "use_fullscreen_button": False,
+    "navbar_persistent": [],
 }
+html_static_path = ["_static"]
+html_css_files = ["wide.css"]
 html_show_sourcelink = False
 html_copy_source = False
 
@@ -58,10 +62,22 @@ class Fields(SphinxDirective):
             if name not in inherited:
                 default = field.get_default(call_default_factory=True)
                 shown = "" if default is PydanticUndefined else f"`{json.dumps(plain(default))}`"
-                hint = inspect.formatannotation(hints[name]).replace("typing.", "").replace("stepsnet.config.", "")
-                hint = hint.replace("|", "\\|")
+                hint = readable(hints[name]).replace("|", "\\|")
                 lines.append(f"| `{name}` | `{hint}` | {shown} | {field.description or ''} |")
         return self.parse_text_to_nodes("\n".join(lines))
+
+
+def readable(hint: typing.Any) -> str:
+    """A type as a reader writes it, such as ``float | None``."""
+    arguments = typing.get_args(hint)
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return " | ".join(map(readable, arguments))
+    if typing.get_origin(hint) is typing.Literal:
+        return " | ".join(map(repr, arguments))
+    if arguments:
+        inside = ", ".join("…" if argument is Ellipsis else readable(argument) for argument in arguments)
+        return f"{typing.get_origin(hint).__name__}[{inside}]"
+    return "None" if hint is type(None) else getattr(hint, "__name__", str(hint))
 
 
 def plain(value: object) -> object:
