@@ -29,13 +29,13 @@ docs: .venv/installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx --builder html --fail-on-warning --keep-going --quiet docs docs/_build/html
 
 # render the README's and the docs' tables from results/ and the commands
-readme: .venv/installed
+readme: .venv/installed-dev
 	$(BIN)/python docs/render.py
 
 .venv/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e .
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[train]"
 	touch $@
 
 .venv/installed-dev: .venv/installed

@@ -17,12 +17,13 @@ from pathlib import Path
 import timm
 import torch
 from outcome import conclude, spread
-from stepsnet.engine.checkpoint import TrainState, latest
 
 import stepsnet  # noqa: F401 - registers the models
+from stepsnet.checkpoint import latest
 from stepsnet.config import TrainingSettings
 from stepsnet.engine.distributed import DistributedContext
 from stepsnet.engine.optim import build_optimizer
+from stepsnet.engine.train_state import TrainState
 
 ROUNDS = 7
 

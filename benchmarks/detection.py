@@ -25,8 +25,8 @@ from torch import nn
 from torchvision.models.detection import maskrcnn_resnet50_fpn
 
 from stepsnet.config import ModelSpec
+from stepsnet.device import autocast as autocast_in
 from stepsnet.engine.distributed import pick_device
-from stepsnet.engine.update import autocast as autocast_in
 from stepsnet.models.build import build_model
 
 BACKBONES = {

@@ -25,6 +25,7 @@ import stepsnet  # noqa: F401 - registers the models
 from stepsnet.config import TrainingSettings
 from stepsnet.engine.distributed import DistributedContext
 from stepsnet.engine.optim import build_optimizer
+from stepsnet.engine.train import train
 
 MODEL = {"img_size": 32, "patch_size": 8, "num_classes": 10, "widths": (24, 34, 48), "depths": (13, 7, 4)}
 WARM_UP = 5
@@ -79,8 +80,8 @@ def main() -> None:
     models = [timm.create_model("steps_deit_tiny_patch16_224", **MODEL) for _ in range(2)]
     task = Timed(models[1].train(), settings, options.updates)
     with tempfile.TemporaryDirectory() as folder:
-        ranks = DistributedContext(0, 1, torch.device("cpu"))
-        fit(models[0], task, settings, Path(folder), ranks, report=lambda event: json.dumps(event))
+        context = DistributedContext(0, 1, torch.device("cpu"))
+        train(models[0], task, settings, Path(folder), context, report=lambda event: json.dumps(event))
     bare, engine = task.bare[WARM_UP:], task.engine[WARM_UP:]
     result = {
         "ratio": spread([ours / theirs for ours, theirs in zip(engine, bare)]),

@@ -22,7 +22,8 @@ from outcome import conclude
 from torch.profiler import ProfilerActivity, profile
 
 import stepsnet  # noqa: F401 - registers the models with timm
-from stepsnet.analysis.memory import AMP_DTYPES, training_memory
+from stepsnet.analysis.memory import training_memory
+from stepsnet.device import AMP_DTYPES
 
 TINY, SMALL, DEIT = "steps_deit_tiny_patch16_224", "steps_deit_small_patch16_224", "deit_tiny_patch16_224"
 CASES: list[dict[str, Any]] = [

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from stepsnet.analysis.speed import quartiles
 from stepsnet.provenance import provenance, without_folders
+from stepsnet.summary_stats import quartiles
 
 __all__ = ["conclude", "spread"]
 

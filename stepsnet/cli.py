@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import sys
-from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from collections.abc import Sequence
+from typing import NoReturn
 
 from . import __version__
-from .errors import UserError
+from .errors import exit_status
 
 VERBS = (
     "train",
@@ -36,30 +35,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if rest:
         options.overrides += rest  # argparse takes no positional arguments after an option's
     return exit_status(lambda: options.verb(options), options.debug)
-
-
-def exit_status(run: Callable[[], Any], debug: bool = False) -> int:
-    """Run a function and turn what it raises into one line and an exit status; with ``debug`` let it through."""
-    try:
-        run()
-        return 0
-    except UserError as error:
-        if debug:
-            raise
-        print(f"stepsnet: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("stepsnet: interrupted", file=sys.stderr)
-        return 130
-    except BrokenPipeError:  # the reader of our output has gone
-        sys.stderr.close()
-        return 141
-    except Exception as error:
-        status = getattr(error, "status", None)  # a run that a signal stopped
-        if status is None or debug:
-            raise
-        print(f"stepsnet: {error}", file=sys.stderr)
-        return status
 
 
 class _Parser(argparse.ArgumentParser):

@@ -110,6 +110,7 @@ MAY_CHANGE_ON_RESUME = {
     "parallel",
     "tracker",
     "stream_interval",
+    "title",
 }
 
 
@@ -180,6 +181,7 @@ class Recipe(TrainingSettings):
     """What every task's recipe has; ``task`` says which kind it is."""
 
     name: str = Field(description="of the recipe; the run folder is named after it")
+    title: str = Field(default="", description="what it is, in a line")
     task: str = Field(description="classification, detection, language or segmentation")
     model: ModelSpec = Field(description="the model that is trained")
     baseline: ModelSpec | None = Field(default=None, description="of similar compute, for `stepsnet compare`")

@@ -1,4 +1,4 @@
-"""Writing files so that a reader sees the old one or the new one, never half of it; and where what is made lies."""
+"""Atomic writes, so that a reader sees the old file or the new one; and the cache of what is computed once."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write beside and rename, making the folder where needed.
+    """Write under a temporary name and rename; the folder is made if needed.
 
     Raises:
-        UserError: the disk is full, or the place cannot be written.
+        UserError: the disk is full, or the file cannot be written.
     """
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -33,7 +33,7 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 
 
 def cache_folder() -> Path:
-    """What is made once of a data set is kept here: ``STEPSNET_CACHE``, by default ``~/.cache/stepsnet``."""
+    """Where files computed once per data set are kept: ``STEPSNET_CACHE``, by default ``~/.cache/stepsnet``."""
     return Path(os.environ.get("STEPSNET_CACHE") or Path.home() / ".cache" / "stepsnet")
 
 

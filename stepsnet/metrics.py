@@ -1,7 +1,7 @@
 """Every metric once: its key, name, unit, decimals and which way is better.
 
 A task gives metrics by their keys; ``metrics.jsonl`` and ``summary.json`` hold them behind the name of their
-split, such as ``val_top1``.
+split, such as ``val_top1``. Tables, figures, sentences and the terminal take their text from here.
 """
 
 from __future__ import annotations
@@ -9,30 +9,61 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = ["METRICS", "SPLITS", "Metric", "find_metric", "format_metric", "headline", "higher_is_better", "split_of"]
+__all__ = [
+    "METRICS",
+    "SPLITS",
+    "Metric",
+    "find_metric",
+    "format_metric",
+    "headline",
+    "higher_is_better",
+    "metric_label",
+    "split_of",
+]
 
 
 @dataclass(frozen=True)
 class Metric:
+    """``name`` is written as within a sentence; values and their standard deviations have ``decimals``."""
+
     key: str
     name: str
     unit: str = ""  # "%" or nothing
     decimals: int = 2
     higher_is_better: bool = True
     is_headline: bool = False  # the first of these that a task has is shown where there is room for one number
+    is_detail: bool = False  # recorded, but left out of a report's table of runs
 
     @property
     def difference_unit(self) -> str:
         """Of a difference between two values: points, where they are percentages."""
-        return "points" if self.unit == "%" else self.unit
+        return " points" if self.unit == "%" else self.unit
+
+    @property
+    def spec(self) -> str:
+        """The format of a value, such as ".1f"."""
+        return f".{self.decimals}f"
+
+    @property
+    def heading(self) -> str:
+        """The name at the beginning of a line: "Box AP", but "mIoU"."""
+        return self.name[0].upper() + self.name[1:] if self.name.split()[0].islower() else self.name
+
+    @property
+    def axis_label(self) -> str:
+        """The name with its unit, such as "top-1 accuracy (%)"."""
+        return _with_unit(self.name, self)
 
 
 def _average_precisions(of: str) -> list[Metric]:
     return [
         Metric(f"{of}_ap", f"{of} AP", "%", 1, is_headline=True),
         Metric(f"{of}_ap50", f"{of} AP50", "%", 1),
-        Metric(f"{of}_ap75", f"{of} AP75", "%", 1),
-        *(Metric(f"{of}_ap_{size}", f"{of} AP of {size} objects", "%", 1) for size in ("small", "medium", "large")),
+        Metric(f"{of}_ap75", f"{of} AP75", "%", 1, is_detail=True),
+        *(
+            Metric(f"{of}_ap_{size}", f"{of} AP of {size} objects", "%", 1, is_detail=True)
+            for size in ("small", "medium", "large")
+        ),
     ]
 
 
@@ -40,15 +71,15 @@ METRICS: dict[str, Metric] = {
     metric.key: metric
     for metric in (
         Metric("top1", "top-1 accuracy", "%", 1, is_headline=True),
-        Metric("top5", "top-5 accuracy", "%", 1),
+        Metric("top5", "top-5 accuracy", "%", 1, is_detail=True),
         Metric("miou", "mIoU", "%", 1, is_headline=True),
         Metric("macc", "mAcc", "%", 1),
         Metric("pixel_accuracy", "pixel accuracy", "%", 1, is_headline=True),
         *_average_precisions("box"),
         *_average_precisions("mask"),
         Metric("perplexity", "perplexity", decimals=2, higher_is_better=False, is_headline=True),
-        Metric("word_perplexity", "perplexity per word", decimals=2, higher_is_better=False),
-        Metric("bits_per_character", "bits per character", decimals=3, higher_is_better=False),
+        Metric("word_perplexity", "perplexity per word", decimals=1, higher_is_better=False),
+        Metric("bits_per_character", "bits per character", decimals=3, higher_is_better=False, is_detail=True),
         Metric("loss", "loss", decimals=3, higher_is_better=False),
     )
 }
@@ -67,14 +98,26 @@ def find_metric(name: str) -> Metric:
     return METRICS.get(key, Metric(key, key.replace("_", " "), decimals=4))
 
 
+def metric_label(name: str, with_unit: bool = False) -> str:
+    """The name with its split: ``val_top1`` -> "validation top-1 accuracy", or "validation top-1 accuracy (%)"."""
+    split, _ = split_of(name)
+    metric = find_metric(name)
+    label = f"{SPLITS[split]} {metric.name}" if split else metric.name
+    return _with_unit(label, metric) if with_unit else label
+
+
+def _with_unit(text: str, metric: Metric) -> str:
+    return f"{text} ({metric.unit})" if metric.unit else text
+
+
 def higher_is_better(name: str) -> bool:
     return find_metric(name).higher_is_better
 
 
-def format_metric(name: str, value: float) -> str:
+def format_metric(name: str, value: float, unit: bool = True) -> str:
     """A value with its unit, such as 71.0%."""
     metric = find_metric(name)
-    return f"{value:.{metric.decimals}f}{metric.unit}"
+    return f"{value:{metric.spec}}{metric.unit if unit else ''}"
 
 
 def headline(metrics: Mapping[str, float], split: str = "") -> str:

@@ -16,7 +16,7 @@ import pydantic
 from .config import RECIPE_TYPES, AnyRecipe, Recipe
 from .errors import UserError, nearest
 
-__all__ = ["override", "read_recipe", "to_yaml"]
+__all__ = ["override", "read_recipe", "to_plain", "to_yaml"]
 
 # names that fields had in earlier versions, which old run folders still hold
 RENAMED = {"probe_epochs": "stream_epochs", "signal_interval": "stream_interval"}
@@ -30,7 +30,7 @@ def override(recipe: Recipe, assignments: Sequence[str]) -> Recipe:
     Raises:
         UserError: no ``=``, an unknown key, or a value of another type or out of bounds.
     """
-    values = _plain(recipe)
+    values = to_plain(recipe)
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
         if not equals:
@@ -75,10 +75,10 @@ def read_recipe(path: Path) -> Recipe:
 def to_yaml(recipe: Recipe) -> str:
     import yaml
 
-    return yaml.safe_dump(_plain(recipe), sort_keys=False, allow_unicode=True)
+    return yaml.safe_dump(to_plain(recipe), sort_keys=False, allow_unicode=True)
 
 
-def _plain(recipe: Recipe) -> dict[str, Any]:
+def to_plain(recipe: Recipe) -> dict[str, Any]:
     """As JSON holds it: tuples become lists."""
     return json.loads(json.dumps(dataclasses.asdict(recipe)))
 

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from .markdown import markdown_table
+
 __all__ = ["StepPlan", "heads_for", "plan_steps", "render_plan"]
 
 # 1, 2, 3, 4, 6, 8, 12, 16, 24, …: every number of heads in Tables 13 and 14 is among them
@@ -201,26 +203,23 @@ def _search(costs: Sequence[float], budget: float, blocks: int | None) -> tuple[
 
 def render_plan(plan: StepPlan, base: StepPlan, tokens: int) -> str:
     """A plan as a Markdown table, a row a step, held against its 1-step network."""
-    lines = [
-        f"{plan}    (blocks alone, {tokens} tokens; MACs are multiply-accumulates)",
-        "",
-        "| step | width | heads × size | blocks | layers | params (M) | MACs (G) |",
-        "|---|---:|---:|---:|---:|---:|---:|",
-    ]
+    headers = ["step", "width", "heads × size", "blocks", "layers", "params (M)", "MACs (G)"]
 
-    def row(name: str, width, heads, blocks: int, params: float, macs: float) -> str:
-        return f"| {name} | {width} | {heads} | {blocks} | {5 * blocks} | {params / 1e6:.2f} | {macs / 1e9:.3f} |"
+    def row(name: str, width, heads, blocks: int, params: float, macs: float) -> list:
+        return [name, width, heads, blocks, 5 * blocks, f"{params / 1e6:.2f}", f"{macs / 1e9:.3f}"]
 
+    rows = []
     steps = zip(plan.widths, plan.num_heads, plan.head_dims, plan.depths, plan.step_params, plan.step_macs(tokens))
     for number, (width, heads, size, depth, params, macs) in enumerate(steps, 1):
-        lines.append(row(f"F_{number}", width, f"{heads} × {size}", depth, params, macs))
-    lines.append(row("all steps", plan.widths[-1], "", plan.blocks, plan.params, plan.macs(tokens)))
-    lines.append(row(f"1 step, {base}", base.widths[0], "", base.blocks, base.params, base.macs(tokens)))
+        rows.append(row(f"F_{number}", width, f"{heads} × {size}", depth, params, macs))
+    rows.append(row("all steps", plan.widths[-1], "", plan.blocks, plan.params, plan.macs(tokens)))
+    rows.append(row(f"1 step, {base}", base.widths[0], "", base.blocks, base.params, base.macs(tokens)))
     ratios = [
         f"{plan.blocks / base.blocks:.2f}×",
         f"{plan.layers / base.layers:.2f}×",
         f"{plan.params / base.params:.3f}×",
         f"{plan.macs(tokens) / base.macs(tokens):.3f}×",
     ]
-    lines.append("| ratio | | | " + " | ".join(ratios) + " |")
-    return "\n".join(lines)
+    rows.append(["ratio", "", "", *ratios])
+    title = f"{plan}    (blocks alone, {tokens} tokens; MACs are multiply-accumulates)"
+    return f"{title}\n\n{markdown_table(headers, rows, 'lrrrrrr')}"

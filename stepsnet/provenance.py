@@ -1,4 +1,4 @@
-"""Where a number comes from: hardware, versions, commit and command."""
+"""What is recorded beside every result: hardware, versions, commit and command."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["provenance", "without_folders"]
 
 
 def provenance() -> dict[str, Any]:
-    """What to keep beside every result. Paths of the machine are left out."""
+    """Hardware, versions, commit and command, without absolute paths."""
     import torch
 
     return {

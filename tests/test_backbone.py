@@ -5,10 +5,10 @@ import math
 import pytest
 import timm
 import torch
-from stepsnet.engine.checkpoint import save_weights
 from torch import nn
 
 import stepsnet  # noqa: F401 - registers the models
+from stepsnet.checkpoint import save_weights
 from stepsnet.errors import UserError
 from stepsnet.models.backbone import STRIDES, create_backbone, load_backbone
 

@@ -10,11 +10,12 @@ from PIL import Image
 
 from stepsnet.analysis import speed
 from stepsnet.analysis.memory import activation_bytes
-from stepsnet.analysis.speed import Measured, measure_memory, measure_speed, quartiles
+from stepsnet.analysis.speed import Measured, measure_memory, measure_speed
 from stepsnet.cli import main
 from stepsnet.commands.bench import find_candidates
 from stepsnet.errors import UserError
 from stepsnet.paper.rows import printed_rows
+from stepsnet.summary_stats import format_mean_std, format_quartiles, quartiles
 
 CPU = torch.device("cpu")
 
@@ -67,6 +68,13 @@ def test_what_would_not_fit_is_said_before_it_is_tried(monkeypatch):
 def test_quartiles():
     assert quartiles([5.0, 1.0, 3.0, 2.0, 4.0]) == {"median": 3.0, "quartiles": [1.5, 4.5], "n": 5}
     assert quartiles([2.0]) == {"median": 2.0, "quartiles": [2.0, 2.0], "n": 1}
+    assert format_quartiles(quartiles([5.0, 1.0, 3.0, 2.0, 4.0]), ".1f") == "3.0 (1.5 to 4.5)"
+
+
+def test_mean_and_standard_deviation():
+    assert format_mean_std([1.0, 2.0, 3.0], ".1f", "%") == "2.0 ± 1.0%"  # of a sample: over n - 1
+    assert format_mean_std([2.0, 4.5], "+.2f", " points", ".1f") == "+3.25 ± 1.8 points"
+    assert format_mean_std([2.0]) == "2.00"
 
 
 def summary(folder, label, widths, depths, top1):
@@ -100,8 +108,8 @@ def test_runs_and_names_from_the_command_line(tmp_path, capsys):
     table = list(csv.DictReader((tmp_path / "out" / "speed.csv").open()))
     assert [float(line["training"]) for line in table] == [row["training"]["median"] for row in rows]
     for name in ("speed-accuracy", "speed-depth"):
-        with Image.open(tmp_path / "out" / f"{name}.png") as picture:
-            assert len(picture.convert("RGB").getcolors(1 << 24)) > 50
+        with Image.open(tmp_path / "out" / f"{name}.png") as image:
+            assert len(image.convert("RGB").getcolors(1 << 24)) > 50
         assert "</svg>" in (tmp_path / "out" / f"{name}.svg").read_text()
 
 

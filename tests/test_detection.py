@@ -15,11 +15,11 @@ import torch
 from coco_pictures import KINDS, write_coco
 from PIL import Image
 from pycocotools import mask as coco_mask
-from stepsnet.engine.checkpoint import load_weights, save_weights
 from stepsnet.tasks.setup import set_up
 from torch import nn
 
 from stepsnet.analysis.complexity import count_complexity, detector_macs
+from stepsnet.checkpoint import load_weights, save_weights
 from stepsnet.cli import main
 from stepsnet.commands.predict import draw
 from stepsnet.config import DetectionAugment, ModelSpec

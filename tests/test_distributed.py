@@ -131,14 +131,14 @@ import dataclasses, json, sys, torch
 from stepsnet.engine.distributed import init_distributed, parallelize
 from stepsnet.engine.task import BatchShard
 from stepsnet.overrides import read_recipe
-from stepsnet.tasks.setup import set_up
+from stepsnet.tasks import build_task
 from pathlib import Path
 torch.set_num_threads(1)
-with init_distributed("cpu") as ranks:
+with init_distributed("cpu") as context:
     torch.manual_seed(0)
-    setup = set_up(read_recipe(Path(sys.argv[1])))
-    model = spread(setup.model.eval(), "fsdp", ranks)
-    metrics = setup.task.evaluate(model, BatchShard(context.rank, context.world_size), context.device)
+    model, task = build_task(read_recipe(Path(sys.argv[1])))
+    model = parallelize(model.eval(), "fsdp", context)
+    metrics = task.evaluate(model, BatchShard(context.rank, context.world_size), context.device)
     print(json.dumps(metrics) if context.is_main else "", flush=True)
 """
 

@@ -14,7 +14,7 @@ from stepsnet.cli import VERBS, _parser
 from stepsnet.config import Recipe
 from stepsnet.errors import UserError
 from stepsnet.overrides import override
-from stepsnet.recipes import find_recipe, recipe_names
+from stepsnet.recipes import find_recipe, matching
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -73,15 +73,10 @@ def test_commands_parse(page, arguments):
 
 
 def recipes_of(options: argparse.Namespace) -> list[Recipe]:
-    from fnmatch import fnmatchcase
-
     if name := getattr(options, "recipe", None):
         return [] if name in ("RECIPE", "…") else [find_recipe(name)]
-    if patterns := getattr(options, "patterns", None):
-        found = [name for name in recipe_names() for pattern in patterns if fnmatchcase(name, pattern)]
-        assert found, patterns
-        return [find_recipe(found[0])]
-    return []
+    patterns = [pattern for pattern in getattr(options, "patterns", []) if "=" not in pattern]
+    return matching(patterns)[:1]
 
 
 def test_a_wrong_command_would_be_noticed():

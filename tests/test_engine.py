@@ -10,20 +10,23 @@ import sys
 import pytest
 import timm
 import torch
-from stepsnet.engine.checkpoint import TrainState, check_fit, latest, load_weights
 from torch import nn
 from torch._dynamo.testing import CompileCounter
 
+from stepsnet.checkpoint import check_fit, latest, load_weights
 from stepsnet.config import TrainingSettings
+from stepsnet.engine.blocks import compile_blocks, recompute_blocks
 from stepsnet.engine.distributed import DistributedContext, pick_device
+from stepsnet.engine.interrupt import Interrupted
 from stepsnet.engine.optim import build_optimizer, build_schedule
 from stepsnet.engine.randomness import data_order, seed_step
-from stepsnet.engine.train import Stopped, _prepare, compile_blocks, recompute_blocks, train
+from stepsnet.engine.train import _prepare, train
+from stepsnet.engine.train_state import TrainState
 from stepsnet.errors import UserError
 from stepsnet.stream import blocks_of
 
 SETTINGS = TrainingSettings(
-    epochs=3, batch_size=4, lr=0.05, warmup_epochs=1, clip_grad=1.0, weight_decay=0.1, device="cpu", stream_epochs=1
+    epochs=3, batch_size=4, lr=0.05, warmup_epochs=1, clip_grad=1.0, weight_decay=0.1, device="cpu", stream_epochs=0
 )
 
 
@@ -34,7 +37,7 @@ CLOCKS = ("samples_per_second", "memory_gib")
 class Points:
     """A line to be fitted; a dropout in the model shows whether randomness is a function of the step."""
 
-    steps_per_epoch, batch_size, monitor, lower_is_better = 5, 4, "score", False
+    steps_per_epoch, batch_size, monitor = 5, 4, "score"
     unit, units_per_sample = "points", 1
 
     def __init__(self, die_at=None, poison_at=None):
@@ -91,13 +94,12 @@ def make_model():
     return nn.Sequential(nn.Linear(3, 8), nn.LayerNorm(8), nn.Dropout(0.5), nn.Linear(8, 1))
 
 
-def train(folder, task=None, settings=SETTINGS):
+def fit(folder, task=None, settings=SETTINGS):
     model, events = make_model(), []
     torch.rand(7)  # what was drawn before must not matter
-    probe = {"kind": "probe"}
     folder.mkdir(exist_ok=True)
-    fitted = fit(model, task or Points(), settings, folder, ALONE, report=events.append, probe=lambda m: dict(probe))
-    return model, fitted.metrics, events
+    result = train(model, task or Points(), settings, folder, ALONE, report=events.append)
+    return model, result.metrics, events
 
 
 def lines_without_speed(folder):
@@ -108,14 +110,14 @@ def lines_without_speed(folder):
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole")
-    return train(folder), folder
+    return fit(folder), folder
 
 
 @pytest.mark.parametrize("place", [(0, 3), (1, 0), (1, 4), (2, 2)])
 def test_a_killed_run_ends_as_if_it_had_not_been(tmp_path, whole, place):
     with pytest.raises(Killed):
-        train(tmp_path, Points(die_at=place))
-    model, metrics, _ = train(tmp_path)
+        fit(tmp_path, Points(die_at=place))
+    model, metrics, _ = fit(tmp_path)
     (expected, expected_metrics, _), folder = whole
     for name, tensor in expected.state_dict().items():
         assert torch.equal(tensor, model.state_dict()[name]), name
@@ -128,10 +130,10 @@ def test_a_killed_run_ends_as_if_it_had_not_been(tmp_path, whole, place):
 
 
 def test_a_stopped_run_resumes_inside_its_epoch(tmp_path, whole):
-    with pytest.raises(Stopped, match="after update 8") as stopped:
-        train(tmp_path, Stopping(at=8))  # the third of the second epoch
+    with pytest.raises(Interrupted, match="after update 8") as stopped:
+        fit(tmp_path, Stopping(at=8))  # the third of the second epoch
     assert stopped.value.status == 128 + signal.SIGTERM
-    model, metrics, events = train(tmp_path)
+    model, metrics, events = fit(tmp_path)
     assert {"kind": "note", "text": "resumed after update 8"} in events
     (expected, expected_metrics, _), folder = whole
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), expected.parameters()))
@@ -141,7 +143,7 @@ def test_a_stopped_run_resumes_inside_its_epoch(tmp_path, whole):
 def test_a_finished_run_is_left_as_it_is(whole):
     (_, metrics, _), folder = whole
     before = (folder / "metrics.jsonl").read_bytes()
-    assert train(folder)[1] == metrics
+    assert fit(folder)[1] == metrics
     assert (folder / "metrics.jsonl").read_bytes() == before
 
 
@@ -150,13 +152,13 @@ def test_what_the_task_has_to_tell_comes_before_the_first_update(tmp_path):
     task = Points(die_at=(0, 0))
     task.untold = ["one record was left out"]
     with pytest.raises(Killed):
-        fit(make_model(), task, SETTINGS, tmp_path, ALONE, report=events.append)
+        train(make_model(), task, SETTINGS, tmp_path, ALONE, report=events.append)
     assert [event["text"] for event in events if event["kind"] == "note"][-1] == "one record was left out"
 
 
 def test_a_torn_checkpoint_is_passed_over(tmp_path):
     with pytest.raises(Killed):
-        train(tmp_path, Points(die_at=(2, 1)))
+        fit(tmp_path, Points(die_at=(2, 1)))
     last, older = sorted((tmp_path / "checkpoints").iterdir(), reverse=True)
     content = (last / "state.pt").read_bytes()
     (last / "state.pt").write_bytes(content[: len(content) // 2])
@@ -164,7 +166,7 @@ def test_a_torn_checkpoint_is_passed_over(tmp_path):
     assert found.state["position"]["step"] == 5
     assert len(passed_over) == 1 and last.name in passed_over[0] and "checksum" in passed_over[0]
     (older / "model.safetensors").unlink()
-    with pytest.raises(UserError, match="none is whole"):
+    with pytest.raises(UserError, match="none of them is valid"):
         latest(tmp_path / "checkpoints")
 
 
@@ -198,7 +200,7 @@ def test_what_was_written_half_is_no_checkpoint(tmp_path, monkeypatch):
 
 def test_a_loss_that_is_not_finite_stops_before_the_update(tmp_path):
     with pytest.raises(UserError, match="got nan at update 8"):
-        train(tmp_path, Points(poison_at=(1, 2)))
+        fit(tmp_path, Points(poison_at=(1, 2)))
     found, _ = latest(tmp_path / "checkpoints")
     assert found.state["position"]["step"] == 5
     assert all(tensor.isfinite().all() for tensor in found.weights().values())
@@ -263,7 +265,7 @@ def test_errors_name_what_was_expected(tmp_path):
 
 
 def trained_with(folder, **changes):
-    return train(folder, settings=dataclasses.replace(SETTINGS, **changes))
+    return fit(folder, settings=dataclasses.replace(SETTINGS, **changes))
 
 
 def make_quiet_model():
@@ -291,7 +293,7 @@ def test_averages_written_out_are_what_is_evaluated(tmp_path, monkeypatch):
 
     settings = dataclasses.replace(SETTINGS, ema_decay=0.8)
     model = make_model()
-    fitted = fit(model, Watched(), settings, made(tmp_path), ALONE, report=lambda event: None)
+    fitted = train(model, Watched(), settings, made(tmp_path), ALONE, report=lambda event: None)
     expected = weights[0]
     for after in [*weights[1:], model[0].weight.detach()]:
         expected = 0.8 * expected + 0.2 * after
@@ -325,7 +327,7 @@ def test_the_first_module_that_is_not_finite_is_named(tmp_path, monkeypatch):
         sys.modules[__name__], "make_model", lambda: nn.Sequential(nn.Linear(3, 8), Explodes(), nn.Linear(8, 1))
     )
     with pytest.raises(UserError, match=r"at update 1, .*first module whose output is not finite is 1;"):
-        train(made(tmp_path))
+        fit(made(tmp_path))
 
 
 def test_recomputed_blocks_give_the_same_run(tmp_path, monkeypatch):
@@ -364,9 +366,9 @@ def test_a_signal_at_an_epochs_end_does_not_wait_for_the_evaluation(tmp_path, wh
             assert self.seen < 10
             return super().evaluate(model, shard, device)
 
-    with pytest.raises(Stopped, match="after update 10"):
-        train(tmp_path, Unevaluated(at=10))  # the last of the second epoch
-    model, metrics, _ = train(tmp_path)
+    with pytest.raises(Interrupted, match="after update 10"):
+        fit(tmp_path, Unevaluated(at=10))  # the last of the second epoch
+    model, metrics, _ = fit(tmp_path)
     (expected, expected_metrics, _), folder = whole
     assert metrics == expected_metrics and lines_without_speed(tmp_path) == lines_without_speed(folder)
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), expected.parameters(), strict=True))
@@ -417,7 +419,7 @@ def test_the_blocks_of_chosen_steps_are_recomputed(tmp_path):
             return {"score": 0.0}
 
     settings = dataclasses.replace(SETTINGS, epochs=1, warmup_epochs=0, grad_checkpointing=(2,))
-    fit(model, Pictures(), settings, made(tmp_path), ALONE, report=lambda event: None)
+    train(model, Pictures(), settings, made(tmp_path), ALONE, report=lambda event: None)
     assert list(passes.values()) == [1, 1, 2, 2, 2, 1]
 
 
@@ -432,7 +434,7 @@ def test_a_batch_that_does_not_fit_says_what_to_lower(tmp_path):
             return torch.empty(2**60).sum(), {}  # more than any machine has
 
     with pytest.raises(UserError, match=r"memory: a forward pass of 4 samples does not fit .*accumulation_steps"):
-        train(made(tmp_path), Huge())
+        fit(made(tmp_path), Huge())
 
 
 def test_metrics_go_to_tensorboard_and_where_they_are_sent(tmp_path, monkeypatch):

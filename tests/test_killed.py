@@ -14,7 +14,8 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file
-from stepsnet.engine.checkpoint import latest
+
+from stepsnet.checkpoint import latest
 
 CLOCKS = ("samples_per_second", "memory_gib")
 SMALL = ["model.args.widths=[24,48]", "model.args.depths=[2,1]", "model.args.num_heads=[2,3]", "train_samples=24"]

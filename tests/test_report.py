@@ -18,14 +18,14 @@ from PIL import Image
 from stepsnet.errors import UserError
 from stepsnet.report import write_report
 from stepsnet.report.runs import group_runs, load_run
-from stepsnet.report.words import headline
+from stepsnet.report.words import summarize_results
 
 FIGURES = ("loss", "shortcut-ratio", "top1", "widths")
 WIDTHS = {"StepsNet": [24] * 4 + [34] * 2 + [48] * 2, "baseline": [32] * 8}
 TOP1 = {"StepsNet": (61.25, 63.5, 60.75), "baseline": (52.5, 55.0, 54.25)}  # by seed
 
 
-def make_run(folder, label="StepsNet", seed=0, epochs=8, done=8, top1=60.0, widths=None, ratios=True, **settings):
+def make_run(folder, label="StepsNet", seed=0, epochs=8, done=8, top1=60.0, widths=None, stream=True, **settings):
     """A run folder with smooth curves that end at ``top1``."""
     folder.mkdir(parents=True)
     widths = widths or WIDTHS.get(label, [24] * 8)
@@ -39,9 +39,9 @@ def make_run(folder, label="StepsNet", seed=0, epochs=8, done=8, top1=60.0, widt
             results = {"train_loss": 2.3 - grown, "train_top1": 10 + (top1 - 5) * grown}
             results |= {"val_loss": 2.3 - 0.9 * grown, "val_top1": top1 * grown}
             lines.append({"kind": "epoch", **line, "lr": 1e-3, **results, "samples_per_second": 200.0 + epoch})
-        if ratios:
+        if stream:
             gamma = [1 / math.sqrt(1 + block * (1 + grown) / 4 + seed / 100) for block in range(1, len(widths) + 1)]
-            lines.append({"kind": "shortcut_ratio", **line, "widths": widths, "gamma": gamma})
+            lines.append({**line, **stream_line("epoch_end", widths, gamma)})
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     if done == epochs:
         counts = {"blocks": len(widths), "layers": 5 * len(widths) + 2, "params": 1_234_567, "macs": 20_540_000}
@@ -52,6 +52,14 @@ def make_run(folder, label="StepsNet", seed=0, epochs=8, done=8, top1=60.0, widt
         summary |= {"metrics": results, "seconds": 240.1, "samples_per_second": 204.5, **origin}
         (folder / "summary.json").write_text(json.dumps(summary))
     return folder
+
+
+def stream_line(at, widths, gamma, **columns):
+    """What the blocks read is a little less than the whole stream, except at full width."""
+    read = [g if width == max(widths) else 0.9 * g for width, g in zip(widths, gamma)]
+    per_block = {"width": widths, "gamma": gamma, "gamma_read": read, "branch": [0.1] * len(widths)}
+    per_block |= {"correlation": gamma, "gradient": [None] * len(widths), **columns}
+    return {"kind": "stream", "at": at, "per_block": per_block}
 
 
 @pytest.fixture(scope="module")
@@ -91,6 +99,12 @@ class Text(HTMLParser):
             self.text += data.replace("\u00a0", " ")
 
 
+@pytest.fixture
+def undrawn(monkeypatch):
+    """Pages and CSV files without drawings, which take most of the time: for tests of what a page says."""
+    monkeypatch.setattr("stepsnet.report.page._draw", lambda figure, folder: [])
+
+
 def read(page):
     return Text(page.read_text(encoding="utf-8"))
 
@@ -101,11 +115,11 @@ def rows(page, name):
 
 
 def said(runs):
-    return headline(group_runs([load_run(run) for run in runs]))[0].replace("\u00a0", " ")
+    return summarize_results(group_runs([load_run(run) for run in runs]))[0].replace("\u00a0", " ")
 
 
-def spread(values):
-    return f"{statistics.mean(values):.2f} ± {statistics.stdev(values):.2f}"
+def mean_std(values):
+    return f"{statistics.mean(values):.1f} ± {statistics.stdev(values):.1f}"
 
 
 def test_page_is_self_contained_and_well_formed(page):
@@ -149,8 +163,8 @@ def test_csv_holds_the_numbers_of_the_runs(page, comparison):
                     assert [float(row[key]) for row in mine(table)] == [line[key]]
             elif shown := mine(gamma):
                 measured += 1
-                assert [float(row["gamma"]) for row in shown] == line["gamma"]
-                assert [int(row["width"]) for row in shown] == line["widths"]
+                for name in ("gamma", "gamma_read", "width"):
+                    assert [float(row[name]) for row in shown] == line["per_block"][name]
                 assert [float(row["depth"]) for row in shown] == [block / 8 for block in range(1, 9)]
     assert measured == 6 * len(comparison)  # six of the nine epochs
     assert {int(row["epoch"]) for row in gamma} >= {0, 1, 8}
@@ -162,24 +176,32 @@ def test_csv_holds_the_numbers_of_the_runs(page, comparison):
 def test_headline_has_the_statistics(page):
     text = read(page).text
     for label, name in (("StepsNet", "StepsNet"), ("baseline", "the baseline")):
-        assert f"{spread(TOP1[label])} % for {name} (3 seeds)" in text
+        assert f"{mean_std(TOP1[label])}% for {name} (3 seeds)" in text
     difference = [a - b for a, b in zip(TOP1["StepsNet"], TOP1["baseline"])]
-    assert f"StepsNet is better by {spread(difference)} points (paired over seeds 0, 1 and 2, better in 3 of 3)" in text
-    assert f"+{spread(difference)} points" in text
+    over = "(paired over seeds 0, 1 and 2, better in 3 of 3)"
+    assert f"StepsNet is better by {mean_std(difference)} points {over}" in text
+    assert f"+{mean_std(difference)} points" in text
 
 
 def test_captions_and_tables_are_computed(page, comparison):
     text = read(page).text
     mean = {
-        label: statistics.fmean(
-            json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])["gamma"][-1]
+        (label, name): statistics.fmean(
+            json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])["per_block"][name][-1]
             for folder in comparison
             if folder.name.startswith(label)
         )
         for label in TOP1
+        for name in ("gamma", "gamma_read")
     }
-    assert f"γ is {mean['StepsNet']:.2f} for StepsNet and {mean['baseline']:.2f} for the baseline after epoch 8" in text
-    top1 = {label: f"{statistics.mean(values):.1f} %" for label, values in TOP1.items()}
+    both = f"{mean['StepsNet', 'gamma']:.2f} for StepsNet and {mean['baseline', 'gamma']:.2f} for the baseline"
+    assert f"After the last block, γ of the whole stream is {both} after epoch 8" in text
+    of_part = f"γ of the part that is read is {mean['StepsNet', 'gamma_read']:.2f} for StepsNet after epoch 8"
+    assert of_part in text  # a baseline's blocks read the whole stream
+    svg = (page.parent / "figures" / "shortcut-ratio.svg").read_text(encoding="utf-8")
+    titles = re.findall(r"(\w+): γ of the (whole stream|part that is read)", svg)
+    assert titles == [("StepsNet", "whole stream"), ("StepsNet", "part that is read"), ("baseline", "whole stream")]
+    top1 = {label: f"{statistics.mean(values):.1f}%" for label, values in TOP1.items()}
     assert f"accuracy is {top1['StepsNet']} for StepsNet and {top1['baseline']} for the baseline after epoch 8" in text
     assert "8 blocks in 3 steps, from 24 channels in the first to 48 in the last for StepsNet" in text
     for shown in ("24×4, 34×2, 48×2", "32×8", "1.23 M", "20.54 M", "4 min 00 s", "204.5", "AMD EPYC", "torch 2.15.0"):
@@ -188,14 +210,14 @@ def test_captions_and_tables_are_computed(page, comparison):
     assert text.count("name: digits/deep") == len(comparison)  # the recipes
 
 
-UNCLEAR = "(paired over seeds 0 and 1, better in 1 of 2, within the spread of the seeds)"
+UNCLEAR = "(paired over seeds 0 and 1, better in 1 of 2, not larger than its standard deviation)"
 
 
 @pytest.mark.parametrize(
     ("steps", "base", "words"),
     [
-        ((50.0,), (52.5,), "the baseline is better by 2.50 points (seed 0 only, so the spread is unknown)"),
-        ((50.0, 53.0), (51.0, 51.0), f"StepsNet is better by 0.50 ± 2.12 points {UNCLEAR}"),
+        ((50.0,), (52.5,), "the baseline is better by 2.5 points (seed 0 only, so the standard deviation is unknown)"),
+        ((50.0, 53.0), (51.0, 51.0), f"StepsNet is better by 0.5 ± 2.1 points {UNCLEAR}"),
         ((50.0,), (50.0,), "StepsNet and the baseline are equal"),
     ],
 )
@@ -208,18 +230,18 @@ def test_headline_hides_no_loser(tmp_path, steps, base, words):
 def test_the_difference_takes_common_seeds_only(tmp_path):
     runs = [make_run(tmp_path / f"s{seed}", "StepsNet", seed, top1=60.0 + seed) for seed in (0, 1)]
     runs += [make_run(tmp_path / f"b{seed}", "baseline", seed, top1=50.0) for seed in (1, 2)]
-    assert "StepsNet is better by 11.00 points (seed 1 only" in said(runs)
-    assert "share no seed" in said([runs[0], runs[3]])
+    assert "StepsNet is better by 11.0 points (seed 1 only" in said(runs)
+    assert "have no seed in common" in said([runs[0], runs[3]])
 
 
-def test_unfinished_run_is_said_to_be_and_is_not_counted(tmp_path):
+def test_unfinished_run_is_said_to_be_and_is_not_counted(tmp_path, undrawn):
     runs = [make_run(tmp_path / f"run{seed}", "StepsNet", seed, top1=60.0) for seed in (0, 1)]
     runs.append(make_run(tmp_path / "run2", "StepsNet", 2, done=3, top1=90.0))
     text = read(write_report(runs, tmp_path / "report.html", "t")).text
-    assert "60.00 ± 0.00 % for StepsNet (2 seeds); unfinished: seed 2 of StepsNet." in text
-    assert "unfinished: 3 of 8 epochs" in text
-    assert "33.75" in text  # its accuracy so far
-    assert said(runs[2:]) == "No result yet; unfinished: seed 2 of digits/deep."
+    assert "60.0 ± 0.0% for StepsNet (2 seeds); not finished: seed 2 of StepsNet." in text
+    assert "not finished: 3 of 8 epochs" in text
+    assert "33.8" in text  # its accuracy so far
+    assert said(runs[2:]) == "No result yet; not finished: seed 2 of digits/deep."
 
 
 def test_torn_last_line_is_left_out(tmp_path):
@@ -252,32 +274,35 @@ def test_labels_are_escaped_and_drawn_as_they_are(tmp_path):
     assert label[1:] in Text((tmp_path / "figures" / "loss.svg").read_text(encoding="utf-8")).text
 
 
-def test_what_was_not_measured_is_left_out(tmp_path):
+def test_what_was_not_measured_is_left_out(tmp_path, undrawn):
     (tmp_path / "figures").mkdir()
     (tmp_path / "figures" / "shortcut-ratio.png").write_bytes(b"an earlier report's")
-    page = write_report([make_run(tmp_path / "run", ratios=False)], tmp_path / "report.html", "t")
+    page = write_report([make_run(tmp_path / "run", stream=False)], tmp_path / "report.html", "t")
     assert "Shortcut ratio" not in read(page).text and "Loss" in read(page).text
     assert not list((tmp_path / "figures").glob("shortcut-ratio.*"))
 
 
 def test_a_run_that_has_only_begun_has_a_page(tmp_path):
-    run = make_run(tmp_path / "run", done=0, ratios=False)
-    assert "unfinished: 0 of 8 epochs" in read(write_report([run], tmp_path, "t")).text
+    run = make_run(tmp_path / "run", done=0, stream=False)
+    assert "not finished: 0 of 8 epochs" in read(write_report([run], tmp_path, "t")).text
     assert not (tmp_path / "figures").exists() or not list((tmp_path / "figures").iterdir())
 
 
-def test_a_task_without_accuracy_is_judged_by_its_loss(tmp_path):
+@pytest.mark.parametrize(("metric", "decimals"), [("loss", 3), ("perplexity", 2)])
+def test_a_task_without_accuracy_is_judged_by_another_metric(tmp_path, metric, decimals, undrawn):
     runs = [make_run(tmp_path / label, label, top1=50) for label in TOP1]
-    for run, loss in zip(runs, (1.5, 1.25)):
+    for run, value in zip(runs, (1.5, 1.25)):
         summary = json.loads((run / "summary.json").read_text())
-        summary["metrics"] = {"train_loss": 1.0, "val_loss": loss}
+        summary["metrics"] = {"train_loss": 1.0, "val_loss": 2.0, f"val_{metric}": value}
         (run / "summary.json").write_text(json.dumps(summary))
         lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-        kept = [{key: value for key, value in line.items() if "top1" not in key} for line in lines]
+        kept = [{key.replace("top1", metric): value for key, value in line.items()} for line in lines]
         (run / "metrics.jsonl").write_text("\n".join(map(json.dumps, kept)))
     text = read(write_report(runs, tmp_path / "report.html", "t")).text
-    assert "The validation loss is 1.50 for StepsNet" in text and "the baseline is better by 0.25 (seed 0 only" in text
-    assert not (tmp_path / "figures" / "top1.png").exists()
+    assert f"The validation {metric} is {1.5:.{decimals}f} for StepsNet" in text
+    assert f"the baseline is better by {0.25:.{decimals}f} (seed 0 only" in text
+    figures = {file.stem for file in (tmp_path / "figures").iterdir()}
+    assert figures == {"loss", metric, "shortcut-ratio", "widths"}  # γ is drawn whatever the task
 
 
 def test_groups_of_one_label_are_told_apart(tmp_path):
@@ -310,9 +335,14 @@ def grid_of_depths(root, seeds=(0, 1), depths=(12, 24, 48, 96)):
     ]
 
 
-def test_a_sweep_is_drawn_against_the_depth(tmp_path):
-    runs = grid_of_depths(tmp_path / "runs")
-    page = write_report(runs, tmp_path / "report.html")
+@pytest.fixture(scope="module")
+def page_of_a_sweep(tmp_path_factory):
+    root = tmp_path_factory.mktemp("sweep")
+    return write_report(grid_of_depths(root / "runs"), root / "report.html")
+
+
+def test_a_sweep_is_drawn_against_the_depth(page_of_a_sweep):
+    page = page_of_a_sweep
     table = rows(page, "depth")
     expected = [
         (label, blocks, seed) for label in ("StepsNet", "baseline") for blocks in (12, 24, 48, 96) for seed in "01"
@@ -322,13 +352,13 @@ def test_a_sweep_is_drawn_against_the_depth(tmp_path):
         top1 = (50 if "Steps" in row["label"] else 40) + int(row["blocks"]) / 8 + int(row["seed"])
         assert float(row["val"]) == pytest.approx(top1) and float(row["train"]) == pytest.approx(top1 + 5)
     text = html.unescape(re.sub(r"<svg.*?</svg>|<[^>]+>", "", page.read_text(), flags=re.S)).replace("\u00a0", " ")
-    assert "52.00 ± 0.71 % for StepsNet at 12 blocks and 42.00 ± 0.71 % for the baseline at 12 blocks" in text
-    assert "62.50 ± 0.71 % for StepsNet at 96 blocks and 52.50 ± 0.71 % for the baseline at 96 blocks" in text
-    assert "Of 8 models the validation top-1 is best with 62.50 ± 0.71 % for StepsNet · 96 blocks" in text
-    assert "worst with 42.00 ± 0.71 % for the baseline · 12 blocks" in text
+    assert "52.0 ± 0.7% for StepsNet at 12 blocks and 42.0 ± 0.7% for the baseline at 12 blocks" in text
+    assert "62.5 ± 0.7% for StepsNet at 96 blocks and 52.5 ± 0.7% for the baseline at 96 blocks" in text
+    assert "Of 8 models, the validation top-1 accuracy is best for StepsNet · 96 blocks, 62.5 ± 0.7%" in text
+    assert "worst for the baseline · 12 blocks, 42.0 ± 0.7%" in text
     assert text.count("paired over seeds 0 and 1, better in 2 of 2") == 4
-    assert text.index("Against the depth") < text.index("\nRuns\n")
-    assert not (tmp_path / "figures" / "top1.png").exists()  # so many curves could not be told apart
+    assert text.index("Results by depth") < text.index("\nRuns\n")
+    assert not (page.parent / "figures" / "top1.csv").exists()  # so many curves could not be told apart
 
 
 def test_models_of_one_depth_are_set_in_rows(tmp_path):
@@ -338,26 +368,50 @@ def test_models_of_one_depth_are_set_in_rows(tmp_path):
     assert not (tmp_path / "figures" / "depth.csv").exists()
     assert [float(row["val"]) for row in rows(page, "results")] == [50, 51, 52]
     assert (
-        "The means go from 50.00 for StepsNet · digits/rezero to 52.00 for StepsNet · digits/deepnorm"
+        "The means range from 50.0% for StepsNet · digits/rezero to 52.0% for StepsNet · digits/deepnorm"
         in page.read_text()
     )
 
 
-def test_what_was_seen_in_training_is_drawn(tmp_path):
-    def line(step, scale):
-        per_block = {"width": [24, 48], "gamma": [0.9 * scale, 0.8 * scale], "gamma_read": [0.9, 0.7]}
-        per_block |= {"branch": [0.1, None], "correlation": [0.9, 0.8], "gradient": [0.6, 0.2]}
-        return json.dumps({"kind": "measure_stream", "epoch": 1, "step": step, "per_block": per_block}) + "\n"
-
+@pytest.mark.parametrize("last_gradient", [0.2, 0.0, None])
+def test_measurements_in_training_are_drawn(tmp_path, last_gradient, request):
     run = make_run(tmp_path / "run", epochs=1, done=1)
     with (run / "metrics.jsonl").open("a") as file:
-        file.writelines(line(step, 1 - step / 100) for step in (1, 10, 20))
+        for step in (1, 10, 20):
+            gamma = [0.9 * (1 - step / 100), 0.8 * (1 - step / 100)]
+            gradients = [0.6, last_gradient] if last_gradient is not None else [None, None]
+            line = stream_line("update", [24, 48], gamma, branch=[0.1, None], gradient=gradients)
+            file.write(json.dumps({**line, "epoch": 1, "step": step}) + "\n")
+    if last_gradient is not None:
+        request.getfixturevalue("undrawn")
     page = write_report([run], tmp_path / "report.html")
-    table = rows(page, "signal")
+    table = rows(page, "stream")
     assert [(r["update"], r["block"]) for r in table] == [("1", "1"), ("1", "2"), ("20", "1"), ("20", "2")]
     assert float(table[3]["gamma"]) == pytest.approx(0.64) and table[3]["branch"] == "nan"
-    assert "γ after the last block is 0.64 for StepsNet" in page.read_text()
-    assert "at the first block over that at the last is 3 for StepsNet" in page.read_text()
+    text = read(page).text
+    assert "after the last block, γ of the whole stream is 0.64 for StepsNet" in text
+    assert "γ of the part that the block reads is 0.64 for StepsNet" in text
+    ratio = "the gradient after the first block over that after the last is 3 for StepsNet"
+    assert ratio in text if last_gradient else "the gradient after the first block" not in text
+    assert last_gradient is not None or "not measured" in text
+    assert (
+        len({row["epoch"] for row in rows(page, "shortcut-ratio")}) == 2
+    )  # those of the epochs' ends are not mixed in
+
+
+def test_lines_of_earlier_versions_are_read(tmp_path, undrawn):
+    """γ of the whole stream at the ends of epochs was of kind "shortcut_ratio", updates were "stream_signal"."""
+    run, position = make_run(tmp_path / "run", stream=False), {"epoch": 8, "step": 176}
+    ratio = {"kind": "shortcut_ratio", **position, "widths": [24, 48], "gamma": [0.9, 0.75]}
+    update = {**stream_line("update", [24, 48], [0.9, 0.5]), "kind": "stream_signal", **position}
+    del update["at"]
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(ratio) + "\n" + json.dumps(update) + "\n")
+    page = write_report([run], tmp_path / "report.html")
+    assert "After the last block, γ of the whole stream is 0.75 for StepsNet after epoch 8." in read(page).text
+    assert [float(row["gamma"]) for row in rows(page, "shortcut-ratio")] == [0.9, 0.75]
+    assert [float(row["gamma"]) for row in rows(page, "stream")] == [0.9, 0.5]
+    assert "part that is read" not in read(page).text
 
 
 def test_bad_input_is_named(tmp_path):
@@ -387,14 +441,14 @@ def test_the_same_runs_give_the_same_bytes(page, comparison, tmp_path):
         assert (tmp_path / "figures" / file.name).read_bytes() == file.read_bytes(), file.name
 
 
-def colours_of_a_screenshot(page, folder, width):
+def colors_of_a_screenshot(page, folder, width):
     shot = folder / "page.png"
     quiet = ["--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
     quiet += ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--hide-scrollbars"]
     where = [f"--user-data-dir={folder / 'profile'}", f"--window-size={width},6000", f"--screenshot={shot}"]
     subprocess.run(["chromium", *quiet, *where, page.as_uri()], check=True, capture_output=True, timeout=120)
-    with Image.open(shot) as picture:
-        return {colour for _, colour in picture.convert("RGB").getcolors(1 << 24)}
+    with Image.open(shot) as image:
+        return {color for _, color in image.convert("RGB").getcolors(1 << 24)}
 
 
 CURVES = {(0x00, 0x72, 0xB2), (0xD5, 0x5E, 0x00)}  # of a StepsNet and of its baseline
@@ -404,10 +458,9 @@ in_a_browser = pytest.mark.skipif(shutil.which("chromium") is None, reason="chro
 @in_a_browser
 @pytest.mark.parametrize("width", [1280, 390])
 def test_a_browser_shows_the_page(page, tmp_path, width):
-    assert colours_of_a_screenshot(page, tmp_path, width) >= CURVES
+    assert colors_of_a_screenshot(page, tmp_path, width) >= CURVES
 
 
 @in_a_browser
-def test_a_browser_shows_a_sweep(tmp_path):
-    page = write_report(grid_of_depths(tmp_path / "runs", seeds=(0,)), tmp_path / "report.html")
-    assert colours_of_a_screenshot(page, tmp_path, 1280) >= CURVES
+def test_a_browser_shows_a_sweep(page_of_a_sweep, tmp_path):
+    assert colors_of_a_screenshot(page_of_a_sweep, tmp_path, 1280) >= CURVES

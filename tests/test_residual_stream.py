@@ -1,24 +1,27 @@
-"""The signal in the residual stream, against the stream of each block written out."""
+"""What the residual stream carries after each block, against formulas written out."""
 
 import json
+import math
 
 import pytest
 import timm
 import torch
-from stepsnet.analysis.shortcut_ratio import shortcut_ratios
-from stepsnet.tasks.setup import set_up
 from torch import nn
 
-from stepsnet.analysis.block_statistics import as_line, statistics_of
+from stepsnet.analysis.block_statistics import as_line, read_line, statistics_of
 from stepsnet.analysis.residual_stream import measure_stream
+from stepsnet.commands.train import train_run
+from stepsnet.config import ModelSpec
 from stepsnet.console import Lines
+from stepsnet.engine.blocks import compile_blocks
 from stepsnet.engine.task import BatchShard
 from stepsnet.errors import UserError
 from stepsnet.models.build import build_model
 from stepsnet.models.steps_transformer import create
 from stepsnet.overrides import override
 from stepsnet.recipes import find_recipe
-from stepsnet.run_folder import train_run
+from stepsnet.stream import step_sequences
+from stepsnet.tasks import build_task
 
 IMAGES = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 
@@ -33,34 +36,70 @@ def steps_deit(**kwargs):
     return timm.create_model("test_steps_deit", **args).eval()
 
 
-def test_each_quantity_written_out():
-    model = steps_deit()
-    signals = measure_stream(model, loss)
-    assert all(parameter.grad is None for parameter in model.parameters())
-    inputs = []
-    handle = model.blocks.register_forward_pre_hook(lambda module, arguments: inputs.append(arguments[0]))
-    model(IMAGES)
-    handle.remove()
-    z0 = z = inputs[0].detach()
-    for signal, block in zip(signals, model.blocks, strict=True):
-        before, z = z, block(z).detach()
-        width = block.width
-        assert signal.width == width
-        assert signal.gamma == pytest.approx((z0.std(-1).mean() / z.std(-1).mean()).item(), rel=1e-4)
-        read = z0[..., :width].std(-1).mean() / z[..., :width].std(-1).mean()
-        assert signal.gamma_read == pytest.approx(read.item(), rel=1e-4)
-        change = (z - before)[..., :width].norm() / before[..., :width].norm()
-        assert signal.branch == pytest.approx(change.item(), rel=1e-4)
-        rows = zip(z.flatten(0, 1), z0.flatten(0, 1))
-        expected = torch.stack([torch.corrcoef(torch.stack(pair))[0, 1] for pair in rows]).mean()
-        assert signal.correlation == pytest.approx(expected.item(), abs=1e-4)
-    gammas = shortcut_ratios(model, IMAGES)["gamma"]
-    assert [signal.gamma for signal in signals] == pytest.approx(gammas, rel=1e-5)
+def deit():
+    return steps_deit(widths=(48,), depths=(3,), num_heads=(3,))
+
+
+def sigma(z, dim):
+    """The standard deviation over the channels of each token, averaged."""
+    mean = z.mean(dim, keepdim=True)
+    return ((z - mean).square().sum(dim) / (z.shape[dim] - 1)).sqrt().mean().item()
+
+
+def streams_of(model, images):
+    """(width, dim, z_0, z_{l-1}, z_l) of each block, from the blocks as functions of the whole stream."""
+    inputs, found = {}, []
+    hooks = [
+        sequence.register_forward_pre_hook(lambda module, arguments: inputs.update({module: arguments[0]}))
+        for sequence in step_sequences(model)
+    ]
+    with torch.no_grad():
+        model(images)
+        for hook in hooks:
+            hook.remove()
+        for sequence in step_sequences(model):
+            start = z = inputs[sequence]
+            for block in sequence:
+                before, z = z, block(z)
+                found.append((block.width, sequence.dim, start, before, z))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("make", "side", "num_blocks"),
+    [
+        (deit, 32, 3),
+        (steps_deit, 32, 5),
+        (lambda: steps_deit(reverse=True), 32, 5),
+        (lambda: timm.create_model("test_steps_swin").eval(), 224, 8),
+        (lambda: timm.create_model("test_steps_swin_baseline").eval(), 224, 5),
+    ],
+    ids=["DeiT", "Steps-DeiT", "reverse", "Steps-Swin", "Swin"],
+)
+def test_each_quantity_written_out(make, side, num_blocks, request):
+    is_reverse = "reverse" in request.node.name  # its output is in another order, in which the parts are elsewhere
+    model = make()
+    images = torch.randn(2, 3, side, side, generator=torch.Generator().manual_seed(0))
+    blocks = measure_stream(model, lambda model: model(images).square().mean())
+    assert len(blocks) == num_blocks and all(parameter.grad is None for parameter in model.parameters())
+    for block, (width, dim, start, before, after) in zip(blocks, streams_of(model, images), strict=True):
+        whole = start.shape[dim]
+        assert block.width == width
+        assert block.gamma == pytest.approx(sigma(start, dim) / sigma(after, dim), rel=1e-4)
+        assert (block.gamma_read == block.gamma) == (width == whole)
+        if is_reverse:
+            continue
+        part = [z.narrow(dim, 0, width) for z in (start, before, after)]
+        assert block.gamma_read == pytest.approx(sigma(part[0], dim) / sigma(part[2], dim), rel=1e-4)
+        assert block.branch == pytest.approx(((part[2] - part[1]).norm() / part[1].norm()).item(), rel=1e-4)
+        tokens = zip(*(z.movedim(dim, -1).reshape(-1, whole) for z in (start, after)))
+        expected = torch.stack([torch.corrcoef(torch.stack(pair))[0, 1] for pair in tokens]).mean()
+        assert block.correlation == pytest.approx(expected.item(), abs=1e-4)
 
 
 def test_gradients_are_those_of_what_each_block_writes():
     model = steps_deit()
-    signals = measure_stream(model, loss)
+    blocks = measure_stream(model, loss)
     x = model._pos_embed(model.patch_embed(IMAGES))
     y, outputs, start = None, [], 0
     for network, width in zip(model.blocks.networks, model.blocks.widths):
@@ -71,33 +110,71 @@ def test_gradients_are_those_of_what_each_block_writes():
             outputs.append(y)
         start = width
     model.forward_head(model.norm(y)).square().mean().backward()
-    assert [s.gradient for s in signals] == pytest.approx([o.grad.norm().item() for o in outputs], rel=1e-3)
+    assert [b.gradient for b in blocks] == pytest.approx([o.grad.norm().item() for o in outputs], rel=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("name", "blocks"), [("test_vit", None), ("test_steps_swin", None), ("resnet18", 8), ("test_steps_resnet", None)]
-)
-def test_any_residual_model(name, blocks):
+@pytest.mark.parametrize(("name", "num_blocks"), [("test_vit", 6), ("resnet18", 8), ("test_steps_resnet", None)])
+def test_any_residual_model(name, num_blocks):
     model = timm.create_model(name).eval()
-    images = torch.randn(1, *model.default_cfg["input_size"])
-    signals = measure_stream(model, lambda model: model(images).sum())
-    assert blocks is None or len(signals) == blocks
-    for signal in signals:
-        assert signal.gamma > 0 and signal.gradient > 0 and -1 <= signal.correlation <= 1 + 1e-5
+    images = torch.randn(1, 3, 160, 160) if name == "test_vit" else torch.randn(1, 3, 64, 64)
+    blocks = measure_stream(model, lambda model: model(images).sum())
+    assert num_blocks is None or len(blocks) == num_blocks
+    for block in blocks:
+        assert block.gamma > 0 and block.gradient > 0 and -1 <= block.correlation <= 1 + 1e-5
 
 
-def test_a_reverse_network_and_a_language_model():
-    model = steps_deit(reverse=True)
-    gammas = shortcut_ratios(model, IMAGES)["gamma"]
-    signals = measure_stream(model, loss)
-    assert [s.gamma for s in signals] == pytest.approx(gammas, rel=1e-5) and signals[0].width == 48
+def test_a_language_model():
     heads = {"num_attention_heads": (2, 2), "embedding_scale": 50.0}
     model = create(widths=(16, 24), depths=(2, 1), vocab_size=30, **heads).eval()
     ids = torch.arange(8)[None]
-    signals = measure_stream(model, lambda model: model(ids, labels=ids).loss)
-    states = model(ids, output_hidden_states=True).hidden_states
-    for signal, z in zip(signals[:-1], states[1:-1]):
-        assert signal.gamma == pytest.approx((states[0].std(-1).mean() / z.std(-1).mean()).item(), rel=1e-4)
+    blocks = measure_stream(model, lambda model: model(ids, labels=ids).loss)
+    states = model(ids, output_hidden_states=True).hidden_states  # the last one is behind the norm
+    assert [block.width for block in blocks] == [16, 16, 24]
+    for block, z in zip(blocks[:-1], states[1:-1], strict=True):
+        assert block.gamma == pytest.approx(sigma(states[0], -1) / sigma(z, -1), rel=1e-4)
+        read = sigma(states[0][..., : block.width], -1) / sigma(z[..., : block.width], -1)
+        assert block.gamma_read == pytest.approx(read, rel=1e-4) and block.gradient > 0
+    assert blocks[-1].gamma == blocks[-1].gamma_read
+
+
+def test_a_detector():
+    """Its losses come from heads of several levels; the blocks are those of its backbone, in one pass."""
+    torch.manual_seed(0)
+    small = {"num_classes": 3, "size": 64, "max_size": 96, "channels": 16, "hidden": 24, "samples": 32}
+    args = {"backbone": "test_steps_swin", "anchors": (8, 16, 32, 64, 128), **small}
+    model = build_model(ModelSpec("mask_rcnn", args)).train()
+    images, masks = [torch.rand(3, 64, 80)], torch.zeros(1, 64, 80, dtype=torch.uint8)
+    masks[:, 6:32, 4:40] = 1
+    targets = [{"boxes": torch.tensor([[4.0, 6.0, 40.0, 32.0]]), "labels": torch.tensor([1]), "masks": masks}]
+    blocks = measure_stream(model, lambda model: sum(model(images, targets).values()))
+    assert [block.width for block in blocks] == [16, 32, 32, 32, 48, 64, 64, 64]
+    assert all(block.gamma > 0 and block.gradient > 0 for block in blocks)
+
+
+def test_weights_that_need_no_gradient():
+    model = steps_deit()
+    expected = measure_stream(model, loss)
+    blocks = measure_stream(model.requires_grad_(False), loss)
+    assert [block.gamma for block in blocks] == [block.gamma for block in expected]
+    assert all(math.isnan(block.gradient) for block in blocks)
+    line = json.loads(json.dumps({"epoch": 1, "step": 2, **as_line(blocks, "epoch_end")}))
+    assert line["per_block"]["gradient"] == [None] * 5 and line["val_gradient_first_over_last"] is None
+
+
+def test_compiled_blocks_are_measured_eagerly():
+    model, compiled = steps_deit(), steps_deit()
+    calls = []
+
+    def backend(graph, inputs):
+        calls.append(graph)
+        return graph.forward
+
+    compile_blocks(compiled, backend=backend)
+    expected, blocks = measure_stream(model, loss), measure_stream(compiled, loss)
+    assert not calls and as_line(blocks, "epoch_end") == as_line(expected, "epoch_end")
+    loss(compiled)
+    assert calls  # outside it runs as compiled
+    assert as_line(measure_stream(compiled, loss), "epoch_end") == as_line(expected, "epoch_end")
 
 
 def test_a_model_without_blocks_is_refused():
@@ -106,35 +183,48 @@ def test_a_model_without_blocks_is_refused():
 
 
 def trained(folder, *changes):
-    short = ["epochs=1", "train_samples=96", "stream_epochs=0", "accumulation_steps=2", "device=cpu"]
+    short = ["epochs=1", "train_samples=96", "accumulation_steps=2", "ema_decay=0.5", "device=cpu"]
     recipe = override(find_recipe("digits/tiny"), [*short, *changes])
     with Lines() as display:
         train_run(recipe, folder, display)
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return recipe, [line for line in lines if line["kind"] == "measure_stream"]
+    return recipe, [line for line in lines if line["kind"] == "stream"]
 
 
-def test_training_looks_on_every_so_many_updates_and_is_not_changed(tmp_path):
-    recipe, lines = trained(tmp_path / "observe_stream", "stream_interval=2")
-    assert [line["step"] for line in lines] == [1, 2] and all(line["epoch"] == 1 for line in lines)
+def test_measuring_in_training_and_at_epochs_ends_does_not_change_the_run(tmp_path):
+    recipe, lines = trained(tmp_path / "measured", "stream_interval=2", "stream_epochs=1")
+    when = [(line["at"], line["epoch"], line["step"]) for line in lines]
+    assert when == [("epoch_end", 0, 0), ("update", 1, 1), ("update", 1, 2), ("epoch_end", 1, 3)]
     torch.manual_seed(recipe.seed)
-    model, task = build_model(recipe.model), set_up(recipe).task
-    batch = next(iter(task.batches(0, 0, BatchShard(0, 1, 2), torch.device("cpu"))))  # the first of two parts
-    expected = as_line(measure_stream(model.train(), lambda model: task.loss(model, batch)[0]))
-    for name, values in expected["per_block"].items():
-        assert lines[0]["per_block"][name] == pytest.approx(values, rel=1e-3), name
-    assert lines[0]["last_gamma"] == lines[0]["per_block"]["gamma"][-1] == statistics_of(lines[0])[-1].gamma
-    trained(tmp_path / "alone")
-    ours, theirs = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("observe_stream", "alone"))
+    model, task = build_task(recipe)
+    batches = {
+        "update": next(iter(task.batches(0, 0, BatchShard(0, 1, 2), torch.device("cpu")))),  # the first of two parts
+        "epoch_end": task.example_batch(torch.device("cpu")),
+    }
+    for line, training in ((lines[0], False), (lines[1], True)):
+        batch = batches[line["at"]]
+        blocks = measure_stream(model.train(training), lambda model, batch=batch: task.loss(model, batch)[0])
+        expected = as_line(blocks, line["at"])["per_block"]
+        for name, values in expected.items():
+            assert line["per_block"][name] == pytest.approx(values, rel=1e-3), name
+    assert lines[1]["train_last_gamma"] == lines[1]["per_block"]["gamma"][-1] == statistics_of(lines[1])[-1].gamma
+    trained(tmp_path / "alone", "stream_epochs=0")
+    ours, theirs = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("measured", "alone"))
     assert ours == theirs
 
 
-def test_a_compiled_model_cannot_be_looked_at(tmp_path):
+def test_measuring_updates_of_a_compiled_model_is_refused(tmp_path):
     with pytest.raises(UserError, match="stream_interval: got 2 with compile"):
         trained(tmp_path / "run", "stream_interval=2", "compile=true")
 
 
-def test_what_is_not_a_number_survives_json():
-    line = as_line(measure_stream(timm.create_model("resnet18").eval(), lambda model: model(IMAGES).sum()))
+@pytest.mark.parametrize("at", ["epoch_end", "update"])
+def test_a_line_is_read_as_it_was_written(at):
+    blocks = measure_stream(timm.create_model("resnet18").eval(), lambda model: model(IMAGES).sum())
+    line = {"epoch": 3, "step": 7, **as_line(blocks, at)}
     assert None in line["per_block"]["branch"]  # blocks that change the shape have no stream to compare
-    assert as_line(statistics_of(json.loads(json.dumps(line)))) == line
+    read = read_line(json.loads(json.dumps(line)))
+    assert (read.at, read.epoch, read.step) == (at, 3, 7) and as_line(read.blocks, at) == as_line(blocks, at)
+    split = {"epoch_end": "val_", "update": "train_"}[at]  # so that a tracker keeps the two apart
+    assert all(name.startswith(split) for name, value in as_line(blocks, at).items() if isinstance(value, float))
+    assert read_line({"kind": "epoch", "epoch": 1}) is None

@@ -1,53 +1,113 @@
-"""The record of what a residual stream carries after each block; no torch, so that reports begin at once."""
+"""The record of what a residual stream carries after each block, and its line in ``metrics.jsonl``.
+
+Imports no torch, so that ``stepsnet report`` starts fast.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Literal
 
-__all__ = ["BlockStatistics", "as_line", "statistics_of", "summarize"]
+__all__ = ["At", "BlockStatistics", "StreamMeasurement", "as_line", "read_line", "statistics_of", "summarize"]
+
+# epoch_end: on the task's example batch, of the validation split; update: on the batch of an update in training
+At = Literal["epoch_end", "update"]
+_SPLIT = {"epoch_end": "val", "update": "train"}
 
 
 @dataclass
 class BlockStatistics:
-    """After one block; z is the whole stream, y the channels that the block reads and writes."""
+    """Statistics after block l. z is the whole residual stream (C channels), y the first ``width`` channels of it,
+    which the block reads and writes.
+
+    The paper defines γ_l = σ_0/σ_l in Sec. 3.1. Fig. 2 seems to draw it for the whole stream. Eq. (2) is about what
+    the norm of the next block sees, which in a StepsNet are the channels of y alone: that is ``gamma_read``. The two
+    are equal where a block reads all channels.
+    """
 
     width: int
-    gamma: float  # σ(z_0) / σ(z_l): σ over the channels of each token, averaged
-    gamma_read: float  # the same over the channels of y
+    gamma: float  # of the whole stream: σ(z_0) / σ(z_l), where σ is over the channels of each token, averaged
+    gamma_read: float  # of the part that is read: the same over the channels of y
     branch: float  # ‖y_l - y_{l-1}‖ / ‖y_{l-1}‖
     correlation: float  # of z_l with z_0 over the channels of each token, averaged
-    gradient: float = math.nan  # ‖∂loss/∂y_l‖
+    gradient: float = math.nan  # ‖∂loss/∂y_l‖; not a number where no gradient was computed
 
 
 _NAMES = [field.name for field in fields(BlockStatistics)]
 
 
-def summarize(signals: Sequence[BlockStatistics]) -> dict[str, float]:
-    """What a stream carries, in five numbers."""
-    gammas = [signal.gamma for signal in signals]
+@dataclass(frozen=True)
+class StreamMeasurement:
+    """The statistics of all blocks, in the order of execution, and when they were taken."""
+
+    at: At
+    epoch: int  # 0 is before training
+    step: int  # updates so far
+    blocks: list[BlockStatistics]
+
+    @property
+    def widths(self) -> list[int]:
+        return [block.width for block in self.blocks]
+
+    def values(self, name: str) -> list[float]:
+        """One of :class:`BlockStatistics`' fields for each block."""
+        return [getattr(block, name) for block in self.blocks]
+
+    @property
+    def reads_a_part(self) -> bool:
+        """Whether ``gamma_read`` was measured and some block reads less than the whole stream."""
+        return any(not math.isnan(b.gamma_read) and b.gamma_read != b.gamma for b in self.blocks)
+
+
+def summarize(blocks: Sequence[BlockStatistics]) -> dict[str, float]:
+    """Mean, minimum and last value over the blocks of both γ; the last correlation; the ratio of the gradients."""
+    totals: dict[str, float] = {}
+    for name in ("gamma", "gamma_read"):
+        values = [getattr(block, name) for block in blocks]
+        totals |= {f"mean_{name}": sum(values) / len(values), f"min_{name}": min(values), f"last_{name}": values[-1]}
+    first, last = blocks[0].gradient, blocks[-1].gradient
     return {
-        "mean_gamma": sum(gammas) / len(gammas),
-        "least_gamma": min(gammas),
-        "last_gamma": gammas[-1],
-        "correlation_with_input": signals[-1].correlation,
-        "gradient_first_over_last": signals[0].gradient / signals[-1].gradient if signals[-1].gradient else math.nan,
+        **totals,
+        "correlation_with_input": blocks[-1].correlation,
+        "gradient_first_over_last": first / last if last else math.nan,
     }
 
 
-def as_line(signals: Sequence[BlockStatistics]) -> dict[str, Any]:
-    """As a line for ``metrics.jsonl``, to five digits; what is not a number is None."""
-    per_block = {name: [_plain(getattr(signal, name)) for signal in signals] for name in _NAMES}
-    totals = {name: _plain(value) for name, value in summarize(signals).items()}
-    return {"kind": "measure_stream", **totals, "per_block": per_block}
+def as_line(blocks: Sequence[BlockStatistics], at: At) -> dict[str, Any]:
+    """A line of kind "stream" for ``metrics.jsonl``, to five digits; what is not a number is None.
+
+    The totals of :func:`summarize` begin with the split of the batch: ``val_mean_gamma`` at an epoch's end,
+    ``train_mean_gamma`` in an update. Epoch and step are the caller's to add.
+    """
+    per_block = {name: [_plain(getattr(block, name)) for block in blocks] for name in _NAMES}
+    totals = {f"{_SPLIT[at]}_{name}": _plain(value) for name, value in summarize(blocks).items()}
+    return {"kind": "stream", "at": at, **totals, "per_block": per_block}
 
 
 def statistics_of(line: Mapping[str, Any]) -> list[BlockStatistics]:
-    """What :func:`as_line` made."""
+    """The statistics of each block in a line that :func:`as_line` made."""
     columns = ([math.nan if value is None else value for value in line["per_block"][name]] for name in _NAMES)
     return [BlockStatistics(*row) for row in zip(*columns)]
+
+
+def read_line(line: Mapping[str, Any]) -> StreamMeasurement | None:
+    """A line of ``metrics.jsonl`` as a measurement; None for a line of another kind.
+
+    Earlier versions wrote "stream_signal" for an update, and "shortcut_ratio", which has γ of the whole stream
+    alone, for an epoch's end.
+    """
+    kind = line["kind"]
+    if kind == "stream":
+        return StreamMeasurement(line["at"], line["epoch"], line["step"], statistics_of(line))
+    if kind == "stream_signal":
+        return StreamMeasurement("update", line["epoch"], line["step"], statistics_of(line))
+    if kind == "shortcut_ratio":
+        unknown = (math.nan,) * 3
+        blocks = [BlockStatistics(width, gamma, *unknown) for width, gamma in zip(line["widths"], line["gamma"])]
+        return StreamMeasurement("epoch_end", line["epoch"], line["step"], blocks)
+    return None
 
 
 def _plain(value: float) -> float | None:

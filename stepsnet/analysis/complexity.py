@@ -7,6 +7,7 @@ fvcore counts. Layers are convolutions and linear layers, and one for each atten
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -18,6 +19,8 @@ from timm.models.swin_transformer import SwinTransformerBlock, WindowAttention
 from timm.models.vision_transformer import Block
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
+
+from ..stream import blocks_of, step_sequences
 
 __all__ = [
     "Complexity",
@@ -36,7 +39,7 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class Complexity:
-    blocks: int
+    blocks: int | None  # residual ones; None where they cannot be told
     layers: int
     params: int
     macs: int  # of one forward pass of one sample
@@ -45,7 +48,7 @@ class Complexity:
 def count_complexity(model: nn.Module, input_size: tuple[int, ...] = (3, 224, 224)) -> Complexity:
     """Count a model on any device, the meta device included; nothing is computed and nothing changed."""
     return Complexity(
-        blocks=sum(isinstance(module, RESIDUAL_BLOCKS) for module in model.modules()),
+        blocks=_count_blocks(model),
         layers=_count_layers(model),
         params=sum(parameter.numel() for parameter in model.parameters()),
         macs=count_macs(model, input_size),
@@ -111,7 +114,8 @@ def _count_forward(model: nn.Module, inputs: Any) -> tuple[int, Any]:
 
     Runs on meta copies of the parameters, so no kernel of any device, fused or not, is chosen.
     """
-    tensors = {name: tensor.to("meta") for name, tensor in (*model.named_parameters(), *model.named_buffers())}
+    # detached: the counter asks what a model feeds its parameters to, such as CaiT's class token, for a gradient
+    tensors = {name: tensor.detach().to("meta") for name, tensor in (*model.named_parameters(), *model.named_buffers())}
     counter = FlopCounterMode(display=False, custom_mapping=_NORMS)
     training = {module: module.training for module in model.modules()}
     model.eval()
@@ -122,6 +126,32 @@ def _count_forward(model: nn.Module, inputs: Any) -> tuple[int, Any]:
         for module, mode in training.items():
             module.training = mode
     return counter.get_total_flops() // 2, outputs  # the counter takes a multiply-accumulate for two
+
+
+def _count_blocks(model: nn.Module) -> int | None:
+    """Those of the paper's models by their class; of a model of timm's as many as timm itself tells apart.
+
+    Of other kinds of blocks the number is that on which timm's groups and the model's sequences agree.
+    """
+    of_paper = sum(isinstance(module, RESIDUAL_BLOCKS) for module in model.modules())
+    grouped = _grouped_by_timm(model)
+    if step_sequences(model) or grouped is None:
+        return of_paper or None
+    return grouped if grouped == (of_paper or len(blocks_of(model))) else None
+
+
+def _grouped_by_timm(model: nn.Module) -> int | None:
+    """How many blocks have learning rates of their own under timm's layer decay; None where it does not say."""
+    matcher = getattr(model, "group_matcher", None)
+    groups = matcher(coarse=False) if matcher else None
+    patterns = groups.get("blocks") if isinstance(groups, dict) else None  # some models' groups are a function
+    if isinstance(patterns, str):
+        patterns = [(patterns, None)]
+    if not isinstance(patterns, (list, tuple)):
+        return None
+    counted = [pattern for pattern, place in patterns if place is None]  # the others are downsampling, norms, …
+    names = [name for name, _ in model.named_parameters()]
+    return len({(p, found.groups()) for p in counted for name in names if (found := re.match(p, name))}) or None
 
 
 def _count_layers(model: nn.Module) -> int:

@@ -1,10 +1,10 @@
-"""The memory that training takes on one device: predicted without a device, in bytes.
+"""The memory that training takes on one device, in bytes, predicted without a device.
 
-Weights, gradients, optimizer states and averages follow from the number of parameters. Activations
-have no short formula across families, so one forward and backward pass is run on fake tensors, which
-have shapes, types and lifetimes but no data, and the largest sum of living storages is kept. That also
-sees what hooks on saved tensors do not: inputs kept by gradient checkpointing and the block that it
-recomputes, casts made by autocast, and gradients in flight.
+Weights, gradients, optimizer states and averaged weights follow from the number of parameters. Activations
+have no short formula that holds for all families. Therefore one forward and backward pass is run on fake tensors,
+which have shapes, dtypes and lifetimes but no data, and the largest sum of the storages that are alive at the same
+time is kept. This counts what hooks on saved tensors miss: the inputs that gradient checkpointing keeps and the
+block that it recomputes, the casts of autocast, and gradients before they are accumulated.
 """
 
 from __future__ import annotations
@@ -23,14 +23,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from ..engine.task import BatchShard
-from ..engine.update import autocast
+from ..device import AMP_DTYPES, autocast
 from ..errors import UserError, nearest
+from ..markdown import markdown_table
 from ..stream import blocks_of
 
 __all__ = ["Memory", "activation_bytes", "plan_memory", "render_memory", "training_memory"]
-
-AMP_DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16")}
 
 
 @dataclass(frozen=True)
@@ -71,18 +69,19 @@ def training_memory(
 ) -> Memory:
     """Predict the memory in bytes that training takes on one device.
 
-    The device's own context, cached blocks that its allocator cannot reuse and kernels' workspaces come on top.
+    Not included: the device's context, cached memory that its allocator cannot reuse, and workspaces of kernels.
 
     Args:
-        model: on any device, the meta device included; it is neither changed nor run.
+        model: on any device, the meta device included; it is not changed.
         input_size: the shape of one sample, such as (3, 224, 224).
-        micro_batch: samples a forward pass on one device.
-        devices: among which FSDP divides; DDP, with gradients as views of its buckets, needs no more than one.
+        micro_batch: samples per forward pass on one device.
+        devices: the number that FSDP shards over. DDP, whose gradients are views of its buckets, takes as much on
+            each of several devices as on one.
         shard: FSDP in place of DDP.
-        optimizer_states: tensors a parameter: 2 for AdamW and LAMB, 1 for SGD with momentum.
+        optimizer_states: tensors per parameter: 2 for AdamW and LAMB, 1 for SGD with momentum.
         average: an exponential moving average of the weights is kept.
-        grad_checkpointing: share of the blocks, from the first on, that the backward pass recomputes.
-        amp_dtype: of the forward pass by autocast: float32, bfloat16 or float16.
+        grad_checkpointing: the share of the blocks, the first ones, that the backward pass recomputes.
+        amp_dtype: the dtype of the forward pass under autocast: float32, bfloat16 or float16.
 
     Raises:
         UserError: a number out of range, or an unknown ``amp_dtype``.
@@ -139,16 +138,24 @@ def plan_memory(
     grad_checkpointing: float = 0.0,
     amp_dtype: str = "float32",
 ) -> dict[str, Any]:
-    """Bytes a device under DDP, and under FSDP too with ``shard``, for a timm model's own input size and AdamW.
+    """Bytes per device under DDP, and with ``shard`` under FSDP too, for a timm model's own input size and AdamW.
 
-    ``batch_size`` is the effective one: samples an update.
+    Args:
+        name: a timm or StepsNet model.
+        batch_size: samples per update, over all devices and accumulated parts.
 
     Raises:
         UserError: as :func:`training_memory`; a name that timm does not know; a batch that devices ×
             accumulation_steps do not divide.
     """
     _check(batch_size=batch_size, devices=devices, accumulation_steps=accumulation_steps)
-    micro_batch = BatchShard(0, devices, accumulation_steps).micro_batch_size(batch_size)
+    parts = devices * accumulation_steps
+    if batch_size % parts:
+        raise UserError(
+            f"batch_size: got {batch_size}, expected a multiple of {parts} "
+            f"({devices} devices × {accumulation_steps} accumulation_steps)"
+        )
+    micro_batch = batch_size // parts
     if not timm.is_model(name):
         raise UserError(f"model: got {name!r}, expected a timm or StepsNet model{nearest(name, timm.list_models())}")
     with torch.device("meta"):
@@ -164,21 +171,18 @@ def plan_memory(
 
 
 def render_memory(plan: dict[str, Any]) -> str:
-    """:func:`plan_memory`'s result as a Markdown table in MiB and GiB, a row a term."""
+    """:func:`plan_memory`'s result as a Markdown table in MiB and GiB, one row per term."""
     ways = [way for way in ("ddp", "fsdp") if way in plan]
     shape = "×".join(map(str, (plan["micro_batch"], *plan["input_size"])))
     recomputed = f", {plan['grad_checkpointing']:.0%} of the blocks checkpointed" if plan["grad_checkpointing"] else ""
-    lines = [
+    title = (
         f"{plan['model']}, {plan['amp_dtype']}, AdamW{recomputed}: an update of {plan['batch_size']} samples is "
-        f"{plan['devices']} × {plan['accumulation_steps']} (devices × accumulation_steps) of {shape}",
-        "",
-        f"| | {' | '.join(way.upper() for way in ways)} |",
-        "|---" + "|---:" * len(ways) + "|",
-    ]
-    for term in plan["ddp"]:
-        if any(plan[way][term] for way in ways):
-            lines.append(f"| {term} | " + " | ".join(_readable(plan[way][term]) for way in ways) + " |")
-    return "\n".join(lines)
+        f"{plan['devices']} × {plan['accumulation_steps']} (devices × accumulation_steps) of {shape}"
+    )
+    terms = [term for term in plan["ddp"] if any(plan[way][term] for way in ways)]
+    rows = [[term, *(_readable(plan[way][term]) for way in ways)] for term in terms]
+    table = markdown_table(["", *(way.upper() for way in ways)], rows, "l" + "r" * len(ways))
+    return f"{title}\n\n{table}"
 
 
 def _readable(size: int) -> str:
@@ -196,7 +200,7 @@ def _with_states(model: nn.Module, activations: int, shards: int, optimizer_stat
     """In float32, whatever autocast does; buffers, a few kB, are left out."""
     weights = _bytes(model.parameters())
     blocks = [_bytes(block.parameters()) for block in blocks_of(model)]
-    # FSDP gathers a block's weights and holds its gradient whole; what is outside the blocks stays gathered
+    # FSDP gathers one block's weights and holds its unsharded gradient; parameters outside the blocks stay gathered
     gathered = weights - sum(blocks) + 2 * max(blocks, default=0) if shards > 1 else 0
     share = -(-weights // shards)
     return Memory(share, share, optimizer_states * share, average * share, gathered, activations)
@@ -207,23 +211,23 @@ def _bytes(tensors: Iterable[Tensor]) -> int:
 
 
 def _fake_copy(model: nn.Module) -> nn.Module:
-    """In training mode, on a CPU that is not there, and without a copy of the weights."""
+    """A copy in training mode whose tensors are fake: on the CPU, without memory."""
     fakes: dict[int, Any] = {id(t): torch.empty(t.shape, dtype=t.dtype) for t in model.buffers()}
     for parameter in model.parameters():
         fake = torch.empty(parameter.shape, dtype=parameter.dtype)
         fakes[id(parameter)] = nn.Parameter(fake, parameter.requires_grad)
-    return copy.deepcopy(model, fakes).train()  # deepcopy takes what it finds there for copied already
+    return copy.deepcopy(model, fakes).train()  # deepcopy does not copy what this memo holds
 
 
 def _recompute_first(model: nn.Module, share: float) -> None:
-    """As the engine does, for any model that has blocks."""
+    """Recompute the first ``share`` of the blocks, as the engine does; for any model that has blocks."""
     blocks = blocks_of(model)
     for block in blocks[: round(share * len(blocks))]:
         block.forward = partial(checkpoint, block.forward, use_reentrant=False)
 
 
 class _LiveBytes(TorchDispatchMode):
-    """Sums the storages that operations make, each from the first tensor on it until the last is gone."""
+    """Sums the bytes of the storages that operations allocate, each for as long as a tensor uses it."""
 
     def __init__(self, ignored: Iterable[Tensor]):
         super().__init__()

@@ -1,7 +1,9 @@
-"""What the residual stream carries after each block: how much of the input, how much of the block, what gradient.
+"""What the residual stream carries after each block: the share of the input, of the block's branch, and the gradient.
 
-Sec. 3.1 asks for γ_l = σ_0/σ_l; beside it stand quantities that it stands for or that explain it. Any residual model
-of blocks in sequence will do; the blocks of a StepsNet write the first C_i channels, and both views are given.
+Sec. 3.1 of the paper defines the shortcut ratio γ_l = σ_0/σ_l. It is measured twice: on the whole stream, which
+Fig. 2 seems to draw, and on the channels that the block reads, which Eq. (2) is about (block_statistics.py). This is
+the only measurement of γ: at the ends of epochs, in updates, and by ``stepsnet analyze``. It works for any residual
+model whose blocks run in sequence.
 """
 
 from __future__ import annotations
@@ -18,149 +20,162 @@ from ..errors import UserError
 from ..stream import blocks_of, is_flat, step_sequences
 from .block_statistics import BlockStatistics, as_line
 
-__all__ = ["stream_line", "stream_line_of", "measure_stream", "observe_stream"]
+__all__ = ["measure_stream", "observe_stream", "stream_line", "stream_line_of"]
 
 
 def measure_stream(
     model: nn.Module, loss: Callable[[nn.Module], Tensor], dim: int | None = None
 ) -> list[BlockStatistics]:
-    """Run ``loss(model)`` forwards and backwards and look at every block on the way.
+    """Run ``loss(model)`` forward and backward, and take the statistics of every block on the way.
+
+    Compiled blocks run eagerly here, since compiled code may leave hooks out. A model whose weights need no gradient
+    is run forward only, and its gradients are not a number.
 
     Args:
-        loss: a function of the model, on a batch of real data, that gives a scalar.
+        model: in the mode that the caller has set; the mode is kept, and the gradients are cleared.
+        loss: a function of the model, on a batch of real data, that returns a scalar.
         dim: the channel dimension of a model without a StepsNet; by default 1 for blocks with convolutions
             and images (B, C, H, W), else the last.
 
     Returns:
-        One entry a block, in the order of execution. A stage of a hierarchical model starts from its own z_0.
-        The model's mode is kept, and its gradients are cleared.
+        One entry per block, in the order of execution. Each stage of a hierarchical model starts from its own z_0.
 
     Raises:
         UserError: the model has no sequence of blocks.
     """
-    # eagerly, since compiled blocks would leave the hooks out
-    with torch.compiler.set_stance("force_eager"), observe_stream(model, dim) as signals:
+    with torch.compiler.set_stance("force_eager"), observe_stream(model, dim) as blocks:
         value = loss(model)
-        if value.requires_grad:  # not that of averaged weights
+        if value.requires_grad:
             value.backward()
     model.zero_grad(set_to_none=True)
-    return signals
+    return blocks
 
 
 @contextmanager
 def observe_stream(
     model: nn.Module, dim: int | None = None, loss_scale: float = 1.0
 ) -> Iterator[list[BlockStatistics]]:
-    """Look on while something else runs the model forwards and backwards, such as an update in training.
+    """Take the statistics while something else runs the model forward and backward, such as an update in training.
+
+    Args:
+        dim: as for :func:`measure_stream`.
+        loss_scale: what the loss is multiplied by before the backward pass; gradients are divided by it.
 
     Yields:
-        A list that holds one entry a block when the context ends, of the first pass within it; ``dim`` as above,
-        ``loss_scale`` is what the loss is multiplied by.
+        A list that holds one entry per block when the context ends, of the first pass within it.
 
     Raises:
         UserError: the model has no sequence of blocks.
     """
-    blocks = blocks_of(model)
-    if not blocks:
+    modules = blocks_of(model)
+    if not modules:
         raise UserError(f"analyze: {type(model).__name__} has no sequence of residual blocks")
-    watch, signals = _Watch(dim, len(blocks), loss_scale), list[BlockStatistics]()
+    observer, blocks = _Observer(dim, len(modules), loss_scale), list[BlockStatistics]()
     with ExitStack() as stack:
         for sequence in step_sequences(model):
-            stack.callback(sequence.register_forward_pre_hook(watch.enter).remove)
+            stack.callback(sequence.register_forward_pre_hook(observer.before_sequence).remove)
         if is_flat(model):
             embedding: Any = model.get_input_embeddings()  # type: ignore[operator]
-            stack.callback(embedding.register_forward_hook(watch.embed).remove)
-        for block in blocks:
-            stack.callback(block.register_forward_hook(watch.leave).remove)
-        yield signals
-    signals += watch.signals()
+            stack.callback(embedding.register_forward_hook(observer.after_embedding).remove)
+        for module in modules:
+            stack.callback(module.register_forward_hook(observer.after_block).remove)
+        yield blocks
+    blocks += observer.statistics()
 
 
 @contextmanager
 def stream_line(model: nn.Module, loss_scale: float) -> Iterator[dict[str, Any]]:
-    """:func:`watched`, as a line for ``metrics.jsonl``: what is not a number is None."""
+    """:func:`observe_stream` in an update in training, as a line for ``metrics.jsonl``.
+
+    Yields:
+        A dictionary that is filled when the context ends.
+    """
     line: dict[str, Any] = {}
-    with observe_stream(model, loss_scale=loss_scale) as signals:
+    with observe_stream(model, loss_scale=loss_scale) as blocks:
         yield line
-    line |= as_line(signals)
+    line |= as_line(blocks, "update")
 
 
 def stream_line_of(model: nn.Module, loss: Callable[[nn.Module], Tensor]) -> dict[str, Any]:
-    """:func:`measure_stream`, as a line for ``metrics.jsonl``."""
-    return as_line(measure_stream(model, loss))
+    """:func:`measure_stream` at an epoch's end, as a line for ``metrics.jsonl``."""
+    return as_line(measure_stream(model, loss), "epoch_end")
 
 
-class _Watch:
-    """The residual stream, put together from what the hooks see; numbers stay on the device until they are read."""
+class _Observer:
+    """Puts the whole residual stream together from what the hooks see.
 
-    def __init__(self, dim: int | None, blocks: int, loss_scale: float):
-        self.given_dim, self.blocks, self.loss_scale = dim, blocks, loss_scale
-        self.start: Tensor | None = None  # z_0
-        self.stream: Tensor | None = None  # z_{l-1}
-        self.dim = -1
+    Its numbers stay on the device until :meth:`statistics` reads them.
+    """
+
+    def __init__(self, dim: int | None, num_blocks: int, loss_scale: float):
+        self.given_dim, self.num_blocks, self.loss_scale = dim, num_blocks, loss_scale
+        self.dim = -1  # of the channels
+        self.input: Tensor | None = None  # z_0: (…, C)
+        self.stream: Tensor | None = None  # z_{l-1}: (…, C)
         self.widths: list[int] = []
-        self.found: list[Tensor] = []  # γ, γ of what is read, branch, correlation
-        self.gradients: dict[int, Tensor] = {}  # by block
+        self.numbers: list[Tensor] = []  # one (4,) per block: gamma, gamma_read, branch, correlation
+        self.gradients: dict[int, Tensor] = {}  # by the index of the block
 
-    def begin(self, x: Tensor, dim: int) -> None:
-        self.start = self.stream = x.detach()
+    def start_stream(self, z: Tensor, dim: int) -> None:
+        self.input = self.stream = z.detach()
         self.dim = dim
 
-    def enter(self, sequence: nn.Module, arguments: tuple) -> None:
-        self.begin(arguments[0], sequence.dim)  # type: ignore[arg-type]
+    def before_sequence(self, sequence: nn.Module, arguments: tuple) -> None:
+        self.start_stream(arguments[0], sequence.dim)  # type: ignore[arg-type]
 
-    def embed(self, embedding: nn.Module, arguments: tuple, output: Tensor) -> None:
-        self.begin(output, -1)
+    def after_embedding(self, embedding: nn.Module, arguments: tuple, output: Tensor) -> None:
+        self.start_stream(output, -1)
 
-    def leave(self, block: nn.Module, arguments: tuple, output: Any) -> None:
-        if len(self.found) == self.blocks:  # a second pass
+    def after_block(self, block: nn.Module, arguments: tuple, output: Any) -> None:
+        if len(self.numbers) == self.num_blocks:  # a second pass
             return
-        y = output[0] if isinstance(output, tuple) else output
-        before = arguments[0].detach()
-        if before.shape != y.shape or self.stream is None or not self._fits(before):  # no StepsNet, or a new stage
-            convolves = y.ndim == 4 and any(isinstance(module, nn.Conv2d) for module in block.modules())
-            dim = self.given_dim if self.given_dim is not None else (1 if convolves else -1)
-            self.begin(before if before.shape == y.shape else y, dim)
-        width = y.shape[self.dim]
-        assert self.start is not None and self.stream is not None
-        after = y.detach()
-        tail = self.stream.narrow(self.dim, width, self.stream.shape[self.dim] - width)
-        self.stream = torch.cat((after, tail), self.dim)
-        read = self.start.narrow(self.dim, 0, width)
-        change = (after - before).norm() / before.norm() if before.shape == after.shape else torch.tensor(float("nan"))
+        y = output[0] if isinstance(output, tuple) else output  # (…, C_i)
+        before, after = arguments[0].detach(), y.detach()
+        if before.shape != y.shape or not self._continues_stream(before):  # no StepsNet, or a new stage
+            has_convolutions = y.ndim == 4 and any(isinstance(module, nn.Conv2d) for module in block.modules())
+            dim = self.given_dim if self.given_dim is not None else (1 if has_convolutions else -1)
+            self.start_stream(before if before.shape == y.shape else y, dim)
+        assert self.input is not None and self.stream is not None
+        width, stream_width = y.shape[self.dim], self.stream.shape[self.dim]
+        tail = self.stream.narrow(self.dim, width, stream_width - width)  # (…, C - C_i)
+        self.stream = torch.cat((after, tail), self.dim)  # z_l: (…, C)
+        input_read = self.input.narrow(self.dim, 0, width)  # (…, C_i)
+        unknown = torch.tensor(float("nan"))
         numbers = (
-            self._sigma(self.start) / self._sigma(self.stream),
-            self._sigma(read) / self._sigma(after),
-            change,
-            self._correlation(self.stream, self.start),
+            self._sigma(self.input) / self._sigma(self.stream),
+            self._sigma(input_read) / self._sigma(after),
+            (after - before).norm() / before.norm() if before.shape == after.shape else unknown,
+            self._correlation(self.stream, self.input),
         )
         self.widths.append(width)
-        self.found.append(torch.stack([number.to(y.device, torch.float32) for number in numbers]))
+        self.numbers.append(torch.stack([number.to(y.device, torch.float32) for number in numbers]))
         if y.requires_grad:
-            y.register_hook(partial(self._keep_norm, len(self.found) - 1))
+            y.register_hook(partial(self._keep_gradient_norm, len(self.numbers) - 1))
 
-    def _keep_norm(self, block: int, gradient: Tensor) -> None:
+    def _keep_gradient_norm(self, block: int, gradient: Tensor) -> None:
         self.gradients[block] = gradient.norm() / self.loss_scale
 
-    def signals(self) -> list[BlockStatistics]:
-        none = torch.tensor(float("nan"))
-        gradients = [self.gradients.get(block, none).item() for block in range(len(self.found))]
-        signals = []
-        for width, numbers, gradient in zip(self.widths, self.found, gradients):
+    def statistics(self) -> list[BlockStatistics]:
+        unknown = torch.tensor(float("nan"))
+        gradients = [self.gradients.get(block, unknown).item() for block in range(len(self.numbers))]
+        statistics = []
+        for width, numbers, gradient in zip(self.widths, self.numbers, gradients):
             gamma, gamma_read, branch, correlation = numbers.tolist()
-            signals.append(BlockStatistics(width, gamma, gamma_read, branch, correlation, gradient))
-        return signals
+            statistics.append(BlockStatistics(width, gamma, gamma_read, branch, correlation, gradient))
+        return statistics
 
-    def _fits(self, before: Tensor) -> bool:
-        """Whether the block goes on with the stream: the same places, no more channels."""
-        assert self.stream is not None
+    def _continues_stream(self, before: Tensor) -> bool:
+        """Whether the block's input belongs to the stream: the same shape, but for fewer channels or as many."""
+        if self.stream is None:
+            return False
         ours, theirs = list(self.stream.shape), list(before.shape)
         if len(ours) != len(theirs):
             return False
-        channels = ours.pop(self.dim), theirs.pop(self.dim)
-        return ours == theirs and channels[1] <= channels[0]
+        channels, theirs_channels = ours.pop(self.dim), theirs.pop(self.dim)
+        return ours == theirs and theirs_channels <= channels
 
     def _sigma(self, z: Tensor) -> Tensor:
+        """The standard deviation over the channels of each token, averaged over tokens and samples."""
         return z.float().std(self.dim).mean()
 
     def _correlation(self, a: Tensor, b: Tensor) -> Tensor:

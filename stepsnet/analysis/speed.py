@@ -1,11 +1,13 @@
-"""Speed and memory of models side by side (Fig. 6): interleaved, so that what else the machine does hits all alike."""
+"""Speed and memory of several models (Fig. 6).
+
+The timings of the models are interleaved, so that a load from elsewhere on the machine slows all of them alike.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import gc
 import os
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,19 +17,19 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from ..engine.update import autocast, is_out_of_memory
+from ..device import AMP_DTYPES, autocast, is_out_of_memory
 from ..errors import UserError
 from ..stream import is_flat
-from .memory import AMP_DTYPES, activation_bytes
+from .memory import activation_bytes
 
-__all__ = ["Measured", "measure_memory", "measure_speed", "quartiles"]
+__all__ = ["Measured", "measure_memory", "measure_speed"]
 
 Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A model to be measured, and the shape of one sample: (C, H, W) of a picture, (N,) of tokens."""
+    """A model to be measured, and the shape of one sample: (C, H, W) of an image, (N,) of tokens."""
 
     name: str
     model: nn.Module
@@ -45,8 +47,8 @@ def measure_speed(
 ) -> dict[str, dict[str, list[float]]]:
     """Seconds of each model in every round: ``inference`` and ``training`` of a batch, ``latency`` of one sample.
 
-    Each round visits all models, in turn from another one on. A training update is the forward and backward pass
-    and AdamW's step. Before the first round every model has run twice.
+    Each round visits all models, and starts with another one than the round before. A training update is the forward
+    and backward pass and AdamW's step. Two rounds of warm-up come first and are not recorded.
 
     Raises:
         UserError: an unknown ``amp_dtype``, or a batch that does not fit.
@@ -81,8 +83,8 @@ def measure_memory(
 ) -> dict[str, dict[str, float]]:
     """Peak bytes of inference and of a training update at two batch sizes, and the change per sample between them.
 
-    The change is the paper's measure (Fig. 6d, from 32 to 64): weights and optimizer states drop out. On a CPU the
-    peak is the process's own, beyond what it held before.
+    The change per sample is what the paper reports (Fig. 6d, from 32 to 64): weights and optimizer states cancel.
+    On a CPU the peak is that of this process, less what it held before.
 
     Raises:
         UserError: batch sizes that do not increase, or a batch predicted not to fit.
@@ -106,7 +108,7 @@ def measure_memory(
         peaks = []
         for size in batch_sizes:
             function = made(net.train(made.training), _sample(measured, size, device), amp_dtype)
-            function()  # the optimizer's states and the kernels' plans are made once
+            function()  # allocates the optimizer's states and the kernels' plans
             gc.collect()
             peaks.append(_peak(function, device))
             del function
@@ -118,14 +120,8 @@ def measure_memory(
     return found
 
 
-def quartiles(values: Sequence[float]) -> dict[str, Any]:
-    """Median, quartiles and number; with one value it is all three."""
-    low, middle, high = statistics.quantiles(values, n=4) if len(values) > 1 else (values[0],) * 3
-    return {"median": middle, "quartiles": [low, high], "n": len(values)}
-
-
 def _peak(function: Callable[[], None], device: torch.device) -> int:
-    """The most bytes held in a call: of the accelerator's allocator, or of this process beyond what it held before."""
+    """Peak bytes during a call: of the accelerator's allocator, or of this process less what it held before."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
@@ -135,12 +131,12 @@ def _peak(function: Callable[[], None], device: torch.device) -> int:
     try:
         ctypes.CDLL(None).malloc_trim(0)
         before = _resident("VmRSS")
-        Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+        Path("/proc/self/clear_refs").write_text("5")  # resets the peak
         function()
         return _resident("VmHWM") - before
     except (OSError, AttributeError):
         raise UserError(
-            "memory: this machine cannot tell a process's peak, expected Linux or CUDA, or --memory 0"
+            "memory: the peak of a process is not known on this machine, expected Linux or CUDA, or --memory 0"
         ) from None
 
 
@@ -150,7 +146,7 @@ def _resident(key: str) -> int:
 
 
 def _available() -> float:
-    """Bytes that the machine can still give."""
+    """Bytes of memory that are free on this machine."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
         return next(1024.0 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))
@@ -180,7 +176,7 @@ class _Inference:
 
 
 class _Training(_Inference):
-    """Updates on one batch; the optimizer is made with the first of them."""
+    """Updates on one batch; the first one creates the optimizer."""
 
     training = True
 
@@ -209,7 +205,7 @@ def _cross_entropy(logits: Tensor) -> Tensor:
 
 
 def _time(function: _Inference, device: torch.device, what: str) -> float:
-    function.model.train(function.training)  # not timed: to go through a deep model's modules takes a millisecond
+    function.model.train(function.training)  # not timed: a deep model has so many modules that this takes a millisecond
     try:
         if device.type == "cuda":
             torch.cuda.synchronize(device)

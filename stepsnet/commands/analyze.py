@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
+from ..markdown import markdown_table
+from ..summary_stats import format_mean_std
 
 if TYPE_CHECKING:
     from torch import nn
@@ -54,22 +55,23 @@ Analysis = Callable[["nn.Module", Evaluate], list[dict[str, Any]]]
 
 
 def analyze_shortcut(folders: Sequence[Path], out: Path, data: str | None = None) -> list[dict[str, Any]]:
-    """Fig. 2 of any runs: the signal in the residual stream at every checkpoint that they keep.
+    """Fig. 2 of any runs: what the residual stream carries at every checkpoint that they keep.
 
-    Writes ``signal.png``, ``signal.svg`` and ``signal.csv`` in ``out``.
+    Writes ``stream.png``, ``stream.svg`` and ``stream.csv`` in ``out``.
 
     Returns:
-        A row for each checkpoint: the mean, least and last γ, the correlation of the output with the input, and
-        the gradient at the first block over that at the last.
+        A row for each checkpoint: mean, minimum and last value over the blocks of γ of the whole stream and of γ of
+        the part that a block reads, the correlation of the output with the input, and the gradient at the first
+        block over that at the last.
 
     Raises:
         UserError: a folder is no run, or has no checkpoint.
     """
-    from ..analysis.block_statistics import summarize
+    from ..analysis.block_statistics import StreamMeasurement, summarize
     from ..analysis.residual_stream import measure_stream
     from ..checkpoint import load_into, valid_checkpoints
     from ..engine.distributed import pick_device
-    from ..report.stream import StreamOf, draw_stream
+    from ..report.stream import LabelledMeasurement, draw_stream
     from ..run_folder import read_run_recipe
     from ..tasks import build_task
 
@@ -86,7 +88,8 @@ def analyze_shortcut(folders: Sequence[Path], out: Path, data: str | None = None
             load_into(model, checkpoint.weights())
             found = measure_stream(model, lambda model: task.loss(model, batch)[0])  # noqa: B023 - called at once
             step = int(checkpoint.state["position"]["step"])
-            measured.append(StreamOf(folder.name, step, found))
+            measurement = StreamMeasurement("epoch_end", step // task.steps_per_epoch, step, found)
+            measured.append(LabelledMeasurement(folder.name, measurement))
             rows.append({"run": folder.name, "update": step, "metrics": summarize(found)})
     draw_stream(measured, out)
     return rows
@@ -124,24 +127,16 @@ def _over_runs(analysis: Analysis, folders: Sequence[Path], data: str | None) ->
 
 
 def render_rows(rows: list[dict[str, Any]]) -> str:
-    """Rows as a Markdown table: what was done, then the metrics, of several runs the mean ± sample deviation."""
+    """Rows as a Markdown table: what was done, then the metrics; over several runs, mean ± standard deviation."""
     done = [key for key in rows[0] if key not in ("metrics", "blocks")]
     metrics = list(rows[0]["metrics"])
-    lines = [
-        "| " + " | ".join([*done, *metrics]).replace("_", " ") + " |",
-        "|" + "---|" * len(done) + "---:|" * len(metrics),
-    ]
-    for row in rows:
-        cells = [str(row[key]) for key in done] + [_said(row["metrics"][key]) for key in metrics]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+    cells = [[row[key] for key in done] + [_formatted(row["metrics"][key]) for key in metrics] for row in rows]
+    headers = [name.replace("_", " ") for name in (*done, *metrics)]
+    return markdown_table(headers, cells, "l" * len(done) + "r" * len(metrics))
 
 
-def _said(value: float | list[float]) -> str:
-    if not isinstance(value, list):
-        return f"{value:.4g}"
-    deviation = f" ± {statistics.stdev(value):.2g}" if len(value) > 1 else ""
-    return f"{statistics.fmean(value):.4g}{deviation}"
+def _formatted(value: float | list[float]) -> str:
+    return format_mean_std(value if isinstance(value, list) else [value], ".4g", std_spec=".2g")
 
 
 def _run(folder: Path, data: str | None) -> tuple[nn.Module, Evaluate]:

@@ -9,11 +9,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ..config import ModelSpec
 from ..errors import UserError
+from ..markdown import markdown_table
+from ..summary_stats import format_quartiles
 from .options import integers
+
+if TYPE_CHECKING:
+    from ..config import ModelSpec
 
 __all__ = ["bench", "find_candidates", "render_bench"]
 
@@ -68,6 +72,8 @@ def find_candidates(places: Sequence[str]) -> list[Candidate]:
     Raises:
         UserError: a place that is none of these, a run without a summary, or a name twice.
     """
+    from ..config import ModelSpec
+
     found: list[Candidate] = []
     for place in places:
         path = Path(place)
@@ -84,6 +90,7 @@ def find_candidates(places: Sequence[str]) -> list[Candidate]:
 
 
 def _of_table(table: str) -> list[Candidate]:
+    from ..config import ModelSpec
     from ..paper.rows import model_of, printed_rows
 
     found = []
@@ -96,6 +103,8 @@ def _of_table(table: str) -> list[Candidate]:
 
 
 def _of_run(path: Path) -> Candidate:
+    from ..config import ModelSpec
+
     file = path / "summary.json" if path.is_dir() else path
     try:
         summary = json.loads(file.read_text(encoding="utf-8"))
@@ -133,7 +142,7 @@ def bench(
         UserError: a number out of range, a model that cannot be built, or what does not fit into memory.
     """
     from ..analysis.complexity import count_complexity, count_language_model
-    from ..analysis.speed import Measured, measure_memory, measure_speed, quartiles
+    from ..analysis.speed import Measured, measure_memory, measure_speed
     from ..engine.blocks import compile_blocks
     from ..engine.distributed import pick_device
     from ..files import write_atomically
@@ -141,6 +150,7 @@ def bench(
     from ..provenance import provenance
     from ..report.speed import draw_speed
     from ..stream import is_flat
+    from ..summary_stats import quartiles
 
     for name, value in (("batch-size", batch_size), ("rounds", rounds)):
         if value < 1:
@@ -189,30 +199,21 @@ def bench(
 
 
 def render_bench(result: dict[str, Any]) -> str:
-    """As a Markdown table: medians, and half the distance of the quartiles in % behind ±."""
+    """As a Markdown table: medians, and the first and third quartile behind them."""
     rows = result["rows"]
     columns: dict[str, Callable[[dict[str, Any]], str]] = {
-        "blocks": lambda row: str(row["blocks"]),
+        "blocks": lambda row: str(row["blocks"] or "—"),
         "MACs (G)": lambda row: f"{row['macs'] / 1e9:.3g}",
-        "inference /s": lambda row: _median(row["inference"]),
+        "inference /s": lambda row: format_quartiles(row["inference"], ".3g"),
     }
     if "training" in rows[0]:
-        columns["training /s"] = lambda row: _median(row["training"])
-    columns["latency (ms)"] = lambda row: _median(row["latency_ms"])
+        columns["training /s"] = lambda row: format_quartiles(row["training"], ".3g")
+    columns["latency (ms)"] = lambda row: format_quartiles(row["latency_ms"], ".3g")
     for kind in rows[0].get("memory", {}):
-        columns[f"{kind} MiB a sample"] = partial(_memory, kind)
-    lines = [
-        "| model | " + " | ".join(columns) + " |",
-        "|---|" + "---:|" * len(columns),
-        *(f"| {row['model']} | " + " | ".join(show(row) for show in columns.values()) + " |" for row in rows),
-    ]
-    return "\n".join(lines)
+        columns[f"{kind} MiB per sample"] = partial(_memory, kind)
+    cells = [[row["model"], *(show(row) for show in columns.values())] for row in rows]
+    return markdown_table(["model", *columns], cells, "l" + "r" * len(columns))
 
 
 def _memory(kind: str, row: dict[str, Any]) -> str:
     return f"{row['memory'][kind]['per_sample'] / 2**20:.1f}"
-
-
-def _median(value: dict[str, Any]) -> str:
-    low, high = value["quartiles"]
-    return f"{value['median']:.3g} ± {50 * (high - low) / value['median']:.0f}%"

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import UserError
+from ..errors import UserError, exit_status
 
 if TYPE_CHECKING:
     from torch import nn
@@ -53,16 +53,21 @@ def check_grid(recipes: Sequence[Recipe], seeds: Sequence[int], jobs: int) -> li
     """Find mistakes before anything is written or trained; returns the models, on the meta device.
 
     Raises:
-        UserError: too few jobs, seeds that repeat, or a model that cannot be built.
+        UserError: too few jobs, seeds that repeat, or a model that cannot be built or takes no images of the
+            recipe's size.
     """
     import torch
 
     from ..models.build import build_model
+    from ..tasks import check_recipe
 
     if jobs < 1 or not seeds or len(set(seeds)) != len(seeds):
         raise UserError(f"--jobs and --seeds: got {jobs} and {list(seeds)}, expected at least 1 job and distinct seeds")
     with torch.device("meta"):
-        return [build_model(recipe.model) for recipe in recipes]
+        models = [build_model(recipe.model) for recipe in recipes]
+    for recipe, model in zip(recipes, models):
+        check_recipe(recipe, model)
+    return models
 
 
 def train_grid(
@@ -185,6 +190,4 @@ def _run_job(job: Job) -> Any:
 
 
 if __name__ == "__main__":
-    from ..cli import exit_status
-
     sys.exit(exit_status(lambda: _run_job(Job(**json.load(sys.stdin)))))

@@ -32,10 +32,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     from ..console import choose_display
     from ..overrides import override
+    from ..recipes import matching
 
     patterns = [text for text in options.patterns if "=" not in text]
     overrides = [text for text in options.patterns if "=" in text] + options.overrides
-    recipes = _matching(patterns)
+    recipes = matching(patterns)
     if options.data:
         recipes = [dataclasses.replace(recipe, data=options.data) for recipe in recipes]
     recipes = [override(recipe, overrides) for recipe in recipes]
@@ -43,19 +44,6 @@ def run(options: argparse.Namespace) -> None:
     with choose_display() as display:
         rows = sweep(recipes, folder, options.seeds, options.jobs, display, options.resume)
     print(f"report: {folder / 'report.html'} — {len(rows)} runs of {len(recipes)} recipes")
-
-
-def _matching(patterns: Sequence[str]) -> list[Recipe]:
-    """Raises UserError, with the nearest names, for a pattern that no recipe matches."""
-    from fnmatch import fnmatchcase
-
-    from ..recipes import find_recipe, recipe_names
-
-    names = [name for name in recipe_names() if any(fnmatchcase(name, pattern) for pattern in patterns)]
-    for pattern in patterns:
-        if not any(fnmatchcase(name, pattern) for name in names):
-            find_recipe(pattern)
-    return [find_recipe(name) for name in names]
 
 
 def sweep(

@@ -9,6 +9,7 @@ from decimal import ROUND_HALF_UP, Decimal
 from functools import partial
 from typing import Any
 
+from ..markdown import markdown_table
 from ..paper.rows import model_of, note_of, printed_rows
 
 __all__ = ["compare_table", "render_table"]
@@ -110,10 +111,8 @@ def compare_table(table: str) -> list[dict[str, Any]]:
 def render_table(table: str, compared: list[dict[str, Any]]) -> str:
     """The comparison as Markdown: ours beside the paper's, with a mark where they differ."""
     keys = [key for key in HEADINGS if any(key in entry["paper"] for entry in compared)]
-    lines = [
-        "| row | " + " | ".join(f"{HEADINGS[key]} ours | paper" for key in keys) + " |",
-        "|---|" + "---:|---:|" * len(keys),
-    ]
+    headers = ["row", *(name for key in keys for name in (f"{HEADINGS[key]} ours", "paper"))]
+    rows: list[list[str]] = []
     notes: list[str] = []
     for entry in compared:
         mark = ""
@@ -125,6 +124,7 @@ def render_table(table: str, compared: list[dict[str, Any]]) -> str:
         for key in keys:
             differs = " ≠" if key in entry["differs"] else ""
             cells += [f"{entry['ours'][key]}{differs}", str(entry["paper"].get(key, ""))]
-        lines.append(f"| {entry['row']}{mark} | " + " | ".join(cells) + " |")
+        rows.append([f"{entry['row']}{mark}", *cells])
+    lines = [markdown_table(headers, rows, "l" + "r" * (len(headers) - 1))]
     lines += [f"\n[{number}] {note}." for number, note in enumerate(notes, 1)]
     return "\n".join(lines)

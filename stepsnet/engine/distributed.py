@@ -1,4 +1,4 @@
-"""Many processes, started by ``torchrun``: who is who, what they agree on, and the model spread over them."""
+"""The processes of ``torchrun``: this one's rank, what all ranks agree on, and DDP or FSDP around the model."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class DistributedContext:
-    """This process among those of the run; ``device`` is the one that it works on."""
+    """The rank of this process, the number of ranks, and the device that this rank works on."""
 
     rank: int
     world_size: int
@@ -39,11 +39,11 @@ class DistributedContext:
 
     @property
     def is_main(self) -> bool:
-        """The rank that writes and speaks."""
+        """Whether this is rank 0, which alone writes files and reports."""
         return self.rank == 0
 
     def mean(self, values: Sequence[Tensor]) -> list[float]:
-        """The means over all ranks of scalars, with one synchronisation of the device."""
+        """The mean of each scalar over all ranks, with one synchronisation of the device."""
         gathered = torch.stack([value.detach().float().to(self.device) for value in values])
         if self.world_size > 1:
             dist.all_reduce(gathered)
@@ -62,7 +62,7 @@ class DistributedContext:
             dist.barrier()
 
     def check_same(self, values: dict[str, Any]) -> None:
-        """Raises UserError on every rank where one was started with other values than rank 0."""
+        """Raises UserError on every rank if one of them was started with other values than rank 0."""
         if self.world_size == 1:
             return
         everyone: list[Any] = [None] * self.world_size
@@ -75,7 +75,7 @@ class DistributedContext:
 
 @contextmanager
 def init_distributed(device: str) -> Iterator[DistributedContext]:
-    """Meet the other processes of ``torchrun``; alone where there is none.
+    """Join the other processes of ``torchrun``; without torchrun, a context of one rank.
 
     Raises:
         UserError: the device is not there.
@@ -95,7 +95,7 @@ def init_distributed(device: str) -> Iterator[DistributedContext]:
 
 
 def pick_device(name: str) -> torch.device:
-    """Raises UserError for a device that is not there."""
+    """The device of that name; "auto" is an accelerator if there is one. Raises UserError if it is not available."""
     if name == "auto":
         accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
         return accelerator or torch.device("cpu")
@@ -107,7 +107,7 @@ def pick_device(name: str) -> torch.device:
 
 
 def parallelize(model: nn.Module, parallel: Literal["ddp", "fsdp"], context: DistributedContext) -> nn.Module:
-    """The model over all ranks: copied (DDP), or with its weights shared out block by block (FSDP2)."""
+    """Wrap the model for all ranks: replicated (DDP), or with its weights sharded block by block (FSDP2)."""
     if context.world_size == 1:
         return model
     if parallel == "ddp":
@@ -120,7 +120,7 @@ def parallelize(model: nn.Module, parallel: Literal["ddp", "fsdp"], context: Dis
 
 
 def sync_batch_norms(*heads: nn.Module, device: str) -> None:
-    """Batch norms in ``heads`` take their statistics over all ranks, where there are several, each with few images.
+    """Let the batch norms in ``heads`` take their statistics over all ranks, as each rank has few images.
 
     On CUDA only: torch has it nowhere else.
     """
@@ -130,7 +130,7 @@ def sync_batch_norms(*heads: nn.Module, device: str) -> None:
 
 
 def broadcast_buffers(context: DistributedContext, *models: nn.Module) -> None:
-    """Rank 0's running statistics, on every rank: each has its own, and FSDP leaves them so."""
+    """Copy rank 0's running statistics to all ranks; each rank has its own, and FSDP does not synchronise them."""
     if context.world_size > 1:
         every = dict.fromkeys(buffer for model in models for buffer in model.buffers())  # in the same order everywhere
         for buffer in every:
@@ -139,5 +139,5 @@ def broadcast_buffers(context: DistributedContext, *models: nn.Module) -> None:
 
 
 def full_tensor(tensor: Tensor) -> Tensor:
-    """A tensor that may be shared out, whole."""
+    """The full tensor of a DTensor; any other tensor as it is."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

@@ -42,7 +42,7 @@ def build_optimizer(model: nn.Module, settings: TrainingSettings) -> Optimizer:
     if takes.has_eps:
         arguments["eps"] = settings.eps
     if settings.opt == "adamw":
-        arguments["fused"] = True  # deep and narrow is a thousand small tensors
+        arguments["fused"] = True  # a deep, narrow model has a thousand small tensors
     return timm.optim.create_optimizer_v2(
         model,
         opt=settings.opt,

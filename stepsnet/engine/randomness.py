@@ -1,4 +1,4 @@
-"""Randomness as a function: what is random depends on where in the run it is, never on what ran before.
+"""Randomness as a function: what is drawn depends on the position in the run, never on what was drawn before.
 
 A run resumed anywhere therefore continues bit for bit, with nothing random in its checkpoints, and with
 any number of processes that load its data.
@@ -13,7 +13,7 @@ import torch
 
 __all__ = ["data_order", "seed_sample", "seed_step"]
 
-_ORDER, _STEP, _SAMPLE = 0, 1, 2  # one stream of numbers a purpose
+_ORDER, _STEP, _SAMPLE = 0, 1, 2  # one stream of random numbers per purpose
 
 
 def data_order(seed: int, epoch: int, samples: int) -> np.ndarray:
@@ -34,9 +34,9 @@ def seed_sample(seed: int, epoch: int, index: int, copy: int = 0) -> None:
     _seed(seed, _SAMPLE, epoch, index, copy)
 
 
-def _seed(*place: int) -> None:
-    torch_state, numpy_state = np.random.SeedSequence(place).generate_state(2, np.uint64)
-    # without an accelerator torch.manual_seed would format a stack trace for each kind of them: half a millisecond
+def _seed(*key: int) -> None:
+    torch_state, numpy_state = np.random.SeedSequence(key).generate_state(2, np.uint64)
+    # without an accelerator, torch.manual_seed formats a stack trace for each kind of them: half a millisecond
     seed_torch = torch.manual_seed if torch.accelerator.is_available() else torch.default_generator.manual_seed
     seed_torch(int(torch_state))
     np.random.seed(int(numpy_state) % 2**32)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -13,19 +13,26 @@ from torch import Tensor, nn
 from ..analysis.complexity import Complexity
 from ..errors import UserError
 
-__all__ = ["BatchShard", "Task"]
+__all__ = ["BatchShard", "EvaluationBatch", "Task"]
+
+
+class EvaluationBatch(NamedTuple):
+    """What one rank evaluates in one forward pass."""
+
+    indices: range  # of the samples
+    is_padding: bool  # the forward pass is needed, and its result is not counted
 
 
 @dataclass(frozen=True)
 class BatchShard:
-    """One rank's part of every batch. The whole batch and its order do not depend on the number of ranks."""
+    """The part of every batch that one rank processes. The batch and its order do not depend on the number of ranks."""
 
     rank: int = 0
     world_size: int = 1
     accumulation_steps: int = 1
 
     def micro_batches(self, update: int, batch_size: int) -> list[range]:
-        """The positions in the epoch's order that this rank visits in an update, one range a forward pass."""
+        """The positions in the epoch's order that this rank processes in an update, one range per forward pass."""
         size = self.micro_batch_size(batch_size)
         firsts = [
             update * batch_size + (part * self.world_size + self.rank) * size for part in range(self.accumulation_steps)
@@ -33,7 +40,7 @@ class BatchShard:
         return [range(first, first + size) for first in firsts]
 
     def micro_batch_size(self, batch_size: int) -> int:
-        """Raises UserError where the batch cannot be shared evenly."""
+        """Samples per forward pass. Raises UserError if the batch cannot be divided evenly."""
         parts = self.world_size * self.accumulation_steps
         if batch_size % parts:
             raise UserError(
@@ -41,6 +48,25 @@ class BatchShard:
                 f"({self.world_size} ranks × {self.accumulation_steps} accumulation_steps)"
             )
         return batch_size // parts
+
+    def evaluation_batches(self, samples: int, batch_size: int) -> list[EvaluationBatch]:
+        """This rank's batches of samples 0 to ``samples`` - 1, of which all ranks together visit each once.
+
+        Every rank gets equally many batches, because FSDP gathers the weights in each forward pass: where a rank has
+        none left, it repeats sample 0 as padding.
+
+        Args:
+            batch_size: the most samples per forward pass; fewer where there are not enough for all ranks.
+        """
+        size = max(1, min(batch_size, -(-samples // self.world_size)))
+        rounds = -(-samples // (size * self.world_size))
+        firsts = [(turn * self.world_size + self.rank) * size for turn in range(rounds)]
+        return [
+            EvaluationBatch(range(first, min(first + size, samples)), False)
+            if first < samples
+            else EvaluationBatch(range(1), True)
+            for first in firsts
+        ]
 
 
 class Task(Protocol):
@@ -54,10 +80,11 @@ class Task(Protocol):
 
     # what the training loop asks
 
-    def batches(self, epoch: int, start: int, shard: BatchShard, device: torch.device) -> Iterator[Any]:
+    def batches(self, epoch: int, start: int, shard: BatchShard, device: torch.device) -> Generator[Any]:
         """A rank's micro-batches of an epoch from update ``start`` on, ``accumulation_steps`` for each.
 
-        They are a function of (seed, epoch), whatever was drawn before and whoever loads them.
+        They are a function of (seed, epoch), whatever was drawn before and whoever loads them. A generator, so that
+        closing it ends the processes that load.
         """
         ...
 
@@ -78,7 +105,7 @@ class Task(Protocol):
         ...
 
     def notices(self) -> list[str]:
-        """What there is to tell since the last call, such as samples that were skipped."""
+        """Messages since the last call, such as samples that were skipped."""
         ...
 
     # what the commands ask

@@ -1,6 +1,6 @@
-"""Metrics for those who watch: TensorBoard where it is installed, trackio or Weights & Biases on request.
+"""Trackers of metrics: TensorBoard if it is installed, trackio or Weights & Biases on request.
 
-``metrics.jsonl`` is the record; what is sent on from here may be lost with the process that is killed.
+``metrics.jsonl`` is the record; what a tracker has not sent yet is lost when the process is killed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def open_trackers(tracker: str | None, folder: Path, step: int, config: Mapping[
 
 
 def scalars(line: Mapping[str, Any]) -> dict[str, float]:
-    """The plain numbers of a line of metrics, but for its position."""
+    """The numbers of a line of metrics, without its step and epoch."""
     numbers = {name: value for name, value in line.items() if isinstance(value, Real)}
     return {name: float(value) for name, value in numbers.items() if name not in ("step", "epoch")}
 
@@ -56,7 +56,7 @@ def _tensorboard(folder: Path, step: int) -> Tracker:
 
 
 def _service(name: str, folder: Path, config: Mapping[str, Any]) -> Tracker:
-    """Both are driven by the same calls; a run that goes on is found again by its folder's name."""
+    """trackio or wandb, which have the same calls; a resumed run is found again by its folder's name."""
     try:
         service = importlib.import_module(name)
     except ImportError:

@@ -6,8 +6,8 @@ import math
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from torch import nn
 from ..analysis.residual_stream import stream_line, stream_line_of
 from ..checkpoint import latest
 from ..config import TrainingSettings
+from ..device import autocast
 from ..errors import UserError
 from ..metrics import higher_is_better
 from ..stream import blocks_of
@@ -31,7 +32,7 @@ from .randomness import seed_step
 from .task import BatchShard, Task
 from .tracking import open_trackers
 from .train_state import TrainState, full_state_dict
-from .update import Update, Updater, autocast, unwrap
+from .update import Update, Updater, unwrap
 
 __all__ = ["TrainResult", "train"]
 
@@ -116,12 +117,13 @@ class Trainer:
         first_epoch, done = self.first_epoch()
         for epoch in range(first_epoch, self.settings.epochs):
             self.model.train()
-            for batches in self.batches_of_updates(epoch, done):
-                update = self.update(epoch, batches)
-                self.log_update(epoch, update)
-                self.report_notices()
-                self.checkpoint_within_epoch(update)
-                self.report_progress(epoch, update)
+            with closing(self.batches_of_updates(epoch, done)) as updates:
+                for batches in updates:
+                    update = self.update(epoch, batches)
+                    self.log_update(epoch, update)
+                    self.report_notices()
+                    self.checkpoint_within_epoch(update)
+                    self.report_progress(epoch, update)
             done = 0
             line, progress = self.evaluate(epoch)
             self.measure_stream(epoch + 1)
@@ -149,15 +151,16 @@ class Trainer:
             return epoch - 1, self.task.steps_per_epoch
         return epoch, done
 
-    def batches_of_updates(self, epoch: int, done: int) -> Iterator[Sequence[Any]]:
+    def batches_of_updates(self, epoch: int, done: int) -> Generator[Sequence[Any]]:
         """The micro-batches of each update; what the update does counts as its time, and so does loading."""
-        micro_batches = iter(self.task.batches(epoch, done, self.shard, self.context.device))
-        updates = zip(*[micro_batches] * self.settings.accumulation_steps)  # so many at a time
-        while True:
-            self.started_at = time.perf_counter()
-            if (batches := next(updates, None)) is None:
-                return
-            yield batches
+        # closed in every way out, and not when the generator is collected: it may hold processes that load
+        with closing(self.task.batches(epoch, done, self.shard, self.context.device)) as micro_batches:
+            updates = zip(*[micro_batches] * self.settings.accumulation_steps)  # so many at a time
+            while True:
+                self.started_at = time.perf_counter()
+                if (batches := next(updates, None)) is None:
+                    return
+                yield batches
 
     def update(self, epoch: int, batches: Sequence[Any]) -> Update:
         with self.observing_stream() as seen:

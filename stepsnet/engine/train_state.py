@@ -1,4 +1,4 @@
-"""What a run trains, and how it is written to the disk: beside and renamed, so that half a checkpoint is never read.
+"""What a run trains, and how it is saved: written under a temporary name and renamed, so that none is half-written.
 
 checkpoint.py describes the files and reads them. A checkpoint of one process, of DDP or of FSDP loads into any
 number of ranks.
@@ -49,7 +49,7 @@ _GATHERED = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 @dataclass(frozen=True)
 class TrainState:
-    """What a checkpoint saves and restores, besides the position."""
+    """The tensors that a checkpoint saves and restores."""
 
     model: nn.Module
     optimizer: Optimizer
@@ -58,7 +58,7 @@ class TrainState:
     sharded: bool  # by FSDP
 
     def _tensors(self) -> dict[str, Any]:
-        """The tensors as this rank holds them."""
+        """The tensors of this rank: full ones, or its shards."""
         tensors = {
             "model": untied(self.model, get_model_state_dict(self.model)),
             "optimizer": get_optimizer_state_dict(self.model, self.optimizer),
@@ -68,30 +68,30 @@ class TrainState:
         return tensors
 
     def save(self, folder: Path, step: int, state: Mapping[str, Any], keep: int, best: int | None = None) -> Path:
-        """Write a checkpoint, then remove all but the newest ``keep`` and the ``best`` step's.
+        """Write a checkpoint, then remove all but the latest ``keep`` and that of step ``best``.
 
         Every rank calls it.
 
         Raises:
             UserError: the disk is full, or the folder cannot be written.
         """
-        final, beside = folder / f"step-{step:08d}", folder / f".step-{step:08d}"
+        final, temporary = folder / f"step-{step:08d}", folder / f".step-{step:08d}"
         try:
             if self.context.is_main:
-                shutil.rmtree(beside, ignore_errors=True)
-                beside.mkdir(parents=True)
+                shutil.rmtree(temporary, ignore_errors=True)
+                temporary.mkdir(parents=True)
             self.context.barrier()
             if self.sharded:
-                dcp.save(self._tensors(), checkpoint_id=beside / SHARDS)
+                dcp.save(self._tensors(), checkpoint_id=temporary / SHARDS)
             if self.context.is_main:
                 if not self.sharded:
                     tensors = self._tensors()
-                    save_weights(beside / "model.safetensors", tensors["model"])
+                    save_weights(temporary / "model.safetensors", tensors["model"])
                     if self.averages:
-                        save_weights(beside / "averages.safetensors", tensors["averages"])
+                        save_weights(temporary / "averages.safetensors", tensors["averages"])
                     state = {**state, "optimizer": tensors["optimizer"]}
-                torch.save(dict(state), beside / "state.pt")
-                _publish(folder, beside, final, keep, best)
+                torch.save(dict(state), temporary / "state.pt")
+                _publish(folder, temporary, final, keep, best)
             self.context.barrier()
         except (OSError, dcp.CheckpointException, safetensors.SafetensorError, RuntimeError) as error:
             if isinstance(error, RuntimeError) and "write" not in str(error):  # torch.save's own, of a full disk
@@ -101,7 +101,7 @@ class TrainState:
         return final
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Raises UserError where the checkpoint is of another model."""
+        """Load a checkpoint. Raises UserError if it is of another model."""
         if (checkpoint.path / SHARDS).is_dir():
             tensors = self._tensors()
             dcp.load(tensors, checkpoint_id=checkpoint.path / SHARDS, no_dist=self.context.world_size == 1)
@@ -125,25 +125,25 @@ def full_state_dict(model: nn.Module) -> dict[str, Any]:
     return untied(model, get_model_state_dict(model, options=_GATHERED))
 
 
-def _publish(folder: Path, beside: Path, final: Path, keep: int, best: int | None) -> None:
-    """Bring it to the disk, rename it, and remove older ones."""
-    files = sorted(path for path in beside.rglob("*") if path.is_file())
-    (beside / SUMS).write_text("".join(f"{sha256(path)}  {path.relative_to(beside)}\n" for path in files))
-    for path in (*beside.rglob("*"), beside):
+def _publish(folder: Path, temporary: Path, final: Path, keep: int, best: int | None) -> None:
+    """Flush a checkpoint to the disk, rename it, and remove older ones."""
+    files = sorted(path for path in temporary.rglob("*") if path.is_file())
+    (temporary / SUMS).write_text("".join(f"{sha256(path)}  {path.relative_to(temporary)}\n" for path in files))
+    for path in (*temporary.rglob("*"), temporary):
         _flush(path)
     if final.exists():
         shutil.rmtree(final)  # the same step, written by a run that was stopped and resumed there
-    beside.rename(final)
+    temporary.rename(final)
     _flush(folder)
     for old in checkpoint_folders(folder)[keep:]:
         if best is None or old.name != f"step-{best:08d}":
             shutil.rmtree(old)
-    for torn in folder.glob(".step-*"):
-        shutil.rmtree(torn, ignore_errors=True)
+    for leftover in folder.glob(".step-*"):
+        shutil.rmtree(leftover, ignore_errors=True)
 
 
 def _flush(path: Path) -> None:
-    """Bring a file or a folder's entries to the disk, so that the rename cannot come before them."""
+    """fsync a file or a folder, so that the rename cannot reach the disk before the content."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""One update of the weights: forward and backward passes, the average over ranks, checks, clipping, the step."""
+"""One update of the weights: forward and backward passes, mean over ranks, checks, clipping, optimizer step."""
 
 from __future__ import annotations
 
@@ -15,36 +15,26 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from ..config import TrainingSettings
+from ..device import autocast, is_out_of_memory
 from ..errors import UserError
 from .distributed import DistributedContext, full_tensor
 from .randomness import seed_step
 from .task import Task
 
-__all__ = ["Update", "Updater", "autocast", "unwrap", "is_out_of_memory"]
+__all__ = ["Update", "Updater", "unwrap"]
 
 
 @dataclass(frozen=True)
 class Update:
-    """What an update was like: means over the whole batch, on every rank the same."""
+    """The result of an update: means over the whole batch, equal on all ranks."""
 
     means: dict[str, float]  # "loss" and the task's others
     grad_norm: float  # before clipping
-    interrupted: bool  # a rank has caught a signal
-
-
-def autocast(amp_dtype: str, device: torch.device):
-    """The forward pass in ``amp_dtype``, weights and updates in float32."""
-    if amp_dtype == "float32":
-        return nullcontext()
-    return torch.autocast(device.type, dtype=getattr(torch, amp_dtype))
-
-
-def is_out_of_memory(error: RuntimeError) -> bool:
-    return isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error)
+    interrupted: bool  # whether any rank has received SIGINT or SIGTERM
 
 
 class Updater:
-    """Makes updates; everything that it needs besides the weights and the batch is a function of the step."""
+    """Applies updates. Besides the weights and the batch, an update depends on its number alone."""
 
     def __init__(
         self,
@@ -58,7 +48,7 @@ class Updater:
     ):
         self.model, self.task, self.optimizer, self.schedule = model, task, optimizer, schedule
         self.settings, self.context, self.averages = settings, context, averages
-        self.parameters = list(model.parameters())  # to go through a deep model's modules costs a millisecond
+        self.parameters = list(model.parameters())  # listing those of a deep model takes a millisecond
         self.scaler = torch.amp.GradScaler(context.device.type, enabled=settings.amp_dtype == "float16")
 
     def __call__(self, step: int, batches: Sequence[Any], caught: Sequence[int] = ()) -> Update:
@@ -90,7 +80,7 @@ class Updater:
         return Update(values, grad_norm, interrupted)
 
     def _may_scale_down(self) -> bool:
-        """Under float16 a gradient that overflows is passed over, and the next one scaled less."""
+        """Whether a gradient that overflows is skipped, as under float16, where the next one is scaled less."""
         return self.scaler.is_enabled() and self.scaler.get_scale() > 1
 
     def _gradients(self, step: int, batches: Sequence[Any]) -> tuple[dict[str, Tensor], Tensor]:
@@ -99,7 +89,7 @@ class Updater:
         for part, batch in enumerate(batches):
             last = part == len(batches) - 1
             seed_step(self.settings.seed, step, self.context.rank, part)
-            with self._gradients_kept_here(not last):
+            with self._without_exchange(not last):
                 with autocast(self.settings.amp_dtype, self.context.device):
                     loss, others = self.task.loss(self.model, batch)
                 self.scaler.scale(loss / len(batches)).backward()
@@ -109,8 +99,8 @@ class Updater:
         gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
         return sums, nn.utils.get_total_norm(gradients)  # sharded gradients: a DTensor
 
-    def _gradients_kept_here(self, keep: bool):
-        """Without the exchange between ranks, which only the last of the accumulated parts needs."""
+    def _without_exchange(self, keep: bool):
+        """No exchange between ranks, which only the last of the accumulated parts needs."""
         if isinstance(self.model, DistributedDataParallel) and keep:
             return self.model.no_sync()
         return nullcontext()
@@ -124,7 +114,7 @@ class Updater:
         )
 
     def _first_not_finite(self, step: int, batches: Sequence[Any]) -> str:
-        """Run the forward passes again and look at every module's output."""
+        """Run the forward passes again and find the first module whose output is not finite."""
         found: list[str] = []
 
         def look(name: str):
@@ -167,5 +157,5 @@ class Updater:
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """The model without DDP around it."""
+    """The model inside DDP."""
     return model.module if isinstance(model, DistributedDataParallel) else model

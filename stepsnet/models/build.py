@@ -34,5 +34,8 @@ def build_model(spec: ModelSpec) -> nn.Module:
 def input_size_of(spec: ModelSpec, model: nn.Module) -> tuple[int, int, int]:
     """(channels, height, width) of the pictures that a built model takes."""
     chans, height, width = resolve_model_data_config(model)["input_size"]
-    height, width = getattr(getattr(model, "patch_embed", None), "img_size", None) or (height, width)
+    # a model without such a patch embedding may be built for a size too, which its config does not tell
+    built_for = getattr(getattr(model, "patch_embed", None), "img_size", None) or spec.args.get("img_size")
+    if built_for:
+        height, width = (built_for, built_for) if isinstance(built_for, int) else built_for
     return spec.args.get("in_chans", chans), height, width

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import lru_cache
 from importlib.resources import files
 from typing import Any
 
@@ -69,6 +70,7 @@ TABLE_12_DIFFERS = (
 )
 
 
+@lru_cache(maxsize=1)
 def all_rows() -> list[dict[str, Any]]:
     """Every row of tables.json: all that the paper prints, Tables 6 and 7 and those of later tasks included."""
     return json.loads((files("stepsnet.paper") / "tables.json").read_text(encoding="utf-8"))
@@ -110,6 +112,11 @@ def note_of(row: dict[str, Any]) -> str:
     if table == "11" and name in ("StepsNet in stage 1", "StepsNet in stage 2"):
         return ALLOCATION_IS_OURS
     return ""
+
+
+def printed_row(table: str, title: str) -> dict[str, Any]:
+    (row,) = (row for row in all_rows() if row["table"] == table and row["row"] == title)
+    return row
 
 
 def model_of(row: dict[str, Any]) -> tuple[str, dict[str, Any]] | None:

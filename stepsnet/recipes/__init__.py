@@ -1,36 +1,47 @@
-"""Recipes by name: each a function that returns a whole :class:`Recipe`.
+"""Recipes by name. Each module reads as a table: the settings of a base, and the rows that derive from it.
 
-Names are looked up without importing torch, so that listing them is quick.
+Nothing here imports torch, so that listing the recipes is quick.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
 
 from ..config import Recipe
 from ..errors import UserError, nearest
-from . import ablations, ade20k, camvid, coco, deeper, imagenet, small, small_ablations, text, wikitext103
+from . import ablations, ade20k, camvid, cifar10, coco, deeper, digits, imagenet, pennfudan, text, wikitext103
 
-__all__ = ["find_recipe", "recipe_names", "recipes"]
+__all__ = ["RECIPES", "find_recipe", "matching"]
 
-
-def recipes() -> dict[str, Callable[[], Recipe]]:
-    return {
-        name: make
-        for family in (small, small_ablations, text, imagenet, deeper, ablations, coco, ade20k, camvid, wikitext103)
-        for name, make in family.RECIPES.items()
-    }
-
-
-def recipe_names() -> list[str]:
-    return list(recipes())
+RECIPES: dict[str, Recipe] = {
+    name: recipe
+    for module in (
+        *(digits, cifar10, text, camvid, pennfudan),
+        *(imagenet, deeper, ablations, coco, ade20k, wikitext103),
+    )
+    for name, recipe in module.RECIPES.items()
+}
 
 
 def find_recipe(name: str) -> Recipe:
-    """Raises UserError, with the nearest names, for a recipe that does not exist."""
-    known = recipes()
-    if name not in known:
+    """A copy of a recipe. Raises UserError, with the nearest names, for one that does not exist."""
+    if name not in RECIPES:
         raise UserError(
-            f"recipe: got {name!r}, expected one that `stepsnet recipes` lists or a .yaml file{nearest(name, known)}"
+            f"recipe: got {name!r}, expected one that `stepsnet recipes` lists or a .yaml file{nearest(name, RECIPES)}"
         )
-    return known[name]()
+    return copy.deepcopy(RECIPES[name])
+
+
+def matching(patterns: Sequence[str]) -> list[Recipe]:
+    """The recipes whose names match any of the patterns, such as ``digits/*``, each once.
+
+    Raises:
+        UserError: a pattern that no recipe matches, with the nearest names.
+    """
+    names = [name for name in RECIPES if any(fnmatchcase(name, pattern) for pattern in patterns)]
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            find_recipe(pattern)
+    return [find_recipe(name) for name in names]

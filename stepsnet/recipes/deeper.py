@@ -1,36 +1,49 @@
-"""Ever deeper at one compute a block (DeiT, Table 5a) or one compute in all (Swin, Table 5b)."""
+"""Deeper and deeper: at one compute per block (DeiT, Table 5a) or at one compute in all (Swin, Table 5b).
+
+A StepsNet's baseline is the one with as many blocks, or nearly as many. The paper prints no stochastic depth for these
+tables; ours is that of DeiT-T and Swin-T at every depth. Not yet trained by us at this scale.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from ..config import ClassificationRecipe
-from ..paper.rows import note_of, printed_rows
-from .imagenet import STOCHASTIC_DEPTH, row_model, row_recipe
+from .imagenet import IMAGENET
+from .rows import by_name, recipe_of_row
 
 __all__ = ["RECIPES"]
 
+_DEIT = (24, 36, 48, 72, 96)  # blocks
+_SWIN = (12, 24, 48, 72, 96)
+_STEPS_SWIN = {14: 12, 26: 24, 48: 48, 64: 72, 96: 96}  # blocks, and those of its baseline
 
-def _table(
-    table: str, baselines: str, steps: str, drop_path_rate: float
-) -> dict[str, Callable[[], ClassificationRecipe]]:
-    """Recipes of a table; a StepsNet's baseline is the one of as many blocks, or of nearly as many."""
-    rows = printed_rows(table)
-    of_one_width = [row for row in rows if not row["row"].startswith("Steps-")]
-    made = {}
-    for row in rows:
-        baseline, name = None, f"deeper/{baselines}_{row['blocks']}"
-        if row not in of_one_width:
-            nearest = min(of_one_width, key=lambda other: abs(other["blocks"] - row["blocks"]))
-            baseline, name = row_model(nearest, drop_path_rate), f"deeper/{steps}_{row['blocks']}"
-        note = f"Stochastic depth {drop_path_rate} at every depth; the paper prints none for this table."
-        if of_allocation := note_of(row):
-            note += f"\nOf the allocation: {of_allocation}."
-        made[name] = row_recipe(name, row, drop_path_rate, baseline, note)
-    return made
-
-
-RECIPES = {
-    **_table("5a", "fixed_width", "steps_deit", STOCHASTIC_DEPTH["DeiT-T"]),
-    **_table("5b", "swin", "steps_swin", STOCHASTIC_DEPTH["Swin-T"]),
-}
+RECIPES = by_name(
+    *(
+        recipe_of_row(IMAGENET, f"deeper/fixed_width_{blocks}", "5a", f"DeiT {blocks} blocks", drop_path_rate=0.1)
+        for blocks in _DEIT
+    ),
+    *(
+        recipe_of_row(
+            IMAGENET,
+            f"deeper/steps_deit_{blocks}",
+            "5a",
+            f"Steps-DeiT {blocks} blocks",
+            baseline=f"DeiT {blocks} blocks",
+            drop_path_rate=0.1,
+        )
+        for blocks in _DEIT
+    ),
+    *(
+        recipe_of_row(IMAGENET, f"deeper/swin_{blocks}", "5b", f"Swin {blocks} blocks", drop_path_rate=0.2)
+        for blocks in _SWIN
+    ),
+    *(
+        recipe_of_row(
+            IMAGENET,
+            f"deeper/steps_swin_{blocks}",
+            "5b",
+            f"Steps-Swin {blocks} blocks",
+            baseline=f"Swin {of_baseline} blocks",
+            drop_path_rate=0.2,
+        )
+        for blocks, of_baseline in _STEPS_SWIN.items()
+    ),
+)

@@ -1,4 +1,4 @@
-"""Pictures and the HTML page of a run or of a comparison."""
+"""Figures, and the HTML page of a run or of a comparison."""
 
 from .page import write_report
 from .runs import find_runs

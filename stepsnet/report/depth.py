@@ -1,114 +1,129 @@
-"""The figures of a grid of runs: a measure against the depth (Fig. 1), and the results of all models side by side."""
+"""The figures of a sweep: a metric against the depth (Fig. 1), and the results of all models side by side."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter, ScalarFormatter
 
-from .figures import Picture, axes_for, rows_of
-from .runs import BASELINE, Group
-from .words import RESULTS, join, number, sentence_of, spread
+from ..metrics import SPLITS, Metric, metric_label
+from .figure import ReportFigure, csv_rows, make_panels
+from .runs import Group
+from .words import join, mean_std, number, result_metric, sentence
 
-__all__ = ["figure_depth", "figure_results"]
+__all__ = ["depth_figure", "results_figure"]
 
-SPLITS = {"train": "training", "val": "validation"}
-
-
-def _measure(groups: Sequence[Group]) -> tuple[str, str, str] | None:
-    """The first measure that all models have on the validation split: its key without the split, name and unit."""
-    found = next((r for r in RESULTS if all(group.results(r[0]) for group in groups)), None)
-    return (found[0].removeprefix("val_"), found[1].removeprefix("validation "), found[2].strip()) if found else None
+Curve = dict[int, Group]  # of one label, by number of blocks
 
 
-def _splits(groups: Sequence[Group], key: str) -> list[str]:
-    return [split for split in SPLITS if all(group.results(f"{split}_{key}") for group in groups)]
+def depth_figure(groups: Sequence[Group]) -> ReportFigure | None:
+    """A metric against the number of blocks, as in Fig. 1.
 
-
-def figure_depth(groups: Sequence[Group]) -> Picture | None:
-    """A measure against the number of blocks, as in Fig. 1.
-
-    None unless every model has a result and each kind of model has one for each depth, of several.
+    None unless every model has a result, no two models have the same label and depth, and one label has several
+    depths. Models whose number of blocks is not known are left out.
     """
-    measure = _measure(groups)
-    places = [(group.label, len(group.widths)) for group in groups]
-    depths = sorted({blocks for _, blocks in places})
-    if measure is None or len(set(places)) < len(places) or len(depths) < 2:
+    metric = result_metric(groups)
+    shown = [group for group in groups if group.blocks]
+    curves: dict[str, Curve] = {}
+    for group in sorted(shown, key=lambda group: group.blocks or 0):
+        curves.setdefault(group.label, {})[group.blocks or 0] = group
+    has_duplicates = sum(map(len, curves.values())) < len(shown)
+    if metric is None or has_duplicates or max(map(len, curves.values()), default=0) < 2:
         return None
-    key, what, unit = measure
-    curves: dict[str, list[Group]] = {}
-    for group in sorted(groups, key=lambda group: len(group.widths)):
-        curves.setdefault(group.label, []).append(group)
-    splits = _splits(groups, key)
+    splits = _splits(shown, metric)
+    return ReportFigure(
+        "depth",
+        "Results by depth",
+        "Points: mean over seeds. Shaded: from the lowest to the highest seed.",
+        _depth_caption(curves, metric),
+        _rows(shown, metric, splits),
+        lambda narrow: _draw_depth(curves, metric, splits, narrow),
+    )
 
-    def draw(narrow: bool) -> Figure:
-        figure, axes = axes_for(narrow, len(splits), 2, 2.4 if narrow else 2.9, sharey=True)
-        for ax, split in zip(axes, splits):
-            ax.set(title=SPLITS[split], xlabel="blocks", ylabel=what + (f" ({unit})" if unit else ""), xscale="log")
-            ax.set_xticks(depths)
-            ax.xaxis.set_major_formatter(ScalarFormatter())
-            ax.xaxis.set_minor_formatter(NullFormatter())
-            ax.tick_params(axis="x", which="minor", length=0)
-            for label, curve in curves.items():
-                colour, blocks = curve[0].colour, [len(group.widths) for group in curve]
-                values = [list(group.results(f"{split}_{key}").values()) for group in curve]
-                ax.fill_between(blocks, list(map(min, values)), list(map(max, values)), color=colour, alpha=0.15)
-                ax.plot(blocks, list(map(statistics.fmean, values)), "o-", color=colour, label=label, markersize=4)
-        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper left", ncols=len(curves))
-        return figure
 
-    def at(end: int) -> str:
+def _depth_caption(curves: dict[str, Curve], metric: Metric) -> str:
+    def at(end: Callable[..., int], labels: Iterable[str]) -> str:
+        ends = [(label, end(curves[label])) for label in labels]
         return join(
-            f"{spread(list(curve[end].results(f'val_{key}').values()), unit and f'{chr(160)}{unit}')} for "
-            f"{_the(label)} at {len(curve[end].widths)} blocks"
-            for label, curve in curves.items()
+            f"{mean_std(list(curves[label][blocks].results(f'val_{metric.key}').values()), metric)} for "
+            f"{curves[label][blocks].the_label} at {blocks} block{'s' * (blocks > 1)}"
+            for label, blocks in ends
         )
 
-    caption = sentence_of(f"Validation {what} is {at(0)}", at(-1))
-    about = "Points: the mean over seeds; the band reaches from the lowest to the highest seed."
-    return Picture("depth", "Against the depth", about, caption, _rows(groups, key, splits), draw)
+    several = [label for label, curve in curves.items() if len(curve) > 1]  # one point is stated once
+    return sentence(f"The {metric_label(f'val_{metric.key}')} is {at(min, curves)}", at(max, several))
 
 
-def figure_results(groups: Sequence[Group]) -> Picture | None:
-    """Every model's result, a row a model; None for a few models, which the headline names, or without results."""
-    measure = _measure(groups)
-    if measure is None or len(groups) < 3:
+def _draw_depth(curves: dict[str, Curve], metric: Metric, splits: Sequence[str], narrow: bool) -> Figure:
+    depths = sorted({blocks for curve in curves.values() for blocks in curve})
+    figure, axes = make_panels(narrow, len(splits), 2, 2.4 if narrow else 2.9, sharey=True)
+    for ax, split in zip(axes, splits):
+        ax.set(title=SPLITS[split], xlabel="blocks", ylabel=metric.axis_label, xscale="log")
+        ax.set_xticks(depths)
+        ax.xaxis.set_major_formatter(ScalarFormatter())
+        ax.xaxis.set_minor_formatter(NullFormatter())
+        ax.tick_params(axis="x", which="minor", length=0)
+        for label, curve in curves.items():
+            color, blocks = next(iter(curve.values())).color, list(curve)
+            values = [list(group.results(f"{split}_{metric.key}").values()) for group in curve.values()]
+            ax.fill_between(blocks, list(map(min, values)), list(map(max, values)), color=color, alpha=0.15)
+            ax.plot(blocks, list(map(statistics.fmean, values)), "o-", color=color, label=label, markersize=4)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper left", ncols=len(curves))
+    return figure
+
+
+def results_figure(groups: Sequence[Group]) -> ReportFigure | None:
+    """The result of every model, one row per model; None for fewer than three models, or without results."""
+    metric = result_metric(groups)
+    if metric is None or len(groups) < 3:
         return None
-    key, what, unit = measure
-    values = [list(group.results(f"val_{key}").values()) for group in groups]
-
-    def draw(narrow: bool) -> Figure:
-        figure, (ax,) = axes_for(narrow, 1, 1, 0.5 + (0.26 if narrow else 0.22) * len(groups))
-        ax.set(xlabel=f"validation {what}" + (f" ({unit})" if unit else ""), ylim=(len(groups) - 0.5, -0.5))
-        ax.set_yticks(range(len(groups)), [group.name for group in groups], fontsize=6.5 if narrow else 8)
-        for row, (group, seeds) in enumerate(zip(groups, values)):
-            ax.plot(seeds, [row] * len(seeds), "o", color=group.colour, markersize=3, alpha=0.45)
-            ax.plot(statistics.fmean(seeds), row, "D", color=group.colour, markersize=5)
-        return figure
-
-    ordered = sorted(zip(map(statistics.fmean, values), groups), key=lambda pair: pair[0])
-    (low, least), *_, (high, most) = ordered
-    said = f"The means go from {number(low)} for {least.the} to {number(high)} for {most.the}"
-    about = "Small: single seeds; diamonds: the mean over seeds."
-    rows = _rows(groups, key, _splits(groups, key))
-    return Picture("results", "All models", about, sentence_of(said), rows, draw)
+    rows = _rows(groups, metric, _splits(groups, metric))
+    about = "Dots: single seeds. Diamonds: mean over seeds."
+    return ReportFigure(
+        "results",
+        "All models",
+        about,
+        _results_caption(groups, metric),
+        rows,
+        lambda n: _draw_results(groups, metric, n),
+    )
 
 
-def _the(label: str) -> str:
-    return f"the {label}" if label == BASELINE else label
+def _results_caption(groups: Sequence[Group], metric: Metric) -> str:
+    def show(value: float) -> str:
+        return number(value, metric.spec) + metric.unit
+
+    means = [(statistics.fmean(group.results(f"val_{metric.key}").values()), group) for group in groups]
+    (low, lowest), *_, (high, highest) = sorted(means, key=lambda pair: pair[0])
+    return sentence(f"The means range from {show(low)} for {lowest.the} to {show(high)} for {highest.the}")
 
 
-def _rows(groups: Sequence[Group], key: str, splits: Sequence[str]) -> list[dict[str, Any]]:
+def _draw_results(groups: Sequence[Group], metric: Metric, narrow: bool) -> Figure:
+    figure, (ax,) = make_panels(narrow, 1, 1, 0.5 + (0.26 if narrow else 0.22) * len(groups))
+    ax.set(xlabel=f"validation {metric.axis_label}", ylim=(len(groups) - 0.5, -0.5))
+    ax.set_yticks(range(len(groups)), [group.name for group in groups], fontsize=6.5 if narrow else 8)
+    for row, group in enumerate(groups):
+        seeds = list(group.results(f"val_{metric.key}").values())
+        ax.plot(seeds, [row] * len(seeds), "o", color=group.color, markersize=3, alpha=0.45)
+        ax.plot(statistics.fmean(seeds), row, "D", color=group.color, markersize=5)
+    return figure
+
+
+def _splits(groups: Sequence[Group], metric: Metric) -> list[str]:
+    return [split for split in ("train", "val") if all(group.results(f"{split}_{metric.key}") for group in groups)]
+
+
+def _rows(groups: Sequence[Group], metric: Metric, splits: Sequence[str]) -> list[dict[str, Any]]:
     facts = ("blocks", "layers", "params", "macs")
-    return rows_of(
+    return csv_rows(
         groups,
         lambda _, run: (
             [
                 {"recipe": run.summary.get("recipe"), **{fact: run.summary.get(fact) for fact in facts}}
-                | {split: run.value(f"{split}_{key}") for split in splits}
+                | {split: run.value(f"{split}_{metric.key}") for split in splits}
             ]
             if run.summary
             else []

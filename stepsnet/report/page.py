@@ -1,6 +1,6 @@
 """The self-contained HTML page of one run, a comparison or a sweep, with its figures beside it.
 
-The data flow one way: folders -> :class:`Run` -> :class:`Group` (the seeds of one model) -> :class:`Picture`
+The data flow one way: folders -> :class:`Run` -> :class:`Group` (the seeds of one model) -> :class:`ReportFigure`
 -> page. Every sentence that states a result is computed from the numbers of the figure beside it.
 """
 
@@ -21,113 +21,19 @@ from matplotlib import style
 
 from ..errors import UserError
 from ..files import write_atomically
-from .depth import figure_depth, figure_results
-from .figures import STYLE, Picture, figure_curves, figure_shortcut_ratio, figure_widths, write_csv
+from ..metrics import METRICS, format_metric, metric_label
+from .curves import curves_figure
+from .depth import depth_figure, results_figure
+from .figure import STYLE, ReportFigure, write_csv
 from .runs import Group, Run, group_runs, load_run, members
-from .stream import figure_signal
-from .words import count, duration, headline, number
+from .shortcut_ratio import shortcut_ratio_figure
+from .stream import stream_figure
+from .widths import widths_figure
+from .words import count, duration, number, summarize_results, typeset
 
+__all__ = ["write_report"]
 
-def _save(picture: Picture, folder: Path) -> list[Markup]:
-    """Write a picture's PNG, SVG and CSV; returns the SVG of both layouts, for the page."""
-    inline = []
-    write_csv(picture.rows, folder / f"{picture.name}.csv")
-    for layout in ("wide", "narrow"):
-        # a salt of its own keeps the ids of each SVG apart, as all of them share the page
-        with style.context(["default", {**STYLE, "svg.hashsalt": f"{picture.name}-{layout}"}]):
-            figure, svg, png = picture.draw(layout == "narrow"), io.BytesIO(), io.BytesIO()
-            figure.savefig(svg, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
-            if layout == "wide":
-                figure.set_layout_engine("none")  # it is laid out by now
-                figure.savefig(png, format="png", dpi=150, metadata={"Software": None})
-                write_atomically(folder / f"{picture.name}.svg", svg.getvalue())
-                write_atomically(folder / f"{picture.name}.png", png.getvalue())
-        _, box, body = re.split(r'<svg[^>]* viewBox="([^"]+)"[^>]*>', svg.getvalue().decode())
-        body = re.sub(r"(?s)<metadata>.*?</metadata>|<style.*?</style>", "", body)
-        body = re.sub(r'(<g) id="[^"]*"', r"\1", body)  # names of groups, to which nothing refers
-        body = re.sub(r' d="[^"]+"', lambda path: re.sub(r"(\.\d\d)\d+", r"\1", path[0]), body)
-        inline.append(
-            Markup(f'<svg class="{layout}" viewBox="{box}" role="img" aria-labelledby="{picture.name}">{body}')
-        )
-    return inline
-
-
-def _speed(run: Run) -> float | None:
-    measured = [line["samples_per_second"] for line in run.epochs.values() if line.get("samples_per_second")]
-    return run.summary.get("samples_per_second") or (statistics.median(measured) if measured else None)
-
-
-# what a task is measured by, as the columns of the table of runs name it
-_MEASURES = {
-    "val_top1": "validation top-1 %",
-    "train_top1": "training top-1 %",
-    "val_miou": "validation mIoU %",
-    "val_macc": "mAcc %",
-    "val_pixel_accuracy": "pixel accuracy %",
-    "val_box_ap": "box AP %",
-    "val_box_ap50": "AP50",
-    "val_mask_ap": "mask AP %",
-    "val_mask_ap50": "AP50",
-    "val_perplexity": "validation perplexity",
-    "val_word_perplexity": "per word",
-}
-
-
-def _measures(groups: Sequence[Group]) -> dict[str, str]:
-    runs = [run for _, run in members(groups)]
-    return {key: name for key, name in _MEASURES.items() if any(run.value(key) is not None for run in runs)}
-
-
-def _table_of_runs(groups: Sequence[Group]) -> list[dict[str, Any]]:
-    rows = []
-    for group, run in members(groups):
-        get = run.summary.get
-        results = [number(run.value(key)) for key in _measures(groups)] + [number(run.value("val_loss"), 3)]
-        size = (get("blocks") or len(run.widths) or "—", get("layers", "—"), count(get("params")), count(get("macs")))
-        cells = [run.seed, *results, *size, duration(get("seconds")), number(_speed(run), 1)]
-        note = f"unfinished: {max(run.epochs, default=0)} of {run.config.get('epochs', '?')} epochs"
-        rows.append({"group": group, "cells": cells, "note": "" if run.summary else note})
-    return rows
-
-
-def _table_of_models(groups: Sequence[Group]) -> list[dict[str, Any]]:
-    rows = []
-    for group in groups:
-        steps = ", ".join(f"{width}×{blocks}" for width, blocks in group.steps) or "—"
-        cells = [steps, len(group.widths) or "—", group.fact("layers") or "—"]
-        rows.append({"group": group, "cells": [*cells, count(group.fact("params")), count(group.fact("macs"))]})
-    return rows
-
-
-def _origins(groups: Sequence[Group]) -> list[tuple[dict[str, str], list[tuple[Group, Run]]]]:
-    """The finished runs, those of one commit, machine and set of versions together."""
-    found: dict[tuple[str, ...], list[tuple[Group, Run]]] = {}
-    for group, run in members(groups):
-        if run.summary:
-            machine, versions = run.summary.get("hardware") or {}, run.summary.get("versions") or {}
-            hardware = [f"{key.replace('_gib', ' in GiB')}: {value or 'none'}" for key, value in machine.items()]
-            numbers = [f"{name} {number}" for name, number in versions.items()]
-            place = (str(run.summary.get("commit") or ""), ", ".join(hardware), ", ".join(numbers))
-            found.setdefault(place, []).append((group, run))
-    return [(dict(zip(("Commit", "Hardware", "Versions"), place)), runs) for place, runs in found.items()]
-
-
-def _pictures(groups: Sequence[Group]) -> dict[str, Picture | None]:
-    """The figures by name, None where there is nothing to draw, or so many models that none could be told apart."""
-    few = groups if len(groups) <= 6 else []
-    return {
-        "depth": figure_depth(groups),
-        "results": figure_results(groups),
-        "loss": figure_curves(few, "loss", "Loss", ""),
-        "top1": figure_curves(few, "top1", "Top-1 accuracy", "\u00a0%"),
-        "miou": figure_curves(few, "miou", "mIoU", "\u00a0%"),
-        "box-ap": figure_curves(few, "box_ap", "Box AP", "\u00a0%"),
-        "mask-ap": figure_curves(few, "mask_ap", "Mask AP", "\u00a0%"),
-        "perplexity": figure_curves(few, "perplexity", "Perplexity", ""),
-        "shortcut-ratio": figure_shortcut_ratio(few),
-        "signal": figure_signal(few),
-        "widths": figure_widths(few),
-    }
+_MAX_CURVES = 6  # models; more cannot be distinguished in one figure
 
 
 def write_report(runs: Sequence[Path], out: Path, title: str | None = None) -> Path:
@@ -136,13 +42,13 @@ def write_report(runs: Sequence[Path], out: Path, title: str | None = None) -> P
     Args:
         runs: run folders, finished or not.
         out: the page to write, or an existing folder to write ``report.html`` in.
-        title: the page's; by default the recipes' names.
+        title: of the page; by default the recipes' names.
 
     Returns:
-        The page: one HTML file that needs nothing else. The same runs give the same bytes.
+        The path of the page, one HTML file that loads nothing else. The same runs give the same bytes.
 
     Raises:
-        UserError: no run, a folder that holds none, or a place that cannot be written.
+        UserError: ``runs`` is empty, one of them is not a run folder, or the page cannot be written.
     """
     if not runs:
         raise UserError("report: got no run folder, expected at least one")
@@ -151,24 +57,124 @@ def write_report(runs: Sequence[Path], out: Path, title: str | None = None) -> P
     loaded = [load_run(Path(run)) for run in runs]
     title = title or ", ".join(dict.fromkeys(str(run.config.get("name", run.folder.name)) for run in loaded))
     groups = group_runs(loaded)
-    candidates = _pictures(groups)
-    for name in (name for name, picture in candidates.items() if picture is None):
-        for kind in ("csv", "png", "svg"):  # an earlier report's would be taken for this one's
-            with suppress(OSError):  # a place that cannot be written is said when it is written
-                (page.parent / "figures" / f"{name}.{kind}").unlink()
-    sentence, tiles = headline(groups)
+    figures = _figures(groups)
+    _remove_old_files(page.parent / "figures", [name for name, figure in figures.items() if figure is None])
+    columns = _metric_columns(groups)
+    sentence, tiles = summarize_results(groups)
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     html = environment.from_string(files(__package__).joinpath("page.html").read_text(encoding="utf-8"))
     text = html.render(
         title=title,
         sentence=sentence,
         tiles=tiles,
-        pictures=[(picture, _save(picture, page.parent / "figures")) for picture in candidates.values() if picture],
+        figures=[(figure, _save(figure, page.parent / "figures")) for figure in figures.values() if figure],
         groups=groups,
-        measured=list(_measures(groups).values()),
-        runs=_table_of_runs(groups),
+        many_models=len(groups) > _MAX_CURVES,
+        metric_columns=[metric_label(name, with_unit=True) for name in columns],
+        runs=_table_of_runs(groups, columns),
         models=_table_of_models(groups),
         origins=_origins(groups),
     )
     write_atomically(page, text.encode())
     return page
+
+
+def _figures(groups: Sequence[Group]) -> dict[str, ReportFigure | None]:
+    """The figures by name; None where there is nothing to draw, or too many models to distinguish."""
+    few = groups if len(groups) <= _MAX_CURVES else []
+    metrics = ["loss", *(metric.key for metric in METRICS.values() if metric.is_headline)]
+    return {
+        "depth": depth_figure(groups),
+        "results": results_figure(groups),
+        **{key.replace("_", "-"): curves_figure(few, key) for key in metrics},
+        "shortcut-ratio": shortcut_ratio_figure(few),
+        "stream": stream_figure(few),
+        "widths": widths_figure(few),
+    }
+
+
+def _remove_old_files(folder: Path, names: Sequence[str]) -> None:
+    """Remove the figures of an earlier report that this one does not have."""
+    for name in names:
+        for suffix in ("csv", "png", "svg"):
+            with suppress(OSError):  # where nothing can be written, writing the page says so
+                (folder / f"{name}.{suffix}").unlink()
+
+
+def _save(figure: ReportFigure, folder: Path) -> list[Markup]:
+    """Write a figure's CSV, PNG and SVG; returns the SVG of both layouts, for the page."""
+    write_csv(figure.rows, folder / f"{figure.name}.csv")
+    return _draw(figure, folder)
+
+
+def _draw(figure: ReportFigure, folder: Path) -> list[Markup]:
+    inline = []
+    for layout in ("wide", "narrow"):
+        # each SVG has its own salt, so that ids do not repeat on the page
+        with style.context(["default", {**STYLE, "svg.hashsalt": f"{figure.name}-{layout}"}]):
+            drawn, svg, png = figure.draw(layout == "narrow"), io.BytesIO(), io.BytesIO()
+            drawn.savefig(svg, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
+            if layout == "wide":
+                drawn.set_layout_engine("none")  # the layout is done, and must not be done again
+                drawn.savefig(png, format="png", dpi=150, metadata={"Software": None})
+                write_atomically(folder / f"{figure.name}.svg", svg.getvalue())
+                write_atomically(folder / f"{figure.name}.png", png.getvalue())
+        _, box, body = re.split(r'<svg[^>]* viewBox="([^"]+)"[^>]*>', svg.getvalue().decode())
+        body = re.sub(r"(?s)<metadata>.*?</metadata>|<style.*?</style>", "", body)
+        body = re.sub(r'(<g) id="[^"]*"', r"\1", body)  # ids of groups, to which nothing refers
+        body = re.sub(r' d="[^"]+"', lambda path: re.sub(r"(\.\d\d)\d+", r"\1", path[0]), body)
+        inline.append(
+            Markup(f'<svg class="{layout}" viewBox="{box}" role="img" aria-labelledby="{figure.name}">{body}')
+        )
+    return inline
+
+
+def _metric_columns(groups: Sequence[Group]) -> list[str]:
+    """The metrics that the table of runs shows: those that some run has, on the validation split first."""
+    runs = [run for _, run in members(groups)]
+    names = [f"val_{metric.key}" for metric in METRICS.values() if not metric.is_detail]
+    names += [f"train_{metric.key}" for metric in METRICS.values() if metric.is_headline]
+    return [name for name in names if any(run.value(name) is not None for run in runs)]
+
+
+def _table_of_runs(groups: Sequence[Group], columns: Sequence[str]) -> list[dict[str, Any]]:
+    rows = []
+    for group, run in members(groups):
+        get, values = run.summary.get, [run.value(name) for name in columns]
+        metrics = [
+            "—" if value is None else typeset(format_metric(name, value, unit=False))
+            for name, value in zip(columns, values)
+        ]
+        size = (run.blocks or "—", get("layers", "—"), count(get("params")), count(get("macs")))
+        cells = [run.seed, *metrics, *size, duration(get("seconds")), number(_samples_per_second(run), ".1f")]
+        note = f"not finished: {max(run.epochs, default=0)} of {run.config.get('epochs', '?')} epochs"
+        rows.append({"group": group, "cells": cells, "note": "" if run.summary else note})
+    return rows
+
+
+def _samples_per_second(run: Run) -> float | None:
+    measured = [line["samples_per_second"] for line in run.epochs.values() if line.get("samples_per_second")]
+    return run.summary.get("samples_per_second") or (statistics.median(measured) if measured else None)
+
+
+def _table_of_models(groups: Sequence[Group]) -> list[dict[str, Any]]:
+    rows = []
+    for group in groups:
+        steps = ", ".join(f"{width}×{blocks}" for width, blocks in group.steps) or "—"
+        cells = [steps, group.blocks or "—", group.summary_value("layers") or "—"]
+        counts = [count(group.summary_value(key)) for key in ("params", "macs")]
+        rows.append({"group": group, "cells": [*cells, *counts]})
+    return rows
+
+
+def _origins(groups: Sequence[Group]) -> list[tuple[dict[str, str], list[tuple[Group, Run]]]]:
+    """The finished runs, those of the same commit, machine and versions together."""
+    found: dict[tuple[str, ...], list[tuple[Group, Run]]] = {}
+    for group, run in members(groups):
+        if run.summary:
+            machine, versions = run.summary.get("hardware") or {}, run.summary.get("versions") or {}
+            hardware = [f"{key.replace('_gib', ' in GiB')}: {value or 'none'}" for key, value in machine.items()]
+            numbers = [f"{name} {version}" for name, version in versions.items()]
+            origin = (str(run.summary.get("commit") or ""), ", ".join(hardware), ", ".join(numbers))
+            found.setdefault(origin, []).append((group, run))
+    return [(dict(zip(("Commit", "Hardware", "Versions"), origin)), runs) for origin, runs in found.items()]

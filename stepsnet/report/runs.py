@@ -1,4 +1,4 @@
-"""Run folders and their groups: what a report is made from."""
+"""Run folders, and the groups of runs that differ in their seed alone: what a report is made from."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from typing import Any
 
 import yaml
 
+from ..analysis.block_statistics import StreamMeasurement, read_line
+from ..colors import OKABE_ITO
 from ..errors import UserError
 
 STEPS, BASELINE = "StepsNet", "baseline"
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000")  # Okabe-Ito, colour-blind safe
-DASHES = ("-", "--", ":", "-.")
+LINESTYLES = ("-", "--", ":", "-.")
 
 
 @dataclass(frozen=True)
@@ -29,25 +30,31 @@ class Run:
     config: dict[str, Any]
     summary: dict[str, Any]
     epochs: dict[int, dict[str, Any]]  # the lines of kind "epoch" by their epoch
-    ratios: dict[int, dict[str, Any]]  # those of kind "shortcut_ratio"
-    signals: dict[int, dict[str, Any]]  # those of kind "measure_stream", by their update
+    stream_at_epoch_ends: dict[int, StreamMeasurement]  # on the example batch, by epoch
+    stream_at_updates: dict[int, StreamMeasurement]  # in training, by update
 
     @property
     def seed(self) -> Any:
         return self.summary.get("seed", self.config.get("seed"))
 
     @property
-    def kind(self) -> str:
-        """What the seeds of one model have in common: the rest of the recipe."""
+    def recipe_key(self) -> str:
+        """The recipe without its seed, which is what the seeds of one model have in common."""
         return json.dumps({k: v for k, v in self.config.items() if k != "seed"}, sort_keys=True, default=str)
 
     @property
     def widths(self) -> list[int]:
-        """One width a block; known from the first measurement on."""
-        return self.summary.get("widths") or next((line["widths"] for line in self.ratios.values()), [])
+        """One width per block; of an unfinished run, known from its first measurement of the stream on."""
+        measured = [*self.stream_at_epoch_ends.values(), *self.stream_at_updates.values()]
+        return self.summary.get("widths") or next((one.widths for one in measured), [])
+
+    @property
+    def blocks(self) -> int | None:
+        """Number of blocks; None where it is not known. The summary of a plain timm model has it, and no widths."""
+        return self.summary.get("blocks") or len(self.widths) or None
 
     def value(self, key: str) -> float | None:
-        """The result or, while there is none, the latest value."""
+        """The result of a finished run, or the latest value of an unfinished one."""
         latest = (self.epochs[epoch].get(key) for epoch in sorted(self.epochs, reverse=True))
         return self.summary.get("metrics", {}).get(key, next((v for v in latest if v is not None), None))
 
@@ -57,9 +64,9 @@ class Group:
     """The runs of one recipe and model: its seeds."""
 
     label: str
-    suffix: str  # tells apart groups of the same label
-    colour: str
-    dash: str
+    suffix: str  # distinguishes groups of the same label
+    color: str
+    linestyle: str
     runs: tuple[Run, ...]
 
     @property
@@ -72,8 +79,13 @@ class Group:
         return f"the {self.name}" if self.label == BASELINE else self.name
 
     @property
+    def the_label(self) -> str:
+        """The label alone within a sentence."""
+        return f"the {self.label}" if self.label == BASELINE else self.label
+
+    @property
     def counted(self) -> tuple[Run, ...]:
-        """The finished runs (all, if none is), so that no mean over seeds jumps where one of them stops."""
+        """The finished runs, or all if none is: a mean over seeds must not jump at the epoch where a run stops."""
         return tuple(run for run in self.runs if run.summary) or self.runs
 
     @property
@@ -81,15 +93,20 @@ class Group:
         return next((run.widths for run in self.runs if run.widths), [])
 
     @property
+    def blocks(self) -> int | None:
+        return _num_blocks(self.runs)
+
+    @property
     def steps(self) -> list[tuple[int, int]]:
-        """(width, blocks) of each stretch of blocks of equal width."""
+        """(width, number of blocks) of each sequence of blocks of equal width."""
         return [(width, len(list(blocks))) for width, blocks in groupby(self.widths)]
 
-    def fact(self, key: str) -> Any:
+    def summary_value(self, key: str) -> Any:
+        """A value of the first summary that has it, such as the number of parameters."""
         return next((run.summary[key] for run in self.runs if run.summary.get(key) is not None), None)
 
     def results(self, key: str) -> dict[Any, float]:
-        """The final value by seed, of the finished runs; a seed that was run twice counts once, by its mean."""
+        """The final value of each seed, of the finished runs; for a seed that was run twice, the mean."""
         found: dict[Any, list[float]] = {}
         for run in self.runs:
             value = run.value(key)
@@ -108,13 +125,18 @@ def find_runs(folders: Sequence[Path]) -> list[Path]:
 
 
 def load_run(folder: Path) -> Run:
-    """Read a run folder; a last line of metrics that a crash cut off is left out."""
+    """Read a run folder; a last line of metrics that a crash cut off is left out.
+
+    Raises:
+        UserError: the folder holds no run, or a line of its metrics is not JSON.
+    """
     if not (folder / "config.yaml").is_file():
         raise UserError(f"run folder {folder}: no config.yaml in it, expected the output folder of a training run")
     text = (folder / "config.yaml").read_text(encoding="utf-8")
     metrics, summary = folder / "metrics.jsonl", folder / "summary.json"
     lines = metrics.read_text(encoding="utf-8", errors="replace").splitlines() if metrics.exists() else []
-    kinds: dict[str, dict[int, dict[str, Any]]] = {"epoch": {}, "shortcut_ratio": {}, "stream_signal": {}}
+    epochs: dict[int, dict[str, Any]] = {}
+    stream: dict[str, dict[int, StreamMeasurement]] = {"epoch_end": {}, "update": {}}
     for number, line in enumerate(lines, 1):
         try:
             entry = json.loads(line)
@@ -122,11 +144,13 @@ def load_run(folder: Path) -> Run:
             if number == len(lines):
                 break
             raise UserError(f"{metrics}, line {number}: not JSON ({error})") from error
-        if entry["kind"] in kinds:
-            place = entry["step" if entry["kind"] == "stream_signal" else "epoch"]
-            kinds[entry["kind"]][place] = entry  # of an epoch repeated by a resumed run, the later line
+        # a resumed run may repeat an epoch: the later line counts
+        if entry["kind"] == "epoch":
+            epochs[entry["epoch"]] = entry
+        elif measured := read_line(entry):
+            stream[measured.at][measured.epoch if measured.at == "epoch_end" else measured.step] = measured
     result = json.loads(summary.read_text(encoding="utf-8")) if summary.exists() else {}
-    return Run(folder, text, yaml.safe_load(text) or {}, result, *kinds.values())
+    return Run(folder, text, yaml.safe_load(text) or {}, result, epochs, stream["epoch_end"], stream["update"])
 
 
 def group_runs(runs: Sequence[Run]) -> list[Group]:
@@ -134,35 +158,45 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
 
     An unfinished run, which has no label yet, takes that of a finished run of the same recipe and model.
     """
-    labels = {run.kind: run.summary["label"] for run in runs if run.summary.get("label")}
-    kinds: dict[tuple[str, str], list[Run]] = {}
+    labels = {run.recipe_key: run.summary["label"] for run in runs if run.summary.get("label")}
+    found: dict[tuple[str, str], list[Run]] = {}  # by label and recipe
     for run in runs:
-        label = labels.get(run.kind) or run.config.get("label") or run.config.get("name") or run.folder.name
-        kinds.setdefault((str(run.summary.get("label") or label), run.kind), []).append(run)
-    recipes = [members[0].config for members in kinds.values()]
+        label = labels.get(run.recipe_key) or run.config.get("label") or run.config.get("name") or run.folder.name
+        found.setdefault((str(run.summary.get("label") or label), run.recipe_key), []).append(run)
+    order = list(dict.fromkeys([STEPS, BASELINE, *(label for label, _ in found)]))  # these two keep their colors
+    groups: list[Group] = []
+    for ((label, _), runs_of_group), suffix in zip(found.items(), _suffixes(found)):
+        color = OKABE_ITO[order.index(label) % len(OKABE_ITO)]
+        linestyle = LINESTYLES[sum(group.label == label for group in groups) % len(LINESTYLES)]
+        groups.append(Group(label, suffix, color, linestyle, tuple(runs_of_group)))
+    return groups
+
+
+def _suffixes(found: dict[tuple[str, str], list[Run]]) -> list[str]:
+    """What is added to the label of each group so that no two names are equal: the first of these that does it."""
+    recipes = [runs[0].config for runs in found.values()]
     varied = [
         key
         for key in recipes[0]
         if key not in ("model", "baseline", "seed") and len({str(r.get(key)) for r in recipes}) > 1
     ]
+    numbers = [f" · {number}" for number in range(1, len(found) + 1)]
     for suffixes in (
-        [""] * len(kinds),
-        [f" · {max(len(run.widths) for run in members) or '?'} blocks" for members in kinds.values()],
+        [""] * len(found),
+        [f" · {blocks} blocks" if blocks else "" for blocks in map(_num_blocks, found.values())],
         [f" · {recipe.get('name')}" for recipe in recipes],
         [f" · {', '.join(f'{key} {recipe.get(key)}' for key in varied)}" for recipe in recipes],
-        [f" · {members[0].folder.name}" for members in kinds.values()],
-        [f" · {number}" for number in range(1, len(kinds) + 1)],
+        [f" · {runs[0].folder.name}" for runs in found.values()],
     ):
-        if len({label + suffix for (label, _), suffix in zip(kinds, suffixes)}) == len(kinds):
-            break
-    order = list(dict.fromkeys([STEPS, BASELINE, *(label for label, _ in kinds)]))  # these two keep their colours
-    groups: list[Group] = []
-    for ((label, _), members), suffix in zip(kinds.items(), suffixes):
-        colour = COLOURS[order.index(label) % len(COLOURS)]
-        dash = DASHES[sum(group.label == label for group in groups) % len(DASHES)]
-        groups.append(Group(label, suffix, colour, dash, tuple(members)))
-    return groups
+        if len({label + suffix for (label, _), suffix in zip(found, suffixes)}) == len(found):
+            return suffixes
+    return numbers
+
+
+def _num_blocks(runs: Sequence[Run]) -> int | None:
+    return next((run.blocks for run in runs if run.blocks), None)
 
 
 def members(groups: Sequence[Group]) -> list[tuple[Group, Run]]:
+    """Every run with its group."""
     return [(group, run) for group in groups for run in group.runs]

@@ -1,4 +1,4 @@
-"""The pictures of Fig. 6: throughput against accuracy, throughput and memory against depth."""
+"""The figures of Fig. 6: accuracy against throughput, and throughput and memory against depth."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter, ScalarFormatter
 
-from .figures import STYLE, save_figure, write_csv
-from .runs import BASELINE, COLOURS, STEPS
+from ..colors import OKABE_ITO
+from ..metrics import METRICS
+from .figure import STYLE, save_figure, write_csv
+from .runs import BASELINE, STEPS
 
 __all__ = ["draw_speed"]
 
@@ -22,7 +24,12 @@ Value = Callable[[dict[str, Any]], float]
 
 
 def draw_speed(result: dict[str, Any], out: Path) -> None:
-    """Write ``speed.csv`` and, as PNG and SVG, ``speed-accuracy`` and ``speed-depth`` where there is such a line."""
+    """Write ``speed.csv``, and as PNG and SVG ``speed-accuracy`` and ``speed-depth``.
+
+    Args:
+        result: what ``stepsnet bench`` measured; without two accuracies, or two depths of one curve, there is
+            nothing to draw in the one or in the other.
+    """
     rows = result["rows"]
     write_csv(_table(rows), out / "speed.csv")
     curves: dict[str, list[dict[str, Any]]] = {}
@@ -41,14 +48,17 @@ def _draw(result: dict[str, Any], curves: dict[str, list[dict[str, Any]]], out: 
         figure, axes = _axes(len(panels))
         for ax, (title, kind) in zip(axes, panels.items()):
             source = ", ".join(dict.fromkeys(row["accuracy_of"] for row in rows if row["accuracy_of"]))
-            ax.set(title=title, xlabel=f"{kind} throughput (samples/s)", ylabel=f"top-1 accuracy (%)\n{source}")
+            ax.set(
+                title=title, xlabel=f"{kind} throughput (samples/s)", ylabel=f"{METRICS['top1'].axis_label}\n{source}"
+            )
             ax.set_xscale("log")
             _lines(ax, scored, _median(kind), lambda row: row["accuracy"], kind)
             ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
             ax.xaxis.set_minor_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
             ax.tick_params(axis="x", which="minor", labelsize=6)
         _save(figure, axes, out / "speed-accuracy")
-    if any(len({row["blocks"] for row in line}) > 1 for line in curves.values()):
+    with_blocks = {name: kept for name, line in curves.items() if (kept := [row for row in line if row["blocks"]])}
+    if any(len({row["blocks"] for row in line}) > 1 for line in with_blocks.values()):
         drawn: list[tuple[str, str, Value, str | None]] = [
             (f"{kind}, {where}", "samples/s", _median(kind), kind)
             for kind in ("inference", "training")
@@ -56,12 +66,12 @@ def _draw(result: dict[str, Any], curves: dict[str, list[dict[str, Any]]], out: 
         ]
         for kind in rows[0].get("memory", {}):
             small, large, _ = rows[0]["memory"][kind]
-            drawn.append((f"{kind}: peak memory from batch {small} to {large}", "MiB a sample", _memory(kind), None))
+            drawn.append((f"{kind}: peak memory from batch {small} to {large}", "MiB per sample", _memory(kind), None))
         figure, axes = _axes(len(drawn))
         for ax, (title, axis, value, timed) in zip(axes, drawn):
             ax.set(title=title, xlabel="blocks", ylabel=axis, xscale="log")
-            _lines(ax, curves, lambda row: row["blocks"], value, timed, upright=True)
-            ax.set_xticks(sorted({row["blocks"] for row in rows}))
+            _lines(ax, with_blocks, lambda row: row["blocks"], value, timed, vertical=True)
+            ax.set_xticks(sorted({row["blocks"] for line in with_blocks.values() for row in line}))
             ax.xaxis.set_major_formatter(ScalarFormatter())
             ax.xaxis.set_minor_formatter(NullFormatter())
             ax.tick_params(axis="x", labelsize=7)
@@ -97,29 +107,32 @@ def _axes(count: int) -> tuple[Figure, list[Axes]]:
 
 
 def _lines(
-    ax: Axes, curves: dict[str, list[dict[str, Any]]], x: Value, y: Value, kind: str | None, upright: bool = False
+    ax: Axes, curves: dict[str, list[dict[str, Any]]], x: Value, y: Value, kind: str | None, vertical: bool = False
 ) -> None:
-    """A line a curve, with the quartiles of what was timed; a StepsNet's is drawn through, in its baseline's colour."""
+    """One line per curve, with bars from the first to the third quartile of what was timed (``kind``).
+
+    The line of a StepsNet is solid, and has the color of its baseline where there are several families.
+    """
     families = list(dict.fromkeys(_family(name) for name in curves))
     for name, line in curves.items():
-        in_steps = name.lower().startswith("steps")  # as the paper's rows, timm's names and the labels of runs are
+        in_steps = name.lower().startswith("steps")  # in the paper's rows, timm's names and the labels of runs
         number = families.index(_family(name)) if len(families) > 1 else int(not in_steps)
-        colour, dash = COLOURS[number % len(COLOURS)], "o-" if in_steps else "s--"
+        color, marks = OKABE_ITO[number % len(OKABE_ITO)], "o-" if in_steps else "s--"
         line = sorted(line, key=x)
-        ax.plot([x(row) for row in line], [y(row) for row in line], dash, color=colour, label=name, markersize=4)
+        ax.plot([x(row) for row in line], [y(row) for row in line], marks, color=color, label=name, markersize=4)
         for row in line:
             if kind is None:
                 break
             ends = row[kind]["quartiles"]
-            places = ([x(row)] * 2, ends) if upright else (ends, [y(row)] * 2)
-            ax.plot(*places, color=colour, linewidth=3, alpha=0.3)
+            bar = ([x(row)] * 2, ends) if vertical else (ends, [y(row)] * 2)
+            ax.plot(*bar, color=color, linewidth=3, alpha=0.3)
 
 
 def _family(name: str) -> str:
     return "" if name in (STEPS, BASELINE) else re.sub("^steps[-_]", "", name, flags=re.IGNORECASE)
 
 
-def _save(figure: Figure, axes: list[Axes], place: Path) -> None:
+def _save(figure: Figure, axes: list[Axes], path: Path) -> None:
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper left", ncols=4)
-    save_figure(figure, place)
+    save_figure(figure, path)

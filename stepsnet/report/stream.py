@@ -1,8 +1,9 @@
-"""The picture of the residual stream's signal by depth, of several runs and checkpoints."""
+"""The figure of what the residual stream carries by depth: γ, the branches, the correlation, the gradient."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,99 +13,120 @@ from matplotlib import style
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator
 
-from ..analysis.block_statistics import BlockStatistics, statistics_of
-from .figures import STYLE, Picture, save_figure, write_csv
-from .runs import COLOURS, DASHES, Group
-from .words import join, number, sentence_of
+from ..analysis.block_statistics import StreamMeasurement, summarize
+from ..colors import OKABE_ITO
+from .figure import STYLE, ReportFigure, make_panels, save_figure, write_csv
+from .runs import LINESTYLES, Group
+from .words import join, number, sentence
 
-__all__ = ["StreamOf", "draw_stream", "figure_signal"]
+__all__ = ["LabelledMeasurement", "draw_stream", "stream_figure"]
 
-_PANELS = {  # title, axis
-    "gamma": ("shortcut ratio, whole stream", "γ = σ₀ / σₗ"),
-    "gamma_read": ("shortcut ratio, channels that the block reads", "γ = σ₀ / σₗ"),
-    "branch": ("residual branch over its stream", "norm ratio"),
-    "correlation": ("the stream and the input", "correlation of zₗ with z₀"),
-    "gradient": ("gradient of the loss at each block", "norm"),
+_PANELS = {  # field of BlockStatistics: title, axis
+    "gamma": ("γ of the whole stream", "σ₀ / σₗ"),
+    "gamma_read": ("γ of the part that the block reads", "σ₀ / σₗ"),
+    "branch": ("branch of the block over its input", "ratio of norms"),
+    "correlation": ("stream and input", "correlation of zₗ with z₀"),
+    "gradient": ("gradient of the loss after each block", "norm"),
 }
 _LOGARITHMIC = ("branch", "gradient")
 
 
 @dataclass(frozen=True)
-class StreamOf:
+class LabelledMeasurement:
+    """A measurement of a run, and the color of its curve; None takes one color per run."""
+
     run: str
-    step: int  # updates
-    blocks: list[BlockStatistics]
-    colour: str | None = None  # else one a run
+    measured: StreamMeasurement
+    color: str | None = None
 
 
-def draw_stream(signals: Sequence[StreamOf], out: Path) -> None:
-    """Write ``signal.png``, ``signal.svg`` and ``signal.csv``: colours are runs, dashes are checkpoints."""
+def draw_stream(measurements: Sequence[LabelledMeasurement], out: Path) -> None:
+    """Write ``stream.png``, ``stream.svg`` and ``stream.csv``: one color per run, one line style per update."""
     out.mkdir(parents=True, exist_ok=True)
-    write_csv(_rows(signals), out / "signal.csv")
+    write_csv(_rows(measurements), out / "stream.csv")
     with style.context(["default", STYLE]):
-        save_figure(_draw(signals, narrow=False), out / "signal")
+        save_figure(_draw(measurements, narrow=False), out / "stream")
 
 
-def figure_signal(groups: Sequence[Group]) -> Picture | None:
-    """What the stream carried during training, of each model's first run; None where no run looked on."""
-    signals = []
+def stream_figure(groups: Sequence[Group]) -> ReportFigure | None:
+    """The first and the last measurement in training, of each model's first run; None where no run has any."""
+    measurements = []
     for group in groups:
-        run = next((run for run in group.counted if run.signals), None)
-        steps = sorted(run.signals) if run else []
+        run = next((run for run in group.counted if run.stream_at_updates), None)
+        steps = sorted(run.stream_at_updates) if run else []
         for step in dict.fromkeys([*steps[:1], *steps[-1:]]):
             assert run is not None
-            signals.append(StreamOf(group.name, step, statistics_of(run.signals[step]), group.colour))
-    if not signals:
+            measurements.append(LabelledMeasurement(group.name, run.stream_at_updates[step], group.color))
+    if not measurements:
         return None
-    last = {signal.run: signal for signal in signals}
-    gammas = join(f"{number(signal.blocks[-1].gamma)} for {name}" for name, signal in last.items())
-    ratios = join(
-        f"{signal.blocks[0].gradient / signal.blocks[-1].gradient:.3g} for {name}" for name, signal in last.items()
-    )
     about = (
-        "What stream_interval recorded in the updates themselves, of the first run of each model: drawn through, the "
-        "last one looked at; dashed, the first. Depth is counted in blocks over their number."
+        "Measured by stream_interval in updates of training, for the first run of each model. Solid: the last "
+        "measurement; dashed: the first one. Depth is the number of the block over the number of blocks."
     )
-    gradients = f"the gradient at the first block over that at the last is {ratios}"
-    caption = sentence_of(f"At the last look γ after the last block is {gammas}", gradients)
-    return Picture("signal", "The residual stream", about, caption, _rows(signals), lambda n: _draw(signals, n))
+    return ReportFigure(
+        "stream",
+        "Residual stream",
+        about,
+        _caption(measurements),
+        _rows(measurements),
+        lambda narrow: _draw(measurements, narrow),
+    )
 
 
-def _rows(signals: Sequence[StreamOf]) -> list[dict[str, Any]]:
+def _caption(measurements: Sequence[LabelledMeasurement]) -> str:
+    last = {one.run: one.measured.blocks for one in measurements}
+
+    def values(name: str) -> str:
+        return join(f"{number(getattr(blocks[-1], name))} for {run}" for run, blocks in last.items())
+
+    gradients = {run: summarize(blocks)["gradient_first_over_last"] for run, blocks in last.items()}
+    ratios = [f"{ratio:.3g} for {run}" for run, ratio in gradients.items() if math.isfinite(ratio)]
+    return sentence(
+        f"At the last measurement, after the last block, γ of the whole stream is {values('gamma')}",
+        f"γ of the part that the block reads is {values('gamma_read')}",
+        f"the gradient after the first block over that after the last is {join(ratios)}" if ratios else "",
+    )
+
+
+def _rows(measurements: Sequence[LabelledMeasurement]) -> list[dict[str, Any]]:
     return [
-        {"run": signal.run, "update": signal.step, "block": index, **dataclasses.asdict(block)}
-        for signal in signals
-        for index, block in enumerate(signal.blocks, 1)
+        {"run": one.run, "update": one.measured.step, "block": index, **dataclasses.asdict(block)}
+        for one in measurements
+        for index, block in enumerate(one.measured.blocks, 1)
     ]
 
 
-def _draw(signals: Sequence[StreamOf], narrow: bool) -> Figure:
-    runs = list(dict.fromkeys(signal.run for signal in signals))
-    columns, rows = (1, 6) if narrow else (2, 3)
-    figure = Figure(figsize=(3.7, 13.5) if narrow else (7.8, 8.2), layout="constrained")
-    axes = list(figure.subplots(rows, columns, squeeze=False).flat)
+def _draw(measurements: Sequence[LabelledMeasurement], narrow: bool) -> Figure:
+    runs = list(dict.fromkeys(one.run for one in measurements))
+    figure, axes = make_panels(narrow, len(_PANELS) + 1, 2, 2.2 if narrow else 2.6)
     for ax, (name, (title, axis)) in zip(axes, _PANELS.items()):
         ax.set(title=title, xlabel="depth (0: input, 1: output)", xlim=(0, 1), ylabel=axis)
-        if name in _LOGARITHMIC:
-            ax.set_yscale("log")
-            ax.yaxis.set_minor_locator(LogLocator(subs=(2, 5)))
-            for formatted in (ax.yaxis.set_major_formatter, ax.yaxis.set_minor_formatter):
-                formatted(FuncFormatter(lambda value, _: f"{value:g}"))
-            ax.tick_params(which="minor", labelsize=6)
-        for signal in signals:
-            mine = [other.step for other in signals if other.run == signal.run]
-            depth = [(index + 1) / len(signal.blocks) for index in range(len(signal.blocks))]
+        for one in measurements:
+            steps = [other.measured.step for other in measurements if other.run == one.run]
+            values = one.measured.values(name)
             ax.plot(
-                depth,
-                [getattr(block, name) for block in signal.blocks],
-                DASHES[mine[::-1].index(signal.step) % len(DASHES)],  # the newest is drawn through
-                color=signal.colour or COLOURS[runs.index(signal.run) % len(COLOURS)],
+                [(index + 1) / len(values) for index in range(len(values))],
+                values,
+                LINESTYLES[steps[::-1].index(one.measured.step) % len(LINESTYLES)],  # solid: the last one
+                color=one.color or OKABE_ITO[runs.index(one.run) % len(OKABE_ITO)],
                 linewidth=1.5,
-                label=f"{signal.run}, update {signal.step}",
+                label=f"{one.run}, update {one.measured.step}",
             )
-        if name not in _LOGARITHMIC:
+        if all(math.isnan(value) for one in measurements for value in one.measured.values(name)):
+            ax.text(0.5, 0.5, "not measured", transform=ax.transAxes, ha="center", color="#5c6675")
+        elif name in _LOGARITHMIC:
+            _set_logarithmic(ax)
+        else:
             ax.set_ylim(bottom=min(0.0, ax.get_ylim()[0]))
     handles, labels = axes[0].get_legend_handles_labels()
     axes[-1].axis("off")
     axes[-1].legend(handles, labels, loc="upper left")
     return figure
+
+
+def _set_logarithmic(ax: Any) -> None:
+    ax.set_yscale("log")
+    ax.yaxis.set_minor_locator(LogLocator(subs=(2, 5)))
+    for set_formatter in (ax.yaxis.set_major_formatter, ax.yaxis.set_minor_formatter):
+        set_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    ax.tick_params(which="minor", labelsize=6)

@@ -1,39 +1,55 @@
-"""Results in words, computed from the numbers that they speak of."""
+"""Results in words, computed from the numbers that the sentences state."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
+from ..metrics import METRICS, Metric, metric_label
+from ..summary_stats import format_mean_std
 from .runs import BASELINE, STEPS, Group
 
-RESULTS = (  # 1: more is better
-    ("val_top1", "validation top-1", "\u00a0%", 1),
-    ("val_miou", "validation mIoU", "\u00a0%", 1),
-    ("val_box_ap", "validation box AP", "\u00a0%", 1),
-    ("val_perplexity", "validation perplexity", "", -1),
-    ("val_loss", "validation loss", "", -1),
-)
+__all__ = [
+    "count",
+    "duration",
+    "join",
+    "mean_std",
+    "number",
+    "result_metric",
+    "sentence",
+    "summarize_results",
+    "typeset",
+    "values_in_words",
+]
+
+Tile = dict[str, str]  # name, value, note, color
+_MAX_IN_A_SENTENCE = 6  # models; more are in the tables
 
 
 def join(parts: Iterable[str]) -> str:
+    """a, b and c"""
     *first, last = parts
     return f"{', '.join(first)} and {last}" if first else last
 
 
-def sentence_of(*parts: str) -> str:
+def sentence(*parts: str) -> str:
+    """The parts that are not empty, as one sentence."""
     return "; ".join(part for part in parts if part) + "."
 
 
-def number(value: float | None, digits: int = 2) -> str:
-    return "—" if value is None else f"{value:.{digits}f}".replace("-", "−")
+def typeset(text: str) -> str:
+    """A number with a real minus sign, and with spaces at which no line breaks."""
+    return text.replace("-", "−").replace(" ", "\u00a0")
 
 
-def spread(values: Sequence[float], unit: str = "") -> str:
-    """Mean ± sample standard deviation."""
-    deviation = f"\u00a0±\u00a0{statistics.stdev(values):.2f}" if len(values) > 1 else ""
-    return number(statistics.mean(values)) + deviation + unit
+def number(value: float | None, spec: str = ".2f") -> str:
+    return "—" if value is None else typeset(f"{value:{spec}}")
+
+
+def mean_std(values: Sequence[float], metric: Metric) -> str:
+    """Mean ± sample standard deviation with the metric's unit."""
+    return typeset(format_mean_std(values, metric.spec, metric.unit))
 
 
 def count(value: float | None) -> str:
@@ -52,55 +68,85 @@ def duration(seconds: float | None) -> str:
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
 
 
-def _difference(steps: Group, base: Group, key: str, sign: int, points: str) -> tuple[str, dict[str, str] | None]:
-    """The paired difference over common seeds, in words and as a tile."""
-    a, b = steps.results(key), base.results(key)
+def values_in_words(values: Sequence[tuple[Group, int, float]], show: Callable[[float], str]) -> str:
+    """(group, epoch, value) each, in words: "1 for A and 2 for B after epoch 3"."""
+    times = ["after epoch " + str(epoch) if epoch else "before training" for _, epoch, _ in values]
+    one_time = len(set(times)) == 1
+    return join(
+        f"{show(value)} for {group.the}" + ("" if one_time else f" ({time})")
+        for (group, _, value), time in zip(values, times)
+    ) + (f" {times[0]}" if one_time else "")
+
+
+def result_metric(groups: Sequence[Group]) -> Metric | None:
+    """The metric by which these models are compared: the first that all have on the validation split."""
+    candidates = [metric for metric in METRICS.values() if metric.is_headline or metric.key == "loss"]
+    return next((m for m in candidates if groups and all(group.results(f"val_{m.key}") for group in groups)), None)
+
+
+def summarize_results(groups: Sequence[Group]) -> tuple[str, list[Tile]]:
+    """The results in one sentence and as tiles: one per group, and one per paired difference."""
+    finished = [group for group in groups if any(run.summary for run in group.runs)]
+    waiting = [f"seed {run.seed} of {group.the}" for group in groups for run in group.runs if not run.summary]
+    unfinished = f"not finished: {join(waiting)}" if waiting else ""
+    metric = result_metric(finished)
+    if metric is None:
+        return sentence("No result yet", unfinished or "no run has a validation metric"), []
+    name = metric_label(f"val_{metric.key}")
+    differences = [_difference(steps, base, metric) for steps, base in _pairs(finished)]
+    difference_tiles = [tile for _, tile in differences if tile]
+    if len(finished) > _MAX_IN_A_SENTENCE:
+        best, worst = _best(finished, metric), _best(finished, metric, worst=True)
+        ends = " and worst for ".join(f"{g.the}, {mean_std(_values(g, metric), metric)}" for g in (best, worst))
+        return sentence(f"Of {len(finished)} models, the {name} is best for {ends}", unfinished), difference_tiles
+    parts, tiles = [], []
+    for group in finished:
+        values = _values(group, metric)
+        value, note = mean_std(values, metric), f"{len(values)} seeds" if len(values) > 1 else "one seed"
+        parts.append(f"{value} for {group.the} ({note})")
+        tiles.append({"name": group.name, "value": value, "note": f"{name}, {note}", "color": group.color})
+    conclusions = [words for words, _ in differences]
+    if not conclusions and len(finished) > 1:
+        conclusions.append(f"the best mean is that of {_best(finished, metric).the}")
+    return sentence(f"The {name} is {join(parts)}", *conclusions, unfinished), tiles + difference_tiles
+
+
+def _values(group: Group, metric: Metric) -> list[float]:
+    return list(group.results(f"val_{metric.key}").values())
+
+
+def _best(groups: Sequence[Group], metric: Metric, worst: bool = False) -> Group:
+    choose = max if metric.higher_is_better != worst else min
+    return choose(groups, key=lambda group: statistics.fmean(_values(group, metric)))
+
+
+def _pairs(groups: Sequence[Group]) -> list[tuple[Group, Group]]:
+    """Each StepsNet with its baseline."""
+    steps, baselines = ([group for group in groups if group.label == label] for label in (STEPS, BASELINE))
+    only_two = len(steps) == len(baselines) == 1
+    return [(s, b) for s in steps for b in baselines if only_two or s.suffix == b.suffix]
+
+
+def _difference(steps: Group, base: Group, metric: Metric) -> tuple[str, Tile | None]:
+    """The paired difference over the seeds that both have, in words and as a tile."""
+    a, b = (group.results(f"val_{metric.key}") for group in (steps, base))
     seeds = [seed for seed in a if seed in b]
     if not seeds:
-        return f"{steps.the} and {base.the} share no seed, so there is no paired difference", None
+        return f"{steps.the} and {base.the} have no seed in common, so there is no paired difference", None
     pairs = [a[seed] - b[seed] for seed in seeds]
-    mean, note = statistics.fmean(pairs), f"seed {seeds[0]} only, so the spread is unknown"
-    better = steps if mean * sign > 0 else base
+    mean, note = statistics.fmean(pairs), f"seed {seeds[0]} only, so the standard deviation is unknown"
+    better, sign = (steps if (mean > 0) == metric.higher_is_better else base), math.copysign(1, mean)
     if len(pairs) > 1:
         wins = sum(pair * mean > 0 for pair in pairs)
         note = f"paired over seeds {join(map(str, seeds))}, better in {wins} of {len(pairs)}"
-        note += ", within the spread of the seeds" if abs(mean) <= statistics.stdev(pairs) else ""
-    size = spread([math.copysign(1, mean) * pair for pair in pairs], points)
-    verdict = f"{better.the} is better by {size}" if mean else f"{steps.the} and {base.the} are equal"
-    name = f"{steps.name} − {base.name}"
-    value = ("+" if mean > 0 else "") + spread(pairs, points)
-    return f"{verdict} ({note})", {"name": name, "value": value, "note": note, "colour": "#5c6675"}
+        if abs(mean) <= statistics.stdev(pairs):
+            note += ", not larger than its standard deviation"
 
+    def show(values: Sequence[float], plus: str = "") -> str:
+        return typeset(format_mean_std(values, plus + metric.spec, metric.difference_unit, metric.spec))
 
-def headline(groups: Sequence[Group]) -> tuple[str, list[dict[str, str]]]:
-    """What came out, in one sentence and as tiles: every group's result, and the paired differences."""
-    finished = [group for group in groups if any(run.summary for run in group.runs)]
-    result = next((r for r in RESULTS if finished and all(group.results(r[0]) for group in finished)), None)
-    waiting = [f"seed {run.seed} of {group.the}" for group in groups for run in group.runs if not run.summary]
-    unfinished = f"unfinished: {join(waiting)}" if waiting else ""
-    if result is None:
-        return sentence_of("No result yet", unfinished or "no run has a validation metric"), []
-    key, what, unit, sign = result
-    ours, theirs = ([group for group in finished if group.label == label] for label in (STEPS, BASELINE))
-    alone = len(ours) == len(theirs) == 1
-    pairs = [(s, b) for s in ours for b in theirs if alone or s.suffix == b.suffix]
-    if len(finished) > 6:  # more than a sentence holds; the table below has all
-        ordered = sorted(finished, key=lambda group: sign * statistics.fmean(group.results(key).values()))
-        ends = (f"{spread(list(g.results(key).values()), unit)} for {g.the}" for g in (ordered[-1], ordered[0]))
-        sentence = f"Of {len(finished)} models the {what} is best with {' and worst with '.join(ends)}"
-        differences = [_difference(steps, base, key, sign, "\u00a0points" if unit else "")[1] for steps, base in pairs]
-        return sentence_of(sentence, unfinished), [tile for tile in differences if tile]
-    parts, said, tiles = [], [], []
-    for group in finished:
-        values = list(group.results(key).values())
-        value, note = spread(values, unit), f"{len(values)} seeds" if len(values) > 1 else "one seed"
-        parts.append(f"{value} for {group.the} ({note})")
-        tiles.append({"name": group.name, "value": value, "note": f"{what}, {note}", "colour": group.colour})
-    for steps, base in pairs:
-        words, tile = _difference(steps, base, key, sign, "\u00a0points" if unit else "")
-        said.append(words)
-        tiles += [tile] if tile else []
-    if not said and len(finished) > 1:
-        best = max(finished, key=lambda group: sign * statistics.fmean(group.results(key).values()))
-        said.append(f"the best by its mean is {best.the}")
-    return sentence_of(f"The {what} is {join(parts)}", *said, unfinished), tiles
+    verdict = f"{better.the} is better by {show([sign * pair for pair in pairs])}"
+    verdict = verdict if mean else f"{steps.the} and {base.the} are equal"
+    value = show(pairs, plus="+" if mean else "")
+    tile = {"name": f"{steps.name} minus {base.name}", "value": value, "note": note, "color": "#5c6675"}
+    return f"{verdict} ({note})", tile

@@ -1,6 +1,7 @@
-"""The tasks, a package each: ``task.py`` trains and scores, ``data.py`` reads, ``predict.py`` uses a run.
+"""The tasks, one package each: ``data.py`` reads, ``task.py`` trains and evaluates, ``predict.py`` uses a run.
 
-Each package has two functions: ``build(recipe, data, run) -> (model, task)`` and ``predict(run, recipe, inputs)``.
+Each package has two functions: ``task.build(recipe, data, run) -> (model, task)`` and
+``predict.predict(run, recipe, inputs) -> predictions``.
 """
 
 from __future__ import annotations
@@ -15,27 +16,42 @@ from ..engine.task import Task
 from ..run_folder import read_run_recipe
 from .prediction import PredictInputs, Prediction
 
-__all__ = ["build_task", "predict"]
+__all__ = ["build_task", "check_recipe", "predict"]
 
 
 def build_task(recipe: Recipe, data: str | None = None, run: Path | None = None) -> tuple[nn.Module, Task]:
-    """Build a recipe's model and open its data, or other ``data``.
+    """Build a recipe's model and open its data.
 
     Args:
-        run: the folder of a run that is to be used and not trained: its own assets, such as its tokenizer, take
-            precedence over those of the data, of which dense tasks then open the scored split alone.
+        data: used in place of the recipe's, such as ``folder:PATH``.
+        run: the folder of a run that is evaluated and not trained. Its own assets, such as its tokenizer, are used
+            in place of those of the data; detection and segmentation open the evaluated split only.
 
     Raises:
-        UserError: a model or data that are not there, or that do not fit each other.
+        UserError: the model or the data do not exist, or do not fit each other.
     """
     return importlib.import_module(f"stepsnet.tasks.{recipe.task}.task").build(recipe, data, run)
 
 
-def predict(run: Path, inputs: PredictInputs) -> list[Prediction]:
-    """What a run says of images or a text.
+def check_recipe(recipe: Recipe, model: nn.Module) -> None:
+    """Find what does not fit without opening the data, before the first of several runs starts.
+
+    Args:
+        model: the recipe's, which may be on the meta device.
 
     Raises:
-        UserError: the folder is not a run's, or a run of a task that does not take these inputs.
+        UserError: the model does not take what the recipe feeds it with.
+    """
+    task = importlib.import_module(f"stepsnet.tasks.{recipe.task}.task")
+    if hasattr(task, "check"):
+        task.check(recipe, model)
+
+
+def predict(run: Path, inputs: PredictInputs) -> list[Prediction]:
+    """Apply a run to images or to a prompt.
+
+    Raises:
+        UserError: the folder is not a run's, or its task does not take these inputs.
     """
     recipe = read_run_recipe(run)
     return importlib.import_module(f"stepsnet.tasks.{recipe.task}.predict").predict(run, recipe, inputs)

@@ -1,34 +1,103 @@
-"""The loader of every task whose samples are pictures: the same batches with any number of workers."""
+"""The loader of every task that reads images, and the order of runs that count updates in place of epochs."""
 
 from __future__ import annotations
 
+import multiprocessing
 import signal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from multiprocessing.process import BaseProcess
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-__all__ = ["make_loader"]
+from ..engine.randomness import data_order
+
+__all__ = ["loaded", "order_of_pass", "sample_of_run"]
 
 
-def make_loader(samples: Dataset, device: torch.device, workers: int, batches: int, **settings: Any) -> DataLoader:
-    """A loader that neither draws from the run's generator nor takes its signals.
+@contextmanager
+def loaded(
+    samples: Dataset, device: torch.device, workers: int, batches: int, **settings: Any
+) -> Iterator[Iterator[Any]]:
+    """Load batches and move their tensors to ``device``; the same batches with any number of workers.
+
+    The loader draws nothing from the run's random generators, and its workers ignore the run's signals. The workers
+    end with the ``with`` block, however it is left. They ignore SIGTERM, with which Python ends remaining workers
+    when it exits, so it would otherwise wait for them for ever.
 
     Args:
-        workers: processes that decode and augment, at most one for each of so many ``batches``.
-        **settings: DataLoader's, such as ``batch_sampler``.
+        workers: processes that decode and augment; no more than ``batches`` are started.
+        batches: the number of batches that will be loaded.
+        **settings: further arguments of DataLoader, such as ``batch_sampler``.
     """
-    return DataLoader(
+    loader: DataLoader = DataLoader(
         samples,
         num_workers=min(workers, batches),
         pin_memory=device.type == "cuda",
-        worker_init_fn=_leave_signals_to_the_run,
-        generator=torch.Generator().manual_seed(0),  # else it would draw from the run's
+        worker_init_fn=_ignore_signals,
+        generator=torch.Generator().manual_seed(0),  # otherwise it would draw from the run's generator
         **settings,
     )
+    others = multiprocessing.active_children()
+    try:
+        found = iter(loader)
+    except BaseException:  # some of the workers could not be started
+        _end(_all_but(others))
+        raise
+    started = _all_but(others)
+    try:
+        yield (_to_device(batch, device) for batch in found)
+    finally:
+        # torch does this when the iterator is collected, which a kept traceback delays
+        if shut_down := getattr(found, "_shutdown_workers", None):  # there are workers
+            shut_down()
+        _end(started)
 
 
-def _leave_signals_to_the_run(worker: int) -> None:
-    # a terminal sends Ctrl-C to the workers too, and torchrun and schedulers SIGTERM; the run ends them when it is done
+def sample_of_run(seed: int, number: int, samples: int) -> tuple[int, int]:
+    """The ``number``-th sample of a run that goes over ``samples`` pass after pass, each in its own order.
+
+    Returns:
+        The pass, counted from 0, and the index of the sample.
+    """
+    number_of_pass, position = divmod(number, samples)
+    return number_of_pass, int(order_of_pass(seed, number_of_pass, samples)[position])
+
+
+@lru_cache(maxsize=4)
+def order_of_pass(seed: int, number_of_pass: int, samples: int) -> np.ndarray:
+    """The same as :func:`~stepsnet.engine.randomness.data_order`; the last orders are kept."""
+    return data_order(seed, number_of_pass, samples)
+
+
+def _to_device(value: Any, device: torch.device) -> Any:
+    """A batch with the tensors in its lists, tuples and dictionaries on ``device``."""
+    if isinstance(value, Tensor):
+        return value.to(device, non_blocking=True)
+    if isinstance(value, (list, tuple)):
+        return type(value)(_to_device(item, device) for item in value)
+    if isinstance(value, dict):
+        return {key: _to_device(item, device) for key, item in value.items()}
+    return value
+
+
+def _all_but(others: Sequence[BaseProcess]) -> list[BaseProcess]:
+    return [child for child in multiprocessing.active_children() if child not in others]
+
+
+def _end(workers: Sequence[BaseProcess]) -> None:
+    """Kill the workers that torch has not ended within some seconds, for example on a file system that hangs."""
+    for worker in workers:
+        worker.kill()
+        worker.join()
+
+
+def _ignore_signals(worker: int) -> None:
+    # a terminal sends Ctrl-C to the workers too, torchrun and schedulers send SIGTERM; the run ends its workers itself
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)

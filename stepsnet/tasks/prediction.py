@@ -1,27 +1,31 @@
-"""What `stepsnet predict` asks of a task, and what it gets."""
+"""What `stepsnet predict` gives to a task and gets from it, and what the tasks' predictions share."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
 from ..checkpoint import load_into
 from ..config import Recipe
+from ..console import progress_bar
 from ..engine.distributed import pick_device
 from ..errors import UserError
 from ..run_folder import read_weights
+from .images import UNREADABLE, why_unreadable
 
-__all__ = ["PredictInputs", "Prediction", "load_trained"]
+__all__ = ["PredictInputs", "Prediction", "load_trained", "read_files"]
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
 class PredictInputs:
-    """What a user gives; each task takes the part that means something to it."""
+    """What a user gives; each task uses the fields that apply to it."""
 
     files: Sequence[Path] = ()
     prompt: str | None = None
@@ -29,12 +33,12 @@ class PredictInputs:
     temperature: float = 0.8  # 0 takes the likeliest token each time
     seed: int = 0
     top: int = 5  # classes per image
-    out: Path = Path("predictions")  # for images that are drawn
-    min_score: float = 0.5  # from which an object is drawn
-    emit: Callable[[str], None] = lambda text: None  # is given a text piece by piece, as it is generated
+    out: Path = Path("predictions")  # the folder for images that are drawn
+    min_score: float = 0.5  # objects with a lower score are not drawn
+    emit: Callable[[str], None] = lambda text: None  # called with each piece of a text as it is generated
 
     def require_files(self, run: Path, recipe: Recipe) -> Sequence[Path]:
-        """Raises UserError where a text is given instead."""
+        """The files. Raises UserError where a prompt is given in place of them."""
         if self.prompt is not None:
             raise UserError(f"predict: {run} is a run of {recipe.task}, expected one of language for --prompt")
         return self.files
@@ -42,14 +46,14 @@ class PredictInputs:
 
 @dataclass(frozen=True)
 class Prediction:
-    """For one input: a line for people, and the same as JSON."""
+    """The result for one input."""
 
-    line: str
-    record: Any
+    line: str  # for people; empty where everything has been emitted
+    record: Any  # the same as JSON
 
 
 def load_trained(run: Path, recipe: Recipe, model: nn.Module) -> tuple[nn.Module, torch.device]:
-    """A run's model with its weights, on its device and in evaluation mode.
+    """Load a run's weights into ``model``, on the recipe's device and in evaluation mode.
 
     Raises:
         UserError: the run has no weights, or they do not fit the model.
@@ -57,3 +61,22 @@ def load_trained(run: Path, recipe: Recipe, model: nn.Module) -> tuple[nn.Module
     load_into(model, read_weights(run))
     device = pick_device(recipe.device)
     return model.to(device).eval(), device
+
+
+def read_files(files: Sequence[Path], read: Callable[[Path], T]) -> Iterator[T]:
+    """Yield ``read(file)`` for each file, after every file has been read once as a check.
+
+    Raises:
+        UserError: a file is missing or is not an image; nothing has been yielded then.
+    """
+    for file in progress_bar(files, "reading"):
+        _read(file, read)
+    for file in progress_bar(files, "predicting"):
+        yield _read(file, read)
+
+
+def _read(file: Path, read: Callable[[Path], T]) -> T:
+    try:
+        return read(file)
+    except UNREADABLE as error:
+        raise UserError(f"predict: cannot read {file} as an image: {why_unreadable(file, error)}") from None

@@ -1,12 +1,11 @@
-"""Image data sets by name, each as two splits of samples that know nothing of what was drawn before them."""
+"""The data of classification: two splits of samples, each a function of the seed, the epoch and its index."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,25 +14,22 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from ...config import Augment
-from ...console import progress_bar
 from ...engine.randomness import seed_sample
 from ...errors import UserError, nearest
-from .shards import find_shards
+from ..images import UNREADABLE
+from .sources import SOURCES, Arrays, StoredImages
 
-__all__ = ["ImageData", "InputSpec", "UNREADABLE", "Place", "Samples", "load_images", "read_to_predict"]
-
-T = TypeVar("T")
+__all__ = ["ImageData", "InputSpec", "SampleKey", "Samples", "evaluation_transform", "load_images"]
 
 Transform = Callable[[Any], Tensor]
-Place = tuple[int, int, int]  # epoch, index, copy
+SampleKey = tuple[int, int, int]  # epoch, index, copy
 
-_NEIGHBOURS = 10  # samples tried in the place of one that cannot be decoded
-UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)  # what Pillow raises
+_NEIGHBORS = 10  # samples that are tried where one cannot be decoded
 
 
 @dataclass(frozen=True)
 class InputSpec:
-    """How a picture becomes an input: timm's data config of a model."""
+    """How an image becomes an input: timm's data config of a model."""
 
     input_size: tuple[int, int, int]  # C, H, W
     mean: tuple[float, ...]
@@ -43,30 +39,19 @@ class InputSpec:
 
     @property
     def mode(self) -> str:
-        """Pillow's."""
+        """The mode that Pillow decodes images to."""
         return "L" if self.input_size[0] == 1 else "RGB"
 
     def training(self, augment: Augment | None) -> Transform:
-        from timm.data import create_transform
-
+        """timm's training transform, or that of evaluation where there is no augmentation."""
         if augment is None:
             return self.evaluation()
-        return create_transform(
-            self.input_size,
-            is_training=True,
-            scale=augment.scale,
-            ratio=augment.ratio,
-            hflip=augment.hflip,
-            color_jitter=augment.color_jitter,
-            auto_augment=augment.auto_augment,
-            interpolation=self.interpolation,
-            mean=self.mean,
-            std=self.std,
-            re_prob=augment.re_prob,
-            re_mode=augment.re_mode,
-        )
+        from .augmentation import augmenting_transform
+
+        return augmenting_transform(self, augment)
 
     def evaluation(self) -> Transform:
+        """timm's resize, center crop and normalization."""
         from timm.data import create_transform
 
         return create_transform(
@@ -79,44 +64,33 @@ class InputSpec:
         )
 
 
-class Pictures(Protocol):
-    """One split as it is stored."""
-
-    @property
-    def labels(self) -> Sequence[int]: ...
-
-    def read(self, index: int) -> Any:
-        """A picture; raises what Pillow raises when it cannot be decoded."""
-        ...
-
-    def name(self, index: int) -> str: ...
-
-
 class Samples(Dataset):
-    """Pictures as inputs: sample (epoch, index, copy) is a function of these and the seed.
+    """Images as inputs: sample (epoch, index, copy) is a function of these numbers and the seed.
 
-    One that cannot be decoded gives way to the next one that can; the third item of a sample then names it.
+    A sample is the input (C, H, W), its label, and the name of the image that could not be decoded, if there is one:
+    it is replaced by the next image that can be.
     """
 
-    def __init__(self, pictures: Pictures, transform: Transform, indices: np.ndarray, seed: int = 0):
-        self.pictures, self.transform, self.indices, self.seed = pictures, transform, indices, seed
+    def __init__(self, images: StoredImages, transform: Transform, indices: np.ndarray, seed: int = 0):
+        self.images, self.transform, self.indices, self.seed = images, transform, indices, seed
 
     def __len__(self) -> int:
         return len(self.indices)
 
-    def __getitem__(self, place: Place) -> tuple[Tensor, int, str]:
-        epoch, position, copy = place
+    def __getitem__(self, key: SampleKey) -> tuple[Tensor, int, str]:
+        """Raises UserError where ten images in a row cannot be decoded."""
+        epoch, position, copy = key
         failed = ""
-        for step in range(_NEIGHBOURS):
+        for step in range(_NEIGHBORS):
             index = int(self.indices[(position + step) % len(self)])
             try:
-                picture = self.pictures.read(index)
+                image = self.images.read(index)
             except UNREADABLE as error:
-                failed = failed or f"{self.pictures.name(index)}: {' '.join(str(error).split())}"
+                failed = failed or f"{self.images.name(index)}: {' '.join(str(error).split())}"
                 continue
             seed_sample(self.seed, epoch, index, copy)
-            return self.transform(picture), int(self.pictures.labels[index]), failed
-        raise UserError(f"data: {_NEIGHBOURS} samples in a row cannot be decoded, the first is {failed}")
+            return self.transform(image), int(self.images.labels[index]), failed
+        raise UserError(f"data: {_NEIGHBORS} samples in a row cannot be decoded, the first is {failed}")
 
 
 @dataclass(frozen=True)
@@ -124,197 +98,54 @@ class ImageData:
     classes: tuple[str, ...]
     train: Samples
     val: Samples
-    read: Transform  # a Pillow picture of any size -> (C, H, W), normalised, as in evaluation
-
-
-class _Arrays:
-    """Pictures that are in memory."""
-
-    def __init__(self, images: Any, labels: Sequence[int], convert: Callable[[Any], Any] = lambda image: image):
-        self.images, self.labels, self.convert = images, labels, convert
-
-    def read(self, index: int) -> Any:
-        return self.convert(self.images[index])
-
-    def name(self, index: int) -> str:
-        return f"sample {index}"
-
-
-class _Files:
-    """Pictures in files, labelled by their folder."""
-
-    def __init__(self, samples: Sequence[tuple[str, int]], mode: str):
-        self.paths = [path for path, _ in samples]
-        self.labels = [label for _, label in samples]
-        self.mode = mode
-
-    def read(self, index: int) -> Image.Image:
-        return open_picture(Path(self.paths[index]), self.mode)
-
-    def name(self, index: int) -> str:
-        return self.paths[index]
-
-
-class _TimmReader:
-    """Pictures that one of timm's readers finds."""
-
-    def __init__(self, reader: Any, mode: str):
-        self.reader, self.mode = reader, mode
-        self.labels = [int(target) for target in reader.iter_targets()]
-
-    def read(self, index: int) -> Image.Image:
-        with self.reader[index][0] as file, Image.open(file) as picture:
-            return picture.convert(self.mode)
-
-    def name(self, index: int) -> str:
-        return f"sample {index} ({self.reader.filename(index, basename=True)})"
-
-
-def read_to_predict(files: Sequence[Path], read: Callable[[Path], T]) -> Iterator[T]:
-    """What ``read`` makes of each file, one at a time; all are read before the first is given out.
-
-    Raises:
-        UserError: a file that is missing or no picture; it is named, and none has been given out.
-    """
-    for file in progress_bar(files, "reading"):
-        _read_picture(file, read)
-    for file in progress_bar(files, "predicting"):
-        yield _read_picture(file, read)
-
-
-def _read_picture(file: Path, read: Callable[[Path], T]) -> T:
-    try:
-        return read(file)
-    except UNREADABLE as error:
-        reason = "no such file" if not file.exists() else str(error).split(":")[0]
-        raise UserError(f"predict: cannot read {file} as a picture: {reason}") from None
-
-
-def open_picture(path: Path, mode: str) -> Image.Image:
-    with Image.open(path) as picture:
-        return picture.convert(mode)
-
-
-Splits = tuple[tuple[str, ...], Pictures, Pictures]  # classes, training, validation
-
-
-def _folder(place: str, mode: str) -> Splits:
-    """``train`` and ``val`` (or validation, test), in each a folder of pictures a class: ImageNet's layout."""
-    from torchvision.datasets import ImageFolder
-
-    root = Path(place)
-    if not root.is_dir():
-        raise UserError(f"data: {place} is no folder; --data folder:PATH says where the pictures are")
-    splits = []
-    for names in (("train",), ("val", "validation", "valid", "test")):
-        found = next((root / name for name in names if (root / name).is_dir()), None)
-        if found is None:
-            inside = ", ".join(sorted(path.name for path in root.iterdir())[:5]) or "nothing"
-            raise UserError(f"data: {root} has no folder {' or '.join(names)}, got {inside}")
-        try:
-            splits.append(ImageFolder(str(found)))
-        except FileNotFoundError as error:
-            raise UserError(f"data: {str(error).split(' Supported')[0].rstrip('.')} in {found}") from None
-    train, val = splits
-    if train.classes != val.classes:
-        missing, more = sorted(set(train.classes) - set(val.classes)), sorted(set(val.classes) - set(train.classes))
-        raise UserError(
-            f"data: {val.root} has other classes than {train.root}: {len(missing)} are missing"
-            f"{f' ({missing[0]}, …)' if missing else ''}, {len(more)} are new{f' ({more[0]}, …)' if more else ''}"
-        )
-    return tuple(train.classes), _Files(train.samples, mode), _Files(val.samples, mode)
-
-
-def _cifar(name: Literal["CIFAR10", "CIFAR100"]) -> Callable[[str, str], Splits]:
-    def load(place: str, mode: str) -> Splits:
-        from torchvision import datasets
-
-        def convert(array: np.ndarray) -> Image.Image:
-            return Image.fromarray(array).convert(mode)
-
-        kind = getattr(datasets, name)
-        try:
-            # every rank may ask at once: what is there is only read
-            splits = [kind(place, train=train, download=not os.path.isdir(place)) for train in (True, False)]
-        except (RuntimeError, OSError) as error:
-            raise UserError(
-                f"data: no {name} as torchvision reads it in {place}, nor could it be loaded: {error}"
-            ) from None
-        train, val = splits
-        return (
-            tuple(train.classes),
-            _Arrays(train.data, train.targets, convert),
-            _Arrays(val.data, val.targets, convert),
-        )
-
-    return load
-
-
-def _hugging_face(place: str, mode: str) -> Splits:
-    """A data set of the hub, or of a local folder, with the splits train and validation (or test)."""
-    try:
-        from timm.data.readers import create_reader
-
-        readers = [create_reader(f"hfds/{place}", root=None, split="train")]
-    except ImportError:
-        raise UserError("data: hfds needs Hugging Face's datasets, expected `pip install stepsnet[data]`") from None
-    except Exception as error:  # what the hub, the network or the files may raise
-        raise UserError(f"data: cannot load hfds:{place}: {' '.join(str(error).split())[:300]}") from None
-    for split in ("validation", "test"):
-        try:
-            readers.append(create_reader(f"hfds/{place}", root=None, split=split))
-            break
-        except ValueError:
-            continue
-    else:
-        raise UserError(f"data: hfds:{place} has no split validation or test")
-    train, val = readers
-    if train.class_to_idx != val.class_to_idx:
-        raise UserError(f"data: hfds:{place}: the classes of its splits differ")
-    return tuple(map(str, train.class_to_idx)), _TimmReader(train, mode), _TimmReader(val, mode)
-
-
-SOURCES: dict[str, Callable[[str, str], Splits]] = {
-    "folder": _folder,
-    "cifar10": _cifar("CIFAR10"),
-    "cifar100": _cifar("CIFAR100"),
-    "hfds": _hugging_face,
-    "wds": find_shards,
-}
+    read: Transform  # the same as evaluation_transform
 
 
 def load_images(
     data: str, spec: InputSpec, augment: Augment | None = None, seed: int = 0, train_samples: int | None = None
 ) -> ImageData:
-    """A data set by its name: ``digits``, or a kind of :data:`SOURCES` and a place, such as ``folder:PATH``.
+    """Open ``digits``, or one of :data:`~stepsnet.tasks.classification.sources.SOURCES` such as ``folder:PATH``.
 
-    A path alone is a folder. ``train_samples`` keeps so many of the training samples, the first of each
-    class in turn.
+    A path alone is a folder.
+
+    Args:
+        augment: of the training split; None uses the transform of evaluation.
+        train_samples: keep so many training samples, the first of each class in turn; None keeps all.
 
     Raises:
-        UserError: an unknown name, a folder that is missing or empty, a class without pictures, or
+        UserError: an unknown name, a folder that is missing or empty, a class without images, or
             validation classes that differ from training's.
     """
-    kind, colon, place = data.partition(":")
+    kind, colon, path = data.partition(":")
     if data == "digits":
         return _digits(seed, augment, train_samples)
     if not colon and Path(data).is_dir():
-        kind, place = "folder", data
-    if kind not in SOURCES or not place:
+        kind, path = "folder", data
+    if kind not in SOURCES or not path:
         known = ["digits", *(f"{kind}:…" for kind in SOURCES)]
         raise UserError(f"data: got {data!r}, expected a folder or one of {', '.join(known)}{nearest(kind, known)}")
-    classes, train, val = SOURCES[kind](place, spec.mode)
-    evaluation, mode = spec.evaluation(), spec.mode
+    classes, train, val = SOURCES[kind](path, spec.mode)
     return ImageData(
         classes,
         Samples(train, spec.training(augment), _chosen(train.labels, train_samples), seed),
-        Samples(val, evaluation, np.arange(len(val.labels)), seed),
-        lambda picture: evaluation(picture.convert(mode)),
+        Samples(val, spec.evaluation(), np.arange(len(val.labels)), seed),
+        evaluation_transform(data, spec),
     )
 
 
+def evaluation_transform(data: str, spec: InputSpec) -> Transform:
+    """A Pillow image of any size and mode -> (C, H, W), normalized, as in the evaluation on ``data``.
+
+    The data are not opened.
+    """
+    if data == "digits":
+        return _digits(0, None, None).read
+    transform, mode = spec.evaluation(), spec.mode
+    return lambda image: transform(image.convert(mode))
+
+
 def _chosen(labels: Sequence[int], count: int | None) -> np.ndarray:
-    """Indices of all samples, or of the first ``count`` when the classes take turns."""
+    """Indices of all samples, or of the first ``count`` where the classes take turns."""
     if count is None:
         return np.arange(len(labels))
     if not 1 <= count <= len(labels):
@@ -327,31 +158,31 @@ def _chosen(labels: Sequence[int], count: int | None) -> np.ndarray:
 
 
 def _digits(seed: int, augment: Augment | None, train_samples: int | None) -> ImageData:
-    """The 1,797 handwritten digits that scikit-learn ships: 8×8 grey values from 0 to 16, light on dark.
+    """The 1,797 handwritten digits of scikit-learn: 8×8 gray values from 0 to 16, light on dark.
 
-    A fixed fifth, stratified by class, is the validation split.
+    A fixed fifth of them, stratified by class, is the validation split.
     """
     from sklearn.datasets import load_digits as load
     from sklearn.model_selection import train_test_split
 
     if augment is not None:
-        raise UserError("augment: digits are numbers, not pictures, and take none: expected null")
+        raise UserError("augment: got some with data=digits, expected null: digits are arrays and not images")
     digits = load()
     images, labels = (digits.images / 16.0).astype(np.float32), digits.target.astype(np.int64)
     split = train_test_split(images, labels, test_size=0.2, random_state=0, stratify=labels)
     train_images, val_images, train_labels, val_labels = split
     mean, std = float(train_images.mean()), float(train_images.std())
 
-    def normalise(values: np.ndarray) -> Tensor:
+    def normalize(values: np.ndarray) -> Tensor:
         return torch.from_numpy((values - mean) / std).float().unsqueeze(0)  # (1, 8, 8)
 
-    def read(picture: Image.Image) -> Tensor:
-        grey = picture.convert("L").resize((8, 8), Image.Resampling.BOX)
-        return normalise(np.asarray(grey, dtype=np.float32) / 255.0)
+    def read(image: Image.Image) -> Tensor:
+        gray = image.convert("L").resize((8, 8), Image.Resampling.BOX)
+        return normalize(np.asarray(gray, dtype=np.float32) / 255.0)
 
     return ImageData(
         tuple(str(digit) for digit in range(10)),
-        Samples(_Arrays(train_images, train_labels), normalise, _chosen(train_labels, train_samples), seed),
-        Samples(_Arrays(val_images, val_labels), normalise, np.arange(len(val_labels)), seed),
+        Samples(Arrays(train_images, train_labels), normalize, _chosen(train_labels, train_samples), seed),
+        Samples(Arrays(val_images, val_labels), normalize, np.arange(len(val_labels)), seed),
         read,
     )

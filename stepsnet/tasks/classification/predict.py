@@ -2,42 +2,56 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...config import ClassificationRecipe
-from ..prediction import PredictInputs, Prediction, load_trained
-from .data import read_to_predict
-from .task import build
+from ...models.build import build_model
+from ..assets import CLASSES_FILE, read_classes
+from ..prediction import PredictInputs, Prediction, load_trained, read_files
+from .data import evaluation_transform, load_images
+from .task import input_spec
 
 __all__ = ["predict"]
 
 
 @torch.no_grad()
 def predict(run: Path, recipe: ClassificationRecipe, inputs: PredictInputs) -> list[Prediction]:
-    """The likeliest classes of each image, with probabilities.
+    """The ``inputs.top`` likeliest classes of each image, with probabilities.
 
     Raises:
-        UserError: a file that is missing or not an image; it is named, and nothing is predicted.
+        UserError: a file is missing or is not an image; then nothing is predicted.
     """
     files = inputs.require_files(run, recipe)
-    model, task = build(recipe, run=run)
-    model, device = load_trained(run, recipe, model)
-    classes = task.data.classes
+    model, device = load_trained(run, recipe, build_model(recipe.model))
+    transform = evaluation_transform(recipe.data, input_spec(recipe, model))
+    classes = _classes_of(run, recipe, model)
 
     def read(file: Path) -> Tensor:
         with Image.open(file) as image:
-            return task.data.read(image)
+            return transform(image)
 
-    images = read_to_predict(files, read)
+    images = read_files(files, read)
     probabilities = torch.cat([model(image[None].to(device)).softmax(-1) for image in images])  # (files, classes)
     ranked = probabilities.topk(min(inputs.top, len(classes)))
-    found = []
+    predictions = []
     for file, values, indices in zip(files, ranked.values.tolist(), ranked.indices.tolist()):
         by_class = {classes[index]: value for index, value in zip(indices, values)}
         line = f"{file}: " + ", ".join(f"{name} {100 * value:.1f}%" for name, value in by_class.items())
-        found.append(Prediction(line, {"file": str(file), "classes": by_class}))
-    return found
+        predictions.append(Prediction(line, {"file": str(file), "classes": by_class}))
+    return predictions
+
+
+def _classes_of(run: Path, recipe: ClassificationRecipe, model: nn.Module) -> Sequence[str]:
+    """The run's class names, or those of its data where the run is older than ``classes.json``."""
+    if (run / CLASSES_FILE).exists():
+        return read_classes(run)
+    print(
+        f"stepsnet: {run} has no {CLASSES_FILE}: the class names are read from its data, {recipe.data}", file=sys.stderr
+    )
+    return load_images(recipe.data, input_spec(recipe, model)).classes

@@ -1,7 +1,7 @@
-"""WebDataset shards, read in any order: a tar file's index of members is made once, its pictures on demand.
+"""WebDataset shards, read in any order: each tar file is indexed once, and its images are read on demand.
 
-timm's own reader streams a shard from its beginning, so its order depends on the number of workers and it
-cannot start inside an epoch; a run that ends as if it had not been killed needs the n-th sample (design.md, rule 4).
+timm's own reader streams a shard from its beginning, so its order depends on the number of workers and it cannot
+start inside an epoch. A run that is resumed bit for bit needs the n-th sample (design.md, rule 4).
 """
 
 from __future__ import annotations
@@ -20,34 +20,34 @@ from ...errors import UserError
 
 __all__ = ["Shards", "find_shards"]
 
-_PICTURES = {"jpg", "jpeg", "png", "webp", "ppm"}
+_SUFFIXES = {"jpg", "jpeg", "png", "webp", "ppm"}
 
 
 class Shards:
-    """The pictures of tar files whose members are ``KEY.jpg`` (or png, webp, …) and ``KEY.cls`` or ``KEY.json``.
+    """The images of tar files whose members are ``KEY.jpg`` (or png, webp, …) and ``KEY.cls`` or ``KEY.json``.
 
-    ``.cls`` holds the number of the class, ``.json`` has it under ``label``.
+    ``.cls`` holds the number of the class; ``.json`` has it under ``label``.
     """
 
     def __init__(self, paths: Sequence[Path], mode: str):
-        """Raises UserError for a file that is no tar file, and for a picture without a class."""
+        """Raises UserError for a file that is not a tar file, and for an image without a class."""
         self.mode = mode
         self.labels: list[int] = []
-        self.places: list[tuple[Path, str, int, int]] = []  # file, member, offset and length in bytes
+        self.members: list[tuple[Path, str, int, int]] = []  # file, name, offset and length in bytes
         for path in paths:
             self._index(path)
 
     def _index(self, path: Path) -> None:
-        pictures: dict[str, tuple[str, int, int]] = {}
+        images: dict[str, tuple[str, int, int]] = {}
         labels: dict[str, int] = {}
         try:
-            with tarfile.open(path, "r:") as tar:  # without compression, else there are no offsets
+            with tarfile.open(path, "r:") as tar:  # uncompressed: a compressed file has no offsets
                 for member in tar:
                     folder, _, name = member.name.rpartition("/")
                     stem, _, suffix = name.partition(".")
                     key = f"{folder}/{stem}"
-                    if suffix.lower() in _PICTURES:
-                        pictures[key] = (member.name, member.offset_data, member.size)
+                    if suffix.lower() in _SUFFIXES:
+                        images[key] = (member.name, member.offset_data, member.size)
                     elif suffix in ("cls", "json") and (file := tar.extractfile(member)):
                         text = file.read()
                         label = int(text) if suffix == "cls" else json.loads(text).get("label")
@@ -55,24 +55,22 @@ class Shards:
                             labels[key] = int(label)
         except (OSError, tarfile.TarError, ValueError, AttributeError) as error:
             raise UserError(f"data: cannot read {path} as a WebDataset shard: {error}") from None
-        for key, picture in pictures.items():
+        for key, image in images.items():
             if labels.get(key, -1) < 0:
-                raise UserError(
-                    f"data: {path}: {picture[0]} has no class, expected {key.lstrip('/')}.cls with a number"
-                )
-            self.places.append((path, *picture))
+                raise UserError(f"data: {path}: {image[0]} has no class, expected {key.lstrip('/')}.cls with a number")
+            self.members.append((path, *image))
             self.labels.append(labels[key])
 
     def read(self, index: int) -> Image.Image:
-        path, _, offset, size = self.places[index]
+        path, _, offset, size = self.members[index]
         with path.open("rb") as file:
             file.seek(offset)
             content = io.BytesIO(file.read(size))
-        with Image.open(content) as picture:
-            return picture.convert(self.mode)
+        with Image.open(content) as image:
+            return image.convert(self.mode)
 
     def name(self, index: int) -> str:
-        path, member, *_ = self.places[index]
+        path, member, *_ = self.members[index]
         return f"{path}:{member}"
 
 
@@ -83,25 +81,32 @@ def _is_of(path: Path, split: str) -> bool:
     return bool(re.search(f"(?<![a-z])({_SPLITS[split]})(?![a-z])", str(path), re.IGNORECASE))
 
 
-def find_shards(place: str, mode: str) -> tuple[tuple[str, ...], Any, Any]:
-    """Classes and the two splits of a folder with ``…train….tar`` and ``…val….tar`` files, or folders of these names.
+def find_shards(folder: str, mode: str) -> tuple[tuple[str, ...], Any, Any]:
+    """Classes, training split and validation split of a folder of ``*train*.tar`` and ``*val*.tar`` files.
 
-    Where nothing is named val or validation, test is scored. A name counts as a word: ``latest`` is no test.
-    The classes are named by the lines of ``classnames.txt`` where there is one, else by their numbers.
+    The names may be those of folders too. Where nothing is named val or validation, test is the validation split.
+    Only a separate word counts: ``latest`` is not a test split. The lines of ``classnames.txt`` name the classes;
+    without this file they are named by their numbers.
+
+    Args:
+        mode: Pillow's mode that images are converted to.
+
+    Raises:
+        UserError: a split is missing, a file belongs to both, or the classes do not fit.
     """
-    root = Path(place)
+    root = Path(folder)
     if not root.is_dir():
-        raise UserError(f"data: {place} is no folder; --data wds:PATH says where the shards are")
+        raise UserError(f"data: {folder} is not a folder, expected --data wds:PATH")
     tars = sorted(root.rglob("*.tar"))
     by_name = {name: [path for path in tars if _is_of(path.relative_to(root), name)] for name in _SPLITS}
     if both := set(by_name["train"]) & {*by_name["val"], *by_name["test"]}:
         raise UserError(f"data: {min(both)} is named as training and as validation, expected one of them")
     train = Shards(by_name["train"], mode)
     if not train.labels:
-        raise UserError(f"data: no pictures in *train*.tar under {root}")
+        raise UserError(f"data: no images in *train*.tar under {root}")
     val = Shards(by_name["val"] or by_name["test"], mode)
     if not val.labels:
-        raise UserError(f"data: no pictures in *val*.tar or *test*.tar under {root}")
+        raise UserError(f"data: no images in *val*.tar or *test*.tar under {root}")
     count = max(train.labels) + 1
     if max(val.labels) >= count:
         raise UserError(f"data: {root} has class {max(val.labels)} in validation, expected training's 0 to {count - 1}")

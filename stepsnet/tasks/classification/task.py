@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from timm.data import Mixup, resolve_model_data_config
 from timm.loss import SoftTargetCrossEntropy
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 from torchmetrics import MeanMetric
 from torchmetrics.classification import MulticlassAccuracy
 
@@ -19,23 +21,26 @@ from ...config import Augment, ClassificationRecipe
 from ...engine.randomness import data_order
 from ...engine.task import BatchShard, Task
 from ...errors import UserError
-from ...models.build import build_model, input_size_of
-from ..loading import make_loader
-from .data import ImageData, InputSpec, Place, load_images
+from ...models.build import build_model
+from ..assets import save_classes
+from ..loading import loaded
+from .data import ImageData, InputSpec, SampleKey, load_images
+from .input_size import check_input_size, input_size
 
-__all__ = ["Classification", "input_spec", "build"]
+__all__ = ["Classification", "build", "check", "input_spec"]
 
-_EVALUATED_AT_ONCE = 256
+_EVALUATION_BATCH_SIZE = 256
 _EXAMPLES = 64
 
-Batch = tuple[Tensor, Tensor]  # images and labels
+Batch = tuple[Tensor, Tensor]  # images (B, C, H, W) and labels (B)
 
 
 def build(
     recipe: ClassificationRecipe, data: str | None = None, run: Path | None = None
 ) -> tuple[nn.Module, Classification]:
-    """Raises UserError for a model or data that are not there, or that do not fit each other."""
+    """Raises UserError where the model or the data do not exist, or do not fit each other."""
     model = build_model(recipe.model)
+    check(recipe, model)
     spec = input_spec(recipe, model)
     images = load_images(data or recipe.data, spec, recipe.augment, recipe.seed, recipe.train_samples)
     task = Classification(
@@ -52,16 +57,20 @@ def build(
     return model, task
 
 
+def check(recipe: ClassificationRecipe, model: nn.Module) -> None:
+    """Raises UserError where the model does not take images of the recipe's size."""
+    check_input_size(recipe, model)
+
+
 def input_spec(recipe: ClassificationRecipe, model: nn.Module) -> InputSpec:
-    """How pictures become this model's inputs: timm's data config, at the size that the model is built for."""
+    """How images become this model's inputs: timm's data config, at the size that the model is built for."""
     config = resolve_model_data_config(model)
-    chans, height, width = input_size_of(recipe.model, model)
-    height, width = (recipe.img_size,) * 2 if recipe.img_size else (height, width)
+    size = input_size(recipe, model)
     mean, std = config["mean"], config["std"]
-    if chans == 1:
+    if size[0] == 1:
         mean, std = (sum(mean) / len(mean),), (sum(std) / len(std),)
     crop_pct = recipe.crop_pct or config["crop_pct"]
-    return InputSpec((chans, height, width), tuple(mean), tuple(std), config["interpolation"], crop_pct)
+    return InputSpec(size, tuple(mean), tuple(std), config["interpolation"], crop_pct)
 
 
 def _check_classes(model: nn.Module, images: ImageData) -> None:
@@ -72,7 +81,7 @@ def _check_classes(model: nn.Module, images: ImageData) -> None:
 
 
 class Classification(Task):
-    """The task: each epoch visits the training images in an order of (seed, epoch)."""
+    """The task: each epoch visits the training images in an order that is a function of (seed, epoch)."""
 
     monitor = "top1"
     unit, units_per_sample = "images", 1
@@ -93,8 +102,8 @@ class Classification(Task):
         Args:
             batch_size: samples per update, over all ranks and accumulated parts.
             input_size: channels, height and width of the images.
-            workers: processes a rank that decode and augment; the batches are the same with any number.
-            max_undecodable: so many files may be passed over before the run stops.
+            workers: processes per rank that decode and augment; the batches are the same with any number.
+            max_undecodable: samples that may be skipped before the run stops.
 
         Raises:
             UserError: there are fewer training images than ``batch_size``.
@@ -106,8 +115,8 @@ class Classification(Task):
         self.copies = augment.aug_repeats if augment else 1
         self.steps_per_epoch = len(data.train) // batch_size  # the last, smaller batch is dropped
         self.max_undecodable = max_undecodable
-        self.undecodable: dict[str, None] = {}
-        self.told = 0
+        self.undecodable: dict[str, None] = {}  # an ordered set
+        self.reported = 0  # how many of them notices() has returned
         self.mixup: Mixup | None = None
         self.criterion: nn.Module = nn.CrossEntropyLoss(label_smoothing=label_smoothing)
         if augment and (augment.mixup > 0 or augment.cutmix > 0):
@@ -121,42 +130,43 @@ class Classification(Task):
             )
             self.criterion = SoftTargetCrossEntropy()
 
-    def order(self, epoch: int) -> list[Place]:
-        """The samples of an epoch: with repeated augmentation fewer of them, each in several copies in a row.
+    def order(self, epoch: int) -> list[SampleKey]:
+        """The samples of an epoch. With repeated augmentation they are fewer, each in several copies in a row.
 
-        Ranks take neighbouring parts of it, so that copies of a sample meet in one update (Hoffer et al., 2020).
+        Ranks take neighboring parts of it, so that copies of a sample are in one update (Hoffer et al., 2020).
         """
         order = data_order(self.seed, epoch, len(self.data.train))
-        places = ((epoch, int(index), copy) for index in order for copy in range(self.copies))
-        return [place for place, _ in zip(places, range(len(order)))]
+        keys = ((epoch, int(index), copy) for index in order for copy in range(self.copies))
+        return [key for key, _ in zip(keys, range(len(order)))]
 
-    def batches(self, epoch: int, start: int, shard: BatchShard, device: torch.device) -> Iterator[Batch]:
-        if self.mixup and shard.micro_batch_size(self.batch_size) % 2:
-            size = shard.micro_batch_size(self.batch_size)
-            raise UserError(f"batch_size: got {size} images a forward pass, expected an even number for Mixup")
+    def batches(self, epoch: int, start: int, shard: BatchShard, device: torch.device) -> Generator[Batch]:
+        size = shard.micro_batch_size(self.batch_size)
+        if self.mixup and size % 2:
+            raise UserError(f"batch_size: got {size} images per forward pass, expected an even number for Mixup")
         order = self.order(epoch)
-        chosen = [
+        keys = [
             [order[position] for position in positions]
             for update in range(start, self.steps_per_epoch)
             for positions in shard.micro_batches(update, self.batch_size)
         ]
-        for images, labels, failed in self._loader(self.data.train, chosen, device):
-            self._count_undecodable(failed)
-            yield images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
+        with self._loaded(self.data.train, keys, device) as batches:
+            for images, labels, failed in batches:
+                self._count_undecodable(failed)
+                yield images, labels
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         images, labels = batch
-        if not model.training:  # as in evaluation: neither Mixup nor smoothed labels
+        if not model.training:  # without Mixup and label smoothing
             logits = model(images)
             return nn.functional.cross_entropy(logits.float(), labels), {"top1": _accuracy(logits, labels)}
         targets = labels
         if self.mixup:
             images, targets = self.mixup(images.clone(), labels)
         logits = model(images)  # (B, classes)
-        # under Mixup, the share of images that are taken for the first of the two that they are made of
+        # under Mixup, the accuracy on the first of the two images that each input is made of
         return self.criterion(logits.float(), targets), {"top1": _accuracy(logits, labels)}
 
-    def example_batch(self, device: torch.device) -> tuple[Tensor, Tensor]:
+    def example_batch(self, device: torch.device) -> Batch:
         count = min(_EXAMPLES, len(self.data.val))
         images, labels, _ = _collate([self.data.val[0, index, 0] for index in range(count)])
         return images.to(device), labels.to(device)
@@ -166,7 +176,8 @@ class Classification(Task):
 
     @torch.no_grad()
     def evaluate(self, model: nn.Module, shard: BatchShard, device: torch.device) -> dict[str, float]:
-        count, classes = len(self.data.val), len(self.data.classes)
+        """Cross-entropy, and top-1 and top-5 accuracy in percent."""
+        classes = len(self.data.classes)
         metrics = {
             "loss": MeanMetric(),
             "top1": MulticlassAccuracy(classes, average="micro"),
@@ -174,30 +185,31 @@ class Classification(Task):
         }
         for metric in metrics.values():
             metric.to(device)
-        # Every rank makes equally many forward passes, as FSDP asks: the last ones repeat sample 0, uncounted.
-        at_once = min(_EVALUATED_AT_ONCE, -(-count // shard.world_size))
-        rounds = -(-count // (at_once * shard.world_size))
-        first = [(turn * shard.world_size + shard.rank) * at_once for turn in range(rounds)]
-        positions = [range(start, min(start + at_once, count)) or range(1) for start in first]
-        batches = [[(0, position, 0) for position in batch] for batch in positions]
-        for start, (images, labels, failed) in zip(first, self._loader(self.data.val, batches, device)):
-            self._count_undecodable(failed)
-            images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
-            logits = model(images).float()
-            if start < count:
+        batches = shard.evaluation_batches(len(self.data.val), _EVALUATION_BATCH_SIZE)
+        keys = [[(0, index, 0) for index in batch.indices] for batch in batches]
+        with self._loaded(self.data.val, keys, device) as found:
+            for batch, (images, labels, failed) in zip(batches, found):
+                self._count_undecodable(failed)
+                logits = model(images).float()
+                if batch.is_padding:
+                    continue
                 metrics["loss"].update(nn.functional.cross_entropy(logits, labels), weight=len(labels))
                 metrics["top1"].update(logits, labels)
                 metrics["top5"].update(logits, labels)
         loss, top1, top5 = (metrics[name].compute().item() for name in ("loss", "top1", "top5"))
         return {"loss": loss, "top1": round(100 * top1, 4), "top5": round(100 * top5, 4)}
 
+    def save_assets(self, model: nn.Module, folder: Path) -> None:
+        """The class names, so that a run can be used where its data are not."""
+        save_classes(folder, self.data.classes)
+
     def facts(self) -> dict[str, int]:
         return {"undecodable": len(self.undecodable)}
 
     def notices(self) -> list[str]:
-        new = list(self.undecodable)[self.told :]
-        self.told = len(self.undecodable)
-        return [f"passed over a sample that cannot be decoded, {name}" for name in new]
+        new = list(self.undecodable)[self.reported :]
+        self.reported = len(self.undecodable)
+        return [f"skipped a sample that cannot be decoded, {name}" for name in new]
 
     def _count_undecodable(self, failed: Sequence[str]) -> None:
         self.undecodable |= dict.fromkeys(name for name in failed if name)
@@ -207,8 +219,10 @@ class Classification(Task):
                 f"{self.max_undecodable}; the latest is {list(self.undecodable)[-1]}"
             )
 
-    def _loader(self, samples: Dataset, batches: list[list[Place]], device: torch.device) -> DataLoader:
-        return make_loader(samples, device, self.workers, len(batches), batch_sampler=batches, collate_fn=_collate)
+    def _loaded(
+        self, samples: Dataset, keys: list[list[SampleKey]], device: torch.device
+    ) -> AbstractContextManager[Iterator[Any]]:
+        return loaded(samples, device, self.workers, len(keys), batch_sampler=keys, collate_fn=_collate)
 
 
 def _accuracy(logits: Tensor, labels: Tensor) -> Tensor:

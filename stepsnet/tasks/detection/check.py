@@ -1,7 +1,7 @@
-"""A look at a whole COCO data set before anything is trained on it; every mistake names its file and record.
+"""A check of a COCO data set before training: every mistake names its file and record.
 
-What was found right is remembered in the cache folder under a checksum of the annotations and of the name, size
-and time of every picture, so that only the first run of a data set waits for it.
+The result is kept in the cache folder under a checksum of the annotations and of the name, size and time of every
+image, so that only the first run on a data set waits for it.
 """
 
 from __future__ import annotations
@@ -12,68 +12,98 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from PIL import Image
 from pycocotools import mask as coco_mask
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ...console import progress_bar
 from ...errors import UserError
 from ...files import remembered
-from ..classification.data import UNREADABLE
+from ..images import UNREADABLE, why_unreadable
 
-__all__ = ["LEAST_SIDE", "check_split", "encode_segmentation", "read_annotations"]
+__all__ = ["MIN_SIDE", "check_split", "encode_segmentation", "read_annotations"]
 
-_LAYOUT = 2  # of what is remembered
+_CHECK_VERSION = 3  # a new number discards the results that are kept
 _SLACK = 1.0  # pixels that a box may reach beyond its image, by rounding
-LEAST_SIDE = 0.01  # pixels of a box: below it float32 may find no area at the far side of a large image
+MIN_SIDE = 0.01  # pixels of a box: float32 may find no area below it, at the far side of a large image
 
 Record = Mapping[str, Any]
 
 
+class _Checked(BaseModel):
+    """Each field says in its description what is expected; "3" is not a number, and neither is true."""
+
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
+
+
+class _Image(_Checked):
+    id: int = Field(description="an integer")
+    file_name: str = Field(min_length=1, description="the name of a file")
+    height: int = Field(ge=1, description="a positive integer of pixels")
+    width: int = Field(ge=1, description="a positive integer of pixels")
+
+
+class _Category(_Checked):
+    id: int = Field(description="an integer")
+    name: str = Field(description="a text")
+
+
+class _Annotation(_Checked):
+    id: int = Field(description="an integer")
+    image_id: int = Field(description="the id of an image")
+    category_id: int = Field(description="the id of a category")
+    iscrowd: Literal[0, 1] = Field(default=0, description="0 or 1")
+    bbox: Annotated[list[float], Field(min_length=4, max_length=4)] = Field(description="[x, y, width, height]")
+
+
 def read_annotations(file: Path) -> dict[str, Any]:
-    """The content of an instance JSON, of which only the three lists are looked at.
+    """The content of a JSON file of instances, in which only the three lists have been checked.
 
     Raises:
-        UserError: the file is missing, no JSON, or has no images, annotations or categories.
+        UserError: the file is missing, is not JSON, or has no images, annotations or categories.
     """
     try:
         content = json.loads(file.read_bytes())
     except OSError as error:
         raise UserError(f"data: cannot read {file}: {error.strerror}") from None
     except ValueError as error:  # also of the encoding
-        raise UserError(f"data: {file} is no JSON: {' '.join(str(error).split())[:200]}") from None
+        raise UserError(f"data: {file} is not JSON: {' '.join(str(error).split())[:200]}") from None
     for key in ("images", "annotations", "categories"):
         found = content.get(key) if isinstance(content, dict) else None
         if not isinstance(found, list) or not all(isinstance(record, dict) for record in found):
             got = f"no list of {key}" if isinstance(content, dict) else f"a {type(content).__name__}"
-            raise UserError(f"data: {file} is no COCO file of instances: got {got}, expected images, annotations and "
-                            "categories, each a list of records")  # fmt: skip
+            raise UserError(
+                f"data: {file} is not a COCO file of instances: got {got}, expected images, annotations and "
+                "categories, each a list of records"
+            )
     return content
 
 
 def check_split(file: Path, folder: Path, content: Record) -> dict[int, str]:
-    """Look at every record and open every picture.
+    """Check every record, and open every image.
 
     Args:
+        file: the JSON file, for messages.
+        folder: of the images.
         content: of ``file``.
-        folder: of the pictures.
 
     Returns:
-        The annotations whose box has no area or lies outside its image, with the reason, by their id: the caller
-        says how many may be left out.
+        For the id of each annotation whose box has no area or lies outside its image, the reason. The caller
+        decides how many may be left out.
 
     Raises:
         UserError: the first of all other mistakes.
     """
-    _check_images(file, folder, content)
+    _check_images(file, folder, content["images"])
     key = f"coco/{_fingerprint(file, folder, content)}.json"
     invalid = remembered(key, lambda: _check_records(file, folder, content))
     return {int(number): reason for number, reason in invalid.items()}
 
 
 def encode_segmentation(segmentation: Any, height: int, width: int) -> dict[str, Any]:
-    """Polygons or RLE, compressed or not -> compressed RLE."""
+    """Polygons or RLE, compressed or not -> compressed RLE, for an image of ``height`` × ``width`` pixels."""
     if isinstance(segmentation, list):
         return coco_mask.merge(coco_mask.frPyObjects(segmentation, height, width))
     if isinstance(segmentation["counts"], list):
@@ -82,130 +112,130 @@ def encode_segmentation(segmentation: Any, height: int, width: int) -> dict[str,
     return {"size": [height, width], "counts": counts.encode() if isinstance(counts, str) else counts}
 
 
+def _check_images(file: Path, folder: Path, images: Sequence[Record]) -> None:
+    """Names, ids and sizes, without opening a file."""
+    _check_ids(file, "image", images)
+    for image in images:
+        where = f"{file}: image {image['id']} ({image.get('file_name')})"
+        _check_record(_Image, image, where)
+        name = image["file_name"]
+        absolute = PurePosixPath(name).is_absolute() or PureWindowsPath(name).is_absolute()
+        if absolute or ".." in (*PurePosixPath(name).parts, *PureWindowsPath(name).parts):
+            raise UserError(f"data: {where}: got file_name {name!r}, expected a file inside of {folder}")
+
+
 def _check_records(file: Path, folder: Path, content: Record) -> dict[int, str]:
     """The annotations with a wrong box, by their id. Raises UserError for any other mistake."""
-    categories = _check_categories(file, content)
+    _check_ids(file, "category", content["categories"])
+    _check_ids(file, "annotation", content["annotations"], may_be_empty=True)
+    for category in content["categories"]:
+        _check_record(_Category, category, f"{file}: category {category['id']}")
+    images = {image["id"]: image for image in content["images"]}
+    categories = {category["id"] for category in content["categories"]}
     by_image: dict[int, list[Record]] = defaultdict(list)
-    sizes = {image["id"]: (image["height"], image["width"]) for image in content["images"]}
-    seen: set[Any] = set()
     for annotation in content["annotations"]:
-        number = annotation.get("id")
-        if not _is_whole(number) or number in seen:
-            raise UserError(f"data: {file}: annotation {number!r}: expected an id of its own, a whole number")
-        seen.add(number)
-        if not _is_whole(annotation.get("image_id")) or annotation["image_id"] not in sizes:
-            raise UserError(f"data: {file}: annotation {number}: image_id {annotation.get('image_id')!r} is no image's")
-        by_image[annotation["image_id"]].append(annotation)
+        image = images.get(annotation.get("image_id")) if _is_integer(annotation.get("image_id")) else None
+        if image is None:
+            got = f"got image_id {annotation.get('image_id')!r}, expected the id of an image"
+            raise UserError(f"data: {file}: annotation {annotation['id']}: {got}")
+        by_image[image["id"]].append(annotation)
     invalid: dict[int, str] = {}
     for image in progress_bar(content["images"], f"checking {file.name}"):
-        _check_picture(file, folder, image)
+        _check_file(file, folder, image)
+        size = image["height"], image["width"]
         for annotation in by_image[image["id"]]:
             where = f"{file}: annotation {annotation['id']} of {image['file_name']}"
-            _check_annotation(where, annotation, categories, *sizes[image["id"]])
-            if reason := _wrong_box(annotation["bbox"], *sizes[image["id"]]):
+            _check_record(_Annotation, annotation, where)
+            if annotation["category_id"] not in categories:
+                known = f"{min(categories)} to {max(categories)}" if len(categories) > 1 else str(min(categories))
+                got = f"got category_id {annotation['category_id']}, expected one of the categories, {known}"
+                raise UserError(f"data: {where}: {got}")
+            if reason := _wrong_segmentation(annotation.get("segmentation"), *size):
+                raise UserError(f"data: {where}: {reason}")
+            if reason := _wrong_box(annotation["bbox"], *size):
                 invalid[annotation["id"]] = f"{where}: {reason}"
     return invalid
 
 
-def _check_images(file: Path, folder: Path, content: Record) -> None:
-    """Names, ids and sizes, without opening anything."""
-    if not content["images"]:
-        raise UserError(f"data: {file} lists no images")
+def _check_ids(file: Path, what: str, records: Sequence[Record], may_be_empty: bool = False) -> None:
+    """Raises UserError where an id is not an integer, or not unique, or where there are no records."""
+    if not records and not may_be_empty:
+        raise UserError(f"data: {file} has no {what}, expected at least one")
     seen: set[Any] = set()
-    for image in content["images"]:
-        number, name = image.get("id"), image.get("file_name")
-        if not _is_whole(number) or number in seen:
-            raise UserError(f"data: {file}: image {number!r} ({name}): expected an id of its own, a whole number")
+    for record in records:
+        number, name = record.get("id"), record.get("file_name") or record.get("name")
+        if not _is_integer(number) or number in seen:
+            named = f"{what} {number!r}{f' ({name})' if name else ''}"
+            raise UserError(f"data: {file}: {named}: got id {number!r}, expected an integer that no other {what} has")
         seen.add(number)
-        if not isinstance(name, str) or not name:
-            raise UserError(f"data: {file}: image {number}: got file_name {name!r}, expected the name of a file")
-        absolute = PurePosixPath(name).is_absolute() or PureWindowsPath(name).is_absolute()
-        if absolute or ".." in (*PurePosixPath(name).parts, *PureWindowsPath(name).parts):
-            raise UserError(f"data: {file}: image {number}: file_name {name!r} leads out of {folder}")
-        for side in ("height", "width"):
-            if not _is_whole(image.get(side)) or image[side] < 1:
-                got = image.get(side)
-                raise UserError(f"data: {file}: image {number} ({name}): got {side} {got!r}, expected pixels")
 
 
-def _check_categories(file: Path, content: Record) -> set[int]:
-    found: set[int] = set()
-    for category in content["categories"]:
-        number, name = category.get("id"), category.get("name")
-        if not _is_whole(number) or number in found or not isinstance(name, str):
-            raise UserError(f"data: {file}: category {number!r} ({name!r}): expected an id of its own and a name")
-        found.add(number)
-    if not found:
-        raise UserError(f"data: {file} has no categories")
-    return found
+def _check_record(kind: type[_Checked], record: Record, where: str) -> None:
+    """Raises UserError for the first field that is wrong."""
+    try:
+        kind.model_validate(record)
+    except ValidationError as error:
+        key = str(error.errors()[0]["loc"][0])
+        got = repr(record[key])[:80] if key in record else "nothing"
+        raise UserError(f"data: {where}: got {key} {got}, expected {kind.model_fields[key].description}") from None
 
 
-def _check_picture(file: Path, folder: Path, image: Record) -> None:
+def _check_file(file: Path, folder: Path, image: Record) -> None:
+    """Raises UserError where an image cannot be opened, or has another size than its record."""
     path = folder / image["file_name"]
     try:
-        with Image.open(path) as picture:  # reads the header
-            width, height = picture.size
+        with Image.open(path) as opened:  # reads the header
+            width, height = opened.size
     except UNREADABLE as error:
-        reason = str(error).split(":")[0]
-        raise UserError(f"data: {file}: image {image['id']}: cannot read {path} as a picture: {reason}") from None
+        reason = why_unreadable(path, error)
+        raise UserError(f"data: {file}: image {image['id']}: cannot read {path} as an image: {reason}") from None
     if (height, width) != (image["height"], image["width"]):
-        wanted = f"{image['width']}×{image['height']} as {file} says of image {image['id']}"
-        raise UserError(f"data: {path} has {width}×{height} pixels, expected {wanted}")
-
-
-def _check_annotation(where: str, annotation: Record, categories: set[int], height: int, width: int) -> None:
-    category = annotation.get("category_id")
-    if not _is_whole(category) or category not in categories:
-        known = f"{min(categories)} to {max(categories)}" if len(categories) > 1 else str(min(categories))
-        raise UserError(f"data: {where}: got category_id {category!r}, expected one of the categories, {known}")
-    if annotation.get("iscrowd", 0) not in (0, 1):
-        raise UserError(f"data: {where}: got iscrowd {annotation['iscrowd']!r}, expected 0 or 1")
-    box = annotation.get("bbox")
-    if not isinstance(box, list) or len(box) != 4 or not all(_is_number(value) for value in box):
-        raise UserError(f"data: {where}: got bbox {str(box)[:80]}, expected [x, y, width, height]")
-    if reason := _wrong_segmentation(annotation.get("segmentation"), height, width):
-        raise UserError(f"data: {where}: {reason}")
+        expected = f"{image['width']}×{image['height']} as {file} says of image {image['id']}"
+        raise UserError(f"data: {path}: got {width}×{height} pixels, expected {expected}")
 
 
 def _wrong_box(box: Sequence[float], height: int, width: int) -> str:
+    """Why a box cannot be used, or nothing."""
     x, y, wide, high = box
-    if min(wide, high) < LEAST_SIDE:
+    if min(wide, high) < MIN_SIDE:
         return f"the box {list(box)} has no area"
     inside = min(x + wide, width) - max(x, 0), min(y + high, height) - max(y, 0)
     reaches_out = min(x, y) < -_SLACK or x + wide > width + _SLACK or y + high > height + _SLACK
-    if reaches_out or min(inside) < LEAST_SIDE:
+    if reaches_out or min(inside) < MIN_SIDE:
         return f"the box {list(box)} lies outside its image of {width}×{height}"
     return ""
 
 
 def _wrong_segmentation(segmentation: Any, height: int, width: int) -> str:
+    """Why a segmentation cannot be used, or nothing."""
     if isinstance(segmentation, list):
         for polygon in segmentation:
             if not isinstance(polygon, list) or len(polygon) < 6 or len(polygon) % 2:
                 return f"got a polygon {str(polygon)[:60]}, expected x and y of at least three points"
             if not all(_is_number(value) for value in polygon):
-                return "got a polygon with what is no number"
-        return "" if segmentation else "the segmentation has no polygon"
+                return f"got a polygon {str(polygon)[:60]}, expected numbers"
+        return "" if segmentation else "got a segmentation without a polygon, expected at least one"
     if not isinstance(segmentation, dict) or "counts" not in segmentation:
         return f"got segmentation {str(segmentation)[:60]}, expected polygons or RLE"
     if segmentation.get("size") != [height, width]:
         return f"got RLE of size {segmentation.get('size')}, expected the image's, [{height}, {width}]"
     counts = segmentation["counts"]
+    wrong = f"got RLE counts {str(counts)[:60]}, expected a sum of {height * width}, the pixels of the image"
     if isinstance(counts, list):
-        whole = all(_is_whole(count) and count >= 0 for count in counts)
-        return "" if whole and sum(counts) == height * width else "the RLE does not count its image's pixels"
+        valid = all(_is_integer(count) and count >= 0 for count in counts)
+        return "" if valid and sum(counts) == height * width else wrong
     if not isinstance(counts, str) or not counts:
         return f"got RLE counts of type {type(counts).__name__}, expected a list or a string"
     try:
         coco_mask.decode(encode_segmentation(segmentation, height, width))
     except (ValueError, MemoryError):
-        return "the RLE does not count its image's pixels"
+        return wrong
     return ""
 
 
 def _fingerprint(file: Path, folder: Path, content: Record) -> str:
-    """Raises UserError for a picture that is missing."""
-    digest = hashlib.sha256(f"{_LAYOUT}\0{folder.resolve()}\0".encode())
+    """Raises UserError for an image that is missing."""
+    digest = hashlib.sha256(f"{_CHECK_VERSION}\0{folder.resolve()}\0".encode())
     digest.update(file.read_bytes())
     for image in content["images"]:
         path = folder / image["file_name"]
@@ -217,7 +247,7 @@ def _fingerprint(file: Path, folder: Path, content: Record) -> str:
     return digest.hexdigest()[:32]
 
 
-def _is_whole(value: Any) -> bool:
+def _is_integer(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 

@@ -1,4 +1,4 @@
-"""COCO data: pictures and their objects as samples that know nothing of what was drawn before them.
+"""COCO data: images and their objects as samples, each a function of the seed, the epoch and its index.
 
 A data set is ``coco:PATH``, in COCO's own layout (``annotations/instances_train2017.json`` and ``train2017/``) or
 a flat one (``instances_train.json`` and ``images/``), each with a val split.
@@ -6,7 +6,6 @@ a flat one (``instances_train.json`` and ``images/``), each with a val split.
 
 from __future__ import annotations
 
-import random
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,44 +14,42 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from PIL import Image
 from pycocotools import mask as coco_mask
 from torch import Tensor
-from torch.nn import functional as F
 from torch.utils.data import Dataset
 
 from ...config import DetectionAugment
 from ...engine.randomness import data_order, seed_sample
 from ...errors import UserError, nearest
-from ..classification.data import UNREADABLE
-from .check import LEAST_SIDE, Record, check_split, encode_segmentation, read_annotations
+from ..images import UNREADABLE, open_image
+from .check import Record, check_split, encode_segmentation, read_annotations
+from .transforms import Target, augmented, clamped
 
-__all__ = ["CocoData", "CocoSplit", "DetectionSamples", "grouped_order", "load_coco", "open_image", "resized_size"]
+__all__ = ["CocoData", "CocoSplit", "DetectionSamples", "grouped_order", "load_coco", "read_pixels"]
 
-Target = dict[str, Tensor]
 WithoutObjects = Literal["refuse", "leave_out", "train"]
 
 _JSON = ("annotations/instances_{}2017.json", "annotations/instances_{}.json", "instances_{}.json")
-_PICTURES = ("{}2017", "images/{}", "{}", "images")
-_TOGETHER = 4  # images of one shape in a row
+_FOLDERS = ("{}2017", "images/{}", "{}", "images")
+_GROUP_SIZE = 4  # images of one shape in a row, at most
 
 
 @dataclass(frozen=True)
 class CocoSplit:
     file: Path
-    folder: Path  # of the pictures
-    categories: tuple[Record, ...]  # by id; label 1 is the first one's
+    folder: Path  # of the images
+    categories: tuple[Record, ...]  # by id; label 1 is the first category's
     images: tuple[Record, ...]
-    annotations: dict[int, list[Record]]  # of each image, by its id
-    left_out: tuple[str, ...]  # what is passed over, and why
+    annotations: dict[int, list[Record]]  # of each image, by the image's id
+    left_out: tuple[str, ...]  # what is not used, and why
 
     @property
     def labels(self) -> dict[int, int]:
-        """Label of each category id."""
+        """The label of each category id."""
         return {category["id"]: label for label, category in enumerate(self.categories, 1)}
 
     def content(self) -> dict[str, Any]:
-        """As COCO's evaluation reads it: what is left out is not in it."""
+        """The split in COCO's form for its evaluation, without what is left out."""
         annotations = [
             {"area": record["bbox"][2] * record["bbox"][3], "iscrowd": 0, **record}
             for image in self.images
@@ -69,11 +66,11 @@ class CocoData:
 
 
 class DetectionSamples(Dataset):
-    """Images with their objects: sample (epoch, index) is a function of these and the seed.
+    """Images with their objects: sample (epoch, index) is a function of these numbers and the seed.
 
-    A sample is the image (3, H, W) in 0 … 1, its target ("boxes" (N, 4) as x1, y1, x2, y2 in pixels, "labels" (N),
-    "masks" (N, H, W) of 0 and 1), and the reason why it cannot be read, "" where it can. Crowd regions are no
-    objects to be trained on.
+    A sample is the image (3, H, W) with values in 0 … 1, its target ("boxes" (N, 4) as x1, y1, x2, y2 in pixels,
+    "labels" (N) from 1 on, "masks" (N, H, W) of 0 and 1), and the reason why it cannot be decoded, "" where it can.
+    Crowd regions are not in the target.
     """
 
     def __init__(self, split: CocoSplit, augment: DetectionAugment | None, seed: int = 0):
@@ -83,21 +80,21 @@ class DetectionSamples(Dataset):
     def __len__(self) -> int:
         return len(self.split.images)
 
-    def __getitem__(self, place: tuple[int, int]) -> tuple[Tensor, Target, str]:
-        epoch, index = place
+    def __getitem__(self, key: tuple[int, int]) -> tuple[Tensor, Target, str]:
+        epoch, index = key
         record = self.split.images[index]
         try:
-            image = open_image(self.split.folder / record["file_name"])
+            image = read_pixels(self.split.folder / record["file_name"])
         except UNREADABLE as error:
             return torch.zeros(3, 1, 1), {}, f"{self.split.folder / record['file_name']}: {error}"
         target = self.target(index)
         if self.augment:
             seed_sample(self.seed, epoch, index)
-            image, target = _augmented(image, target, self.augment)
+            image, target = augmented(image, target, self.augment)
         return image, target, ""
 
     def target(self, index: int) -> Target:
-        """An image's objects at its own size."""
+        """The objects of an image, at the size of the image."""
         record = self.split.images[index]
         height, width = record["height"], record["width"]
         objects = [a for a in self.split.annotations.get(record["id"], []) if not a.get("iscrowd", 0)]
@@ -109,7 +106,7 @@ class DetectionSamples(Dataset):
         else:
             masks = torch.zeros(0, height, width, dtype=torch.uint8)
         labels = torch.tensor([self.labels[a["category_id"]] for a in objects], dtype=torch.int64)
-        return {"boxes": _clipped(boxes, height, width), "labels": labels, "masks": masks}
+        return {"boxes": clamped(boxes, height, width), "labels": labels, "masks": masks}
 
 
 def load_coco(
@@ -121,63 +118,58 @@ def load_coco(
     without_objects: WithoutObjects = "refuse",
     training: bool = True,
 ) -> CocoData:
-    """A data set, looked at as a whole before it is given out.
+    """Open a data set and check all of it.
 
     Args:
-        training: False opens the validation split alone, and the training split has no images.
-        max_invalid: annotations of a split that may be left out, for a box without area or outside its image.
-        without_objects: what to do with training images that have none but crowds.
+        data: ``coco:PATH``, or a path alone.
+        augment: of the training split; None leaves images as they are.
+        max_invalid: annotations per split that may be left out, for a box without area or outside its image.
+        without_objects: what to do with training images that have no objects besides crowds.
+        training: False opens the validation split only, and leaves the training split without images.
 
     Raises:
         UserError: a mistake in the data, with its file and record.
     """
-    kind, colon, place = data.partition(":")
-    root = Path(place if colon and kind == "coco" else data)
+    kind, colon, path = data.partition(":")
+    root = Path(path if colon and kind == "coco" else data)
     if colon and kind != "coco" and not root.exists():
         raise UserError(f"data: got {data!r}, expected coco:PATH{nearest(kind, ['coco'])}")
     if not root.is_dir():
-        raise UserError(f"data: {root} is no folder; --data coco:PATH says where the pictures and their JSON are")
+        raise UserError(f"data: {root} is not a folder, expected --data coco:PATH, with images and their JSON")
     train = _open_split(root, "train", max_invalid) if training else None
     val = _open_split(root, "val", max_invalid)
     if train is None:
         train = replace(val, images=(), annotations={}, left_out=())
     elif [dict(category) for category in train.categories] != [dict(category) for category in val.categories]:
-        raise UserError(f"data: {val.file} has other categories than {train.file}")
+        raise UserError(f"data: {val.file} has other categories than {train.file}, expected the same")
     else:
         train = _with_objects(train, without_objects)
     classes = tuple(category["name"] for category in train.categories)
     return CocoData(classes, DetectionSamples(train, augment, seed), DetectionSamples(val, None, seed))
 
 
-def open_image(path: Path) -> Tensor:
-    """A picture of any mode -> (3, H, W) in 0 … 1; raises what Pillow raises."""
-    with Image.open(path) as picture:
-        pixels = np.array(picture.convert("RGB"))
-    return torch.from_numpy(pixels).permute(2, 0, 1).float() / 255
+def read_pixels(path: Path) -> Tensor:
+    """An image file of any mode -> (3, H, W) with values in 0 … 1. Raises the same as ``open_image``."""
+    return torch.from_numpy(np.array(open_image(path))).permute(2, 0, 1).float() / 255
 
 
 def grouped_order(samples: DetectionSamples, epoch: int, batch_size: int) -> list[int]:
-    """The indices of an epoch: a permutation of (seed, epoch) in which images lie together that are upright, or wide.
+    """The indices of an epoch: a permutation that is a function of (seed, epoch), in groups of upright or wide images.
 
-    They come in groups of the largest divisor of ``batch_size`` up to four, so that a forward pass of so many
-    need not pad one to the other's shape. The groups are in random order; what fills none comes last.
+    The size of a group is the largest divisor of ``batch_size`` up to four, so that in a forward pass of so many
+    images none is padded from one shape to the other. The groups are in random order; images that do not fill a
+    group come last.
     """
-    together = max(size for size in range(1, _TOGETHER + 1) if batch_size % size == 0)
+    together = max(size for size in range(1, _GROUP_SIZE + 1) if batch_size % size == 0)
     order = data_order(samples.seed, epoch, len(samples)).tolist()
     upright = {index for index in order if _is_upright(samples.split.images[index])}
     groups, rest = [], []
     for shape in ([i for i in order if i in upright], [i for i in order if i not in upright]):
-        whole = len(shape) - len(shape) % together
-        groups += [shape[first : first + together] for first in range(0, whole, together)]
-        rest += shape[whole:]
+        full = len(shape) - len(shape) % together
+        groups += [shape[first : first + together] for first in range(0, full, together)]
+        rest += shape[full:]
     shuffled = [groups[index] for index in data_order(samples.seed + 1, epoch, len(groups))]
     return [index for group in shuffled for index in group] + rest
-
-
-def resized_size(height: int, width: int, size: int, max_size: int) -> tuple[int, int]:
-    """Height and width with the shorter side at ``size``, or the longer one at ``max_size`` where it would be more."""
-    scale = min(size / min(height, width), max_size / max(height, width))
-    return max(1, int(height * scale)), max(1, int(width * scale))
 
 
 def _is_upright(image: Record) -> bool:
@@ -186,11 +178,11 @@ def _is_upright(image: Record) -> bool:
 
 def _open_split(root: Path, name: str, max_invalid: int) -> CocoSplit:
     file = _first_of(root, _JSON, name, "file of instances")
-    folder = _first_of(root, _PICTURES, name, "folder of pictures")
+    folder = _first_of(root, _FOLDERS, name, "folder of images")
     content = read_annotations(file)
     invalid = check_split(file, folder, content)
     if len(invalid) > max_invalid:
-        more = f" ({len(invalid)} such annotations, max_invalid={max_invalid} may be left out)"
+        more = f" ({len(invalid)} such annotations, expected at most max_invalid={max_invalid})"
         raise UserError(f"data: {next(iter(invalid.values()))}{more}")
     annotations: dict[int, list[Record]] = defaultdict(list)
     for annotation in content["annotations"]:
@@ -202,16 +194,16 @@ def _open_split(root: Path, name: str, max_invalid: int) -> CocoSplit:
 
 
 def _first_of(root: Path, patterns: Sequence[str], name: str, what: str) -> Path:
-    places = [root / pattern.format(name) for pattern in patterns]
-    found = next((place for place in places if place.exists()), None)
+    paths = [root / pattern.format(name) for pattern in patterns]
+    found = next((path for path in paths if path.exists()), None)
     if found is None:
-        expected = " or ".join(str(place.relative_to(root)) for place in places)
+        expected = " or ".join(str(path.relative_to(root)) for path in paths)
         raise UserError(f"data: {root} has no {what} of {name}, expected {expected}")
     return found
 
 
 def _with_objects(split: CocoSplit, without: WithoutObjects) -> CocoSplit:
-    """A training split by what is to be done with images that have no objects."""
+    """A training split, with images that have no objects treated as ``without`` says."""
 
     def has_objects(image: Record) -> bool:
         return any(not annotation.get("iscrowd", 0) for annotation in split.annotations.get(image["id"], []))
@@ -222,60 +214,11 @@ def _with_objects(split: CocoSplit, without: WithoutObjects) -> CocoSplit:
     first = f"such as {empty[0]['id']} ({empty[0]['file_name']})"
     if without == "refuse":
         raise UserError(
-            f"data: {split.file}: {len(empty)} images have no objects to train on, {first}; "
-            "without_objects=leave_out or train says what to do with them"
+            f"data: {split.file}: {len(empty)} images have no objects to train on, {first}, "
+            "expected objects in each, or without_objects=leave_out or train"
         )
     kept = tuple(image for image in split.images if has_objects(image))
     if not kept:
-        raise UserError(f"data: {split.file} has no image with objects to train on")
-    told = f"left out {len(empty)} training images without objects of {split.file}, {first}"
-    return replace(split, images=kept, left_out=(*split.left_out, told))
-
-
-def _augmented(image: Tensor, target: Target, augment: DetectionAugment) -> tuple[Tensor, Target]:
-    """Flip, and resize to one of the sizes, with some chance after another size and a crop."""
-    if random.random() < augment.flip:
-        image, target = _flipped(image, target)
-    if random.random() < augment.crop:
-        image, target = _resized(image, target, random.choice(augment.crop_sizes), augment.max_size)
-        image, target = _cropped(image, target, augment.crop_range)
-    return _resized(image, target, random.choice(augment.sizes), augment.max_size)
-
-
-def _flipped(image: Tensor, target: Target) -> tuple[Tensor, Target]:
-    x1, y1, x2, y2 = target["boxes"].unbind(1)
-    width = image.shape[-1]
-    boxes = torch.stack([width - x2, y1, width - x1, y2], 1)
-    return image.flip(-1), {**target, "boxes": boxes, "masks": target["masks"].flip(-1)}
-
-
-def _resized(image: Tensor, target: Target, size: int, max_size: int) -> tuple[Tensor, Target]:
-    """As torchvision's detectors do in evaluation: bilinear, and the nearest pixel of masks."""
-    height, width = image.shape[-2:]
-    new = resized_size(height, width, size, max_size)
-    if new == (height, width):
-        return image, target
-    image = F.interpolate(image[None], new, mode="bilinear", align_corners=False)[0]
-    boxes = target["boxes"] * torch.tensor([new[1] / width, new[0] / height] * 2)
-    masks = target["masks"]  # of which there may be none, after a crop
-    masks = F.interpolate(masks[None], new, mode="nearest-exact")[0] if len(masks) else masks.new_zeros(0, *new)
-    return image, {**target, "boxes": boxes, "masks": masks}
-
-
-def _cropped(image: Tensor, target: Target, sides: tuple[int, int]) -> tuple[Tensor, Target]:
-    """A window whose height and width are drawn from ``sides``; objects that leave it are no longer there."""
-    height, width = image.shape[-2:]
-    high, wide = (random.randint(min(side, sides[0]), min(side, sides[1])) for side in (height, width))
-    top, left = random.randint(0, height - high), random.randint(0, width - wide)
-    boxes = _clipped(target["boxes"] - torch.tensor([left, top] * 2), high, wide)
-    masks = target["masks"][:, top : top + high, left : left + wide]
-    kept = (boxes[:, 2:] - boxes[:, :2] >= LEAST_SIDE).all(1)
-    cut = {"boxes": boxes[kept], "labels": target["labels"][kept], "masks": masks[kept]}
-    return image[:, top : top + high, left : left + wide], cut
-
-
-def _clipped(boxes: Tensor, height: int, width: int) -> Tensor:
-    return torch.stack(
-        [boxes[:, 0].clamp(0, width), boxes[:, 1].clamp(0, height), boxes[:, 2].clamp(0, width),
-         boxes[:, 3].clamp(0, height)], 1
-    )  # fmt: skip
+        raise UserError(f"data: {split.file} has no image with objects to train on, expected at least one")
+    notice = f"left out {len(empty)} training images without objects of {split.file}, {first}"
+    return replace(split, images=kept, left_out=(*split.left_out, notice))

@@ -1,28 +1,32 @@
-"""What a detector finds in pictures: drawn on them, and as COCO's result records."""
+"""What a detector finds in images: drawn on them, and as COCO's result records."""
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import matplotlib
 import torch
-from PIL import Image, ImageDraw, ImageFont
 from pycocotools import mask as coco_mask
+from torch import Tensor
+from torchvision.transforms.v2.functional import to_pil_image
+from torchvision.utils import draw_bounding_boxes, draw_segmentation_masks
 
+from ...colors import OKABE_ITO
 from ...config import DetectionRecipe
 from ...files import picture_bytes, write_atomically
 from ...models.build import build_model
-from ..classification.data import read_to_predict
-from ..prediction import PredictInputs, Prediction, load_trained
-from .data import open_image
+from ..prediction import PredictInputs, Prediction, load_trained, read_files
+from .data import read_pixels
 from .task import found_objects, read_categories
 
-__all__ = ["drawn", "predict"]
+__all__ = ["draw_objects", "predict"]
 
-_COLOURS = ((0, 114, 178), (213, 94, 0), (0, 158, 115), (204, 121, 167), (86, 180, 233), (230, 159, 0))  # Okabe-Ito
+_COLORS = OKABE_ITO[:6]  # without black
 _OPACITY = 0.45  # of a mask
 
 Record = dict[str, Any]
@@ -36,20 +40,20 @@ def predict(run: Path, recipe: DetectionRecipe, inputs: PredictInputs) -> list[P
         For each image its objects: COCO's records with the file's name, where image_id counts the files from 1.
 
     Raises:
-        UserError: a file that is missing or not an image, before anything is written.
+        UserError: a file is missing or is not an image; then nothing is written.
     """
     files, out = inputs.require_files(run, recipe), inputs.out
     names = {category["id"]: category["name"] for category in read_categories(run)}
     model, device = load_trained(run, recipe, build_model(recipe.model))
+    stems = Counter(file.stem for file in files)
     predictions: list[Prediction] = []
-    for number, (file, image) in enumerate(zip(files, read_to_predict(files, open_image)), 1):
+    for number, (file, image) in enumerate(zip(files, read_files(files, read_pixels)), 1):
         (objects,) = model([image.to(device)])
         found = [{**record, "file_name": str(file)} for record in found_objects(objects, number, list(names))]
         shown = [record for record in found if record["score"] >= inputs.min_score]
-        again = sum(other.stem == file.stem for other in files) > 1
-        path = out / f"{f'{number}-' if again else ''}{file.stem}.png"
-        pixels = (image.permute(1, 2, 0) * 255).round().byte().numpy()
-        write_atomically(path, picture_bytes(drawn(pixels, shown, names)))
+        path = out / f"{f'{number}-' if stems[file.stem] > 1 else ''}{file.stem}.png"
+        drawn = draw_objects((image * 255).round().byte(), shown, names)
+        write_atomically(path, picture_bytes(to_pil_image(drawn)))
         what = ", ".join(f"{names[record['category_id']]} {record['score']:.2f}" for record in shown[:5])
         more = f", … ({len(shown)} objects)" if len(shown) > 5 else ""
         line = f"{file}: {what or f'nothing above a score of {inputs.min_score}'}{more} → {path}"
@@ -59,23 +63,38 @@ def predict(run: Path, recipe: DetectionRecipe, inputs: PredictInputs) -> list[P
     return predictions
 
 
-def drawn(pixels: np.ndarray, records: Sequence[Record], names: dict[int, str]) -> Image.Image:
-    """Masks, boxes, and the category and score of each object, the surest on top. pixels: (H, W, 3) of bytes."""
-    blended = pixels.astype(np.float32)
-    surest_last = sorted(enumerate(records), key=lambda pair: pair[1]["score"])
-    for index, record in surest_last:
-        inside = coco_mask.decode(record["segmentation"]).astype(bool)
-        tint = np.asarray(_COLOURS[index % len(_COLOURS)], dtype=np.float32)
-        blended[inside] = (1 - _OPACITY) * blended[inside] + _OPACITY * tint
-    picture = Image.fromarray(blended.round().astype(np.uint8))
-    pen, size = ImageDraw.Draw(picture), max(10, min(picture.size) // 30)
-    font = ImageFont.load_default(size)
-    for index, record in surest_last:
-        x, y, width, height = record["bbox"]
-        colour = _COLOURS[index % len(_COLOURS)]
-        pen.rectangle((x, y, x + width, y + height), outline=colour, width=max(1, size // 6))
-        text = f"{names[record['category_id']]} {record['score']:.2f}"
-        place = (max(0, min(x, picture.width - pen.textlength(text, font=font))), max(0, y - size - 2))
-        pen.rectangle(pen.textbbox(place, text, font=font), fill=colour)
-        pen.text(place, text, fill="white", font=font)
-    return picture
+def draw_objects(image: Tensor, records: Sequence[Record], names: dict[int, str]) -> Tensor:
+    """Draw the mask, the box, and the category and score of each object, those with the highest score on top.
+
+    Args:
+        image: (3, H, W) uint8.
+        records: COCO's result records.
+        names: of the categories, by their id.
+    """
+    if not records:
+        return image
+    records = sorted(records, key=lambda record: record["score"])
+    colors = [_COLORS[index % len(_COLORS)] for index in reversed(range(len(records)))]
+    for record, color in zip(records, colors):  # one by one: torchvision draws black where masks of one call overlap
+        mask = torch.from_numpy(coco_mask.decode(record["segmentation"])).bool()
+        image = draw_segmentation_masks(image, mask, alpha=_OPACITY, colors=color)
+    boxes = torch.tensor([record["bbox"] for record in records])
+    boxes[:, 2:] += boxes[:, :2]  # x, y, width, height -> x1, y1, x2, y2
+    size = max(10, min(image.shape[-2:]) // 30)
+    return draw_bounding_boxes(
+        image,
+        boxes,
+        [f"{names[record['category_id']]} {record['score']:.2f}" for record in records],
+        colors=list(colors),
+        width=max(1, size // 6),
+        font=_font_file(),
+        font_size=size,
+        label_colors="white",
+        fill_labels=True,
+    )
+
+
+@lru_cache(maxsize=1)
+def _font_file() -> str:
+    """torchvision needs a file for a font that has a size; matplotlib has one."""
+    return str(Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -27,24 +27,25 @@ from ...files import write_atomically
 from ...models.backbone import load_backbone
 from ...models.build import build_model
 from ...models.mask_rcnn import Detector
-from ..loading import make_loader
+from ..loading import loaded
 from .check import Record
-from .data import CocoData, CocoSplit, DetectionSamples, Target, grouped_order, load_coco
+from .data import CocoData, CocoSplit, DetectionSamples, grouped_order, load_coco
+from .transforms import Target
 
 __all__ = ["Detection", "average_precision", "found_objects", "read_categories", "build"]
 
-CATEGORIES = "categories.json"  # in a run's folder, for those who have not its data
+CATEGORIES_FILE = "categories.json"  # in a run's folder, so that it can be used where its data are not
 _EXAMPLES = 2
-_ASPECT = 1.6  # of the image whose multiply-accumulates are counted, as COCO's 1280×800
+_ASPECT = 1.6  # width over height of the image whose MACs are counted, as of COCO's 1280×800
 
-# COCO's summary: the average over IoU 0.5 to 0.95, two of them alone, and by the objects' size
+# COCO's summary: the mean over IoU 0.5 to 0.95, two of them alone, and by the objects' size
 _SUMMARY = ("ap", "ap50", "ap75", "ap_small", "ap_medium", "ap_large")
 
 Batch = tuple[list[Tensor], list[Target]]
 
 
 def build(recipe: DetectionRecipe, data: str | None = None, run: Path | None = None) -> tuple[nn.Module, Detection]:
-    """Raises UserError for a model or data that are not there, or that do not fit each other."""
+    """Raises UserError where the model or the data do not exist, or do not fit each other."""
     model = build_model(recipe.model)
     if not isinstance(model, Detector):
         raise UserError(f"model: got {recipe.model.name}, expected mask_rcnn or cascade_mask_rcnn for detection")
@@ -58,7 +59,9 @@ def build(recipe: DetectionRecipe, data: str | None = None, run: Path | None = N
         training=run is None,
     )
     if run and _named(read_categories(run)) != _named(coco.val.split.categories):
-        raise UserError(f"data: {coco.val.split.file} has other categories than {run} was trained on")
+        raise UserError(
+            f"data: {coco.val.split.file} has other categories than {run} was trained on, expected the same"
+        )
     if model.num_classes != len(coco.classes):
         raise UserError(f"model.args.num_classes: got {model.num_classes}, expected the data's {len(coco.classes)}")
     sync_batch_norms(model.roi_heads, device=recipe.device)
@@ -79,7 +82,7 @@ def _augment_as_evaluated(model: Detector) -> DetectionAugment:
 
 
 class Detection(Task):
-    """The task: each epoch visits the training images in an order of (seed, epoch), those of a shape together."""
+    """The task: each epoch visits the training images in an order of (seed, epoch), grouped by their shape."""
 
     monitor = "box_ap"
     unit, units_per_sample = "images", 1
@@ -97,64 +100,63 @@ class Detection(Task):
         """
         Args:
             batch_size: images per update, over all ranks and accumulated parts.
-            examples: the validation split at the sizes of evaluation, for :meth:`example_batch`.
+            examples: the validation split at the size of evaluation, for :meth:`example_batch`.
             backbone: the run or file whose weights a new model starts from.
-            workers: processes a rank that decode and augment; the batches are the same with any number.
+            workers: processes per rank that decode and augment; the batches are the same with any number.
 
         Raises:
-            UserError: there are training images, and fewer than ``batch_size``.
+            UserError: there are training images, but fewer than ``batch_size``.
         """
         if len(data.train) and not 1 <= batch_size <= len(data.train):
             raise UserError(f"batch_size: got {batch_size}, expected 1 to the {len(data.train)} training images")
         self.data, self.batch_size, self.seed, self.workers = data, batch_size, seed, workers
         self.examples, self.backbone = examples, backbone
         self.steps_per_epoch = len(data.train) // batch_size  # the last, smaller batch is dropped
-        self.told = False
+        self.is_reported = False  # whether notices() has returned what is left out
 
-    def batches(self, epoch: int, start: int, shard: BatchShard, device: torch.device) -> Iterator[Batch]:
+    def batches(self, epoch: int, start: int, shard: BatchShard, device: torch.device) -> Generator[Batch]:
         order = grouped_order(self.data.train, epoch, self.batch_size)
-        chosen = [
+        keys = [
             [(epoch, order[position]) for position in positions]
             for update in range(start, self.steps_per_epoch)
             for positions in shard.micro_batches(update, self.batch_size)
         ]
-        for batch in self._loader(self.data.train, chosen, device):
-            yield _moved(batch, device)
+        with self._loaded(self.data.train, keys, device) as batches:
+            yield from batches
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        """The sum of the detector's losses, and each of them."""
+        """The sum of the detector's losses, and each of them for the log."""
         images, targets = batch
-        with _giving_losses(cast(Detector, unwrap(model))):
+        with _returning_losses(cast(Detector, unwrap(model))):
             losses = model(images, targets)
         return torch.stack(list(losses.values())).sum(), {name.removeprefix("loss_"): v for name, v in losses.items()}
 
     @torch.no_grad()
     def evaluate(self, model: nn.Module, shard: BatchShard, device: torch.device) -> dict[str, float]:
-        """COCO's AP of boxes and masks in percent; a size of which there is no object has none."""
-        split, count = self.data.val.split, len(self.data.val)
-        # Every rank makes equally many forward passes, as FSDP asks: the last ones repeat image 0, uncounted.
-        rounds = -(-count // shard.world_size)
-        mine = [turn * shard.world_size + shard.rank for turn in range(rounds)]
-        batches = [[(0, position if position < count else 0)] for position in mine]
-        found: list[dict[str, Any]] = []
-        for position, batch in zip(mine, self._loader(self.data.val, batches, device)):
-            images, _ = _moved(batch, device)
-            (objects,) = model(images)
-            if position < count:
-                found += found_objects(objects, split.images[position]["id"], list(split.labels))
+        """COCO's AP of boxes and masks in percent, without that of sizes of which there are no objects."""
+        split, found = self.data.val.split, list[dict[str, Any]]()
+        batches = shard.evaluation_batches(len(self.data.val), 1)  # an image at its own size
+        keys = [[(0, index) for index in batch.indices] for batch in batches]
+        with self._loaded(self.data.val, keys, device) as loaded_batches:
+            for batch, (images, _) in zip(batches, loaded_batches):
+                (objects,) = model(images)
+                if not batch.is_padding:
+                    found += found_objects(objects, split.images[batch.indices[0]]["id"], list(split.labels))
         if shard.world_size == 1:
             return average_precision(split, found)
-        everyone: list[Any] = [None] * shard.world_size
-        dist.all_gather_object(everyone, found)
-        of_all = [record for of_rank in everyone for record in of_rank]
-        scores = [average_precision(split, of_all) if shard.rank == 0 else None]
+        by_rank: list[Any] = [None] * shard.world_size
+        dist.all_gather_object(by_rank, found)
+        records = [record for of_rank in by_rank for record in of_rank]
+        scores = [average_precision(split, records) if shard.rank == 0 else None]
         dist.broadcast_object_list(scores)
         return cast(dict[str, float], scores[0])
 
     def example_batch(self, device: torch.device) -> Batch:
         assert self.examples is not None
         count = min(_EXAMPLES, len(self.examples))
-        return _moved(_collate([self.examples[0, index] for index in range(count)])[:2], device)
+        images, targets, _ = _collate([self.examples[0, index] for index in range(count)])
+        moved = [{key: value.to(device) for key, value in target.items()} for target in targets]
+        return [image.to(device) for image in images], moved
 
     def load_pretrained(self, model: nn.Module) -> None:
         if self.backbone:
@@ -165,41 +167,42 @@ class Detection(Task):
         return count_detector(model, input_size=(3, size, min(max_size, round(_ASPECT * size))))
 
     def save_assets(self, model: nn.Module, folder: Path) -> None:
-        write_atomically(folder / CATEGORIES, json.dumps(self.data.train.split.categories) + "\n")
+        write_atomically(folder / CATEGORIES_FILE, json.dumps(self.data.train.split.categories) + "\n")
 
     def facts(self) -> dict[str, Any]:
         return {"left_out": len(self._left_out())}
 
     def notices(self) -> list[str]:
-        new = [] if self.told else self._left_out()
-        self.told = True
+        new = [] if self.is_reported else self._left_out()
+        self.is_reported = True
         return new
 
     def _left_out(self) -> list[str]:
         return [*self.data.train.split.left_out, *self.data.val.split.left_out]
 
-    def _loader(self, samples: DetectionSamples, batches: list, device: torch.device) -> Iterator[Batch]:
-        """Raises UserError for a picture that cannot be decoded."""
-        loader = make_loader(samples, device, self.workers, len(batches), batch_sampler=batches, collate_fn=_collate)
-        for images, targets, failed in loader:
-            if any(failed):
-                raise UserError(f"data: cannot decode {' '.join(next(filter(None, failed)).split())}")
-            yield images, targets
+    @contextlib.contextmanager
+    def _loaded(
+        self, samples: DetectionSamples, keys: list[list[tuple[int, int]]], device: torch.device
+    ) -> Iterator[Iterator[Batch]]:
+        settings = {"batch_sampler": keys, "collate_fn": _collate}
+        with loaded(samples, device, self.workers, len(keys), **settings) as batches:
+            yield map(_require_decoded, batches)
 
 
 def read_categories(run: Path) -> list[Record]:
-    """Those that a run was trained on. Raises UserError where its file is missing or broken."""
+    """The categories that a run was trained on. Raises UserError where their file is missing or broken."""
     try:
-        return json.loads((run / CATEGORIES).read_text(encoding="utf-8"))
+        return json.loads((run / CATEGORIES_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise UserError(f"run: cannot read {run / CATEGORIES}: {error}") from None
+        raise UserError(f"run: cannot read {run / CATEGORIES_FILE}: {error}") from None
 
 
 def found_objects(objects: dict[str, Tensor], image_id: int, categories: Sequence[int]) -> list[dict[str, Any]]:
     """A detector's output for one image as COCO's result records: box as x, y, width, height, and mask as RLE.
 
     Args:
-        objects: "boxes" (N, 4), "labels", "scores" (N), "masks" (N, 1, H, W), soft.
+        objects: "boxes" (N, 4) as x1, y1, x2, y2 in pixels, "labels" (N), "scores" (N), and "masks" (N, 1, H, W)
+            of probabilities.
         categories: their ids, that of label 1 first.
     """
     masks = (objects["masks"][:, 0] > 0.5).byte().cpu().numpy()  # (N, H, W)
@@ -220,13 +223,13 @@ def found_objects(objects: dict[str, Tensor], image_id: int, categories: Sequenc
 
 
 def average_precision(split: CocoSplit, found: list[dict[str, Any]]) -> dict[str, float]:
-    """COCO's AP in percent by pycocotools: over IoU 0.5 to 0.95, at 0.5 and 0.75, and of small to large objects."""
+    """COCO's AP in percent by pycocotools: over IoU 0.5 to 0.95, at 0.5 and 0.75, and by the objects' size."""
     scores: dict[str, float] = {}
-    with contextlib.redirect_stdout(io.StringIO()):  # it prints what it does
+    with contextlib.redirect_stdout(io.StringIO()):  # pycocotools prints its steps
         truth = COCO()
         truth.dataset = split.content()
         truth.createIndex()
-        # with a box in a record the area of its mask would be taken for the box's
+        # pycocotools takes the area of a record from its box, where it has one
         of_mask = [{key: value for key, value in record.items() if key != "bbox"} for record in found]
         for kind, name, records in (("bbox", "box", found), ("segm", "mask", of_mask)):
             judge = COCOeval(truth, truth.loadRes(records) if records else COCO(), kind)
@@ -234,14 +237,14 @@ def average_precision(split: CocoSplit, found: list[dict[str, Any]]) -> dict[str
             judge.accumulate()
             judge.summarize()
             for key, value in zip(_SUMMARY, judge.stats.tolist()):
-                if value >= 0:  # -1: there is no such object
+                if value >= 0:  # -1: there are no such objects
                     scores[f"{name}_{key}"] = round(100 * value, 4)
     return scores
 
 
 @contextlib.contextmanager
-def _giving_losses(model: Detector) -> Iterator[None]:
-    """A detector gives losses where it is in training; the rest of it, such as its norms, stays in its mode."""
+def _returning_losses(model: Detector) -> Iterator[None]:
+    """Detectors return losses in training mode only; the rest of the model, such as its norms, keeps its mode."""
     parts = [model, model.rpn, model.roi_heads, model.transform, *getattr(model.roi_heads, "stages", ())]
     modes = [part.training for part in parts]
     for part in parts:
@@ -262,9 +265,9 @@ def _collate(samples: Sequence[tuple[Tensor, Target, str]]) -> tuple[list[Tensor
     return list(images), list(targets), list(failed)
 
 
-def _moved(batch: Any, device: torch.device) -> Batch:
-    images, targets = batch
-    return (
-        [image.to(device, non_blocking=True) for image in images],
-        [{key: value.to(device, non_blocking=True) for key, value in target.items()} for target in targets],
-    )
+def _require_decoded(batch: tuple[list[Tensor], list[Target], list[str]]) -> Batch:
+    """Raises UserError for an image that could not be decoded."""
+    images, targets, failed = batch
+    if any(failed):
+        raise UserError(f"data: cannot decode {' '.join(next(filter(None, failed)).split())}")
+    return images, targets

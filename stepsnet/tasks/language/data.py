@@ -1,8 +1,8 @@
-"""Text as tokens: a tokenizer made from the training split, and each split packed once into a memory-mapped file.
+"""Text as tokens: a tokenizer made from the training split, and each split in a memory-mapped file of tokens.
 
-What is packed is kept in a cache folder (``STEPSNET_CACHE``, by default ``~/.cache/stepsnet``) under a name that
-depends on the text and the tokenizer, written beside and renamed: a packing that was stopped is begun anew, and
-runs that share a text share its tokens.
+The tokens are kept in the cache folder (``STEPSNET_CACHE``, by default ``~/.cache/stepsnet``) under a name that
+depends on the text and the tokenizer, so that runs on the same text share them. They are written under another name
+and renamed: where this was interrupted, it starts again.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ __all__ = ["Split", "TextData", "Texts", "load_text", "load_tokenizer"]
 
 END_OF_TEXT = "<|endoftext|>"  # between documents
 UNKNOWN = "<unk>"
-_CHUNK = 1 << 20  # characters tokenized at once
+_CHUNK = 1 << 20  # characters that are tokenized at once
 Texts = dict[str, list[str]]  # documents by split: train, val and perhaps test
 
 
 @dataclass(frozen=True)
 class Split:
-    """Tokens of one split, and how many characters and words they stand for."""
+    """The tokens of one split, and its numbers of characters and words."""
 
     tokens: np.ndarray  # uint16 or uint32, memory-mapped
     characters: int
-    words: int  # as separated by white space
+    words: int  # separated by white space
 
 
 @dataclass(frozen=True)
@@ -49,21 +49,22 @@ class TextData:
 def load_text(data: str, kind: str, vocab_size: int | None, tokenizer: Tokenizer | None = None) -> TextData:
     """Tokens of ``python-docs``, ``text:PATH`` (a file or a folder) or ``hfds:NAME`` (or ``hfds:NAME:CONFIG``).
 
-    A file alone is split at 90%; a folder holds train.txt, valid.txt (or val.txt) and perhaps test.txt.
+    The first 90% of a single file are for training; a folder holds train.txt, valid.txt (or val.txt) and optionally
+    test.txt.
 
     Args:
-        kind: "bpe" of ``vocab_size``, "characters", or "gpt2".
-        tokenizer: one that is there already, as that of a run, in place of one made from the training split.
+        kind: of the tokenizer: "bpe" of ``vocab_size``, "characters", or "gpt2".
+        tokenizer: used in place of one made from the training split, such as a run's.
 
     Raises:
-        UserError: data that are not there, an empty or binary file, a split without tokens, or a vocabulary
-            that the text is too small for.
+        UserError: the data do not exist, a file is empty or binary, a split has no text, or the text is too small
+            for the vocabulary.
     """
-    source, _, place = data.partition(":")
+    source, _, path = data.partition(":")
     if data == "python-docs":
         texts = _python_docs()
-    elif source in SOURCES and place:
-        texts = SOURCES[source](place)
+    elif source in SOURCES and path:
+        texts = SOURCES[source](path)
     elif Path(data).exists():
         texts = _files(data)
     else:
@@ -73,18 +74,18 @@ def load_text(data: str, kind: str, vocab_size: int | None, tokenizer: Tokenizer
         )
     for name, documents in texts.items():
         if not any(document.strip() for document in documents):
-            raise UserError(f"data: the split {name} of {data} has no text")
+            raise UserError(f"data: the split {name} of {data} is empty, expected text")
     made_from = [kind, vocab_size] if tokenizer is None else [tokenizer.to_str()]
-    place_of = cache_folder() / "text" / _fingerprint(texts, made_from)
-    place_of.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(f"{place_of}.lock"):  # one process packs, the others find it done
-        if not place_of.exists():
-            _pack(texts, tokenizer or (lambda: _make_tokenizer(texts["train"], kind, vocab_size)), place_of)
-    return _open(place_of)
+    folder = cache_folder() / "text" / _fingerprint(texts, made_from)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{folder}.lock"):  # one process writes, the others wait and read
+        if not folder.exists():
+            _pack(texts, tokenizer or (lambda: _make_tokenizer(texts["train"], kind, vocab_size)), folder)
+    return _open(folder)
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
-    """Raises UserError where the file is missing or no tokenizer."""
+    """Raises UserError where the file is missing or is not a tokenizer."""
     try:
         return Tokenizer.from_str(path.read_text(encoding="utf-8"))
     except Exception as error:  # the library's are bare Exceptions
@@ -92,7 +93,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
 
 
 def _python_docs() -> Texts:
-    """The help topics of Python's own documentation, which every installation carries: half a million characters."""
+    """The help topics of Python's documentation, a part of every installation: half a million characters."""
     from pydoc_data.topics import topics
 
     documents = [topics[name] for name in sorted(topics)]
@@ -100,17 +101,17 @@ def _python_docs() -> Texts:
     return {"train": [text for text in documents if text not in held_out], "val": held_out}
 
 
-def _files(place: str) -> Texts:
-    root = Path(place)
+def _files(path: str) -> Texts:
+    root = Path(path)
     if root.is_dir():
         found: Texts = {}
         for split, names in (("train", ["train"]), ("val", ["valid", "val", "validation"]), ("test", ["test"])):
-            path = next((root / f"{name}.txt" for name in names if (root / f"{name}.txt").exists()), None)
-            if path:
-                found[split] = [_read(path)]
+            file = next((root / f"{name}.txt" for name in names if (root / f"{name}.txt").exists()), None)
+            if file:
+                found[split] = [_read(file)]
             elif split != "test":
                 raise UserError(
-                    f"data: {root} has no {names[0]}.txt, expected train.txt, valid.txt and perhaps test.txt"
+                    f"data: {root} has no {names[0]}.txt, expected train.txt, valid.txt and optionally test.txt"
                 )
         return found
     text = _read(root)
@@ -126,33 +127,33 @@ def _read(path: Path) -> str:
     try:
         text = content.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise UserError(f"data: {path} is no UTF-8 text (byte {error.start})") from None
+        raise UserError(f"data: {path} is not UTF-8, expected text (byte {error.start})") from None
     if "\0" in text:
-        raise UserError(f"data: {path} is no text: it has a zero byte at {content.index(0)}")
+        raise UserError(f"data: {path} is binary, expected text: it has a zero byte at {content.index(0)}")
     if not text.strip():
         raise UserError(f"data: {path} is empty, expected text")
     return text
 
 
-def _hugging_face(place: str) -> Texts:
+def _hugging_face(path: str) -> Texts:
     try:
         from datasets import load_dataset
     except ImportError:
         raise UserError("data: hfds needs Hugging Face's datasets, expected `pip install stepsnet[data]`") from None
-    name, _, config = place.partition(":")
+    name, _, config = path.partition(":")
     try:
         loaded = load_dataset(name, config or None)
-    except Exception as error:  # what the hub, the network or the files may raise
-        raise UserError(f"data: cannot load hfds:{place}: {' '.join(str(error).split())[:300]}") from None
+    except Exception as error:  # anything that the hub, the network or the files may raise
+        raise UserError(f"data: cannot load hfds:{path}: {' '.join(str(error).split())[:300]}") from None
     found: Texts = {}
     for split, names in (("train", ["train"]), ("val", ["validation", "valid", "val"]), ("test", ["test"])):
         key = next((name for name in names if name in loaded), None)
         if key:
             if "text" not in loaded[key].column_names:
-                raise UserError(f"data: hfds:{place} has the columns {loaded[key].column_names}, expected text")
-            found[split] = ["".join(loaded[key]["text"])]  # WikiText's lines keep their line ends
+                raise UserError(f"data: hfds:{path} has the columns {loaded[key].column_names}, expected text")
+            found[split] = ["".join(loaded[key]["text"])]  # WikiText's lines end with line breaks
         elif split != "test":
-            raise UserError(f"data: hfds:{place} has the splits {list(loaded)}, expected train and validation")
+            raise UserError(f"data: hfds:{path} has the splits {list(loaded)}, expected train and validation")
     return found
 
 
@@ -160,7 +161,7 @@ SOURCES = {"text": _files, "hfds": _hugging_face}
 
 
 def _fingerprint(texts: Texts, made_from: list[Any]) -> str:
-    digest = hashlib.sha256(json.dumps([1, *made_from]).encode())  # 1: of the layout
+    digest = hashlib.sha256(json.dumps([1, *made_from]).encode())  # 1: the version of the layout
     for name, documents in texts.items():
         digest.update(f"\0{name}\0{len(documents)}".encode())
         for document in documents:
@@ -168,9 +169,9 @@ def _fingerprint(texts: Texts, made_from: list[Any]) -> str:
     return digest.hexdigest()[:24]
 
 
-def _pack(texts: Texts, tokenizer: Tokenizer | Callable[[], Tokenizer], place: Path) -> None:
-    """Write the tokenizer, made first if need be, and every split's tokens beside ``place``, and rename."""
-    beside = place.with_name(f".{place.name}")
+def _pack(texts: Texts, tokenizer: Tokenizer | Callable[[], Tokenizer], folder: Path) -> None:
+    """Write the tokenizer, which a function makes, and the tokens of every split under another name, and rename."""
+    beside = folder.with_name(f".{folder.name}")
     try:
         shutil.rmtree(beside, ignore_errors=True)
         beside.mkdir(parents=True)
@@ -189,13 +190,13 @@ def _pack(texts: Texts, tokenizer: Tokenizer | Callable[[], Tokenizer], place: P
             words = sum(len(document.split()) for document in documents)
             facts[name] = {"tokens": count, "characters": sum(map(len, documents)), "words": words}
         (beside / "facts.json").write_text(json.dumps(facts))
-        beside.rename(place)
+        beside.rename(folder)
     except OSError as error:
-        raise UserError(f"data: cannot write {place}: {error.strerror}; STEPSNET_CACHE names another folder") from None
+        raise UserError(f"data: cannot write {folder}: {error.strerror}; STEPSNET_CACHE names another folder") from None
 
 
 def _chunks(documents: Sequence[str]) -> Iterator[str | None]:
-    """Documents in pieces that end at a line's end, and None between documents."""
+    """Documents in pieces that end with a line, and None between documents."""
     for number, document in enumerate(documents):
         if number:
             yield None
@@ -203,7 +204,7 @@ def _chunks(documents: Sequence[str]) -> Iterator[str | None]:
         while start < len(document):
             end = start + _CHUNK
             if end < len(document):
-                end = document.rfind("\n", start, end) + 1 or end  # a line longer than a piece is cut
+                end = document.rfind("\n", start, end) + 1 or end  # a line that is longer than a piece is cut
             yield document[start:end]
             start = end
 
@@ -226,7 +227,7 @@ def _make_tokenizer(documents: Sequence[str], kind: str, vocab_size: int | None)
     if kind == "gpt2":
         try:
             return Tokenizer.from_pretrained("gpt2")
-        except Exception as error:  # the network's
+        except Exception as error:  # of the network
             raise UserError(f"tokenizer: cannot load gpt2: {' '.join(str(error).split())[:200]}") from None
     if vocab_size is None or vocab_size < 257:
         raise UserError(f"vocab_size: got {vocab_size}, expected at least 257 for bpe: every byte and {END_OF_TEXT}")
@@ -247,15 +248,15 @@ def _make_tokenizer(documents: Sequence[str], kind: str, vocab_size: int | None)
     return tokenizer
 
 
-def _open(place: Path) -> TextData:
-    facts = json.loads((place / "facts.json").read_text())
+def _open(folder: Path) -> TextData:
+    facts = json.loads((folder / "facts.json").read_text())
     splits = {
         name: Split(
-            np.memmap(place / f"{name}.bin", dtype=facts["dtype"], mode="r", shape=(found["tokens"],)),
+            np.memmap(folder / f"{name}.bin", dtype=facts["dtype"], mode="r", shape=(found["tokens"],)),
             found["characters"],
             found["words"],
         )
         for name, found in facts.items()
         if name != "dtype"
     }
-    return TextData(load_tokenizer(place / "tokenizer.json"), splits)
+    return TextData(load_tokenizer(folder / "tokenizer.json"), splits)

@@ -1,4 +1,4 @@
-"""A text that a language model goes on with."""
+"""A prompt that a language model continues."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from typing import Any, cast
 
 import torch
 from tokenizers import Tokenizer
-from tokenizers.decoders import DecodeStream
-from torch import Tensor
+from transformers import PreTrainedTokenizerFast, TextStreamer
 
 from ...config import LanguageRecipe
 from ...errors import UserError
@@ -20,18 +19,18 @@ __all__ = ["predict"]
 
 
 def predict(run: Path, recipe: LanguageRecipe, inputs: PredictInputs) -> list[Prediction]:
-    """Generate a continuation of the prompt; ``inputs.emit`` gets the prompt and then each piece as it comes.
+    """Continue the prompt; ``inputs.emit`` is called with the prompt and then with each word as it is generated.
 
     Raises:
         UserError: there is no prompt, or it does not fit into the model's context.
     """
     if inputs.prompt is None:
-        wanted = "expected one of classification, detection or segmentation for images"
-        raise UserError(f"predict: {run} is a run of language, {wanted}")
+        expected = "expected one of classification, detection or segmentation for images"
+        raise UserError(f"predict: {run} is a run of language, {expected}")
     tokens, temperature = inputs.max_new_tokens, inputs.temperature
     if tokens < 1 or temperature < 0:
-        wanted = "at least 1 token and a temperature of at least 0"
-        raise UserError(f"predict: got {tokens} tokens and temperature {temperature}, expected {wanted}")
+        expected = "at least 1 token and a temperature of at least 0"
+        raise UserError(f"predict: got {tokens} tokens and temperature {temperature}, expected {expected}")
     tokenizer = load_tokenizer(run / "tokenizer.json")
     model, device = load_trained(run, recipe, build_model(recipe.model))
     config: Any = model.config
@@ -47,42 +46,35 @@ def predict(run: Path, recipe: LanguageRecipe, inputs: PredictInputs) -> list[Pr
             f"{config.max_position_embeddings} together, the model's context"
         )
     sampling: dict[str, Any] = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {}
-    given = torch.tensor([ids], device=device)
+    prompt = torch.tensor([ids], device=device)  # (1, tokens)
+    streamer = _Streamer(tokenizer, inputs)
     torch.manual_seed(inputs.seed)
-    pieces = _Pieces(tokenizer, inputs)
     cast(Any, model).generate(
-        given,
-        attention_mask=torch.ones_like(given),
+        prompt,
+        attention_mask=torch.ones_like(prompt),
         max_new_tokens=tokens,
         eos_token_id=tokenizer.token_to_id(END_OF_TEXT),
         pad_token_id=tokenizer.token_to_id(END_OF_TEXT),
-        streamer=pieces,
+        streamer=streamer,
         **sampling,
     )
     inputs.emit("\n")
-    return [Prediction("", {"prompt": inputs.prompt, "text": pieces.text})]
+    return [Prediction("", {"prompt": inputs.prompt, "text": streamer.text})]
 
 
-class _Pieces:
-    """transformers' streamer: the prompt comes first, then each token, which may be a part of a character.
+class _Streamer(TextStreamer):
+    """Emits the prompt as it was given, and then each word when it is complete.
 
-    Not transformers' TextStreamer, which decodes with spaces cleaned up and holds a word back until it is whole.
+    A word may be several tokens, and a token may be a part of a character.
     """
 
     def __init__(self, tokenizer: Tokenizer, inputs: PredictInputs):
-        self.tokenizer, self.inputs, self.text = tokenizer, inputs, ""
-        self.stream: DecodeStream | None = None
+        decoding = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
+        super().__init__(PreTrainedTokenizerFast(tokenizer_object=tokenizer), skip_prompt=True, **decoding)
+        self.emit, self.text = inputs.emit, ""
+        self.on_finalized_text(inputs.prompt or "")
 
-    def put(self, ids: Tensor) -> None:
-        if self.stream is None:
-            self.stream = DecodeStream(skip_special_tokens=True)
-            self.add(self.inputs.prompt or "")
-        elif piece := self.stream.step(self.tokenizer, int(ids)):
-            self.add(piece)
-
-    def add(self, piece: str) -> None:
-        self.text += piece
-        self.inputs.emit(piece)
-
-    def end(self) -> None:
-        """Nothing is held back."""
+    def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
+        self.text += text
+        if text:
+            self.emit(text)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from functools import lru_cache
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,24 +13,24 @@ from torch import Tensor, nn
 
 from ...analysis.complexity import Complexity, count_language_model
 from ...config import LanguageRecipe
-from ...engine.randomness import data_order
 from ...engine.task import BatchShard, Task
 from ...errors import UserError
 from ...files import write_atomically
 from ...models.build import build_model
+from ..loading import order_of_pass, sample_of_run
 from .data import END_OF_TEXT, Split, TextData, load_text, load_tokenizer
 
 __all__ = ["LanguageModelling", "build"]
 
-_EVALUATED_AT_ONCE = 32  # windows
+_EVALUATION_BATCH_SIZE = 32  # windows
 
 
 def build(
     recipe: LanguageRecipe, data: str | None = None, run: Path | None = None
 ) -> tuple[nn.Module, LanguageModelling]:
-    """Raises UserError for a model or data that are not there, or that do not fit each other."""
+    """Raises UserError where the model or the data do not exist, or do not fit each other."""
     data = data or recipe.data
-    data, _, split = data.partition("@")  # DATA@test scores the test split
+    data, _, split = data.partition("@")  # DATA@test evaluates the test split
     own = load_tokenizer(run / "tokenizer.json") if run else None
     text = load_text(data, recipe.tokenizer, recipe.vocab_size, own)
     model: Any = build_model(recipe.model)
@@ -57,7 +56,7 @@ def _check_vocabulary(model: Any, text: TextData) -> None:
 
 
 class LanguageModelling(Task):
-    """The task: sequences of ``seq_len`` tokens, every part of the text once a pass, in an order of (seed, pass)."""
+    """The task: sequences of ``seq_len`` tokens, each part of the text once per pass, in an order of (seed, pass)."""
 
     monitor = "loss"
     unit = "tokens"
@@ -76,34 +75,35 @@ class LanguageModelling(Task):
         """
         Args:
             batch_size: sequences per update, over all ranks and accumulated parts.
-            epoch_updates: updates between evaluations, of however many passes; None is one pass.
-            stride: tokens scored in each window of ``seq_len``, the last ones; None is all of them.
+            epoch_updates: updates per epoch, which need not be a pass; None is one pass.
+            stride: tokens that are scored in each window of ``seq_len``, its last ones; None is all of them.
+            evaluated: the split of the evaluation.
 
         Raises:
-            UserError: a split that is shorter than a batch, or a stride that is longer than a window.
+            UserError: a split is shorter than a batch, or the stride is longer than a window.
         """
         if stride is not None and stride > seq_len:
             raise UserError(f"eval_stride: got {stride}, expected at most seq_len, {seq_len}")
         self.text, self.batch_size, self.seq_len, self.seed = text, batch_size, seq_len, seed
         self.stride, self.evaluated, self.units_per_sample = stride or seq_len, evaluated, seq_len
         tokens = len(text.splits["train"].tokens)
-        self.sequences = (tokens - seq_len) // seq_len  # a pass: its windows begin at an offset below seq_len
+        self.sequences = (tokens - seq_len) // seq_len  # per pass, which begins at an offset below seq_len
         if self.sequences < batch_size:
             raise UserError(
                 f"data: got {tokens} training tokens, expected more than batch_size × seq_len, {batch_size}×{seq_len}"
             )
         if len(text.splits[evaluated].tokens) < 2:
-            raise UserError(f"data: the split {evaluated} has less than two tokens, expected some to predict")
+            raise UserError(f"data: the split {evaluated} has fewer than two tokens, expected at least one to predict")
         self.steps_per_epoch = epoch_updates or self.sequences // batch_size
 
     def start_of(self, number: int) -> int:
-        """Where the ``number``-th training sequence of the run begins in the text."""
-        turn, position = divmod(number, self.sequences)
-        order, offset = _order_of_pass(self.seed, turn, self.sequences, self.seq_len)
-        return offset + int(order[position]) * self.seq_len
+        """The position in the text at which the ``number``-th training sequence of the run begins."""
+        number_of_pass, index = sample_of_run(self.seed, number, self.sequences)
+        offset = order_of_pass(self.seed + 1, number_of_pass, self.seq_len)[0]  # cuts the text elsewhere in each pass
+        return int(offset) + index * self.seq_len
 
-    def batches(self, epoch: int, start: int, shard: BatchShard, device: torch.device) -> Iterator[Tensor]:
-        """(sequences, seq_len + 1) each: the inputs and, one further, what is to be predicted."""
+    def batches(self, epoch: int, start: int, shard: BatchShard, device: torch.device) -> Generator[Tensor]:
+        """Token ids (sequences, seq_len + 1): all but the last are the inputs, all but the first the targets."""
         tokens = self.text.splits["train"].tokens
         for update in range(start, self.steps_per_epoch):
             for positions in shard.micro_batches(epoch * self.steps_per_epoch + update, self.batch_size):
@@ -112,7 +112,7 @@ class LanguageModelling(Task):
                 yield torch.from_numpy(batch).to(device, non_blocking=True)
 
     def example_batch(self, device: torch.device) -> Tensor:
-        """The first sequences of the evaluated split, as many as it has, up to 16."""
+        """The first sequences of the evaluated split, at most 16."""
         tokens, size = self.text.splits[self.evaluated].tokens, self.seq_len + 1
         count = max(min(len(tokens) // size, 16), 1)
         size = min(size, len(tokens))
@@ -127,46 +127,48 @@ class LanguageModelling(Task):
     def evaluate(self, model: nn.Module, shard: BatchShard, device: torch.device) -> dict[str, float]:
         """Mean negative log-likelihood and perplexities of every token but the first.
 
-        Each window of ``seq_len`` scores its last ``stride`` tokens, the first window all of its own; so a
-        token is seen with at least ``seq_len - stride`` others before it. Per word, the likelihood of the
-        whole text is shared out over its words, so that tokenizers compare.
+        Each window of ``seq_len`` scores its last ``stride`` tokens, and the first window all of its tokens, so that
+        at least ``seq_len - stride`` tokens precede each token. The perplexity per word divides the log-likelihood
+        of the text by its words, so that tokenizers can be compared.
         """
         split = self.text.splits[self.evaluated]
         windows = list(self._windows(len(split.tokens)))
-        per_round = _EVALUATED_AT_ONCE * shard.world_size
         total = torch.zeros(2, dtype=torch.float64, device=device)
-        for first in range(0, len(windows), per_round):  # equally many forward passes on each rank, as FSDP asks
-            mine = windows[first + shard.rank * _EVALUATED_AT_ONCE :][:_EVALUATED_AT_ONCE] or [(0, 0, 0)]
-            total += self._score(model, split, mine, device)
+        for batch in shard.evaluation_batches(len(windows), _EVALUATION_BATCH_SIZE):
+            score = self._score(model, split, [windows[index] for index in batch.indices], device)
+            if not batch.is_padding:
+                total += score
         if shard.world_size > 1:
             torch.distributed.all_reduce(total)
-        nll, scored = total.tolist()
-        loss, of_word = nll / scored, nll / max(split.words, 1)
+        nll, scored = total.tolist()  # of all tokens together
+        loss = nll / scored
         return {
             "loss": loss,
             "perplexity": _exp(loss),
-            "word_perplexity": _exp(of_word),
+            "word_perplexity": _exp(nll / max(split.words, 1)),
             "bits_per_character": nll / math.log(2) / split.characters,
         }
 
     def _windows(self, count: int) -> Iterator[tuple[int, int, int]]:
-        """(begin, first scored, end) of each window's predicted tokens; each token but the first is scored once."""
+        """(begin, first scored token, end) of each window; each token but the first is scored once."""
         scored = 1
         while scored < count:
             end = min(scored + (self.seq_len if scored == 1 else self.stride), count)
             yield max(end - self.seq_len - 1, 0), scored, end
             scored = end
 
-    def _score(self, model: nn.Module, split: Split, windows: list[tuple[int, int, int]], device) -> Tensor:
-        """Negative log-likelihood and number of the scored tokens."""
+    def _score(
+        self, model: nn.Module, split: Split, windows: list[tuple[int, int, int]], device: torch.device
+    ) -> Tensor:
+        """(2): negative log-likelihood and number of the scored tokens."""
         size = min(self.seq_len + 1, len(split.tokens))
         batch = torch.zeros(len(windows), size, dtype=torch.int64)
         counted = torch.zeros(len(windows), size - 1)
         for row, (begin, first, end) in enumerate(windows):
             batch[row, : end - begin] = torch.from_numpy(split.tokens[begin:end].astype(np.int64))
-            counted[row, max(first - begin - 1, 0) : max(end - begin - 1, 0)] = 1.0
+            counted[row, first - begin - 1 : end - begin - 1] = 1.0
         batch, counted = batch.to(device), counted.to(device)
-        logits = model(input_ids=batch[:, :-1], use_cache=False).logits  # a window's end is padded, after what counts
+        logits = model(input_ids=batch[:, :-1], use_cache=False).logits  # windows are padded at their end
         nll = nn.functional.cross_entropy(logits.flatten(0, 1).float(), batch[:, 1:].flatten(), reduction="none")
         return torch.stack(((nll * counted.flatten()).sum(dtype=torch.float64), counted.sum(dtype=torch.float64)))
 
@@ -174,9 +176,9 @@ class LanguageModelling(Task):
         return count_language_model(model)
 
     def save_assets(self, model: Any, folder: Path) -> None:
-        """With these beside model.safetensors, transformers' from_pretrained takes the run's folder.
+        """The tokenizer and the config, with which transformers' from_pretrained reads the run's folder.
 
-        Also where nobody has imported stepsnet, such as in lm_eval, if ``trust_remote_code`` is on.
+        With ``trust_remote_code`` it does so in programs that do not import stepsnet too, such as lm_eval.
         """
         from transformers import PreTrainedTokenizerFast
 
@@ -198,12 +200,6 @@ class LanguageModelling(Task):
 
     def notices(self) -> list[str]:
         return []
-
-
-@lru_cache(maxsize=2)
-def _order_of_pass(seed: int, turn: int, sequences: int, seq_len: int) -> tuple[np.ndarray, int]:
-    offset = int(data_order(seed + 1, turn, seq_len)[0])  # so that sequences are cut elsewhere in each pass
-    return data_order(seed, turn, sequences), offset
 
 
 def _exp(value: float) -> float:

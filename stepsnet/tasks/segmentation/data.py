@@ -1,6 +1,6 @@
-"""Pictures with a class for every pixel: ADE20K's layout and CamVid's, checked as a whole before anything is trained.
+"""Images with a class for every pixel, in ADE20K's layout or CamVid's, checked before training.
 
-In memory a label is a class from 0 on, or :data:`IGNORED`; how a data set stores them is a table of 256 entries.
+In memory a label is a class from 0 on, or :data:`IGNORED`. A table of 256 entries maps the stored values to labels.
 """
 
 from __future__ import annotations
@@ -22,63 +22,63 @@ from PIL import Image
 from ...console import progress_bar
 from ...errors import UserError, nearest
 from ...files import remembered
-from ..classification.data import UNREADABLE
+from ..images import UNREADABLE, why_unreadable
 
 __all__ = ["IGNORED", "Pair", "SegmentationData", "Split", "load_pairs"]
 
-IGNORED = 255  # the label of pixels that neither the loss nor a metric counts
+IGNORED = 255  # the label of pixels that the loss and the metrics leave out
 _UNKNOWN = -1
 _ADE20K_CLASSES = 150
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A picture and its annotation: a PNG of one channel and 8 bits."""
+    """The files of an image and of its annotation, a PNG of one channel and 8 bits."""
 
-    picture: Path
+    image: Path
     annotation: Path
 
 
 @dataclass(frozen=True)
 class Split:
     pairs: tuple[Pair, ...]
-    sizes: tuple[tuple[int, int], ...]  # (H, W) of each
+    sizes: tuple[tuple[int, int], ...]  # (H, W) of each image
 
 
 @dataclass(frozen=True)
 class SegmentationData:
     classes: tuple[str, ...]
-    table: np.ndarray  # (256,) int16: a stored value -> its label, or -1 where the data set knows no such value
-    splits: dict[str, Split]  # train, val and perhaps test
+    table: np.ndarray  # (256,) int16: the label of each stored value, or -1 for a value that is not valid
+    splits: dict[str, Split]  # train, val and optionally test
     unlabelled: tuple[str, ...]  # annotations in which every pixel is ignored
 
     def read(self, pair: Pair) -> tuple[Image.Image, np.ndarray]:
-        """The picture in RGB, and its labels, (H, W) uint8.
+        """The image in RGB, and its labels (H, W) uint8.
 
         Raises:
-            UserError: what the check would have found, so the files changed after it.
+            UserError: a mistake that the check would have found, in a file that has changed since.
         """
         return _read(pair, self.table)
 
 
 @dataclass(frozen=True)
 class _Layout:
-    """Where a data set has what, before anything was opened."""
+    """What a data set holds, before a file is opened."""
 
     classes: tuple[str, ...]
     table: np.ndarray
-    folders: dict[str, str]  # the splits, by the folder of each
+    folders: dict[str, str]  # the folder of each split
 
 
 def _ade20k(root: Path) -> _Layout:
     """images/{training,validation} and annotations/…: a stored 0 is ignored, k is class k - 1.
 
-    The names are those of objectInfo150.txt, which comes with the data; without it they are numbers.
+    The names are those of objectInfo150.txt, which is a part of the data; without it they are numbers.
     """
     names = [f"class {number}" for number in range(1, _ADE20K_CLASSES + 1)]
     listed = root / "objectInfo150.txt"
     if listed.exists():
-        # tab-separated, after a line of headings: number, share, counts, and synonyms of which the first is the name
+        # tab-separated, after a line of headings: number, share, counts, and synonyms, the first of which is the name
         lines = listed.read_text(encoding="utf-8").splitlines()[1:]
         names = [line.split("\t")[-1].split(",")[0].strip() for line in lines if line.strip()]
         if len(names) != _ADE20K_CLASSES:
@@ -114,29 +114,28 @@ SOURCES: dict[str, Callable[[Path], _Layout]] = {"ade20k": _ade20k, "camvid": _c
 
 
 def load_pairs(data: str, only: str | None = None) -> SegmentationData:
-    """A data set by its layout and place: ``ade20k:PATH``, or ``camvid:PATH``, which also fits data of your own.
+    """Open ``ade20k:PATH``, or ``camvid:PATH``, which is the layout for data of your own too.
 
-    Every picture and annotation is opened once, with a progress bar; the outcome is remembered under a checksum
-    of all files' names, sizes and times, and asked for again where one of them changed.
+    Every image and annotation is opened once, with a progress bar. The result is kept in the cache folder under a
+    checksum of the names, sizes and times of all files, until one of them changes.
 
     Args:
-        only: the one split that is opened, where the others are not needed and may be missing.
+        only: open this split only; the others may be missing.
 
     Raises:
-        UserError: the first thing that is wrong with the data, by its file: a folder or an annotation that is
-            missing, a file that cannot be read, an annotation of another size than its picture, or a value in it
-            that stands for no class.
+        UserError: the first mistake in the data, with its file: a folder or an annotation is missing, a file cannot
+            be read, an annotation has another size than its image, or a value in it is not a class.
     """
-    kind, _, place = data.partition(":")
-    if kind not in SOURCES or not place:
+    kind, _, path = data.partition(":")
+    if kind not in SOURCES or not path:
         known = [f"{kind}:PATH" for kind in SOURCES]
         raise UserError(f"data: got {data!r}, expected {' or '.join(known)}{nearest(kind, SOURCES)}")
-    root = Path(place)
+    root = Path(path)
     if not root.is_dir():
-        raise UserError(f"data: {place} is no folder; --data {kind}:PATH says where the pictures are")
+        raise UserError(f"data: {path} is not a folder, expected --data {kind}:PATH")
     layout = SOURCES[kind](root)
     if only and only not in layout.folders:
-        raise UserError(f"data: {place} has no split {only!r}, expected one of {', '.join(layout.folders)}")
+        raise UserError(f"data: {path} has no split {only!r}, expected one of {', '.join(layout.folders)}")
     pairs = {split: _find(root, folder) for split, folder in layout.folders.items() if only in (None, split)}
     found = remembered(
         f"segmentation/{_checksum(root, layout, pairs)}.json",
@@ -156,37 +155,37 @@ def load_pairs(data: str, only: str | None = None) -> SegmentationData:
 
 
 def _find(root: Path, folder: str) -> list[Pair]:
-    """Pictures and annotations by their names; hidden files, which systems leave behind, are none."""
+    """Images and annotations by their names, without hidden files, which file managers leave behind."""
     found = {}
     for kind in ("images", "annotations"):
-        place = root / kind / folder
-        if not place.is_dir():
-            raise UserError(f"data: {place} is no folder, expected the {kind} of a split")
-        found[kind] = sorted(file for file in place.iterdir() if not file.name.startswith("."))
-    pictures, annotations = found["images"], {file.name: file for file in found["annotations"]}
-    if not pictures:
-        raise UserError(f"data: {root / 'images' / folder} is empty, expected pictures")
-    stem, times = Counter(picture.stem for picture in pictures).most_common(1)[0]
+        inside = root / kind / folder
+        if not inside.is_dir():
+            raise UserError(f"data: {inside} is not a folder, expected the {kind} of a split")
+        found[kind] = sorted(file for file in inside.iterdir() if not file.name.startswith("."))
+    images, annotations = found["images"], {file.name: file for file in found["annotations"]}
+    if not images:
+        raise UserError(f"data: {root / 'images' / folder} is empty, expected images")
+    stem, times = Counter(image.stem for image in images).most_common(1)[0]
     if times > 1:
-        raise UserError(f"data: {root / 'images' / folder} has {times} pictures named {stem}, expected one")
+        raise UserError(f"data: {root / 'images' / folder} has {times} images named {stem}, expected one")
     pairs = []
-    for picture in pictures:
-        annotation = annotations.pop(f"{picture.stem}.png", None)
+    for image in images:
+        annotation = annotations.pop(f"{image.stem}.png", None)
         if annotation is None:
-            missing = root / "annotations" / folder / f"{picture.stem}.png"
-            raise UserError(f"data: {picture} has no annotation, expected {missing}")
-        pairs.append(Pair(picture, annotation))
+            missing = root / "annotations" / folder / f"{image.stem}.png"
+            raise UserError(f"data: {image} has no annotation, expected {missing}")
+        pairs.append(Pair(image, annotation))
     for name, annotation in annotations.items():
-        picture = root / "images" / folder / Path(name).stem
-        raise UserError(f"data: {annotation} has no picture, expected one named {picture}")
+        image = root / "images" / folder / Path(name).stem
+        raise UserError(f"data: {annotation} has no image, expected one named {image}")
     return pairs
 
 
 def _checksum(root: Path, layout: _Layout, pairs: dict[str, list[Pair]]) -> str:
-    digest = hashlib.sha256(b"1")  # of what the check looks at
+    digest = hashlib.sha256(b"1")  # the version of the check
     digest.update(layout.table.tobytes())
     for of_split in pairs.values():
-        for file in (file for pair in of_split for file in (pair.picture, pair.annotation)):
+        for file in (file for pair in of_split for file in (pair.image, pair.annotation)):
             state = file.stat()
             digest.update(f"{file.relative_to(root)}\0{state.st_size}\0{state.st_mtime_ns}\0".encode())
     return digest.hexdigest()[:24]
@@ -194,11 +193,11 @@ def _checksum(root: Path, layout: _Layout, pairs: dict[str, list[Pair]]) -> str:
 
 def _check(split: str, pairs: Sequence[Pair], layout: _Layout) -> list[tuple[int, int, int]]:
     """(H, W, number of labelled pixels) of each pair."""
-    with ThreadPoolExecutor(os.cpu_count()) as pool:  # decoding leaves the interpreter free
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # decoding releases the interpreter's lock
         try:
             results = pool.map(partial(_measure, table=layout.table), pairs)
             return list(progress_bar(results, f"checking {split}", len(pairs)))
-        except BaseException:  # Ctrl-C too is answered at once
+        except BaseException:  # Ctrl-C too ends it at once
             pool.shutdown(cancel_futures=True)
             raise
 
@@ -209,28 +208,28 @@ def _measure(pair: Pair, table: np.ndarray) -> tuple[int, int, int]:
 
 
 def _read(pair: Pair, table: np.ndarray) -> tuple[Image.Image, np.ndarray]:
-    picture, stored = _decode(pair.picture, "RGB"), _decode(pair.annotation, None)
+    image, stored = _decode(pair.image, "RGB"), _decode(pair.annotation, None)
     if stored.mode not in ("L", "P"):
-        raise UserError(f"data: {pair.annotation} is of Pillow's mode {stored.mode}, expected one channel of 8 bits")
-    if stored.size != picture.size:
-        got, expected = (f"{width}×{height}" for width, height in (stored.size, picture.size))
-        raise UserError(f"data: {pair.annotation} is {got}, expected its picture's {expected} ({pair.picture})")
+        raise UserError(f"data: {pair.annotation}: got Pillow's mode {stored.mode}, expected one channel of 8 bits")
+    if stored.size != image.size:
+        got, expected = (f"{width}×{height}" for width, height in (stored.size, image.size))
+        raise UserError(f"data: {pair.annotation}: got {got} pixels, expected its image's {expected} ({pair.image})")
     values = np.asarray(stored)
     labels = table[values]
     if (unknown := labels == _UNKNOWN).any():
-        row, column = (int(place[0]) for place in np.nonzero(unknown))
+        row, column = (int(positions[0]) for positions in np.nonzero(unknown))
         count, value = int(unknown.sum()), int(values[row, column])
         classes = int(np.count_nonzero((table >= 0) & (table != IGNORED)))
-        where = f"{value} in row {row}, column {column} ({count} pixels stand for no class)"
+        where = f"{value} in row {row}, column {column} ({count} pixels have no valid label)"
         raise UserError(f"data: {pair.annotation}: got the label {where}, expected those of {classes} classes")
-    return picture, labels.astype(np.uint8)
+    return image, labels.astype(np.uint8)
 
 
 def _decode(path: Path, mode: str | None) -> Any:
+    """An image file in ``mode``, or in its own."""
     try:
-        with Image.open(path) as picture:
-            picture.load()
-            return picture.convert(mode) if mode else picture
+        with Image.open(path) as image:
+            image.load()
+            return image.convert(mode) if mode else image
     except UNREADABLE as error:
-        reason = "no such file" if not path.exists() else " ".join(str(error).split()).split(" '")[0]
-        raise UserError(f"data: cannot read {path} as a picture: {reason}") from None
+        raise UserError(f"data: cannot read {path} as an image: {why_unreadable(path, error)}") from None

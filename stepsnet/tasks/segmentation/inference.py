@@ -1,4 +1,4 @@
-"""The classes of a whole picture: at one size or at several, in one piece or by sliding windows, flipped or not."""
+"""Inference on an image of any size: at one or several scales, in one piece or in sliding windows, with flips."""
 
 from __future__ import annotations
 
@@ -19,31 +19,34 @@ __all__ = ["Inference"]
 
 @dataclass(frozen=True)
 class Inference:
-    """How a picture is tested; the defaults are Swin's at a single scale."""
+    """How an image is tested; the defaults are Swin's at a single scale.
+
+    Calling it runs the model on an image.
+    """
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    scale: tuple[int, int]  # long and short side that the picture is resized to fit within
-    window: int | None = None  # side of square windows; None is the whole picture
-    stride: int | None = None  # from one window to the next; None is a window's side
-    scales: tuple[float, ...] = (1.0,)  # of several, and of flipped ones, the probabilities are averaged
-    flip: bool = False
+    scale: tuple[int, int]  # the largest long and short side, in pixels, to which the image is resized
+    window: int | None = None  # side of square windows in pixels; None: the image in one piece
+    stride: int | None = None  # pixels from one window to the next; None: the side of a window
+    scales: tuple[float, ...] = (1.0,)  # factors of scale, over which the probabilities are averaged
+    flip: bool = False  # average with the flipped image too
 
     def passes(self, size: tuple[int, int]) -> int:
-        """How often the model runs for a picture of (H, W)."""
+        """The number of forward passes for an image of (H, W)."""
         windows = sum(len(list(self._windows(self._resized(size, ratio)))) for ratio in self.scales)
         return windows * (1 + self.flip)
 
     @torch.no_grad()
-    def __call__(self, model: nn.Module, picture: Tensor) -> Tensor:
-        """(3, H, W) uint8 -> log-probabilities (classes, H, W), at the picture's own size."""
-        height, width = picture.shape[-2:]
+    def __call__(self, model: nn.Module, image: Tensor) -> Tensor:
+        """An image (3, H, W) uint8 -> log-probabilities (classes, H, W)."""
+        height, width = image.shape[-2:]
         total: Tensor | None = None
         for ratio in self.scales:
-            resized = F.resize(picture, list(self._resized((height, width), ratio)), antialias=True)
-            image = F.normalize(F.to_dtype(resized, torch.float32, scale=True), list(self.mean), list(self.std))
+            resized = F.resize(image, list(self._resized((height, width), ratio)), antialias=True)
+            inputs = F.normalize(F.to_dtype(resized, torch.float32, scale=True), list(self.mean), list(self.std))
             for flipped in (False, True)[: 1 + self.flip]:
-                logits = self._slide(model, image.flip(-1) if flipped else image)  # (1, classes, h, w)
+                logits = self._slide(model, inputs.flip(-1) if flipped else inputs)  # (1, classes, h, w)
                 logits = logits.flip(-1) if flipped else logits
                 logits = interpolate(logits, size=(height, width), mode="bilinear", align_corners=False)
                 found = _log_softmax_in_place(logits[0])
@@ -55,7 +58,7 @@ class Inference:
         return fit_within(size, (self.scale[0] * ratio, self.scale[1] * ratio))
 
     def _slide(self, model: nn.Module, image: Tensor) -> Tensor:
-        """Mean logits over the windows that see a pixel: (3, h, w) -> (1, classes, h, w)."""
+        """The mean of the logits of all windows over a pixel: (3, h, w) -> (1, classes, h, w)."""
         height, width = image.shape[-2:]
         total, seen = None, image.new_zeros(height, width)
         for rows, columns in self._windows((height, width)):
@@ -67,7 +70,7 @@ class Inference:
         return total / seen
 
     def _windows(self, size: tuple[int, int]) -> Iterator[tuple[slice, slice]]:
-        """The last window of a row or column is moved back inside."""
+        """Rows and columns of each window; the last one of a row or column is moved back inside."""
         if self.window is None:
             yield slice(0, size[0]), slice(0, size[1])
             return
@@ -78,7 +81,7 @@ class Inference:
 
 
 def _log_softmax_in_place(logits: Tensor) -> Tensor:
-    """(classes, H, W), of which a photograph of 12 megapixels has gigabytes: in bands of rows, without a copy."""
+    """(classes, H, W), in bands of rows and without a copy: an image of 12 megapixels has gigabytes of logits."""
     for rows in logits.split(64, dim=1):
         rows -= rows.logsumexp(0)
     return logits

@@ -1,6 +1,6 @@
-"""What happens to a picture and its labels on the way to a model: training's augmentation, and evaluation's size.
+"""From an image and its labels to a model's input: the augmentation of training, and the size of evaluation.
 
-torchvision's transforms, and the three that it does not have. Swin's settings, in facts.md.
+These are torchvision's transforms and three that it does not have, with Swin's settings (facts.md).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .data import IGNORED
 
 __all__ = ["fit_within", "training_transform"]
 
-_CROPS_TRIED = 10
+_MAX_CROPS = 10
 
 
 def fit_within(size: tuple[int, int], scale: tuple[float, float]) -> tuple[int, int]:
@@ -35,9 +35,14 @@ def training_transform(
     mean: Sequence[float],
     std: Sequence[float],
 ) -> v2.Transform:
-    """(picture (3, H, W) uint8, labels (H, W) uint8) as tv_tensors -> (float, uint8), both crop_size×crop_size.
+    """A transform of (image (3, H, W) uint8, labels (H, W) uint8), both tv_tensors.
 
-    What a small picture does not fill is the mean colour, and ignored.
+    Its results are the normalized image (3, crop_size, crop_size) and its labels (crop_size, crop_size). A smaller
+    image is padded with the mean color, and its labels with :data:`~stepsnet.tasks.segmentation.data.IGNORED`.
+
+    Args:
+        scale: the largest long and short side in pixels, before the random factor.
+        crop_size: side of the crop in pixels.
     """
     return v2.Compose(
         [
@@ -65,11 +70,11 @@ class _RandomScale(v2.Transform):
         return {"size": fit_within((height, width), (self.scale[0] * factor, self.scale[1] * factor))}
 
     def transform(self, inpt: Any, params: dict[str, Any]) -> Any:
-        return F.resize(inpt, list(params["size"]), antialias=True)  # of labels, the nearest
+        return F.resize(inpt, list(params["size"]), antialias=True)  # nearest for labels
 
 
 class _RandomCrop(v2.Transform):
-    """The first of ten random crops in which no class has more than a share of the labelled pixels, or the tenth."""
+    """The first of ten random crops in which no class has more than a share of the labelled pixels, or the last."""
 
     def __init__(self, size: int, max_class_share: float):
         super().__init__()
@@ -78,8 +83,8 @@ class _RandomCrop(v2.Transform):
     def make_params(self, flat_inputs: list[Any]) -> dict[str, Any]:
         (labels,) = (inpt for inpt in flat_inputs if isinstance(inpt, tv_tensors.Mask))
         height, width = (min(self.size, side) for side in labels.shape)
-        for _ in range(_CROPS_TRIED):
-            top, left = (int(torch.randint(whole - part + 1, ())) for whole, part in zip(labels.shape, (height, width)))
+        for _ in range(_MAX_CROPS):
+            top, left = (int(torch.randint(full - part + 1, ())) for full, part in zip(labels.shape, (height, width)))
             counts = labels[top : top + height, left : left + width].flatten().bincount(minlength=IGNORED)[:IGNORED]
             if counts.sum() > 0 and counts.max() <= self.max_class_share * counts.sum():
                 break
@@ -90,14 +95,14 @@ class _RandomCrop(v2.Transform):
 
 
 class _PhotometricDistortion(v2.RandomPhotometricDistort):
-    """Brightness, contrast, saturation and hue; torchvision's also permutes the channels, which Swin's does not."""
+    """Brightness, contrast, saturation and hue. torchvision also permutes the channels, and Swin does not."""
 
     def make_params(self, flat_inputs: list[Any]) -> dict[str, Any]:
         return {**super().make_params(flat_inputs), "channel_permutation": None}
 
 
 class _PadTo(v2.Transform):
-    """At the right and at the bottom: pictures with 0, which is the mean by now, labels with IGNORED."""
+    """Pad at the right and at the bottom: normalized images with 0, the mean, and labels with IGNORED."""
 
     def __init__(self, size: int):
         super().__init__()

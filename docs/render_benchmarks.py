@@ -1,0 +1,165 @@
+"""Tables of what ``stepsnet bench`` and the scripts in benchmarks/ measured."""
+
+from __future__ import annotations
+
+import json
+
+from render_parts import RESULTS, origin, table_of_numbers
+
+from stepsnet.markdown import markdown_table
+from stepsnet.summary_stats import format_quartiles, quartiles
+
+
+def benchmarks_table() -> str:
+    """Median and quartiles of what the engine costs."""
+    engine, images, start, checkpoint = map(read_benchmark, ("engine", "images", "start", "checkpoint"))
+    bare = f"the bare one of {engine['bare_ms']['median']:.0f} ms"
+    rows = [[f"an update in the engine / {bare}", format_quartiles(engine["ratio"], ".3f")]]
+    for name, found in images["images_per_second_per_core"].items():
+        rows.append([f"images per second on one core, {name}", format_quartiles(found, ".0f")])
+    seconds = format_quartiles(start["seconds_to_first_update"], ".1f")
+    rows.append([f"seconds to the first update, `{start['recipe']}`", seconds])
+    rows.append(["of which a bare `import torch, timm`", format_quartiles(start["seconds_of_imports"], ".1f")])
+    size = f"{checkpoint['model']}, {checkpoint['mib']:.0f} MiB"
+    for name, what in (("write", "write a checkpoint"), ("load", "load it")):
+        ours, theirs = (
+            checkpoint[f"{name}_seconds"],
+            checkpoint[f"torch_{'save' if name == 'write' else 'load'}_seconds"],
+        )
+        rows.append([f"seconds to {what}, {size}", format_quartiles(ours)])
+        rows.append(["the same by torch alone, without checksum or flush", format_quartiles(theirs)])
+    watching = read_benchmark("watching")
+    share = 100 * watching["share_of_the_time"]["50"]
+    rows.append(["`stream_interval=50`, % of the time of training", f"{share:.1f}"])
+    extra = format_quartiles(watching["extra_of_a_watched_update"])
+    rows.append(["of which each watched update takes more, as a share", extra])
+    table = table_of_numbers(["what", "median (quartiles)"], rows)
+    made = (engine, images, start, checkpoint, watching)
+    return "\n".join([table, "", *(f"- {origin(result)}" for result in made)])
+
+
+def language_table() -> str:
+    """Training, generation and cache of a Steps-Transformer over those of LLaMA."""
+    result = read_benchmark("language")
+    headers = ["", "layers", "params", "training speed / baseline", "generation speed / baseline", "cache per token"]
+    rows = []
+    for row in result["rows"]:
+        for name, found in row["models"].items():
+            ratios = [format_quartiles(found[f"{kind}_speed_over_baseline"]) for kind in ("train", "generate")]
+            ratios = ["1", "1"] if name == "baseline" else ratios
+            size = f"{found['cache_bytes_per_token'] / 1024:.1f} KiB"
+            what = {"baseline": f"LLaMA, width {row['width']}", "as deep": "LLaMA, as deep"}.get(name, name)
+            rows.append([what, found["layers"], f"{found['params'] / 1e6:.2f}M", *ratios, size])
+    return f"{table_of_numbers(headers, rows)}\n\n{origin(result)}"
+
+
+def memory_table(file: str) -> str:
+    """Predicted against measured bytes of benchmarks/memory.py, and where they were measured."""
+    result = json.loads((RESULTS / "memory" / file).read_text(encoding="utf-8"))
+    headers = ["model", "samples", "`amp_dtype`", "`grad_checkpointing`", "predicted", "measured"]
+    headers += ["predicted / measured", "measured, one micro-batch"]
+    rows = []
+
+    def mib(size: int) -> str:
+        return f"{size / 2**20:.1f} MiB"
+
+    for row in result["rows"]:
+        predicted, measured = row["predicted"]["total"], row["measured"]
+        settings = [row["model"], row["micro_batch"], row["amp_dtype"], f"{row['grad_checkpointing']:g}"]
+        sizes = [mib(predicted), mib(measured["accumulated"]), f"{predicted / measured['accumulated']:.4f}"]
+        rows.append([*settings, *sizes, mib(measured["one_micro_batch"])])
+    hardware, versions = result["hardware"], result["versions"]
+    note = (
+        f"`{result['command']}` on {hardware['cpu']}, {hardware['threads']} thread; Python {versions['python']}, "
+        f"torch {versions['torch']}, timm {versions['timm']}; commit {result['commit']}."
+    )
+    return f"{markdown_table(headers, rows, 'lrlrrrrr')}\n\n{note}"
+
+
+def scale_table(file: str) -> str:
+    """Training losses of a StepsNet and its baseline at two scales of the embedding."""
+    result = json.loads((RESULTS / file).read_text(encoding="utf-8"))
+    updates = ["50", "100", "150", "200", "250"]
+    rows = []
+    for row in result["rows"]:
+        losses = [f"{row['train_loss'][update]:.2f}" for update in updates]
+        rows.append([row["label"], f"{row['embedding_scale']:g}", *losses])
+    table = table_of_numbers(["", "`embedding_scale`", *(f"update {update}" for update in updates)], rows)
+    commits = ", ".join(dict.fromkeys(row["commit"] for row in result["rows"]))
+    versions = result["versions"]
+    where = f"{result['hardware']['cpu']}, torch {versions['torch']}; {commits}"
+    return f"{table}\n\n`{result['command']}`, seed {result['rows'][0]['seed']}, {result['what']}: {where}"
+
+
+def speed_table(file: str) -> str:
+    """What stepsnet bench wrote: medians with quartiles, and each StepsNet over the baseline of nearest depth."""
+    result = json.loads((RESULTS / "speed" / file).read_text(encoding="utf-8"))
+    rows = result["rows"]
+    kinds = [kind for kind in ("inference", "training") if kind in rows[0]]
+    memory = list(rows[0].get("memory", {}))
+    heads = [f"{kind} /s" for kind in kinds] + ["latency (ms)"] + [f"{kind}, MiB per sample" for kind in memory]
+    table_rows = []
+    for row in rows:
+        cells = [format_quartiles(row[kind]) for kind in kinds] + [format_quartiles(row["latency_ms"], ".0f")]
+        cells += [f"{row['memory'][kind]['per_sample'] / 2**20:.1f}" for kind in memory]
+        table_rows.append([row["model"], row["blocks"], f"{row['macs'] / 1e9:.2f}", *cells])
+    for ours, theirs in [(a, b) for a in rows for b in rows if a["curve"] == f"Steps-{b['curve']}"]:
+        if ours["model"] == f"Steps-{theirs['model']}":
+            cells = [ratio(theirs["seconds"][kind], ours["seconds"][kind]) for kind in kinds]
+            cells.append(ratio(ours["seconds"]["latency"], theirs["seconds"]["latency"]))
+            cells += [
+                f"{ours['memory'][kind]['per_sample'] / theirs['memory'][kind]['per_sample']:.2f}" for kind in memory
+            ]
+            table_rows.append([f"{ours['model']} / {theirs['model']}", "", "", *cells])
+    table = table_of_numbers(["", "blocks", "MACs (G)", *heads], table_rows)
+    batch = f"Batches of {result['batch_size']}, {result['amp_dtype']}, {result['rounds']} interleaved rounds"
+    return f"{table}\n\n{batch}, median (quartiles). {origin(result)}"
+
+
+def ratio(over: list[float], under: list[float]) -> str:
+    """Of two models' seconds in the same rounds."""
+    return format_quartiles(quartiles([a / b for a, b in zip(over, under, strict=True)]))
+
+
+def detection_table(file: str) -> str:
+    """What benchmarks/detection.py measured."""
+    result = read_benchmark(file)
+    headers = ["", "params"]
+    for kind in ("inference", "training"):
+        headers += [f"{kind}: images/s", "over Swin-T", "peak MiB"]
+    rows = []
+    for row in result["rows"]:
+        cells = [row["model"], f"{row['parameters'] / 1e6:.1f}M"]
+        for kind in ("inference", "training"):
+            cells.append(format_quartiles(row[f"{kind}_images_per_second"]))
+            cells.append(format_quartiles(row[f"{kind}_speed_over_swin"]))
+            cells.append(f"{row[f'{kind}_peak_mib']:.0f}")
+        rows.append(cells)
+    size = f"{result['batch_size']} image of {result['size']}×{round(1.6 * result['size'])}"
+    what = f"{size}, {result['samples']} boxes trained on and {result['detections']} kept, {result['amp_dtype']}"
+    note = f"{what}; median (quartiles), ratios of the same round. {origin(result)}"
+    return f"{table_of_numbers(headers, rows)}\n\n{note}"
+
+
+def segmentation_table() -> str:
+    """What benchmarks/segmentation.py measured."""
+    result = read_benchmark("segmentation")
+    headers = ["", "params", "MACs"]
+    for kind in ("inference", "training"):
+        headers += [f"{kind}: images/s", "over the baseline", "MiB per image"]
+    rows = []
+    for name, row in result["models"].items():
+        cells = [name, f"{row['params'] / 1e6:.2f}M", f"{row['macs'] / 1e9:.2f}G"]
+        for kind in ("inference", "training"):
+            cells.append(format_quartiles(row[f"{kind}_images_per_second"], ".1f"))
+            cells.append(format_quartiles(row[f"{kind}_speed_over_baseline"]))
+            cells.append(f"{row['memory_mib_per_image'][kind]:.1f}")
+        rows.append(cells)
+    what = f"`{result['recipe']}`, batches of {result['batch_size']} crops of {result['crop_size']}×"
+    what += f"{result['crop_size']}, {result['amp_dtype']}"
+    note = f"{what}; median (quartiles), ratios of the same round. {origin(result)}"
+    return f"{table_of_numbers(headers, rows)}\n\n{note}"
+
+
+def read_benchmark(name: str) -> dict:
+    return json.loads((RESULTS / "benchmarks" / f"{name}.json").read_text(encoding="utf-8"))

@@ -1,0 +1,33 @@
+"""What the rendered tables share: files, statistics and where a result comes from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from stepsnet.markdown import markdown_table
+from stepsnet.metrics import find_metric
+from stepsnet.summary_stats import format_mean_std
+
+RESULTS = Path(__file__).parent.parent / "results"
+
+
+def table_of_numbers(headers: list[str], rows: list[list]) -> str:
+    """A table whose first column is text."""
+    return markdown_table(headers, rows, "l" + "r" * (len(headers) - 1))
+
+
+def mean_std(values: list[float], key: str) -> str:
+    """Of a metric: mean ± sample standard deviation with its unit."""
+    metric = find_metric(key)
+    return format_mean_std(values, metric.spec, metric.unit)
+
+
+def mean_difference(values: list[float], key: str) -> str:
+    metric = find_metric(key)
+    return format_mean_std(values, metric.spec, metric.difference_unit)
+
+
+def origin(result: dict) -> str:
+    hardware, versions = result["hardware"], result["versions"]
+    machine = hardware["gpu"] or f"{hardware['cpu']}, {hardware['threads']} thread of {hardware['cores']} cores"
+    return f"`{result['command']}`: {machine}; torch {versions['torch']}, timm {versions['timm']}; {result['commit']}"

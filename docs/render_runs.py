@@ -1,0 +1,215 @@
+"""Tables of training runs: results/FOLDER/*.json, and what ``stepsnet analyze`` printed of them."""
+
+from __future__ import annotations
+
+import json
+import statistics
+
+from render_parts import RESULTS, mean_difference, mean_std, origin, table_of_numbers
+
+from stepsnet.commands.compare import summarize
+from stepsnet.markdown import markdown_table
+from stepsnet.metrics import find_metric, format_metric, metric_label
+from stepsnet.paper.rows import all_rows, printed_rows
+from stepsnet.recipes import ablations
+from stepsnet.summary_stats import format_mean_std
+
+
+def results_table(folder: str, control: str | None = None, difference_of_control: str = "") -> str:
+    """Mean ± sample standard deviation over the seeds, the paired difference, and where it was run.
+
+    The runs of ``control``, which differ in ``difference_of_control``, follow below the difference.
+    """
+    runs, controls = runs_of((folder,)), runs_of((control,) if control else ())
+    summary = summarize(runs)
+    keys = _shown_metrics(runs[0], summary["difference"])
+
+    def formatted(found: dict) -> list[str]:
+        return [mean_std(found[key]["values"], key) for key in keys]
+
+    rows = []
+    for label in ("StepsNet", "baseline"):
+        mine = [run for run in runs if run["label"] == label]
+        first, minutes = mine[0], statistics.median(run["seconds"] for run in mine) / 60
+        name = ", ".join(filter(None, (label, steps(first["widths"]))))
+        rows.append([name, *_size(first), *formatted(summary[label]), f"{minutes:.1f}"])
+    difference_cells = [mean_difference(summary["difference"][key]["values"], key) for key in keys]
+    rows.append(["paired difference", "", "", "", "", *difference_cells, ""])
+    for run in controls:
+        name = f"*{run['label']}, {difference_of_control}* (seed {run['seed']})"
+        values = [format_metric(key, run["metrics"][key]) for key in keys]
+        rows.append([name, *_size(run), *values, f"{run['seconds'] / 60:.1f}"])
+    if constant := runs[0].get("commonest_class"):
+        values = [format_metric(key, constant[key.removeprefix("val_")]) for key in keys]
+        rows.append([f"*{constant['name']} everywhere*", "", "", "", "", *values, ""])
+    headers = ["", "blocks", "layers", "params", "MACs", *(metric_label(key) for key in keys), "minutes"]
+    seeds, versions = ", ".join(map(str, summary["seeds"])), runs[0]["versions"]
+    commits = ", ".join(sorted({str(run["commit"]) for run in [*runs, *controls]}))
+    hardware = runs[0]["hardware"]
+    which = f"Seeds {seeds}, mean ± sample standard deviation" if "," in seeds else f"Seed {seeds} only"
+    note = (
+        f"{which}, after {runs[0]['epochs']} epochs; "
+        f"{hardware['cpu']}, {hardware['cores']} cores, {hardware['threads']} thread per run; "
+        f"Python {versions['python']}, torch {versions['torch']}, timm {versions['timm']}; commit {commits}. "
+        f"The runs are in {' and '.join(f'`results/{name}/`' for name in (folder, control) if name)}."
+    )
+    return f"{table_of_numbers(headers, rows)}\n\n{note}"
+
+
+def _shown_metrics(run: dict, found: dict) -> list[str]:
+    """The columns of a run's task."""
+    if "val_perplexity" in found:
+        return ["train_loss", "val_loss", "val_perplexity"] + ["val_word_perplexity"] * (run["vocab_size"] > 256)
+    if "val_miou" in found:
+        return ["val_miou", "val_macc", "val_pixel_accuracy"]
+    if "val_box_ap" in found:
+        return ["train_loss", "val_box_ap", "val_box_ap50", "val_mask_ap", "val_mask_ap50"]
+    return ["train_top1", "val_top1"]
+
+
+def _size(run: dict) -> list[str]:
+    return [run["blocks"], run["layers"], f"{run['params'] / 1e6:.2f}M", f"{run['macs'] / 1e6:.1f}M"]
+
+
+def depth_table(*folders: str) -> str:
+    """StepsNet and its baseline at every depth."""
+    runs = runs_of(folders)
+    headers = ["blocks", "layers", "params", "baseline", "StepsNet", "paired difference"]
+    headers += ["training: baseline", "StepsNet"]
+    rows = []
+    for blocks in sorted({run["blocks"] for run in runs}):
+        ours, theirs = (
+            [run for run in runs if run["blocks"] == blocks and run["label"] == label]
+            for label in ("StepsNet", "baseline")
+        )
+        validation, training = (
+            [mean_std(list(by_seed(group, key).values()), key) for group in (theirs, ours)]
+            for key in ("val_top1", "train_top1")
+        )
+        size = [blocks, ours[0]["layers"], f"{ours[0]['params'] / 1e6:.2f}M"]
+        rows.append([*size, *validation, difference(ours, theirs), *training])
+    return f"{markdown_table(headers, rows, 'r' * len(headers))}\n\n{where_run(runs, folders)}"
+
+
+# rows of Tables 9 and 10 that are rows of Table 8 too
+SAME = {"depths_0_0_12": "steps_1", "depths_12_6_6": "steps_3", "narrow_to_wide": "steps_3"}
+
+
+def grid_table(folder: str, table: str) -> str:
+    """A table of the paper in small: a row a recipe, the paired difference to the first, and the paper's accuracy."""
+    runs, printed = runs_of((folder,)), {row["row"]: row["top1"] for row in printed_rows(table)}
+    headers = ["", "widths × blocks", "blocks", "params", "MACs", "training", "validation", "over the first", "paper"]
+    rows = []
+    first: list[dict] = []
+    for short, title in _titles_of_rows(table).items():
+        mine = [run for run in runs if run["recipe"].endswith("/" + SAME.get(short, short))]
+        train, val = (mean_std(list(by_seed(mine, key).values()), key) for key in ("train_top1", "val_top1"))
+        over = difference(mine, first) if first else ""
+        one, first = mine[0], first or mine
+        size = [one["blocks"], f"{one['params'] / 1e6:.2f}M", f"{one['macs'] / 1e6:.1f}M"]
+        rows.append([title, steps(one["widths"]), *size, train, val, over, f"{printed[title]}%"])
+    note = f"{where_run(runs, (folder,))} The last column is the paper's Table {table}."
+    return f"{markdown_table(headers, rows, 'llrrrrrrr')}\n\n{note}"
+
+
+def _titles_of_rows(table: str) -> dict[str, str]:
+    """The recipes of a table of the paper, without their folder, and the titles of their rows."""
+    start = f"Table {table}, "
+    found = [recipe for recipe in ablations.RECIPES.values() if recipe.title.startswith(start)]
+    return {recipe.name.partition("/")[2]: recipe.title.removeprefix(start) for recipe in found}
+
+
+def methods_table(folder: str) -> str:
+    """Each depth method in a StepsNet and in its baseline."""
+    runs = runs_of((folder,))
+    rows = []
+    for method in dict.fromkeys(run["recipe"].split("_", 2)[-1].removeprefix("width_") for run in runs):
+        both = [
+            [run for run in runs if run["recipe"].split("/")[1] == f"{kind}_{method}"]
+            for kind in ("fixed_width", "steps")
+        ]
+        if all(both):
+            cells = [mean_std(list(by_seed(group, "val_top1").values()), "val_top1") for group in both]
+            rows.append([method, *cells, difference(both[1], both[0])])
+    table = table_of_numbers(["method", "baseline", "StepsNet", "paired difference"], rows)
+    return f"{table}\n\n{where_run(runs, (folder,))}"
+
+
+def digits_table() -> str:
+    """The deep pair on digits, beside a wide plain network of like compute and logistic regression."""
+    deep = runs_of(("digits-deep",))
+    wide = [run for run in runs_of(("digits-ablations",)) if run["recipe"].endswith("/steps_1")]
+    simple = json.loads((RESULTS / "benchmarks" / "logistic_regression.json").read_text(encoding="utf-8"))
+    kinds = {
+        "StepsNet": [run for run in deep if run["label"] == "StepsNet"],
+        "plain, as deep": [run for run in deep if run["label"] == "baseline"],
+        "plain, wide and shallow": wide,
+    }
+    rows = []
+    for name, runs in kinds.items():
+        accuracies = [mean_std(list(by_seed(runs, key).values()), key) for key in ("train_top1", "val_top1")]
+        size = [f"{runs[0]['params'] / 1e6:.2f}M", f"{runs[0]['macs'] / 1e6:.1f}M"]
+        rows.append([name, steps(runs[0]["widths"]), *size, *accuracies])
+    accuracies = [format_metric(key, value) for key, value in simple["metrics"].items()]
+    rows.append(["logistic regression on the pixels", "", simple["params"], "", *accuracies])
+    headers = ["", "widths × blocks", "params", "MACs", "training accuracy", "validation accuracy"]
+    notes = [where_run(deep, ("digits-deep",)), where_run(wide, ("digits-ablations",)), origin(simple)]
+    return "\n".join([markdown_table(headers, rows, "llrrrr"), "", *(f"- {note}" for note in notes)])
+
+
+def analysis_table(file: str, table: str) -> str:
+    """Tables 6 and 7 over the seeds of a model, beside the paper's."""
+    result = json.loads((RESULTS / "analysis" / file).read_text(encoding="utf-8"))
+    rows = result["rows"]
+    (papers,) = (row["top1"] for row in printed_rows("8") if row["row"] == "3 steps")  # Steps-DeiT-S as it is
+    printed = [row["top1"] for row in all_rows() if row["table"] == table]
+    whole = rows[0]["metrics"]["top1"]
+    done = [key for key in rows[0] if key not in ("metrics", "blocks")]
+    table_rows = []
+    for row, theirs in zip(rows, [papers] * (len(rows) - len(printed)) + printed, strict=True):
+        change = [value - before for value, before in zip(row["metrics"]["top1"], whole)]
+        cells = [mean_std(row["metrics"]["top1"], "top1"), format_mean_std(change, ".1f"), f"{theirs - papers:+.1f}"]
+        table_rows.append([*(row[key] for key in done), *cells])
+    headers = [*done, "top-1", "change", "the paper's change"]
+    note = f"Mean ± sample standard deviation of {len(whole)} runs, points of accuracy. {origin(result)}"
+    return f"{markdown_table(headers, table_rows, 'l' * len(done) + 'rrr')}\n\n{note}"
+
+
+def paper_depths() -> str:
+    """Table 5a's accuracies."""
+    found = {(row["row"].split(" ")[0], row["blocks"]): row["top1"] for row in printed_rows("5a")}
+    depths = sorted({blocks for _, blocks in found})
+    headers = ["the paper's Table 5a, ImageNet", *(f"{blocks} blocks" for blocks in depths)]
+    rows = [[name, *(f"{found[name, blocks]}%" for blocks in depths)] for name in ("DeiT", "Steps-DeiT")]
+    return table_of_numbers(headers, rows)
+
+
+def runs_of(folders: tuple[str, ...]) -> list[dict]:
+    paths = [path for folder in folders for path in sorted((RESULTS / folder).glob("*.json"))]
+    return [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+
+
+def where_run(runs: list[dict], folders: tuple[str, ...]) -> str:
+    seeds = ", ".join(map(str, sorted({run["seed"] for run in runs})))
+    commits = ", ".join(sorted({str(run["commit"]) for run in runs}))
+    hardware, versions = runs[0]["hardware"], runs[0]["versions"]
+    return (
+        f"Seeds {seeds}, mean ± sample standard deviation, after {runs[0]['epochs']} epochs; {hardware['cpu']}, "
+        f"{hardware['threads']} thread per run; torch {versions['torch']}, timm {versions['timm']}; commit {commits}. "
+        f"The runs are in {', '.join(f'`results/{folder}/`' for folder in folders)}."
+    )
+
+
+def steps(widths: list[int]) -> str:
+    return ", ".join(f"{width}×{widths.count(width)}" for width in sorted(set(widths)))
+
+
+def by_seed(runs: list[dict], key: str) -> dict[int, float]:
+    return {run["seed"]: run["metrics"][key] for run in runs}
+
+
+def difference(ours: list[dict], theirs: list[dict], key: str = "val_top1") -> str:
+    """Paired over the seeds that both have."""
+    a, b = by_seed(ours, key), by_seed(theirs, key)
+    pairs = [a[seed] - b[seed] for seed in sorted(a) if seed in b]
+    return format_mean_std(pairs, f"+{find_metric(key).spec}", std_spec=find_metric(key).spec)

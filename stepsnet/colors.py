@@ -1,0 +1,7 @@
+"""The colors of every figure: distinguishable with each common form of color blindness (Okabe and Ito, 2008)."""
+
+from __future__ import annotations
+
+__all__ = ["OKABE_ITO"]
+
+OKABE_ITO = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000")

@@ -1,0 +1,77 @@
+"""CIFAR-10 in small: 10,000 of its training images, 16 tokens, minutes per epoch on one core.
+
+`stepsnet compare cifar10/shallow --data cifar10:PATH`, or `folder:PATH` for images in folders;
+`stepsnet sweep 'cifar10/steps_*' 'cifar10/fixed_width_*' --data …` trains all depths. docs/evidence.md has the
+comparison of tuned and converged networks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from ..config import Augment, ClassificationRecipe, ModelSpec
+from .digits import DEPTHS
+from .rows import by_name
+
+__all__ = ["RECIPES"]
+
+
+def _deit(widths: Sequence[int], depths: Sequence[int], heads: Sequence[int]) -> ModelSpec:
+    """16 tokens of 8×8 pixels, averaged for the head."""
+    images = {"img_size": 32, "patch_size": 8, "num_classes": 10, "class_token": False, "global_pool": "avg"}
+    steps = {"widths": tuple(widths), "depths": tuple(depths), "num_heads": tuple(heads)}
+    return ModelSpec("steps_deit_tiny_patch16_224", {**images, **steps})
+
+
+def _one_width(blocks: int) -> ModelSpec:
+    return _deit((32,), (blocks,), (2,))
+
+
+def _steps(blocks: int) -> ModelSpec:
+    return _deit((24, 34, 48), DEPTHS[blocks], (2, 2, 3))
+
+
+SHALLOW = ClassificationRecipe(
+    name="cifar10/shallow",
+    title="24 blocks in three steps, against 24 of one width at the same compute",
+    data="cifar10:data/cifar10",
+    model=_steps(24),
+    baseline=_one_width(24),
+    crop_pct=1.0,
+    augment=Augment(scale=(0.6, 1.0), color_jitter=0.0, auto_augment=None, re_prob=0.0, mixup=0.0, cutmix=0.0),
+    train_samples=10_000,
+    epochs=8,
+    batch_size=64,
+    lr=1e-3,
+    warmup_epochs=1,
+    stream_epochs=4,
+)
+DEEP = dataclasses.replace(
+    SHALLOW,
+    name="cifar10/deep",
+    title="96 blocks in three steps, against 96 of one width at the same compute",
+    model=_steps(96),
+    baseline=_one_width(96),
+)
+
+
+def _depth(blocks: int) -> list[ClassificationRecipe]:
+    of_one_width = dataclasses.replace(
+        DEEP,
+        name=f"cifar10/fixed_width_{blocks}",
+        title=f"Table 5a in small: {blocks} blocks of one width",
+        model=_one_width(blocks),
+        baseline=None,
+    )
+    in_steps = dataclasses.replace(
+        DEEP,
+        name=f"cifar10/steps_{blocks}",
+        title=f"Table 5a in small: {blocks} blocks in three steps",
+        model=_steps(blocks),
+        baseline=_one_width(blocks),
+    )
+    return [of_one_width, in_steps]
+
+
+RECIPES = by_name(SHALLOW, DEEP, *(recipe for blocks in DEPTHS for recipe in _depth(blocks)))

@@ -1,0 +1,153 @@
+"""scikit-learn's handwritten digits: they come with an installation, and train in seconds to minutes on one core.
+
+`stepsnet train digits/tiny`; `stepsnet compare digits/deep`; `stepsnet sweep 'digits/steps_*' 'digits/fixed_width_*'`
+(Fig. 1 in small); `stepsnet sweep 'digits_ablations/*'` (Tables 8 to 10); `stepsnet sweep 'digits_methods/*'`, a
+StepsNet beside other depth methods and on top of each.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from ..config import ClassificationRecipe, ModelSpec
+from ..plan import heads_for
+from .rows import by_name
+
+__all__ = ["DEPTHS", "RECIPES"]
+
+
+def _deit(widths: Sequence[int], depths: Sequence[int], heads: Sequence[int], **args: Any) -> ModelSpec:
+    """16 tokens of 2×2 pixels, averaged for the head: a class token is learnt late on so little data."""
+    images = {"img_size": 8, "patch_size": 2, "in_chans": 1, "num_classes": 10, "class_token": False}
+    steps = {"widths": tuple(widths), "depths": tuple(depths), "num_heads": tuple(heads)}
+    return ModelSpec("steps_deit_tiny_patch16_224", {**images, "global_pool": "avg", **steps, **args})
+
+
+TINY = ClassificationRecipe(
+    name="digits/tiny",
+    title="a small Steps-DeiT: half a minute, for first tries and tests",
+    data="digits",
+    model=_deit((24, 34, 48), (4, 2, 2), (2, 2, 3)),
+    baseline=_deit((48,), (4,), (3,)),
+    epochs=20,
+    batch_size=32,
+    lr=4e-3,
+    warmup_epochs=2,
+    stream_epochs=5,
+)
+
+# Table 5a in small: one width of 32 against three steps up to 48. The depths of the steps are as near to the compute
+# of so many blocks of width 32 as whole blocks come (plan_steps).
+DEPTHS = {12: (7, 3, 2), 24: (13, 7, 4), 48: (27, 13, 8), 96: (53, 27, 16)}
+
+
+def _one_width(blocks: int, **args: Any) -> ModelSpec:
+    return _deit((32,), (blocks,), (2,), **args)
+
+
+def _steps(blocks: int, **args: Any) -> ModelSpec:
+    return _deit((24, 34, 48), DEPTHS[blocks], (2, 2, 3), **args)
+
+
+DEEP = dataclasses.replace(
+    TINY,
+    name="digits/deep",
+    title="Sec. 5.3 in small: 96 blocks in three steps, against 96 of one width at the same compute",
+    model=_steps(96),
+    baseline=_one_width(96),
+    epochs=18,
+    batch_size=64,
+    lr=1e-3,
+    stream_epochs=1,
+)
+
+
+def _depth(blocks: int) -> list[ClassificationRecipe]:
+    of_one_width = dataclasses.replace(
+        DEEP,
+        name=f"digits/fixed_width_{blocks}",
+        title=f"Table 5a in small: {blocks} blocks of one width",
+        model=_one_width(blocks),
+        baseline=None,
+    )
+    in_steps = dataclasses.replace(
+        DEEP,
+        name=f"digits/steps_{blocks}",
+        title=f"Table 5a in small: {blocks} blocks in three steps",
+        model=_steps(blocks),
+        baseline=_one_width(blocks),
+    )
+    return [of_one_width, in_steps]
+
+
+# Tables 8 to 10 in small: 96 in place of the 384 of Steps-DeiT-S; the depths are the paper's
+_WIDTHS = (24, 34, 48, 68, 96)
+_TABLE_8 = {
+    "steps_1": (12,),
+    "steps_2": (12, 6),
+    "steps_3": (12, 6, 6),
+    "steps_4": (12, 6, 6, 6),
+    "steps_5": (12, 6, 6, 6, 6),
+}
+_TABLE_9 = {
+    "depths_2_1_11": (2, 1, 11),
+    "depths_6_3_9": (6, 3, 9),
+    "depths_18_9_3": (18, 9, 3),
+    "depths_22_11_1": (22, 11, 1),
+}
+
+
+def _ablation(table: str, name: str, depths: Sequence[int], **args: Any) -> ClassificationRecipe:
+    """The first row of Table 8 is the baseline of Tables 8 and 9, and Steps-DeiT that of Table 10."""
+
+    def model(depths: Sequence[int], **args: Any) -> ModelSpec:
+        widths = _WIDTHS[-len(depths) :]
+        return _deit(widths, depths, [heads_for(width, 16) for width in widths], **args)
+
+    first = None if name == "steps_1" else model((12, 6, 6) if table == "10" else (12,))
+    shape = ", ".join(f"{width}×{depth}" for width, depth in zip(_WIDTHS[-len(depths) :], depths))
+    return dataclasses.replace(
+        DEEP,
+        name=f"digits_ablations/{name}",
+        title=f"Table {table} in small: {shape}{', widest first' if args else ''}",
+        model=model(depths, **args),
+        baseline=first,
+    )
+
+
+# 48 blocks; pre-norm is timm's block as it is
+_METHODS: dict[str, dict[str, str]] = {"pre_norm": {}} | {
+    method: {"depth_method": method} for method in ("layer_scale", "rezero", "deepnorm", "fixup", "normformer")
+}
+
+
+def _method(name: str, args: dict[str, str]) -> list[ClassificationRecipe]:
+    words = name.replace("_", " ")
+    of_one_width = dataclasses.replace(
+        DEEP,
+        name=f"digits_methods/fixed_width_{name}",
+        title=f"{words}, 48 blocks of one width",
+        model=_one_width(48, **args),
+        baseline=None,
+    )
+    in_steps = dataclasses.replace(
+        DEEP,
+        name=f"digits_methods/steps_{name}",
+        title=f"{words}, 48 blocks in three steps",
+        model=_steps(48, **args),
+        baseline=_one_width(48, **args),
+    )
+    return [of_one_width, in_steps]
+
+
+RECIPES = by_name(
+    TINY,
+    DEEP,
+    *(recipe for blocks in DEPTHS for recipe in _depth(blocks)),
+    *(_ablation("8", name, depths) for name, depths in _TABLE_8.items()),
+    *(_ablation("9", name, depths) for name, depths in _TABLE_9.items()),
+    _ablation("10", "wide_to_narrow", (12, 6, 6), reverse=True),
+    *(recipe for name, args in _METHODS.items() for recipe in _method(name, args)),
+)

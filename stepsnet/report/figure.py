@@ -1,0 +1,102 @@
+"""What all figures share: the record that the page is made from, the style, the files, panels and legends."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from textwrap import fill
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from ..files import write_atomically
+from .runs import Group, Run, members
+
+__all__ = ["STYLE", "ReportFigure", "csv_rows", "draw_legend_above", "make_panels", "save_figure", "write_csv"]
+
+STYLE = {
+    "axes.axisbelow": True,
+    "axes.edgecolor": "#9aa3b0",
+    "axes.grid": True,
+    "axes.labelcolor": "#3d4654",
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.titlelocation": "left",
+    "axes.titlesize": 9,
+    "font.sans-serif": ["DejaVu Sans", "sans-serif"],  # comes with matplotlib: the same layout everywhere
+    "font.size": 8.5,
+    "grid.color": "#e6e9ee",
+    "legend.borderaxespad": 0.3,
+    "legend.borderpad": 0.1,
+    "legend.columnspacing": 1.2,
+    "legend.fontsize": 8.5,
+    "legend.frameon": False,
+    "legend.handlelength": 1.6,
+    "legend.title_fontsize": 9,
+    "svg.fonttype": "none",
+    "text.parse_math": False,  # a "$" in a label is a dollar sign
+    "xtick.color": "#5c6675",
+    "ytick.color": "#5c6675",
+}
+
+
+@dataclass(frozen=True)
+class ReportFigure:
+    """A figure of the page, with the numbers it shows."""
+
+    name: str  # of its files
+    heading: str
+    about: str  # how to read it
+    caption: str  # what it shows, computed from ``rows``
+    rows: list[dict[str, Any]]  # of its CSV file
+    draw: Callable[[bool], Figure]  # True: the narrow layout, for a phone
+
+
+def save_figure(figure: Figure, path: Path) -> None:
+    """Write the figure as PNG and SVG; ``path`` has no suffix."""
+    for kind in ("png", "svg"):
+        content = io.BytesIO()
+        figure.savefig(content, format=kind, dpi=150)
+        write_atomically(path.with_suffix(f".{kind}"), content.getvalue())
+
+
+def write_csv(rows: Sequence[dict[str, Any]], path: Path) -> None:
+    table = io.StringIO()
+    writer = csv.DictWriter(table, rows[0], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_atomically(path, table.getvalue())
+
+
+def csv_rows(
+    groups: Sequence[Group], rows_of: Callable[[Group, Run], Iterable[dict[str, Any]]]
+) -> list[dict[str, Any]]:
+    """The rows that ``rows_of`` gives for each run, with the run in front of each."""
+    return [
+        {"label": group.name, "seed": run.seed, "run": run.folder.name, **row}
+        for group, run in members(groups)
+        for row in rows_of(group, run)
+    ]
+
+
+def make_panels(narrow: bool, count: int, columns: int, height: float, **shared: Any) -> tuple[Figure, list[Axes]]:
+    """A figure of ``count`` panels, in columns or, in the narrow layout, one below the other."""
+    columns = 1 if narrow else min(columns, count)
+    rows = math.ceil(count / columns)
+    figure = Figure(figsize=(3.7 if narrow else 7.8, 0.4 + height * rows), layout="constrained")
+    axes = list(figure.subplots(rows, columns, squeeze=False, **shared).flat)
+    for unused in axes[count:]:
+        unused.set_visible(False)
+    for ax in axes[:count]:
+        ax.tick_params(labelleft=True, labelbottom=True)  # also where an axis is shared
+    return figure, axes[:count]
+
+
+def draw_legend_above(ax: Axes, title: str, handles: list[Any], names: list[str], columns: int) -> None:
+    above: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0, 1), "alignment": "left", "handlelength": 1.3}
+    ax.legend(handles, names, title=fill(title, 44), ncols=columns, **above)

@@ -1,0 +1,170 @@
+"""Where the images of classification come from: folders, CIFAR, Hugging Face's data sets and WebDataset shards."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Protocol
+
+import numpy as np
+from PIL import Image
+
+from ...errors import UserError
+from ..images import open_image
+from .shards import find_shards
+
+__all__ = ["SOURCES", "Arrays", "Splits", "StoredImages"]
+
+
+class StoredImages(Protocol):
+    """One split as it is stored."""
+
+    @property
+    def labels(self) -> Sequence[int]: ...
+
+    def read(self, index: int) -> Any:
+        """An image; raises one of :data:`~stepsnet.tasks.images.UNREADABLE` where it cannot be decoded."""
+        ...
+
+    def name(self, index: int) -> str:
+        """What an image is called in messages."""
+        ...
+
+
+class Splits(NamedTuple):
+    classes: tuple[str, ...]
+    train: StoredImages
+    val: StoredImages
+
+
+class Arrays:
+    """Images in memory."""
+
+    def __init__(self, images: Any, labels: Sequence[int], convert: Callable[[Any], Any] = lambda image: image):
+        self.images, self.labels, self.convert = images, labels, convert
+
+    def read(self, index: int) -> Any:
+        return self.convert(self.images[index])
+
+    def name(self, index: int) -> str:
+        return f"sample {index}"
+
+
+class _Files:
+    """Image files, labelled by their folder."""
+
+    def __init__(self, samples: Sequence[tuple[str, int]], mode: str):
+        self.paths = [path for path, _ in samples]
+        self.labels = [label for _, label in samples]
+        self.mode = mode
+
+    def read(self, index: int) -> Image.Image:
+        return open_image(Path(self.paths[index]), self.mode)
+
+    def name(self, index: int) -> str:
+        return self.paths[index]
+
+
+class _TimmReader:
+    """Images that one of timm's readers finds."""
+
+    def __init__(self, reader: Any, mode: str):
+        self.reader, self.mode = reader, mode
+        self.labels = [int(target) for target in reader.iter_targets()]
+
+    def read(self, index: int) -> Image.Image:
+        with self.reader[index][0] as file, Image.open(file) as image:
+            return image.convert(self.mode)
+
+    def name(self, index: int) -> str:
+        return f"sample {index} ({self.reader.filename(index, basename=True)})"
+
+
+def _folder(path: str, mode: str) -> Splits:
+    """Folders ``train`` and ``val`` (or validation, test), with one folder of images per class: ImageNet's layout."""
+    from torchvision.datasets import ImageFolder
+
+    root = Path(path)
+    if not root.is_dir():
+        raise UserError(f"data: {path} is not a folder, expected --data folder:PATH")
+    splits = []
+    for names in (("train",), ("val", "validation", "valid", "test")):
+        found = next((root / name for name in names if (root / name).is_dir()), None)
+        if found is None:
+            inside = ", ".join(sorted(path.name for path in root.iterdir())[:5]) or "nothing"
+            raise UserError(f"data: {root} has no folder {' or '.join(names)}, got {inside}")
+        try:
+            splits.append(ImageFolder(str(found)))
+        except FileNotFoundError as error:
+            raise UserError(f"data: {str(error).split(' Supported')[0].rstrip('.')} in {found}") from None
+    train, val = splits
+    if train.classes != val.classes:
+        missing, more = sorted(set(train.classes) - set(val.classes)), sorted(set(val.classes) - set(train.classes))
+        raise UserError(
+            f"data: {val.root} has other classes than {train.root}: {len(missing)} are missing"
+            f"{f' ({missing[0]}, …)' if missing else ''}, {len(more)} are new{f' ({more[0]}, …)' if more else ''}"
+        )
+    return Splits(tuple(train.classes), _Files(train.samples, mode), _Files(val.samples, mode))
+
+
+def _cifar(name: Literal["CIFAR10", "CIFAR100"]) -> Callable[[str, str], Splits]:
+    def load(path: str, mode: str) -> Splits:
+        from torchvision import datasets
+
+        def convert(array: np.ndarray) -> Image.Image:
+            return Image.fromarray(array).convert(mode)
+
+        kind = getattr(datasets, name)
+        try:
+            # every rank may do this at once, so a folder that exists is only read
+            splits = [kind(path, train=train, download=not os.path.isdir(path)) for train in (True, False)]
+        except (RuntimeError, OSError) as error:
+            raise UserError(
+                f"data: {path} has no {name} in torchvision's form, and it cannot be downloaded: {error}"
+            ) from None
+        train, val = splits
+        return Splits(
+            tuple(train.classes),
+            Arrays(train.data, train.targets, convert),
+            Arrays(val.data, val.targets, convert),
+        )
+
+    return load
+
+
+def _hugging_face(name: str, mode: str) -> Splits:
+    """A data set of the hub, or of a local folder, with the splits train and validation (or test)."""
+    try:
+        from timm.data.readers import create_reader
+
+        readers = [create_reader(f"hfds/{name}", root=None, split="train")]
+    except ImportError:
+        raise UserError("data: hfds needs Hugging Face's datasets, expected `pip install stepsnet[data]`") from None
+    except Exception as error:  # anything that the hub, the network or the files may raise
+        raise UserError(f"data: cannot load hfds:{name}: {' '.join(str(error).split())[:300]}") from None
+    for split in ("validation", "test"):
+        try:
+            readers.append(create_reader(f"hfds/{name}", root=None, split=split))
+            break
+        except ValueError:
+            continue
+    else:
+        raise UserError(f"data: hfds:{name} has only the split train, expected validation or test too")
+    train, val = readers
+    if train.class_to_idx != val.class_to_idx:
+        raise UserError(f"data: hfds:{name} has other classes in {split} than in train, expected the same")
+    return Splits(tuple(map(str, train.class_to_idx)), _TimmReader(train, mode), _TimmReader(val, mode))
+
+
+def _shards(path: str, mode: str) -> Splits:
+    return Splits(*find_shards(path, mode))
+
+
+SOURCES: dict[str, Callable[[str, str], Splits]] = {
+    "folder": _folder,
+    "cifar10": _cifar("CIFAR10"),
+    "cifar100": _cifar("CIFAR100"),
+    "hfds": _hugging_face,
+    "wds": _shards,
+}

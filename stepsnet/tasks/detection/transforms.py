@@ -1,0 +1,91 @@
+"""A detector's training augmentation, on torchvision's v2 kernels.
+
+torchvision's own random transforms draw from torch's generator and have no crop with a side that is drawn from a
+range of pixels. What is random here is drawn from Python's generator, in an order that recipes with a seed rely on.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+from torchvision import tv_tensors
+from torchvision.transforms.v2 import InterpolationMode
+from torchvision.transforms.v2 import functional as F
+
+from ...config import DetectionAugment
+from .check import MIN_SIDE
+
+__all__ = ["Target", "augmented", "clamped", "resized_size"]
+
+Target = dict[str, Tensor]
+_GEOMETRIC = ("image", "boxes", "masks")
+
+
+def augmented(image: Tensor, target: Target, augment: DetectionAugment) -> tuple[Tensor, Target]:
+    """Flip, and resize to one of the sizes; with some probability resize to another size and crop before that.
+
+    Args:
+        image: (3, H, W).
+        target: "boxes" (N, 4) as x1, y1, x2, y2 in pixels, "labels" (N) and "masks" (N, H, W).
+
+    Returns:
+        The same at the new size. Objects that a crop leaves out are no longer in the target.
+    """
+    boxes, masks = _boxes(target["boxes"], image.shape[-2:]), tv_tensors.Mask(target["masks"])
+    sample = {**target, "image": tv_tensors.Image(image), "boxes": boxes, "masks": masks}
+    if random.random() < augment.flip:
+        sample = _apply(F.horizontal_flip, sample)
+    if random.random() < augment.crop:
+        sample = _resize(sample, random.choice(augment.crop_sizes), augment.max_size)
+        sample = _random_crop(sample, augment.crop_range)
+    sample = _resize(sample, random.choice(augment.sizes), augment.max_size)
+    plain = {key: value.as_subclass(Tensor) for key, value in sample.items()}
+    return plain.pop("image"), plain
+
+
+def clamped(boxes: Tensor, height: int, width: int) -> Tensor:
+    """Boxes (N, 4) as x1, y1, x2, y2, cut to the image."""
+    return F.clamp_bounding_boxes(_boxes(boxes, (height, width))).as_subclass(Tensor)
+
+
+def resized_size(height: int, width: int, size: int, max_size: int) -> tuple[int, int]:
+    """Height and width with the shorter side at ``size``, or the longer side at ``max_size`` if that is less."""
+    scale = min(size / min(height, width), max_size / max(height, width))
+    return max(1, int(height * scale)), max(1, int(width * scale))
+
+
+def _boxes(boxes: Tensor, size: Sequence[int]) -> tv_tensors.BoundingBoxes:
+    """Boxes (N, 4) as x1, y1, x2, y2 in an image of ``size``, its height and width."""
+    return tv_tensors.BoundingBoxes(boxes, format="XYXY", canvas_size=tuple(size))
+
+
+def _apply(kernel: Any, sample: Target, **arguments: Any) -> Target:
+    return sample | {key: kernel(sample[key], **arguments) for key in _GEOMETRIC}
+
+
+def _resize(sample: Target, size: int, max_size: int) -> Target:
+    """As torchvision's detectors do in evaluation: bilinear without antialiasing, and the nearest pixel of masks."""
+    height, width = sample["image"].shape[-2:]
+    new = list(resized_size(height, width, size, max_size))
+    resized = {key: F.resize(sample[key], new, antialias=False) for key in ("image", "boxes")}
+    # F.resize takes torch's mode "nearest" for masks, which shifts them by up to half a pixel
+    masks = F.resize_image(sample["masks"].as_subclass(Tensor), new, interpolation=InterpolationMode.NEAREST_EXACT)
+    return sample | resized | {"masks": tv_tensors.Mask(masks)}
+
+
+def _random_crop(sample: Target, sides: tuple[int, int]) -> Target:
+    """A window whose height and width are drawn from ``sides``; objects outside of it are left out."""
+    height, width = sample["image"].shape[-2:]
+    high, wide = (random.randint(min(side, sides[0]), min(side, sides[1])) for side in (height, width))
+    top, left = random.randint(0, height - high), random.randint(0, width - wide)
+    sample = _apply(F.crop, sample, top=top, left=left, height=high, width=wide)
+    boxes = sample["boxes"].as_subclass(Tensor)
+    kept = (boxes[:, 2:] - boxes[:, :2] >= MIN_SIDE).all(1)  # SanitizeBoundingBoxes accepts no minimum below one pixel
+    return sample | {
+        "boxes": tv_tensors.wrap(boxes[kept], like=sample["boxes"]),
+        "masks": tv_tensors.Mask(sample["masks"][kept]),
+        "labels": sample["labels"][kept],
+    }

@@ -1,0 +1,155 @@
+"""Workers end with the run, however it ends: they ignore SIGTERM, and Python waits for them when it exits."""
+
+import multiprocessing
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from coco_pictures import write_coco
+from segmentation_pictures import write_camvid
+from torch.utils.data import Dataset
+
+from stepsnet.tasks.loading import loaded
+
+HERE = Path(__file__).parent
+CPU = torch.device("cpu")
+
+BROKEN = """
+    import multiprocessing, sys
+    from pathlib import Path
+    import torch
+    from torch import nn
+    from stepsnet.engine.distributed import DistributedContext
+    from stepsnet.config import TrainingSettings
+    from stepsnet.engine.task import BatchShard
+    from stepsnet.engine.train import train
+
+    class Broken(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.zeros(1))
+
+        def forward(self, *args, **kwargs):
+            raise ZeroDivisionError("of the model")
+
+    def ends(made_by, kept=[]):
+        try:
+            made_by()
+        except ZeroDivisionError as error:
+            kept.append(error)  # and with it every frame
+        else:
+            raise SystemExit("nothing was raised")
+        if left := multiprocessing.active_children():
+            print(f"left: {left}", flush=True)
+
+    device, root = torch.device("cpu"), Path(sys.argv[1])
+    task = make(root)
+    task.loss = lambda model, batch: model(batch)
+    settings = TrainingSettings(epochs=1, batch_size=2, lr=0.1, device="cpu")
+    context = DistributedContext(0, 1, device)
+    (root / "run").mkdir()
+    run = lambda: train(Broken(), task, settings, root / "run", context, report=lambda event: None)
+    ends(run)
+    ends(lambda: task.evaluate(Broken(), BatchShard(), device))
+    run()
+"""
+
+TASKS = {
+    "classification": """
+        from stepsnet.tasks.classification.task import Classification
+        from stepsnet.tasks.classification.data import InputSpec, load_images
+        from PIL import Image
+        def make(root):
+            for split in ("train", "val"):
+                for name in ("cat", "dog"):
+                    (root / split / name).mkdir(parents=True)
+                    for number in range(9):
+                        Image.new("RGB", (20, 20)).save(root / split / name / f"{number}.jpg")
+            spec = InputSpec((3, 16, 16), (0,) * 3, (1,) * 3)
+            return Classification(load_images(f"folder:{root}", spec), 2, workers=2, input_size=spec.input_size)
+    """,
+    "detection": """
+        from stepsnet.tasks.detection.data import load_coco
+        from stepsnet.tasks.detection.task import Detection
+        from stepsnet.config import DetectionAugment
+        def make(root):
+            return Detection(load_coco(f"coco:{root / 'data'}", DetectionAugment(), 0), 2, workers=2)
+    """,
+    "segmentation": """
+        from stepsnet.recipes import find_recipe
+        from stepsnet.overrides import override
+        from stepsnet.tasks import build_task
+        def make(root):
+            changes = [f"data=camvid:{root / 'data'}", "model.args.num_classes=3", "batch_size=2", "workers=2"]
+            return build_task(override(find_recipe("camvid/tiny"), changes))[1]
+    """,
+}
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_process_with_workers_ends_after_an_exception(task, tmp_path, monkeypatch):
+    monkeypatch.setenv("STEPSNET_CACHE", str(tmp_path / "cache"))
+    if task != "classification":
+        {"detection": write_coco, "segmentation": write_camvid}[task](tmp_path / "data")
+    code = textwrap.dedent(TASKS[task]) + textwrap.dedent(BROKEN)
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=HERE)
+    try:
+        out = process.communicate(timeout=100)[0]
+    except subprocess.TimeoutExpired:
+        process.kill()  # its workers see that it is gone
+        pytest.fail(f"it never ended: {process.communicate()[0]}")
+    assert process.returncode == 1 and out.rstrip().endswith("ZeroDivisionError: of the model"), out
+    assert "left:" not in out and "nothing was raised" not in out
+
+
+class Numbers(Dataset):
+    def __init__(self, hang_at=None):
+        self.hang_at = hang_at
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        if index == self.hang_at:
+            time.sleep(1000)
+        return index
+
+
+def test_leaving_the_block_ends_the_workers_and_no_others():
+    other = multiprocessing.Process(target=time.sleep, args=(100,))
+    other.start()
+    try:
+        with loaded(Numbers(), CPU, 2, 8, batch_size=1) as batches:
+            assert next(batches).tolist() == [0] and len(multiprocessing.active_children()) == 3
+        assert multiprocessing.active_children() == [other]
+    finally:
+        other.kill()
+        other.join()
+
+
+def test_a_worker_that_hangs_is_killed(monkeypatch):
+    monkeypatch.setattr("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 0.2)  # torch waits for 5 s, twice
+    with loaded(Numbers(hang_at=3), CPU, 2, 8, batch_size=1) as batches:
+        assert next(batches).tolist() == [0]
+        time.sleep(0.2)
+    assert not multiprocessing.active_children()
+
+
+def test_workers_end_where_not_all_of_them_can_be_started(monkeypatch):
+    start, begun = multiprocessing.Process.start, []
+
+    def start_one(process):
+        if begun:
+            raise OSError("Cannot allocate memory")
+        begun.append(process)
+        start(process)
+
+    monkeypatch.setattr(multiprocessing.Process, "start", start_one)
+    with pytest.raises(OSError, match="Cannot allocate"), loaded(Numbers(), CPU, 2, 8, batch_size=1):
+        pytest.fail("it was entered")
+    assert begun and not multiprocessing.active_children()
