@@ -8,7 +8,7 @@ A block between ``<!-- begin: NAME … -->`` and ``<!-- end -->`` is replaced by
     depth FOLDER…                  runs at several depths, one row per depth
     grid FOLDER TABLE              runs of a table of the paper, one row per recipe
     methods FOLDER                 runs of methods for depth, one row per method
-    digits                         all that was trained on the digits under one setting
+    digits                         the deep pair on digits, a wide plain network, and logistic regression
     analysis FILE TABLE            what ``stepsnet analyze --json`` printed
     speed FILE                     what ``stepsnet bench`` wrote
     memory FILE                    what benchmarks/memory.py wrote
