@@ -119,28 +119,6 @@ def _titles_of_rows(table: str) -> dict[str, str]:
     return {recipe.name.partition("/")[2]: recipe.title.removeprefix(start) for recipe in found}
 
 
-def digits_table() -> str:
-    """The deep pair on digits beside a plain wide network of like compute, and logistic regression."""
-    deep = runs_of(("digits-deep",))
-    wide = [run for run in runs_of(("digits-ablations",)) if run["recipe"].endswith("/steps_1")]
-    networks = {
-        "StepsNet": [run for run in deep if run["label"] == "StepsNet"],
-        "plain, as deep": [run for run in deep if run["label"] == "baseline"],
-        "plain, wide and shallow": wide,
-    }
-    keys = ["train_top1", "val_top1"]
-    rows = []
-    for name, runs in networks.items():
-        size = [steps(runs[0]["widths"]), f"{runs[0]['params'] / 1e6:.2f}M", f"{runs[0]['macs'] / 1e6:.1f}M"]
-        rows.append([name, *size, *(mean_std(list(by_seed(runs, key).values()), key) for key in keys)])
-    simple = read_benchmark("logistic_regression")
-    scores = [format_metric(key, simple["metrics"][key]) for key in keys]
-    rows.append(["logistic regression on the pixels", "", simple["params"], "", *scores])
-    headers = ["", "widths × blocks", "params", "MACs", *(metric_label(key) for key in keys)]
-    notes = [where_run(deep, ("digits-deep",)), where_run(wide, ("digits-ablations",)), origin(simple)]
-    return "\n".join([markdown_table(headers, rows, "llrrrr"), "", *(f"- {note}" for note in notes)])
-
-
 def methods_table(folder: str) -> str:
     """Each depth method in a StepsNet and in its baseline."""
     runs = runs_of((folder,))
