@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 
-from render_parts import RESULTS, mean_difference, mean_std, origin, read_benchmark, table_of_numbers
+from render_parts import RESULTS, mean_difference, mean_std, origin, table_of_numbers
 
 from stepsnet.commands.compare import summarize
 from stepsnet.markdown import markdown_table
