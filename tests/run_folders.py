@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 
 import yaml
 
-from stepsnet.report.runs import group_runs, load_run
+from stepsnet.report.load_runs import group_runs, load_run
 from stepsnet.report.words import summarize_results
 
 WIDTHS = {"StepsNet": [24] * 4 + [34] * 2 + [48] * 2, "baseline": [32] * 8}

@@ -14,7 +14,7 @@ from stepsnet.analysis.complexity import count_complexity
 from stepsnet.cli import main
 from stepsnet.commands.bench import bench, find_candidates, render_bench
 from stepsnet.report import write_report
-from stepsnet.report.runs import group_runs, load_run
+from stepsnet.report.load_runs import group_runs, load_run
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from run_folders import TOP1, Text, make_run, read, rows, said, stream_line
 
 from stepsnet.errors import UserError
 from stepsnet.report import write_report
-from stepsnet.report.runs import group_runs, load_run
+from stepsnet.report.load_runs import group_runs, load_run
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import UserError
-from ..stream import blocks_of, is_flat, step_sequences, widths_of
+from ..models.blocks import blocks_of, is_transformers_model, step_sequences, widths_of
 
 __all__ = ["drop_each", "drop_steps", "dropped", "mask_paths", "masked"]
 
@@ -40,7 +40,7 @@ def masked(model: Any, share: float, path: str) -> Iterator[None]:
         for sequence in step_sequences(model):
             if len(sequence.widths) > 1:
                 stack.callback(sequence.register_forward_pre_hook(before).remove)
-        if is_flat(model):
+        if is_transformers_model(model):
             widths, embedding = model.config.widths, model.get_input_embeddings()
             handle = embedding.register_forward_hook(lambda module, arguments, x: mask(x, widths, -1))
             stack.callback(handle.remove)

@@ -7,7 +7,7 @@ tables; ours is that of DeiT-T and Swin-T at every depth. Not yet trained by us 
 from __future__ import annotations
 
 from .imagenet import IMAGENET
-from .rows import by_name, recipe_of_row
+from .table_rows import by_name, recipe_of_row
 
 __all__ = ["RECIPES"]
 
