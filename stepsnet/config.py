@@ -111,6 +111,7 @@ MAY_CHANGE_ON_RESUME = {
     "tracker",
     "stream_interval",
     "title",
+    "cache",
 }
 
 
@@ -199,6 +200,14 @@ class Recipe(TrainingSettings):
 class ClassificationRecipe(Recipe):
     task: Literal["classification"] = "classification"
     train_samples: int | None = Field(default=None, ge=1, description="of the training split; null: all of them")
+    holdout: int | None = Field(
+        default=None, ge=1, description="training images to validate on; the other split is then DATA@test"
+    )
+    score_test: bool = Field(default=False, description="score DATA@test once, when the training has ended")
+    clean_samples: int = Field(
+        default=0, ge=0, description="training images that are scored without augmentation after every epoch"
+    )
+    cache: Literal["memory"] | None = Field(default=None, description="memory: keep the images decoded")
     img_size: int | None = Field(default=None, ge=1, description="side of the input; null: the model's own")
     crop_pct: Share | None = Field(
         default=None, description="share of the resized image that is evaluated; null: the model's"
@@ -222,6 +231,11 @@ class LanguageRecipe(Recipe):
     eval_stride: int | None = Field(
         default=None, ge=1, description="tokens scored per window of seq_len; null: all of them"
     )
+    holdout: float | None = Field(
+        default=None, gt=0, lt=1, description="share of the training text to validate on; the other split is DATA@test"
+    )
+    score_test: bool = Field(default=False, description="score DATA@test once, when the training has ended")
+    clean_samples: int = Field(default=0, ge=0, description="training sequences that are scored after every epoch")
 
 
 @dataclass(frozen=True, kw_only=True, config=_STRICT)

@@ -104,6 +104,7 @@ _EXPECTED = {
     "greater_than_equal": "at least {ge:g}",
     "greater_than": "more than {gt:g}",
     "less_than_equal": "at most {le:g}",
+    "less_than": "less than {lt:g}",
     "too_short": "at least {min_length} of them",
 }
 

@@ -1,4 +1,4 @@
-"""Widths and depths of a StepsNet: the √2 rule, the half-compute rule, and a search for a budget.
+"""Widths and depths of a StepsNet: the √2 rule, the half-compute rule, a search for a budget, and what is allowed.
 
 Sec. 4.1 sets C_i = C_{i+1}/√2, and Sec. 5.5 allocates half of each network's compute to a new,
 narrower one in front of it: k blocks become 2k blocks that are √2 narrower and cost half as much.
@@ -14,7 +14,9 @@ from typing import Any, Literal
 
 from .markdown import markdown_table
 
-__all__ = ["StepPlan", "heads_for", "plan_steps", "render_plan"]
+__all__ = ["StepPlan", "check_heads", "check_steps", "check_widths", "heads_for", "plan_steps", "render_plan"]
+
+Profile = Literal["steps", "reverse", "bowtie"]
 
 # 1, 2, 3, 4, 6, 8, 12, 16, 24, …: every number of heads in Tables 13 and 14 is among them
 USUAL_HEADS = sorted({2**i for i in range(12)} | {3 * 2**i for i in range(11)})
@@ -22,16 +24,20 @@ USUAL_HEADS = sorted({2**i for i in range(12)} | {3 * 2**i for i in range(11)})
 
 @dataclass(frozen=True)
 class StepPlan:
-    """Widths and depths of a stack of Transformer blocks, narrowest step first.
+    """Widths and depths of a stack of Transformer blocks, one entry per step in the order of execution.
 
     Counts are of the blocks alone (the embedding and the head are the baseline's), by the paper's
-    conventions: five layers a block, and multiply-accumulates with 5 per element of a LayerNorm.
+    conventions: five layers per block, and multiply-accumulates with 5 per element of a LayerNorm.
     """
 
     widths: tuple[int, ...]
     depths: tuple[int, ...]
     num_heads: tuple[int, ...]
     mlp_ratio: float = 4.0
+
+    def __post_init__(self) -> None:
+        check_steps(self.widths, self.depths)
+        check_heads(self.widths, self.num_heads)
 
     def __str__(self) -> str:
         return ", ".join(f"{width}×{depth}" for width, depth in zip(self.widths, self.depths))
@@ -85,6 +91,7 @@ def plan_steps(
     depth: int,
     steps: int = 3,
     *,
+    profile: Profile = "steps",
     blocks: int | None = None,
     macs: float | None = None,
     head_dim: int = 64,
@@ -98,10 +105,17 @@ def plan_steps(
     rows of Table 8. A depth that halves to a fraction keeps the larger part at full width, and the
     compute stays the same.
 
+    The profiles arrange the same blocks in another order. The bow-tie of n steps has the blocks of the plan of
+    (n + 1)/2 steps: the narrowest are its waist, and half of each wider step's blocks run before it, half behind it
+    (of an odd number the larger half before it). "Variable-Width Transformers" (arXiv 2606.18246) has a profile of
+    this shape, with its waist at about three quarters of the depth.
+
     Args:
-        width: C, the width of the last step and of the residual stream.
+        width: C, the width of the widest step and of the residual stream.
         depth: blocks of the residual network whose compute the plan matches.
-        steps: n, the number of widths.
+        steps: n, the number of steps; odd for a bow-tie.
+        profile: "steps" from narrow to wide, Eq. (5); "reverse" from wide to narrow, Eq. (6); "bowtie" from wide to
+            narrow and back to wide.
         blocks: total number of blocks to reach at the same compute (Table 9: 14, 18, 24, 30, 34).
         macs: compute of all blocks together for one sequence, in place of that of the residual network.
         head_dim: the attention head size to stay near to: 64 as in DeiT, 32 as in Swin.
@@ -114,24 +128,61 @@ def plan_steps(
         ValueError: a number that is not positive, more steps than the depth or width can hold, or a
             number of blocks out of reach.
     """
+    if profile not in ("steps", "reverse", "bowtie"):
+        raise ValueError(f"profile: got {profile!r}, expected steps, reverse or bowtie")
     for name, value in dict(width=width, depth=depth, steps=steps, head_dim=head_dim, tokens=tokens).items():
         if value < 1:
             raise ValueError(f"{name}: got {value}, expected at least 1")
     if blocks is not None and not isinstance(blocks, int):
-        raise ValueError(f"blocks: got {blocks}, expected a whole number")
+        raise ValueError(f"blocks: got {blocks}, expected an integer")
     if round_to != "heads" and not (isinstance(round_to, int) and round_to > 0):
-        raise ValueError(f"round_to: got {round_to!r}, expected 'heads' or a positive whole number")
-    widths, heads = _step_widths(width, steps, head_dim, round_to)
+        raise ValueError(f"round_to: got {round_to!r}, expected 'heads' or a positive integer")
+    if profile == "bowtie" and steps % 2 == 0:
+        raise ValueError(f"steps: got {steps}, expected an odd number for a bow-tie")
+    num_widths = (steps + 1) // 2 if profile == "bowtie" else steps
+    widths = _step_widths(width, num_widths, head_dim, round_to)
+    if widths[0] < 1 or widths != sorted(set(widths)):
+        raise ValueError(f"steps: got {steps}, too many for width {width}: their widths would be {widths}")
     if blocks is None and macs is None:
-        depths = _half_compute(depth, steps)
+        depths = _half_compute(depth, num_widths)
     else:
         if macs is None:
             # the C² law that the paper allocates by; attention's N²C makes deeper plans cost a little more
-            costs, budget = [2.0 ** (i - steps + 1) for i in range(steps)], float(depth)
+            costs, budget = [2.0 ** (i - num_widths + 1) for i in range(num_widths)], float(depth)
         else:
             costs, budget = [block_macs(w, tokens, mlp_ratio) for w in widths], macs
         depths = _search(costs, budget, blocks)
-    return StepPlan(widths, depths, heads, mlp_ratio)
+    arranged_widths, arranged_depths = zip(*_arrange(list(zip(widths, depths)), profile))
+    heads = tuple(heads_for(w, head_dim) for w in arranged_widths)
+    return StepPlan(arranged_widths, arranged_depths, heads, mlp_ratio)
+
+
+def check_widths(widths: Sequence[int], where: str = "") -> None:
+    """Raise a ValueError unless these are positive integers, in any order; ``where`` is such as " of stage 3"."""
+    if not widths or not all(_is_integer(width, at_least=1) for width in widths):
+        raise ValueError(f"widths{where}: got {tuple(widths)}, expected positive integers")
+
+
+def check_steps(widths: Sequence[int], depths: Sequence[int], where: str = "") -> None:
+    """The same for widths with their depths: one depth per width, 0 or more blocks."""
+    check_widths(widths, where)
+    if len(depths) != len(widths):
+        raise ValueError(f"depths{where}: got {tuple(depths)}, expected one per width of {tuple(widths)}")
+    if not all(_is_integer(depth, at_least=0) for depth in depths):
+        raise ValueError(f"depths{where}: got {tuple(depths)}, expected integers of at least 0")
+
+
+def check_heads(widths: Sequence[int], num_heads: Sequence[int], where: str = "") -> None:
+    """The same for widths with their attention heads: one number per width, which divides it."""
+    if len(num_heads) != len(widths):
+        raise ValueError(f"num_heads{where}: got {tuple(num_heads)}, expected one per width of {tuple(widths)}")
+    for width, heads in zip(widths, num_heads):
+        if not _is_integer(heads, at_least=1) or width % heads:
+            raise ValueError(f"num_heads{where}: got {heads}, expected a divisor of the width {width}")
+
+
+def _is_integer(value: object, at_least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= at_least
 
 
 def heads_for(width: int, head_dim: int) -> int:
@@ -143,42 +194,49 @@ def heads_for(width: int, head_dim: int) -> int:
     return min(divisors, key=lambda heads: (abs(width / heads - head_dim), -heads))
 
 
-def _step_widths(
-    width: int, steps: int, head_dim: int, round_to: Literal["heads"] | int
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Widths √2 apart, narrowest first, and the number of heads of each."""
+def _step_widths(width: int, num_widths: int, head_dim: int, round_to: Literal["heads"] | int) -> list[int]:
+    """Widths √2 apart, narrowest first."""
     widths = [width]
-    for k in range(1, steps):
+    for k in range(1, num_widths):
         exact = width / math.sqrt(2) ** k
         unit = round_to if isinstance(round_to, int) else _usual_heads(exact / head_dim)
         widths.append(unit * round(exact / unit))
-    widths.reverse()
-    if widths[0] < 1 or widths != sorted(set(widths)):
-        raise ValueError(f"steps: got {steps}, too many for width {width}: they would be {widths} wide")
-    return tuple(widths), tuple(heads_for(w, head_dim) for w in widths)
+    return widths[::-1]
+
+
+def _arrange(steps: list[tuple[int, int]], profile: Profile) -> list[tuple[int, int]]:
+    """Steps (width, depth), narrowest first -> the order of execution."""
+    if profile == "reverse":
+        return steps[::-1]
+    if profile == "bowtie":
+        waist, *wider = steps
+        before = [(width, depth - depth // 2) for width, depth in wider]
+        behind = [(width, depth // 2) for width, depth in wider]
+        return [*before[::-1], waist, *behind]
+    return steps
 
 
 def _usual_heads(exact: float) -> int:
     return min(USUAL_HEADS, key=lambda heads: (abs(heads - exact), -heads))
 
 
-def _half_compute(depth: int, steps: int) -> tuple[int, ...]:
-    """(D) -> (2k, D - k) with k = D/2; from there on half of 2k blocks is a whole number again."""
+def _half_compute(depth: int, num_widths: int) -> tuple[int, ...]:
+    """(D) -> (2k, D - k) with k = D/2; from there on half of 2k blocks is an integer again."""
     half = depth // 2
-    if steps == 1:
+    if num_widths == 1:
         return (depth,)
     if half == 0:
-        raise ValueError(f"depth: got {depth}, expected at least 2 blocks to share among {steps} steps")
-    return (2 * half, *[half] * (steps - 2), depth - half)
+        raise ValueError(f"depth: got {depth}, expected at least 2 blocks for {num_widths} widths")
+    return (2 * half, *[half] * (num_widths - 2), depth - half)
 
 
 def _search(costs: Sequence[float], budget: float, blocks: int | None) -> tuple[int, ...]:
-    """The whole depths near to (2j, j, …, j, D - j) that best meet the budget, and the blocks if given.
+    """The integer depths near to (2j, j, …, j, D - j) that best meet the budget, and ``blocks`` if given.
 
     By the C² law that family has the compute of D full-width blocks for every j, and D + (n - 1)j
     blocks: j = D/2 is the half-compute rule, and Table 9 walks along j.
     """
-    n, full = len(costs), budget / costs[-1]  # full is D, not necessarily whole
+    n, full = len(costs), budget / costs[-1]  # full is D, not necessarily an integer
     if full < 0.5:
         raise ValueError(f"macs: got {budget:,.0f}, expected at least one full-width block, {costs[-1]:,}")
     if n == 1:
@@ -189,12 +247,12 @@ def _search(costs: Sequence[float], budget: float, blocks: int | None) -> tuple[
     if not 0 <= round(moved, 1) <= full:
         raise ValueError(f"blocks: got {blocks}, expected {math.ceil(full)} to {math.floor(n * full)} at this compute")
     target = [2 * moved, *[moved] * (n - 2), full - moved]
-    spread = 2 if n <= 5 else 1 if n <= 8 else 0  # keeps the grid below some 100,000 points
-    choices = [range(max(0, math.floor(t) - spread), math.ceil(t) + spread + 1) for t in target]
+    margin = 2 if n <= 5 else 1 if n <= 8 else 0  # keeps the grid below some 100,000 points
+    choices = [range(max(0, math.floor(t) - margin), math.ceil(t) + margin + 1) for t in target]
 
     def misfit(depths: tuple[int, ...]) -> tuple[float, ...]:
         error = abs(sum(d * c for d, c in zip(depths, costs)) / budget - 1)
-        # errors within the same half percent are alike: then the shape decides
+        # errors within the same half percent count as equal: then the distance from the target decides
         return round(200 * error), sum((d - t) ** 2 for d, t in zip(depths, target)), error
 
     candidates = (d for d in itertools.product(*choices) if blocks is None or sum(d) == blocks)
@@ -202,7 +260,7 @@ def _search(costs: Sequence[float], budget: float, blocks: int | None) -> tuple[
 
 
 def render_plan(plan: StepPlan, base: StepPlan, tokens: int) -> str:
-    """A plan as a Markdown table, a row a step, held against its 1-step network."""
+    """A plan as a Markdown table, one row per step, compared with its 1-step network."""
     headers = ["step", "width", "heads × size", "blocks", "layers", "params (M)", "MACs (G)"]
 
     def row(name: str, width, heads, blocks: int, params: float, macs: float) -> list:
@@ -212,7 +270,7 @@ def render_plan(plan: StepPlan, base: StepPlan, tokens: int) -> str:
     steps = zip(plan.widths, plan.num_heads, plan.head_dims, plan.depths, plan.step_params, plan.step_macs(tokens))
     for number, (width, heads, size, depth, params, macs) in enumerate(steps, 1):
         rows.append(row(f"F_{number}", width, f"{heads} × {size}", depth, params, macs))
-    rows.append(row("all steps", plan.widths[-1], "", plan.blocks, plan.params, plan.macs(tokens)))
+    rows.append(row("all steps", max(plan.widths), "", plan.blocks, plan.params, plan.macs(tokens)))
     rows.append(row(f"1 step, {base}", base.widths[0], "", base.blocks, base.params, base.macs(tokens)))
     ratios = [
         f"{plan.blocks / base.blocks:.2f}×",

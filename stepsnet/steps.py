@@ -1,133 +1,223 @@
-"""The macro design of "Step by Step Network": Eq. (5) and its reverse, Eq. (6), in pure torch.
+"""The macro design of "Step by Step Network" for every profile of widths, in pure torch.
 
-A StepsNet is a residual network in which each block reads and writes only the first C_i channels
-of the residual stream. The first network F_1 is narrow and works on the first slice of the
-channels; each later network F_i also takes in the next slice and is wider:
+A StepsNet is a residual network in which each network F_i reads and writes only the first C_i channels of the
+residual stream, and the other channels wait. Widths from narrow to wide give Eq. (5), the paper's design:
 
     y_1 = F_1(x_1),    y_i = F_i([y_{i-1}, x_i]),    i = 2 … n
 
-Both designs here replace the ``nn.Sequential`` of blocks that a residual model already has; stream.py
-holds what they share with it.
+Widths from wide to narrow give Eq. (6), the ablation of Table 10, and wide-narrow-wide is the bow-tie of
+"Variable-Width Transformers" (arXiv 2606.18246). The container replaces the ``nn.Sequential`` of blocks that a
+residual model already has; stream.py finds it, and the blocks inside it, in a model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
 import torch.fx
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
-from .stream import StepSequence, StreamBlock
+from .plan import check_widths
 
-__all__ = ["ReverseStepsNet", "StepsNet"]
-
-
-@torch.fx.wrap  # a leaf in symbolic traces, where a shape cannot be compared
-def _check_width(what: str, step: int, got: int, expected: int) -> None:
-    if got != expected:
-        raise ValueError(f"{what} {step} of the StepsNet: got {got} channels, expected {expected}")
+__all__ = ["ReverseStepsNet", "StepsNet", "StreamBlock", "change_width", "cut_stream", "recomputed"]
 
 
-class StepsNet(StepSequence):
-    """The n-step network of Eq. (5): y_1 = F_1(x_1), y_i = F_i([y_{i-1}, x_i]).
+class StepsNet(nn.Module):
+    """Networks of several widths in one residual stream: F_i reads and writes its first C_i channels.
 
     Args:
-        networks: F_1 … F_n, modules that keep their width (usually an ``nn.Sequential`` of blocks;
-            an empty one passes its channels through; a nested StepsNet is Fig. 4(c)).
-        widths: C_1 … C_n, strictly increasing; C_n is the width of the input and of the output.
+        networks: F_1 … F_n, modules that keep their width (usually an ``nn.Sequential`` of blocks; an empty one
+            passes its channels through; a nested StepsNet is Fig. 4(c)).
+        widths: C_1 … C_n, any positive integers; the largest, C, is the width of the input and of the output.
         dim: the channel dimension: -1 for (B, N, C) and (B, H, W, C), 1 for (B, C, H, W).
 
-    Shape: (…, C_n, …) -> (…, C_n, …), one split and n - 1 concatenations.
+    Shape: (…, C, …) -> (…, C, …). Increasing widths cost one split and n - 1 concatenations. In general there is a
+    split in front of each narrower network, a concatenation in front of each wider one, and one at the end where
+    channels still wait; the number of blocks does not matter.
+
+    Like an ``nn.Sequential`` of blocks, a StepsNet has a length in blocks, can be sliced, and can be iterated: it
+    yields the blocks as functions of the whole stream (:class:`StreamBlock`), whose composition is the container.
 
     Raises:
-        ValueError: widths that do not increase or do not match the networks; at run time, an input
-            of another width, or a network that changes its width. Each names the step.
+        ValueError: widths that are not positive integers, or not one network per width; in the forward pass, an
+            input of another width, or a network that changes its width.
+        TypeError: a network that is not an ``nn.Module``.
     """
 
     def __init__(self, networks: Iterable[nn.Module], widths: Sequence[int], dim: int = -1):
-        super().__init__(networks, widths, dim)
-        for step, (narrow, wide) in enumerate(zip(self.widths, self.widths[1:]), 2):
-            if wide <= narrow:
-                raise ValueError(
-                    f"width of step {step}: got {wide}, expected more than the {narrow} of step {step - 1} "
-                    f"(widths {self.widths}: each step must take in some new channels)"
-                )
-        # d_1 … d_n, the widths of the slices x_1 … x_n
-        self.slice_widths = [wide - narrow for narrow, wide in zip((0, *self.widths), self.widths)]
+        super().__init__()
+        networks, widths = list(networks), tuple(widths)
+        check_widths(widths)
+        if len(networks) != len(widths):
+            raise ValueError(f"networks: got {len(networks)}, expected one per width of {widths}")
+        for step, network in enumerate(networks, 1):
+            if not isinstance(network, nn.Module):
+                raise TypeError(f"network {step}: got {type(network).__name__}, expected an nn.Module")
+        self.networks = nn.ModuleList(networks)
+        self.widths = widths
+        self.width = max(widths)  # C
+        self.slice_widths, self.slices_read = cut_stream(widths)
+        self.dim = dim
+        self.grad_checkpointing = False
 
     def forward(self, x: Tensor) -> Tensor:
-        _check_width("input to step", len(self.networks), x.shape[self.dim], self.width)
-        slices = torch.split(x, self.slice_widths, self.dim) if len(self.networks) > 1 else [x]  # x_i: (…, d_i)
-        y = slices[0]
+        _check_width(0, x.shape[self.dim], self.width)
+        y = x  # (…, C)
+        waiting: list[Tensor] = []
         for i, network in enumerate(self.networks):
-            if i > 0:
-                y = torch.cat((y, slices[i]), self.dim)  # [y_{i-1}, x_i]: (…, C_i)
+            y, waiting = change_width(y, waiting, self.slices_read[i], self.slice_widths, self.dim)  # y: (…, C_i)
             if self.grad_checkpointing and not torch.jit.is_scripting():
                 y = self._checkpointed(network, y)
             else:
                 y = network(y)
-            _check_width("output of step", i + 1, y.shape[self.dim], self.widths[i])
+            _check_width(i + 1, y.shape[self.dim], self.widths[i])
+        y, waiting = change_width(y, waiting, len(self.slice_widths), self.slice_widths, self.dim)  # y: (…, C)
         return y
 
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Recompute each block in the backward pass, keeping only its input of C_i channels."""
+        self.grad_checkpointing = enable
+        for network in self.networks:
+            if isinstance(network, StepsNet):
+                network.set_grad_checkpointing(enable)
 
-class ReverseStepsNet(StepSequence):
-    """The wide-to-narrow design of Eq. (6), the ablation of Table 10.
+    def _checkpointed(self, network: nn.Module, y: Tensor) -> Tensor:
+        if isinstance(network, StepsNet):
+            return network(y)  # it checkpoints its own blocks, at their own widths
+        for block in _blocks_in(network):
+            y = recomputed(block, y)
+        return y
 
-    x_{i+1}, y_i = Split(F_i(x_i)), y_n = F_n(x_n), and the output is [y_1, …, y_n]: F_1 is the widest
-    network, and each step sets aside the channels behind the next step's width.
+    def __len__(self) -> int:
+        """The number of blocks, over all steps."""
+        return sum(self.blocks_per_step())
 
-    Args:
-        networks: F_1 … F_n, modules that keep their width.
-        widths: C_1 … C_n, strictly decreasing; C_1 is the width of the input and of the output.
-        dim: the channel dimension.
+    def blocks_per_step(self) -> list[int]:
+        """The number of blocks of each step."""
+        return [len(_blocks_in(network)) for network in self.networks]
 
-    Iterated, its blocks leave the stream in the input's channel order, [x_{i+1}, y_i, …, y_1]; the last
-    one puts it into the output's.
+    def __iter__(self) -> Iterator[StreamBlock]:
+        """The blocks in the order of execution, as functions of the whole residual stream."""
+        for network, width in zip(self.networks, self.widths):
+            for block in _blocks_in(network):
+                checkpointed = self.grad_checkpointing and not isinstance(block, StreamBlock)
+                yield StreamBlock(block, width, self.width, self.dim, checkpointed)
+
+    def __getitem__(self, index: int | slice) -> StreamBlock | StepsNet:
+        """A block as a function of the stream, or a container with some of the blocks (shared, not copied)."""
+        if isinstance(index, slice):
+            kept = set(range(len(self))[index])
+            return self._select([i in kept for i in range(len(self))])
+        return list(self)[index]
+
+    def _select(self, keep: Sequence[bool]) -> StepsNet:
+        """The same steps with only the blocks for which ``keep`` (one entry per block) is true."""
+        networks: list[nn.Module] = []
+        start = 0
+        for network, depth in zip(self.networks, self.blocks_per_step()):
+            keep_here = keep[start : start + depth]
+            start += depth
+            if isinstance(network, StepsNet):
+                networks.append(network._select(keep_here))
+            elif isinstance(network, nn.Sequential):
+                named = zip(network.named_children(), keep_here)
+                networks.append(nn.Sequential(OrderedDict(child for child, kept in named if kept)))
+            else:
+                networks.append(network if keep_here[0] else nn.Sequential())
+        selected = type(self)(networks, self.widths, self.dim)
+        selected.grad_checkpointing = self.grad_checkpointing
+        return selected.train(self.training)
+
+    def extra_repr(self) -> str:
+        return f"widths={self.widths}, dim={self.dim}"
+
+
+class ReverseStepsNet(StepsNet):
+    """The wide-to-narrow design of Eq. (6): a :class:`StepsNet` whose widths decrease.
+
+    x_{i+1}, y_i = Split(F_i(x_i)) and y_n = F_n(x_n). The output is [y_n, …, y_1], in the channel order of the input.
+    Eq. (6) writes it as [y_1, …, y_n]: the same network up to the order in which the next layer stores its weights,
+    with the parameters and the compute of Table 10.
 
     Raises:
-        ValueError: as for :class:`StepsNet`.
+        ValueError: widths that do not decrease strictly, and as for StepsNet.
     """
 
     def __init__(self, networks: Iterable[nn.Module], widths: Sequence[int], dim: int = -1):
         super().__init__(networks, widths, dim)
-        for step, (wide, narrow) in enumerate(zip(self.widths, self.widths[1:]), 2):
-            if narrow >= wide:
-                raise ValueError(
-                    f"width of step {step}: got {narrow}, expected less than the {wide} of step {step - 1} "
-                    f"(widths {self.widths}: each step must set some channels aside)"
-                )
-        # of step i < n: the next step's width, and that of y_i
-        self.split_widths = [[narrow, wide - narrow] for wide, narrow in zip(self.widths, self.widths[1:])]
-        self.in_output_order = True  # False in a slice without the last block
+        if any(narrow >= wide for wide, narrow in zip(self.widths, self.widths[1:])):
+            raise ValueError(f"widths: got {self.widths}, expected strictly decreasing widths")
 
-    def forward(self, x: Tensor) -> Tensor:
-        last = len(self.networks) - 1
-        _check_width("input to step", 1, x.shape[self.dim], self.width)
-        outputs: list[Tensor] = []
-        for i, network in enumerate(self.networks):
-            if self.grad_checkpointing and not torch.jit.is_scripting():
-                x = self._checkpointed(network, x)
-            else:
-                x = network(x)
-            _check_width("output of step", i + 1, x.shape[self.dim], self.widths[i])
-            if i < last:
-                x, y = torch.split(x, self.split_widths[i], self.dim)  # x_{i+1}: (…, C_{i+1}), y_i: (…, d_i)
-                outputs.append(y)
-        outputs.append(x)
-        if not self.in_output_order:
-            outputs = outputs[::-1]
-        return torch.cat(outputs, self.dim) if last > 0 else x  # [y_1, …, y_n]: (…, C)
 
-    def _select(self, keep: Sequence[bool]) -> StepSequence:
-        selected = super()._select(keep)
-        assert isinstance(selected, ReverseStepsNet)
-        selected.in_output_order = self.in_output_order and (not keep or keep[-1])
-        return selected
+class StreamBlock:
+    """A block as a function of the whole residual stream: it rewrites the first ``width`` channels.
 
-    def __iter__(self) -> Iterator[StreamBlock]:
-        blocks = list(super().__iter__())
-        if blocks and len(self.widths) > 1 and self.in_output_order:
-            # front to back the stream holds y_n, y_{n-1}, …, y_1
-            blocks[-1].output_order = [self.widths[-1], *(aside for _, aside in reversed(self.split_widths))]
-        return iter(blocks)
+    The other channels are copied, so a loop over these blocks copies the full width once per block. Attributes of
+    the block can be read through it; assign them on ``.block``.
+    """
+
+    __slots__ = ("block", "checkpointed", "dim", "stream_width", "width")
+
+    def __init__(self, block, width: int, stream_width: int, dim: int, checkpointed: bool = False):
+        self.block, self.width, self.stream_width, self.dim = block, width, stream_width, dim
+        self.checkpointed = checkpointed
+
+    def __call__(self, z: Tensor, **kwargs) -> Tensor:
+        """z: (…, C), channels along ``dim`` -> the stream after this block, (…, C)."""
+        untouched = self.stream_width - self.width
+        y, waiting = torch.split(z, [self.width, untouched], self.dim)  # (…, C_i), (…, C - C_i)
+        y = recomputed(self.block, y, **kwargs) if self.checkpointed else self.block(y, **kwargs)
+        return torch.cat((y, waiting), self.dim) if untouched else y  # (…, C)
+
+    def __getattr__(self, name: str):
+        if name in self.__slots__ or name.startswith("__"):  # copy and pickle ask before ``block`` is set
+            raise AttributeError(name)
+        return getattr(self.block, name)
+
+
+def cut_stream(widths: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Where the stream is cut: the width of each slice, and how many slices each network reads.
+
+    ``cut_stream((192, 272, 384))`` is ``[192, 80, 112], [1, 2, 3]``.
+    """
+    ends = sorted(set(widths))
+    return [end - start for start, end in zip((0, *ends), ends)], [ends.index(width) + 1 for width in widths]
+
+
+def change_width(
+    y: Tensor, waiting: list[Tensor], slices: int, slice_widths: list[int], dim: int
+) -> tuple[Tensor, list[Tensor]]:
+    """Set channels aside, or take waiting ones back, until y holds the first ``slices`` slices of the stream.
+
+    The stream is [y, *waiting] before and after. A step from narrow to wide is Eq. (5)'s [y_{i-1}, x_i], a step from
+    wide to narrow Eq. (6)'s Split; where the width stays, nothing is done.
+    """
+    held = len(slice_widths) - len(waiting)  # slices in y
+    if slices < held:
+        parts = torch.split(y, [sum(slice_widths[:slices])] + slice_widths[slices:held], dim)  # noqa: RUF005 - TorchScript
+        return parts[0], [parts[i] for i in range(1, 1 + held - slices)] + waiting
+    if slices > held:
+        y = torch.cat([y] + waiting[: slices - held], dim)  # noqa: RUF005 - TorchScript
+    return y, waiting[slices - held :]
+
+
+def recomputed(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call ``function``, keep only its arguments, and run it again in the backward pass."""
+    return checkpoint(function, *args, use_reentrant=False, **kwargs)
+
+
+def _blocks_in(network: nn.Module) -> list:
+    """The blocks of an nn.Sequential or of a StepsNet; any other module is one block."""
+    return list(network) if isinstance(network, (nn.Sequential, StepsNet)) else [network]
+
+
+@torch.fx.wrap  # a leaf in symbolic traces, where a shape cannot be compared
+def _check_width(step: int, got: int, expected: int) -> None:
+    """Step 0 is the input."""
+    if got != expected:
+        where = f"output of step {step}" if step > 0 else "input"
+        raise ValueError(f"{where} of the StepsNet: got {got} channels, expected {expected}")

@@ -5,9 +5,9 @@ import functools
 import numpy as np
 import pytest
 import torch
-from coco_pictures import write_coco
+from coco_images import write_coco
 from PIL import Image
-from segmentation_pictures import write_camvid
+from segmentation_images import write_camvid
 from sklearn.datasets import load_sample_images
 from timm.data import auto_augment
 from torch import nn
@@ -20,9 +20,9 @@ from stepsnet.models.build import build_model
 from stepsnet.overrides import override
 from stepsnet.recipes import RECIPES, find_recipe
 from stepsnet.tasks import build_task
-from stepsnet.tasks.classification.augmentation import augmenting_transform, posterize
 from stepsnet.tasks.classification.data import InputSpec, load_images
 from stepsnet.tasks.classification.task import Classification, input_spec
+from stepsnet.tasks.classification.transforms import augmenting_transform, posterize
 from stepsnet.tasks.detection.data import load_coco
 from stepsnet.tasks.detection.task import Detection
 
@@ -127,12 +127,7 @@ def test_a_classifiers_recipe_goes_through_an_epoch(name, folder):
     with torch.device("meta"):
         spec = input_spec(recipe, build_model(recipe.model))
     data = load_images(recipe.data if recipe.data == "digits" else f"folder:{folder}", spec, recipe.augment)
-    settings = {
-        "label_smoothing": recipe.label_smoothing,
-        "augment": recipe.augment,
-        "workers": 2,
-        "input_size": spec.input_size,
-    }
+    settings = {"label_smoothing": recipe.label_smoothing, "augment": recipe.augment, "workers": 2}
     task = Classification(data, len(data.train) // 4 * 2, input_size=spec.input_size, **settings)
     model = nn.Sequential(nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(16 * spec.input_size[0], len(data.classes)))
     batches = list(task.batches(0, 0, BatchShard(), CPU))

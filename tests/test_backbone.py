@@ -136,10 +136,10 @@ def test_weights_that_do_not_fit_are_named(tmp_path):
     backbone = create_backbone("test_steps_swin")
     weights = timm.create_model("test_steps_swin").state_dict()
     cases = {
-        "other": (timm.create_model("test_steps_resnet").state_dict(), "it lacks patch_embed.proj.weight"),
+        "other": (timm.create_model("test_steps_resnet").state_dict(), "patch_embed.proj.weight is missing"),
         "short": (
             {k: v for k, v in weights.items() if "patch_embed.proj.bias" not in k},
-            r"lacks patch_embed.proj.bias$",
+            r"patch_embed.proj.bias is missing$",
         ),
         "more": ({**weights, "layers.0.blocks.networks.0.5.norm1.weight": torch.ones(16)}, "is not in the model"),
         "shape": ({**weights, "patch_embed.proj.bias": torch.ones(3)}, r"patch_embed.proj.bias of .* expected \(16,\)"),
@@ -158,7 +158,7 @@ def test_weights_that_do_not_fit_are_named(tmp_path):
         load_backbone(backbone, tmp_path / "empty")
 
 
-def test_what_is_no_backbone_is_refused():
+def test_an_unknown_or_unsuitable_backbone():
     with pytest.raises(ValueError, match="expected a timm or StepsNet model"):
         create_backbone("swin_giant")
     with pytest.raises(ValueError, match=r"expected .4, 8, 16, 32. or one stride for all"):

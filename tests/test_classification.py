@@ -1,21 +1,31 @@
-"""Pictures from folders: what the batches depend on, what is passed over, and what is refused."""
+"""Images from folders: what the batches depend on, what is skipped, and what is refused."""
 
 import hashlib
+import json
 import pickle
+import shutil
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 from torch import nn
+from torchmetrics.classification import MulticlassAccuracy
 from torchvision.datasets import CIFAR10
 
+from stepsnet.checkpoint import save_weights
 from stepsnet.cli import main
-from stepsnet.config import Augment
+from stepsnet.commands.eval import evaluate_checkpoint
+from stepsnet.config import Augment, ClassificationRecipe, ModelSpec
 from stepsnet.engine.task import BatchShard
 from stepsnet.errors import UserError
-from stepsnet.tasks.classification.data import InputSpec, load_images, read_to_predict
+from stepsnet.recipes import find_recipe
+from stepsnet.run_folder import lock_folder, open_run_folder
+from stepsnet.tasks import build_task
+from stepsnet.tasks.classification.data import load_images
 from stepsnet.tasks.classification.task import Classification
+from stepsnet.tasks.classification.transforms import InputSpec
+from stepsnet.tasks.prediction import read_files
 
 SPEC = InputSpec((3, 16, 16), (0.5,) * 3, (0.25,) * 3, crop_pct=1.0)
 CPU = torch.device("cpu")
@@ -37,7 +47,7 @@ def folder(tmp_path):
 def make_task(folder, batch_size=4, **settings):
     augment = settings.pop("augment", Augment())
     data = load_images(f"folder:{folder}", SPEC, augment, settings.get("seed", 0), settings.pop("train_samples", None))
-    return Classification(data, batch_size, augment=augment, **settings)
+    return Classification(data, batch_size, input_size=SPEC.input_size, augment=augment, **settings)
 
 
 def batches(task, epoch=0, start=0, share=BatchShard()):  # noqa: B008 - it is frozen
@@ -97,6 +107,30 @@ def test_validation_is_timms_transform_and_counts_what_it_sees(folder):
     assert metrics["top5"] == 100
 
 
+@pytest.mark.parametrize("samples, batch_size, world_size", [(6, 4, 1), (6, 1, 4), (7, 2, 2), (2, 8, 3), (33, 8, 4)])
+def test_ranks_evaluate_each_sample_once_in_equally_many_batches(samples, batch_size, world_size):
+    ranks = [BatchShard(rank, world_size).evaluation_batches(samples, batch_size) for rank in range(world_size)]
+    assert len({len(batches) for batches in ranks}) == 1
+    visited = [index for batches in ranks for batch in batches if not batch.is_padding for index in batch.indices]
+    assert sorted(visited) == list(range(samples))
+    assert all(1 <= len(batch.indices) <= batch_size for batches in ranks for batch in batches)
+    padding = [batch.indices for batches in ranks for batch in batches if batch.is_padding]
+    assert all(indices == range(1) for indices in padding)
+    assert len(padding) < world_size
+
+
+def test_evaluation_by_four_ranks_counts_each_image_once(folder, monkeypatch):
+    seen = []
+    update = MulticlassAccuracy.update
+    monkeypatch.setattr(
+        MulticlassAccuracy, "update", lambda self, *given: seen.append(len(given[1])) or update(self, *given)
+    )
+    model = nn.Sequential(nn.Flatten(), nn.Linear(768, 2))
+    for rank in range(4):
+        make_task(folder).evaluate(model, BatchShard(rank, 4), CPU)
+    assert sum(seen) == 2 * 6  # top-1 and top-5
+
+
 def test_mixup_needs_even_parts_and_keeps_the_batch(folder):
     task = make_task(folder)
     (images, labels), *_ = batches(task)
@@ -104,7 +138,7 @@ def test_mixup_needs_even_parts_and_keeps_the_batch(folder):
     np.random.seed(0)
     loss, others = task.loss(nn.Sequential(nn.Flatten(), nn.Linear(768, 2)), (images, labels))
     assert torch.equal(images, before) and loss.isfinite() and 0 <= others["top1"] <= 100
-    with pytest.raises(UserError, match="got 1 images a forward pass, expected an even number"):
+    with pytest.raises(UserError, match="got 1 images per forward pass, expected an even number"):
         batches(task, share=BatchShard(0, 1, 4))
 
 
@@ -156,7 +190,7 @@ def test_classes_that_the_head_does_not_have_are_refused(folder, capsys):
 
 
 def test_cifar_is_read_as_torchvision_reads_it(tmp_path, monkeypatch):
-    with pytest.raises(UserError, match="no CIFAR10 as torchvision reads it"):
+    with pytest.raises(UserError, match="has no CIFAR10 in torchvision's form"):
         load_images(f"cifar10:{tmp_path}", SPEC)
     root = tmp_path / CIFAR10.base_folder
     root.mkdir()
@@ -180,16 +214,13 @@ def test_cifar_is_read_as_torchvision_reads_it(tmp_path, monkeypatch):
 
 
 def test_a_folder_is_used_by_one_run_at_a_time(folder, capsys):
-    from stepsnet.run_folder import alone_in
-
     run = folder / "run"
-    arguments = ["train", "digits/tiny", "--run", str(run), "epochs=1", "batch_size=128", "model.args.depths=[1,1,1]"]
-    assert main(arguments) == 0
-    (run / "summary.json").unlink()
-    with alone_in(run):
-        assert main([*arguments, "--resume"]) == 2
+    open_run_folder(run, find_recipe("digits/tiny"), resume=False)
+    with lock_folder(run):
+        assert main(["train", "digits/tiny", "--run", str(run), "--resume"]) == 2
     assert f"{run} is in use by a run that is still alive" in capsys.readouterr().err
-    assert main([*arguments, "--resume"]) == 0
+    with lock_folder(run):  # the end of the block releases it
+        pass
 
 
 def test_eval_scores_a_file_of_weights_of_any_timm_model(folder, tmp_path, capsys):
@@ -201,8 +232,11 @@ def test_eval_scores_a_file_of_weights_of_any_timm_model(folder, tmp_path, capsy
     asked = ["--data", f"folder:{folder}", "--json"]
     assert main(["eval", str(tmp_path / "w.safetensors"), "--model", "test_vit", *asked]) == 2
     assert "num_classes: got 1000, expected the data's 2" in capsys.readouterr().err
-    assert main(["eval", str(tmp_path / "w.safetensors"), "--model", "test_vit2", *asked]) == 2
-    assert "tensors do not fit the model" in capsys.readouterr().err
+    save_file(timm.create_model("test_vit", num_classes=2).state_dict(), tmp_path / "two.safetensors")
+    with pytest.raises(UserError, match="tensors do not fit the model"):
+        evaluate_checkpoint(tmp_path / "two.safetensors", "test_vit2", f"folder:{folder}", {"num_classes": 2})
+    scored = evaluate_checkpoint(tmp_path / "two.safetensors", "test_vit", f"folder:{folder}", {"num_classes": 2})
+    assert 0 <= scored["top1"] <= 100 and scored["loss"] > 0
 
 
 def test_all_files_are_read_before_the_first_is_used_and_then_one_at_a_time(tmp_path, capsys):
@@ -215,9 +249,37 @@ def test_all_files_are_read_before_the_first_is_used_and_then_one_at_a_time(tmp_
     files = [tmp_path / "a", tmp_path / "b"]
     for file in files:
         file.write_text(file.name)
-    given = read_to_predict(files, read)
+    given = read_files(files, read)
     assert next(given) == b"a" and seen == ["a", "b", "a"]
     assert next(given) == b"b" and next(given, None) is None and seen == ["a", "b", "a", "b"]
-    with pytest.raises(UserError, match=r"cannot read .*none as a picture: no such file"):
-        next(read_to_predict([*files, tmp_path / "none"], read))
+    with pytest.raises(UserError, match=r"cannot read .*none as an image: no such file"):
+        next(read_files([*files, tmp_path / "none"], read))
     assert capsys.readouterr() == ("", "")  # a bar is for a terminal
+
+
+def test_predict_takes_the_classes_from_the_run_and_opens_no_data(folder, tmp_path, capsys):
+    recipe = ClassificationRecipe(
+        name="tiny",
+        model=ModelSpec("test_vit", {"num_classes": 2, "img_size": 32}),
+        data=f"folder:{folder}",
+        batch_size=4,
+    )
+    model, task = build_task(recipe)
+    run = tmp_path / "run"
+    open_run_folder(run, recipe, resume=False)
+    task.save_assets(model, run)
+    save_weights(run / "model.safetensors", model.state_dict())
+    asked = ["predict", str(run), str(folder / "val" / "cat" / "0.jpg"), "--json"]
+    assert main(asked) == 0
+    (expected,) = json.loads(capsys.readouterr().out)
+    assert set(expected["classes"]) == {"cat", "dog"}
+    (run / "classes.json").rename(tmp_path / "classes.json")  # as in the folder of a run of an earlier version
+    assert main(asked) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out) == [expected] and "has no classes.json: the class names are read from its data" in err
+    (tmp_path / "classes.json").rename(run / "classes.json")
+    shutil.rmtree(folder / "train")
+    assert main(asked) == 0
+    assert json.loads(capsys.readouterr().out) == [expected]
+    (run / "classes.json").write_text("{}")
+    assert main(asked) == 2 and "expected a list of class names" in capsys.readouterr().err

@@ -106,8 +106,11 @@ def test_resume_of_another_recipe_is_refused(trained, capsys):
         (["train", "digits/tiny", "model.nam=x"], "unknown key 'model.nam'"),
         (["train", "digits/tiny", "model.name=steps_diet_tiny_patch16_224"], "mean steps_deit_tiny_patch16_224"),
         (["train", "digits/tiny", "model.args.num_heads=[5,2,3]"], "num_heads: got 5, expected a divisor of the width"),
-        (["train", "digits/tiny", "model.args.depths=[1,1]"], "depths: got 2 (1, 1), expected one a width"),
-        (["train", "digits/tiny", "model.args.widths=[48,34,24]"], "expected them strictly increasing"),
+        (["train", "digits/tiny", "model.args.depths=[1,1]"], "depths: got (1, 1), expected one per width"),
+        (
+            ["train", "digits/tiny", "model.args.widths=[24,0,48]"],
+            "widths: got (24, 0, 48), expected positive integers",
+        ),
         (["train", "digits/tiny", "model.args.nonsense=1"], "nonsense"),
         (["train", "digits/tiny", "data=digit"], "data: got 'digit', expected a folder or one of digits"),
         (["train", "digits/tiny", "batch_size=0"], "batch_size: got 0, expected at least 1"),
@@ -125,6 +128,10 @@ def test_resume_of_another_recipe_is_refused(trained, capsys):
         (["plan", "--width", "384", "--depth", "0"], "plan: depth: got 0, expected at least 1"),
         (["plan", "--width", "384", "--depth", "12", "--round-to", "x"], "--round-to: got 'x'"),
         (["plan", "--width", "4", "--depth", "12", "--steps", "9"], "steps: got 9, too many for width 4"),
+        (
+            ["plan", "--width", "384", "--depth", "12", "--steps", "4", "--profile", "bowtie"],
+            "steps: got 4, expected an odd",
+        ),
         (["plan", "--width", "384", "--depth", "12", "--blocks", "99"], "blocks: got 99, expected 12 to 36"),
     ],
 )
@@ -191,7 +198,7 @@ def test_nothing_is_overwritten(trained, tmp_path, capsys):
 def test_unreadable_inputs_are_named(trained, tmp_path, capsys):
     (tmp_path / "words.png").write_text("no picture")
     (tmp_path / "empty").mkdir()
-    for file, reason in (("words.png", "as a picture"), ("none.png", "no such file"), ("empty", "is empty")):
+    for file, reason in (("words.png", "as an image"), ("none.png", "no such file"), ("empty", "is empty")):
         status, _, err = run("predict", trained, tmp_path / file, capsys=capsys)
         assert status == 2 and file in err and reason in err
     copy = tmp_path / "copy"
@@ -249,6 +256,8 @@ def test_tables_and_models_for_machines(capsys):
     assert rows[0]["ours"] == {"blocks": 26, "layers": 135, "params_M": 27.8, "flops_G": 4.5}
     status, out, _ = run("plan", "--width", "384", "--depth", "12", "--json", capsys=capsys)
     assert json.loads(out)["plan"]["depths"] == [12, 6, 6]
+    status, out, _ = run("plan", "--width", "384", "--depth", "12", "--profile", "bowtie", "--json", capsys=capsys)
+    assert json.loads(out)["plan"]["widths"] == [384, 272, 384]
     status, out, _ = run("plan", "--width", "384", "--depth", "12", capsys=capsys)
     assert out.startswith("192×12, 272×6, 384×6")
 

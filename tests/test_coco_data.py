@@ -2,20 +2,20 @@
 
 import json
 import threading
-import time
 
 import numpy as np
 import pytest
 import torch
-from coco_pictures import SIZES, write_coco
+from coco_images import SIZES, write_coco
 from PIL import Image
 
 from stepsnet.cli import main
 from stepsnet.config import DetectionAugment
 from stepsnet.errors import UserError
 from stepsnet.files import remembered
-from stepsnet.tasks import coco_check
-from stepsnet.tasks.detection.data import DetectionSamples, grouped_order, load_coco, resized_size
+from stepsnet.tasks.detection import check
+from stepsnet.tasks.detection.data import DetectionSamples, grouped_order, load_coco
+from stepsnet.tasks.detection.transforms import resized_size
 
 PLAIN = DetectionAugment(sizes=(48,), max_size=96, flip=0.0, crop=0.0)
 
@@ -150,8 +150,8 @@ def without(image):
 
 
 BAD = {
-    "no JSON": (lambda c: (c / "instances_train.json").write_text("{not"), "instances_train.json is no JSON"),
-    "a list": (lambda c: (c / "instances_val.json").write_text("[1, 2]"), "instances_val.json is no COCO file of"),
+    "no JSON": (lambda c: (c / "instances_train.json").write_text("{not"), "instances_train.json is not JSON"),
+    "a list": (lambda c: (c / "instances_val.json").write_text("[1, 2]"), "instances_val.json is not a COCO file of"),
     "captions": (
         lambda c: (c / "instances_train.json").write_text('{"images": [], "annotations": []}'),
         "got no list of categories, expected images, annotations and categories",
@@ -159,15 +159,21 @@ BAD = {
     "missing": (lambda c: (c / "images" / "train2.png").unlink(), r"image 2: .*train2.png is missing"),
     "no picture": (
         lambda c: (c / "images" / "train2.png").write_text("a text"),
-        r"image 2: cannot read .*train2.png as a picture",
+        r"image 2: cannot read .*train2.png as an image",
     ),
-    "other size": (lambda c: change(c, images=of_first(width=99)), r"train1.png has 48×64 pixels, expected 99×64 as"),
+    "other size": (lambda c: change(c, images=of_first(width=99)), r"train1.png: got 48×64 pixels, expected 99×64 as"),
     "leads out": (
         lambda c: change(c, images=of_first(file_name="../images/train1.png")),
-        r"instances_train.json: image 1: file_name '../images/train1.png' leads out of .*images",
+        r"image 1 \(.*\): got file_name '../images/train1.png', expected a file inside of .*images",
     ),
-    "absolute": (lambda c: change(c, images=of_first(file_name="/etc/hosts")), "file_name '/etc/hosts' leads out of"),
-    "id twice": (lambda c: change(c, images=of_first(id=2)), r"image 2 \(train2.png\): expected an id of its own"),
+    "absolute": (
+        lambda c: change(c, images=of_first(file_name="/etc/hosts")),
+        "got file_name '/etc/hosts', expected a file inside of",
+    ),
+    "id twice": (
+        lambda c: change(c, images=of_first(id=2)),
+        r"image 2 \(train2.png\): got id 2, expected an integer that no other",
+    ),
     "no size": (lambda c: change(c, images=of_first(height="48")), r"image 1 \(train1.png\): got height '48'"),
     "no area": (
         lambda c: change(c, annotations=of_first(bbox=[5, 5, 0, 9])),
@@ -187,41 +193,50 @@ BAD = {
         lambda c: change(c, annotations=of_first(category_id=4)),
         "annotation 1 of train1.png: got category_id 4, expected one of the categories, 3 to 7",
     ),
-    "image": (lambda c: change(c, annotations=of_first(image_id=77)), "annotation 1: image_id 77 is no image's"),
-    "annotation twice": (lambda c: change(c, annotations=of_first(id=2)), "annotation 2: expected an id of its own"),
+    "image": (
+        lambda c: change(c, annotations=of_first(image_id=77)),
+        "annotation 1: got image_id 77, expected the id of an image",
+    ),
+    "annotation twice": (
+        lambda c: change(c, annotations=of_first(id=2)),
+        "annotation 2: got id 2, expected an integer that no other",
+    ),
     "polygon": (
         lambda c: change(c, annotations=of_first(segmentation=[[1, 2, 3, 4, 5]])),
         r"annotation 1 of train1.png: got a polygon \[1, 2, 3, 4, 5\], expected x and y of at least three points",
     ),
     "no segmentation": (lambda c: change(c, annotations=of_first(segmentation=None)), "expected polygons or RLE"),
-    "empty": (lambda c: change(c, annotations=of_first(segmentation=[])), "the segmentation has no polygon"),
+    "empty": (lambda c: change(c, annotations=of_first(segmentation=[])), "got a segmentation without a polygon"),
     "RLE size": (
         lambda c: change(c, annotations=of_first(segmentation={"size": [48, 64], "counts": [1, 2]})),
         r"got RLE of size \[48, 64\], expected the image's, \[64, 48\]",
     ),
     "RLE counts": (
         lambda c: change(c, annotations=of_first(segmentation={"size": [64, 48], "counts": [1, 2]})),
-        "the RLE does not count its image's pixels",
+        r"got RLE counts .*, expected a sum of 3072, the pixels of the image",
     ),
     "RLE string": (
         lambda c: change(c, annotations=of_first(segmentation={"size": [64, 48], "counts": "oooooo1o1"})),
-        "the RLE does not count its image's pixels",
+        r"got RLE counts .*, expected a sum of 3072, the pixels of the image",
     ),
     "crowd": (lambda c: change(c, annotations=of_first(iscrowd=5)), "got iscrowd 5, expected 0 or 1"),
     "no objects": (
         lambda c: change(c, annotations=without(2)),
-        r"instances_train.json: 1 images have no objects to train on, such as 2 \(train2.png\); without_objects=",
+        r"instances_train.json: 1 images have no objects to train on, such as 2 \(train2.png\), expected objects",
     ),
     "only a crowd": (
         lambda c: change(c, annotations=lambda records: [a.update(iscrowd=1) for a in records if a["image_id"] == 2]),
         "1 images have no objects to train on",
     ),
-    "no images": (lambda c: change(c, images=lambda records: records.clear()), "instances_train.json lists no images"),
+    "no images": (
+        lambda c: change(c, images=lambda records: records.clear()),
+        "instances_train.json has no image, expected at least one",
+    ),
     "other classes": (
         lambda c: change(c, "val", categories=of_first(name="ring")),
         r"instances_val.json has other categories than .*instances_train.json",
     ),
-    "no folder": (lambda c: (c / "images").rename(c / "pictures"), "has no folder of pictures of train"),
+    "no folder": (lambda c: (c / "images").rename(c / "elsewhere"), "has no folder of images of train"),
     "no file": (lambda c: (c / "instances_val.json").unlink(), "has no file of instances of val"),
 }
 
@@ -239,13 +254,14 @@ def test_every_mistake_is_one_line_with_file_and_record(coco, case):
 def test_a_mistake_comes_before_training(coco, tmp_path, capsys):
     BAD["outside"][0](coco)
     run = tmp_path / "run"
-    assert main(["train", "pennfudan/mask_rcnn", "--data", f"coco:{coco}", "--run", str(run)]) == 2
+    tiny = ["model.args.backbone=test_steps_swin", "model.args.backbone_args={}"]
+    assert main(["train", "pennfudan/mask_rcnn", "--data", f"coco:{coco}", "--run", str(run), *tiny]) == 2
     err = capsys.readouterr().err
     assert "lies outside its image" in err and len(err.strip().splitlines()) == 1 and not run.exists()
     change(coco, "val", annotations=of_first(bbox=[5, 5, 20, 20]))
-    assert main(["train", "pennfudan/mask_rcnn", "--data", f"coco:{coco}", "--run", str(run)]) == 2
+    assert main(["train", "pennfudan/mask_rcnn", "--data", f"coco:{coco}", "--run", str(run), *tiny]) == 2
     assert "num_classes: got 1, expected the data's 2" in capsys.readouterr().err
-    assert main(["train", "pennfudan/mask_rcnn", "--data", "cocoa:nowhere", "--run", str(run)]) == 2
+    assert main(["train", "pennfudan/mask_rcnn", "--data", "cocoa:nowhere", "--run", str(run), *tiny]) == 2
     assert "did you mean coco" in capsys.readouterr().err
 
 
@@ -262,7 +278,7 @@ def test_what_may_be_left_out_is_told(coco):
     assert len(again.train) == 6 and again.train.split.left_out == told[:1]
     _, target, _ = again.train[0, 2]
     assert target["boxes"].shape == (0, 4) and target["masks"].shape[0] == 0
-    with pytest.raises(UserError, match=r"has no area \(1 such annotations, max_invalid=0"):
+    with pytest.raises(UserError, match=r"has no area \(1 such annotations, expected at most max_invalid=0"):
         load(coco)
 
 
@@ -290,8 +306,8 @@ def test_a_box_with_nothing_of_it_in_the_image_is_refused(coco, left):
 
 def test_a_whole_data_set_is_looked_at_once(coco, monkeypatch):
     opened = []
-    check = coco_check._check_picture
-    monkeypatch.setattr(coco_check, "_check_picture", lambda *args: opened.append(args[2]["file_name"]) or check(*args))
+    check_file = check._check_file
+    monkeypatch.setattr(check, "_check_file", lambda *args: opened.append(args[2]["file_name"]) or check_file(*args))
     load(coco)
     assert len(opened) == 9
     load(coco)
@@ -313,20 +329,27 @@ def test_a_picture_that_cannot_be_decoded_is_said(coco):
 
 
 def test_a_second_process_waits_for_what_the_first_finds(tmp_path, monkeypatch):
-    asked, results = [], []
+    asked, results, finding, second_started = [], [], threading.Event(), threading.Event()
 
     def find():
         asked.append(1)
-        time.sleep(0.3)
+        finding.set()
+        assert second_started.wait(10)
         return {"1": "wrong"}
 
-    both = [threading.Thread(target=lambda: results.append(remembered("kind/key.json", find))) for _ in range(2)]
+    def second():
+        assert finding.wait(10)
+        second_started.set()
+        results.append(remembered("kind/key.json", find))
+
+    both = [threading.Thread(target=lambda: results.append(remembered("kind/key.json", find)))]
+    both.append(threading.Thread(target=second))
     for thread in both:
         thread.start()
     for thread in both:
         thread.join()
     assert results == [{"1": "wrong"}] * 2 and asked == [1]
-    (tmp_path / "file").write_text("no folder")
+    (tmp_path / "file").write_text("not a folder")
     monkeypatch.setenv("STEPSNET_CACHE", str(tmp_path / "file"))
     with pytest.raises(UserError, match=r"cannot write .*file/kind: Not a directory; STEPSNET_CACHE names another"):
         remembered("kind/key.json", find)

@@ -12,7 +12,7 @@ import time
 import numpy as np
 import pytest
 from safetensors.torch import load_file
-from segmentation_pictures import TINY, write_camvid
+from segmentation_images import TINY, write_camvid
 
 from stepsnet.config import ModelSpec
 from stepsnet.overrides import to_yaml

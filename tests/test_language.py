@@ -4,7 +4,6 @@ import json
 import math
 import os
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -19,8 +18,10 @@ from stepsnet.cli import main
 from stepsnet.engine.task import BatchShard
 from stepsnet.errors import UserError
 from stepsnet.models.steps_transformer import create
+from stepsnet.tasks.language import predict
 from stepsnet.tasks.language.data import END_OF_TEXT, Split, TextData, load_text
 from stepsnet.tasks.language.task import LanguageModelling
+from stepsnet.tasks.prediction import PredictInputs
 
 CPU = torch.device("cpu")
 MODEL = {"widths": (16, 24, 32), "depths": (1, 1, 1), "num_attention_heads": (2, 2, 2), "max_position_embeddings": 64}
@@ -34,14 +35,24 @@ def cache(tmp_path_factory, monkeypatch):
     monkeypatch.setenv("STEPSNET_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
 
 
-@pytest.fixture
-def text(tmp_path):
-    rng = np.random.default_rng(0)
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    folder, rng = tmp_path_factory.mktemp("text"), np.random.default_rng(0)
     for name, count in (("train", 3000), ("valid", 300), ("test", 200)):
         words = rng.choice(WORDS, count)
         body = "".join(word + ("\n" if i % 9 == 8 else " ") for i, word in enumerate(words))
-        (tmp_path / f"{name}.txt").write_text(body, encoding="utf-8")
-    return tmp_path
+        (folder / f"{name}.txt").write_text(body, encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def trained(text, tmp_path_factory):
+    """A run of two epochs that nothing interrupts; no test changes its folder."""
+    run = tmp_path_factory.mktemp("trained") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("STEPSNET_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+        assert main(command(text, run)[3:]) == 0
+    return run
 
 
 def task_of(tokens, val=None, batch_size=2, seq_len=8, **kwargs):
@@ -89,7 +100,7 @@ def test_documents_are_kept_apart():
 
 
 def test_packing_that_was_stopped_is_begun_anew(text, monkeypatch):
-    from stepsnet.tasks import text_data
+    from stepsnet.tasks.language import data as text_data
 
     def stopped(*_):
         raise KeyboardInterrupt
@@ -166,18 +177,18 @@ def command(text, folder, *arguments):
     return [sys.executable, "-m", "stepsnet", *words]
 
 
-def test_a_run_from_the_command_line(text, tmp_path, capsys):
+def test_a_run_from_the_command_line(trained, text, tmp_path, capsys):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    run = tmp_path / "run"
-    assert main([*command(text, run)[3:]]) == 0
+    run = trained
+    assert main([*command(text, run, "--resume")[3:]]) == 0  # it has ended, and is left as it is
     assert "validation perplexity" in capsys.readouterr().out
     summary = json.loads((run / "summary.json").read_text())
     assert summary["blocks"] == 2 and summary["widths"] == [16, 32] and summary["vocab_size"] == 280
     assert main(["eval", str(run), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["loss"] == pytest.approx(summary["metrics"]["val_loss"], abs=1e-6)
     assert main(["eval", str(run), "--data", f"text:{text}@test", "--stride", "4"]) == 0
-    assert "word perplexity" in capsys.readouterr().out
+    assert "perplexity per word" in capsys.readouterr().out
     (tmp_path / "other.txt").write_text("another text, with other words and another tokenizer. " * 50)
     assert main(["eval", str(run), "--data", f"text:{tmp_path / 'other.txt'}", "--json"]) == 0
     other = json.loads(capsys.readouterr().out)
@@ -198,7 +209,7 @@ def test_a_run_from_the_command_line(text, tmp_path, capsys):
     for arguments, message in (
         (["--prompt", "step " * 300], r"expected at most 256 together, the model's context"),
         (["--prompt", ""], "--prompt: got '', expected some text"),
-        ([], "expected pictures, or --prompt"),
+        ([], "expected images, or --prompt"),
         (["picture.png"], "is a run of language, expected one of classification"),
     ):
         assert main(["predict", str(run), *arguments]) == 2
@@ -209,10 +220,25 @@ def test_a_run_from_the_command_line(text, tmp_path, capsys):
     assert "has no split 'dev', expected one of train, val, test" in capsys.readouterr().err
 
 
-def test_lm_evaluation_harness_scores_a_run(text, tmp_path):
+@pytest.mark.parametrize("kind, vocab_size", [("bpe", 280), ("characters", None)])
+def test_streamed_text_loses_no_character(text, kind, vocab_size):
+    """Also of bytes that are no characters, and of characters in several tokens."""
+    tokenizer, emitted = load_text(f"text:{text}", kind, vocab_size).tokenizer, []
+    streamer = predict._Streamer(tokenizer, PredictInputs(prompt="step β ", emit=emitted.append))
+    prompt = tokenizer.encode("step β ").ids
+    drawn = np.random.default_rng(0).integers(2, tokenizer.get_vocab_size(), 300).tolist()
+    generated = drawn + tokenizer.encode("naïve β\nby  step").ids
+    streamer.put(torch.tensor([prompt]))
+    for token in generated:
+        streamer.put(torch.tensor([token]))
+    streamer.end()
+    assert "".join(emitted) == streamer.text == "step β " + tokenizer.decode(generated)
+    assert len(emitted) > 10
+
+
+def test_lm_evaluation_harness_scores_a_run(trained, tmp_path):
     """Its own command, which knows nothing of stepsnet, on a task from a local file."""
-    run, tasks = tmp_path / "run", tmp_path / "tasks"
-    subprocess.run(command(text, run), check=True, stdout=subprocess.DEVNULL)
+    run, tasks = trained, tmp_path / "tasks"
     tasks.mkdir()
     (tasks / "rows.jsonl").write_text("".join(json.dumps({"text": f"step by step {i}"}) + "\n" for i in range(3)))
     (tasks / "tiny.yaml").write_text(
@@ -240,18 +266,17 @@ def test_lm_evaluation_harness_scores_a_run(text, tmp_path):
     assert 1 < perplexity < math.inf
 
 
-def test_a_killed_run_ends_as_if_it_had_not_been(text, tmp_path):
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    options = ["checkpoint_interval=1", "--resume"]
-    process = subprocess.Popen(command(text, killed, *options), stdout=subprocess.DEVNULL)
+def test_a_killed_run_ends_as_if_it_had_not_been(trained, text, tmp_path):
+    killed = tmp_path / "killed"
+    process = subprocess.Popen(command(text, killed, "checkpoint_interval=1"), stdout=subprocess.DEVNULL)
     while not list(killed.glob("checkpoints/step-*")):
         assert process.poll() is None
         time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
+    process.kill()
     process.wait()
-    for folder in (killed, whole):
-        subprocess.run(command(text, folder, *options), check=True, stdout=subprocess.DEVNULL)
-    ours, theirs = load_file(killed / "model.safetensors"), load_file(whole / "model.safetensors")
+    assert not (killed / "summary.json").exists()
+    assert main(command(text, killed, "--resume")[3:]) == 0
+    ours, theirs = load_file(killed / "model.safetensors"), load_file(trained / "model.safetensors")
     assert "lm_head.weight" not in theirs and all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
@@ -260,8 +285,8 @@ def test_a_killed_run_ends_as_if_it_had_not_been(text, tmp_path):
     [
         (b"", [], "is empty, expected text"),
         (b"   \n ", [], "is empty, expected text"),
-        (b"abc\xff\xfe", [], r"is no UTF-8 text \(byte 3\)"),
-        (b"abc\0def", [], "is no text: it has a zero byte at 3"),
+        (b"abc\xff\xfe", [], r"is not UTF-8, expected text \(byte 3\)"),
+        (b"abc\0def", [], "is binary, expected text: it has a zero byte at 3"),
         (b"ab " * 40, [], "vocab_size: got 280, expected at most the 2.. that this text gives"),
         (
             b"ab " * 20,
@@ -291,7 +316,7 @@ def test_text_that_does_not_fit_is_refused(tmp_path, capsys, content, arguments,
 
 def test_a_folder_without_validation_is_refused(tmp_path):
     (tmp_path / "train.txt").write_text("words")
-    with pytest.raises(UserError, match=r"has no valid.txt, expected train.txt, valid.txt and perhaps test.txt"):
+    with pytest.raises(UserError, match=r"has no valid.txt, expected train.txt, valid.txt and optionally test.txt"):
         load_text(f"text:{tmp_path}", "bpe", 300)
 
 

@@ -92,16 +92,10 @@ def test_the_papers_widths():
         assert plan_steps(width, 12, 10 - i).widths == widths[i:][::-1]
 
 
-def test_the_papers_widths_of_swin_b():
-    plan = plan_steps(1024, 12, 5, head_dim=32)
-    assert plan.widths == (256, 360, 512, 720, 1024)
-    assert plan.num_heads == (8, 12, 16, 24, 32)
-
-
-def test_the_papers_widths_of_swin_t():
-    plan = plan_steps(768, 12, 5, head_dim=32)
-    assert plan.widths == (192, 272, 384, 544, 768)
-    assert plan.num_heads == (6, 8, 12, 16, 24)
+def test_the_papers_widths_of_swin():
+    base, tiny = (plan_steps(width, 12, 5, head_dim=32) for width in (1024, 768))
+    assert (base.widths, base.num_heads) == ((256, 360, 512, 720, 1024), (8, 12, 16, 24, 32))
+    assert (tiny.widths, tiny.num_heads) == ((192, 272, 384, 544, 768), (6, 8, 12, 16, 24))
 
 
 PRINTED_HEADS = {
@@ -162,9 +156,8 @@ def test_heads_divide_and_are_near_the_head_size(width, head_dim):
     assert plan.head_dims == tuple(w // heads for w, heads in zip(plan.widths, plan.num_heads))
 
 
-@pytest.mark.parametrize("width", [320, 640, 768, 1280])
-def test_half_a_width_stays_half_where_heads_divide_it(width):
-    assert plan_steps(width, 12, 3).widths[0] == width // 2
+def test_half_a_width_stays_half_where_heads_divide_it():
+    assert [plan_steps(width, 12, 3).widths[0] for width in (320, 640, 768, 1280)] == [160, 320, 384, 640]
 
 
 # ---- depths
@@ -220,6 +213,34 @@ def test_blocks_and_macs_together(blocks):
     assert plan.macs(TOKENS) == pytest.approx(budget, rel=0.02)
 
 
+# ---- profiles
+
+
+@pytest.mark.parametrize("arguments", [{}, {"blocks": 29}, {"macs": 5e9}, {"round_to": 16}], ids=str)
+@pytest.mark.parametrize("depth", [12, 13, 24])
+@pytest.mark.parametrize("steps", [1, 3, 5])
+def test_profiles_are_the_same_blocks_in_another_order(steps, depth, arguments):
+    if steps == 1:
+        arguments = {}
+    plan = plan_steps(384, depth, steps, **arguments)
+    reverse = plan_steps(384, depth, steps, profile="reverse", **arguments)
+    assert (reverse.widths, reverse.depths) == (plan.widths[::-1], plan.depths[::-1])
+    assert reverse.num_heads == plan.num_heads[::-1]
+    bowtie = plan_steps(384, depth, 2 * steps - 1, profile="bowtie", **arguments)
+    assert bowtie.widths == (*plan.widths[::-1], *plan.widths[1:])
+    assert bowtie.depths[steps - 1] == plan.depths[0]
+    before, behind = bowtie.depths[: steps - 1][::-1], bowtie.depths[steps:]
+    assert all(a + b == d and 0 <= a - b <= 1 for a, b, d in zip(before, behind, plan.depths[1:]))
+    for other in (reverse, bowtie):
+        assert (other.blocks, other.params, other.macs(TOKENS)) == (plan.blocks, plan.params, plan.macs(TOKENS))
+    assert bowtie.num_heads == tuple(heads_for(w, 64) for w in bowtie.widths)
+
+
+def test_a_bow_tie_by_hand():
+    assert str(plan_steps(384, 12, 5, profile="bowtie")) == "384×3, 272×3, 192×12, 272×3, 384×3"
+    assert str(plan_steps(384, 6, 5, profile="bowtie")) == "384×2, 272×2, 192×6, 272×1, 384×1"
+
+
 # ---- its counts
 
 
@@ -271,6 +292,21 @@ def test_a_plan_is_a_value():
 # ---- errors
 
 
+@pytest.mark.parametrize(
+    "plan, message",
+    [
+        (((0, 96), (1, 1), (1, 1)), r"widths: got \(0, 96\), expected positive integers"),
+        (((48, 96), (1,), (1, 1)), r"depths: got \(1,\), expected one per width of \(48, 96\)"),
+        (((48, 96), (1, -1), (1, 1)), r"depths: got \(1, -1\), expected integers of at least 0"),
+        (((48, 96), (1, 1), (1, 5)), "num_heads: got 5, expected a divisor of the width 96"),
+    ],
+    ids=str,
+)
+def test_a_plan_that_cannot_be_built(plan, message):
+    with pytest.raises(ValueError, match=message):
+        StepPlan(*plan)
+
+
 @pytest.mark.parametrize("name", ["width", "depth", "steps", "head_dim", "tokens"])
 @pytest.mark.parametrize("value", [0, -3])
 def test_numbers_that_are_not_positive(name, value):
@@ -283,26 +319,20 @@ def test_numbers_that_are_not_positive(name, value):
     [
         (dict(width=64, depth=12, steps=13), "steps: got 13, too many for width 64"),
         (dict(width=128, depth=12, steps=3, round_to=128), "steps: got 3, too many for width 128"),
-        (dict(width=384, depth=1, steps=2), "depth: got 1, expected at least 2 blocks to share among 2 steps"),
-        (dict(width=384, depth=12, round_to=0), "round_to: got 0, expected 'heads' or a positive whole number"),
-        (dict(width=384, depth=12, round_to=-8), "round_to: got -8, expected 'heads' or a positive whole number"),
+        (dict(width=384, depth=12, profile="bow"), "profile: got 'bow', expected steps, reverse or bowtie"),
+        (dict(width=384, depth=12, steps=4, profile="bowtie"), "steps: got 4, expected an odd number for a bow-tie"),
+        (dict(width=64, depth=12, steps=25, profile="bowtie"), "steps: got 25, too many for width 64"),
+        (dict(width=384, depth=1, steps=2), "depth: got 1, expected at least 2 blocks for 2 widths"),
+        (dict(width=384, depth=12, round_to=0), "round_to: got 0, expected 'heads' or a positive integer"),
+        (dict(width=384, depth=12, round_to=-8), "round_to: got -8, expected 'heads' or a positive integer"),
         (dict(width=384, depth=12, blocks=11), "blocks: got 11, expected 12 to 36"),
         (dict(width=384, depth=12, blocks=37), "blocks: got 37, expected 12 to 36"),
         (dict(width=384, depth=12, steps=2, blocks=25), "blocks: got 25, expected 12 to 24"),
         (dict(width=384, depth=12, macs=1e6), "macs: got 1,000,000, expected at least one full-width block"),
         (dict(width=384, depth=12, macs=-1), "macs: got -1, expected at least one full-width block"),
-        pytest.param(
-            dict(width=384, depth=12, steps=1, blocks=20),
-            "blocks: got 20, expected 12",
-        ),
-        pytest.param(
-            dict(width=384, depth=12, blocks=24.5),
-            r"blocks: got 24\.5, expected",
-        ),
-        pytest.param(
-            dict(width=384, depth=12, round_to="head"),
-            "round_to: got '?head'?, expected 'heads' or a positive whole number",
-        ),
+        (dict(width=384, depth=12, steps=1, blocks=20), "blocks: got 20, expected 12"),
+        (dict(width=384, depth=12, blocks=24.5), r"blocks: got 24\.5, expected"),
+        (dict(width=384, depth=12, round_to="head"), "round_to: got 'head', expected 'heads' or a positive integer"),
     ],
     ids=str,
 )
@@ -312,10 +342,9 @@ def test_errors_name_the_value_and_what_was_expected(arguments, message):
 
 
 @pytest.mark.parametrize("blocks", [12, 36])
-def test_the_ends_of_the_range_are_in_reach(blocks):
+def test_the_ends_of_the_range_can_be_reached(blocks):
     assert plan_steps(384, 12, 3, blocks=blocks).depths == {12: (0, 0, 12), 36: (24, 12, 0)}[blocks]
 
 
 def test_one_step_is_the_residual_network_itself():
-    plan = plan_steps(384, 12, 1)
-    assert (plan.widths, plan.depths, plan.num_heads) == ((384,), (12,), (6,))
+    assert plan_steps(384, 12, 1) == StepPlan((384,), (12,), (6,))

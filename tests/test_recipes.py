@@ -9,14 +9,13 @@ import sys
 import numpy as np
 import pytest
 import torch
-from coco_pictures import write_coco
+from coco_images import write_coco
 from PIL import Image
-from segmentation_pictures import CLASSES as PIXEL_CLASSES
-from segmentation_pictures import write_camvid
+from segmentation_images import CLASSES as PIXEL_CLASSES
+from segmentation_images import write_camvid
 
 from stepsnet.analysis.complexity import count_complexity
 from stepsnet.checkpoint import load_weights
-from stepsnet.commands.train import train_run
 from stepsnet.config import ModelSpec
 from stepsnet.console import Lines
 from stepsnet.engine.distributed import DistributedContext
@@ -29,6 +28,7 @@ from stepsnet.models.build import build_model
 from stepsnet.overrides import override, read_recipe, to_yaml
 from stepsnet.paper.rows import ALLOCATION_IS_OURS, TABLE_1, model_of, note_of, printed_rows
 from stepsnet.recipes import RECIPES, find_recipe
+from stepsnet.runs.train import train_run
 from stepsnet.tasks import build_task
 from stepsnet.tasks.classification.task import input_spec
 

@@ -10,7 +10,6 @@ from torch import nn
 
 from stepsnet.analysis.block_statistics import as_line, read_line, statistics_of
 from stepsnet.analysis.residual_stream import measure_stream
-from stepsnet.commands.train import train_run
 from stepsnet.config import ModelSpec
 from stepsnet.console import Lines
 from stepsnet.engine.blocks import compile_blocks
@@ -20,6 +19,7 @@ from stepsnet.models.build import build_model
 from stepsnet.models.steps_transformer import create
 from stepsnet.overrides import override
 from stepsnet.recipes import find_recipe
+from stepsnet.runs.train import train_run
 from stepsnet.stream import step_sequences
 from stepsnet.tasks import build_task
 

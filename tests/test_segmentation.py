@@ -6,13 +6,18 @@ import shutil
 
 import numpy as np
 import pytest
+import timm
 import torch
 from PIL import Image
-from segmentation_pictures import CLASSES, TINY, write_camvid, write_pair
+from pycocotools import mask as coco_mask
+from segmentation_images import CLASSES, TINY, write_camvid, write_pair
 from torch import nn
 from torchvision import tv_tensors
 
+from stepsnet.checkpoint import save_weights
 from stepsnet.cli import main
+from stepsnet.commands.eval import evaluate_run
+from stepsnet.commands.train import train_run
 from stepsnet.config import ModelSpec, SegmentationAugment
 from stepsnet.console import Lines
 from stepsnet.engine.optim import build_optimizer, build_schedule
@@ -20,12 +25,14 @@ from stepsnet.engine.task import BatchShard
 from stepsnet.errors import UserError
 from stepsnet.overrides import override
 from stepsnet.recipes import find_recipe
-from stepsnet.run_folder import evaluate_run, train_run
-from stepsnet.tasks import segmentation, segmentation_data
+from stepsnet.tasks import build_task
+from stepsnet.tasks.loading import sample_of_run
+from stepsnet.tasks.segmentation import data as segmentation_data
+from stepsnet.tasks.segmentation import task as segmentation
 from stepsnet.tasks.segmentation.data import IGNORED, load_pairs
 from stepsnet.tasks.segmentation.inference import Inference
-from stepsnet.tasks.segmentation.predict import colour_of, encode_rle, list_segments
-from stepsnet.tasks.segmentation.task import AUXILIARY_WEIGHT, scores, set_up
+from stepsnet.tasks.segmentation.predict import color_of, draw_segments, encode_rle, list_segments
+from stepsnet.tasks.segmentation.task import AUXILIARY_WEIGHT, scores
 from stepsnet.tasks.segmentation.transforms import fit_within, training_transform
 
 CPU = torch.device("cpu")
@@ -48,6 +55,10 @@ def tiny_recipe(root, *overrides):
     )
     shared = ["scale=[40,24]", "crop_size=32", "batch_size=2", "epochs=1", "warmup_epochs=0", "device=cpu"]
     return override(recipe, [*shared, "log_interval=1", "stream_epochs=0", *overrides])
+
+
+def task_of(root, *overrides):
+    return build_task(tiny_recipe(root, *overrides))[1]
 
 
 def batches(task, epoch=0, start=0, share=BatchShard()):  # noqa: B008 - it is frozen
@@ -90,7 +101,7 @@ def test_camvid_is_read_as_it_is(camvid):
     pair = data.splits["train"].pairs[2]
     picture, labels = data.read(pair)
     assert np.array_equal(labels, np.asarray(Image.open(pair.annotation))) and (labels[:2] == IGNORED).all()
-    assert np.array_equal(np.asarray(picture), np.asarray(Image.open(pair.picture)))
+    assert np.array_equal(np.asarray(picture), np.asarray(Image.open(pair.image)))
 
 
 def spoil_label(root):
@@ -116,24 +127,24 @@ def spoil_bytes(root):
 
 
 SPOILT = {
-    "label": (spoil_label, "annotations/train/train3.png: got the label 77 in row 5, column 7 (1 pixels stand for"),
-    "size": (spoil_size, "annotations/val/val1.png is 20×20, expected its picture's 40×28"),
-    "mode": (spoil_mode, "annotations/val/val0.png is of Pillow's mode RGB, expected one channel"),
-    "truncated": (spoil_bytes, "cannot read {root}/images/train/train1.png as a picture: "),
-    "text": (lambda root: (root / "images/train/train2.png").write_text("hello"), "train2.png as a picture: cannot"),
+    "label": (spoil_label, "annotations/train/train3.png: got the label 77 in row 5, column 7 (1 pixels have no"),
+    "size": (spoil_size, "annotations/val/val1.png: got 20×20 pixels, expected its image's 40×28"),
+    "mode": (spoil_mode, "annotations/val/val0.png: got Pillow's mode RGB, expected one channel"),
+    "truncated": (spoil_bytes, "cannot read {root}/images/train/train1.png as an image: "),
+    "text": (lambda root: (root / "images/train/train2.png").write_text("hello"), "train2.png as an image: cannot"),
     "missing": (
         lambda root: (root / "annotations/val/val2.png").unlink(),
         "images/val/val2.png has no annotation, exp",
     ),
-    "alone": (lambda root: (root / "images/val/val2.png").unlink(), "annotations/val/val2.png has no picture"),
+    "alone": (lambda root: (root / "images/val/val2.png").unlink(), "annotations/val/val2.png has no image"),
     "twice": (
         lambda root: shutil.copy(root / "images/val/val2.png", root / "images/val/val2.jpg"),
-        "images/val has 2 pictures named val2, expected one",
+        "images/val has 2 images named val2, expected one",
     ),
-    "no_split": (lambda root: shutil.rmtree(root / "images/val"), "images/val is no folder, expected the images"),
+    "no_split": (lambda root: shutil.rmtree(root / "images/val"), "images/val is not a folder, expected the images"),
     "empty": (
         lambda root: [file.unlink() for file in root.glob("*/train/*")],
-        "images/train is empty, expected pictures",
+        "images/train is empty, expected images",
     ),
     "no_classes": (lambda root: (root / "classes.json").unlink(), "classes.json (no such file), expected classes"),
     "classes": (lambda root: (root / "classes.json").write_text('{"classes": ["a", "a"]}'), "2 to 255 distinct names"),
@@ -145,12 +156,19 @@ SPOILT = {
 
 
 @pytest.mark.parametrize("what", SPOILT)
-def test_what_is_wrong_is_one_line_that_names_the_file(camvid, capsys, what):
+def test_what_is_wrong_is_one_line_that_names_the_file(camvid, what):
     spoil, expected = SPOILT[what]
     spoil(camvid)
+    with pytest.raises(UserError) as raised:
+        load_pairs(f"camvid:{camvid}")
+    assert "\n" not in str(raised.value) and expected.replace("{root}", str(camvid)) in str(raised.value)
+
+
+def test_a_mistake_comes_before_the_run_folder(camvid, capsys):
+    spoil_label(camvid)
     status = main(["train", "camvid/tiny", "--data", f"camvid:{camvid}", "--run", str(camvid.parent / "run")])
     err = capsys.readouterr().err
-    assert status == 2 and len(err.splitlines()) == 1 and expected.replace("{root}", str(camvid)) in err
+    assert status == 2 and len(err.splitlines()) == 1 and "got the label 77" in err
     assert not (camvid.parent / "run").exists()
 
 
@@ -171,7 +189,7 @@ def test_the_check_is_remembered_until_a_file_changes(camvid, monkeypatch):
 
 def test_an_annotation_without_a_label_is_told_and_kept(camvid):
     write_pair(camvid, "train", "blank", (24, 40), np.full((24, 40), 255))
-    task = set_up(tiny_recipe(camvid)).task
+    task = task_of(camvid)
     (line,) = task.notices()
     assert "annotations/train/blank.png" in line and task.notices() == []
     assert task.facts()["unlabelled"] == 1 and len(task.samples) == 7
@@ -186,10 +204,10 @@ def test_an_annotation_without_a_label_is_told_and_kept(camvid):
         (["model.args.num_classes=4"], "model.args.num_classes: got 4, expected the data's 3"),
         (['model={"name": "test_vit", "args": {}}'], "model: got 'test_vit', expected upernet for segmentation"),
         (["batch_size=7"], "batch_size: got 7, expected 1 to the 6 training images"),
-        (["batch_size=1"], "batch_size: got 1 images a forward pass, expected at least 2 for batch norm"),
+        (["batch_size=1"], "batch_size: got 1 images per forward pass, expected at least 2 for batch norm"),
         (["eval_stride=4"], "eval_stride: got 4, expected at most eval_window, None"),
-        (["eval_scales=[]"], "eval_scales: got (), expected factors above 0"),
-        (["augment.scale_range=[2,1]"], "augment.scale_range: got 2.0, 1.0, expected two factors"),
+        (["eval_scales=[]"], "eval_scales: got [], expected at least 1 of them"),
+        (["augment.scale_range=[2,1]"], "augment.scale_range: got 2.0, 1.0, expected the smaller one first"),
         (["model.args.backbone=swin_tny"], "backbone: got 'swin_tny', expected a timm or StepsNet model"),
         (["model.args.width=3"], "unexpected keyword argument 'width'"),
         (["backbone=nowhere"], "backbone: got nowhere, expected the folder of a run or a checkpoint file"),
@@ -197,13 +215,12 @@ def test_an_annotation_without_a_label_is_told_and_kept(camvid):
 )
 def test_settings_that_do_not_fit_are_refused(camvid, overrides, expected):
     with pytest.raises(UserError) as raised:
-        setup = set_up(tiny_recipe(camvid, *overrides))
-        if setup.start:
-            setup.start()
-        batches(setup.task)
+        model, task = build_task(tiny_recipe(camvid, *overrides))
+        task.load_pretrained(model)
+        batches(task)
     assert expected in str(raised.value)
     with pytest.raises(UserError, match="has no split 'test', expected one of train, val"):
-        set_up(tiny_recipe(camvid), f"camvid:{camvid}@test")
+        build_task(tiny_recipe(camvid), f"camvid:{camvid}@test")
 
 
 # crops
@@ -211,7 +228,7 @@ def test_settings_that_do_not_fit_are_refused(camvid, overrides, expected):
 
 def test_crops_depend_on_seed_and_place_and_on_nothing_else(camvid):
     def make(*overrides):
-        return set_up(tiny_recipe(camvid, *overrides)).task
+        return task_of(camvid, *overrides)
 
     expected = batches(make())
     assert len(expected) == 3 and expected[0][0].shape == (2, 3, 32, 32) and expected[0][1].shape == (2, 32, 32)
@@ -228,14 +245,14 @@ def test_crops_depend_on_seed_and_place_and_on_nothing_else(camvid):
 
 
 def test_every_picture_comes_once_a_pass_whatever_an_epoch_is(camvid):
-    task = set_up(tiny_recipe(camvid, "epoch_updates=4", "batch_size=2")).task
+    task = task_of(camvid, "epoch_updates=4", "batch_size=2")
     assert task.steps_per_epoch == 4
-    places = [task.place_of(number) for number in range(18)]
-    assert [turn for turn, _ in places] == [0] * 6 + [1] * 6 + [2] * 6
+    keys = [sample_of_run(0, number, 6) for number in range(18)]
+    assert [number_of_pass for number_of_pass, _ in keys] == [0] * 6 + [1] * 6 + [2] * 6
     for turn in range(3):
-        assert sorted(index for t, index in places if t == turn) == list(range(6))
+        assert sorted(index for number_of_pass, index in keys if number_of_pass == turn) == list(range(6))
     second = batches(task, epoch=1)[0][1]  # the crops number 8 and 9
-    assert torch.equal(second, torch.stack([task.samples[place][1] for place in places[8:10]]).long())
+    assert torch.equal(second, torch.stack([task.samples[key][1] for key in keys[8:10]]).long())
 
 
 def apply(picture, labels, scale=(40, 24), crop=16, **augment):
@@ -309,7 +326,7 @@ def test_colours_are_distorted_and_never_exchanged():
 
 
 def test_the_loss_is_the_mean_over_labelled_pixels_and_the_auxiliary_heads(camvid):
-    task = set_up(tiny_recipe(camvid)).task
+    task = task_of(camvid)
     logits, auxiliary = torch.randn(2, 2, 3, 4, 5, generator=torch.Generator().manual_seed(0))
     labels = torch.randint(0, 3, (2, 4, 5), generator=torch.Generator().manual_seed(1))
     labels[0, 0, :3] = IGNORED
@@ -368,7 +385,7 @@ def pixels_of(task, model):
 
 
 def test_evaluation_counts_every_labelled_pixel_of_whole_pictures(camvid):
-    task, model = set_up(tiny_recipe(camvid)).task, Pointwise()
+    task, model = task_of(camvid), Pointwise()
     truth, predicted, loss = pixels_of(task, model)
     assert len(truth) == (22 + 26 + 22) * 40
     metrics = task.evaluate(model, BatchShard(), CPU)
@@ -394,7 +411,7 @@ def test_ranks_share_out_the_pictures_and_run_the_model_equally_often(camvid, mo
 
     monkeypatch.setattr(segmentation, "MulticlassConfusionMatrix", Kept)
     recipe = tiny_recipe(camvid, "eval_window=16", "eval_stride=8", "scale=[400,28]")
-    task, models = set_up(recipe).task, [Pointwise(), Pointwise(), Pointwise()]
+    task, models = build_task(recipe)[1], [Pointwise(), Pointwise(), Pointwise()]
     for model, share in zip(models, (BatchShard(), BatchShard(0, 2), BatchShard(1, 2))):
         task.evaluate(model, share, CPU)
     assert torch.equal(kept[0], kept[1] + kept[2]) and kept[2].sum() > 0
@@ -464,44 +481,56 @@ def test_scales_and_flips_average_probabilities():
 # a run
 
 
-def test_a_run_learns_resumes_and_is_scored(camvid, tmp_path, capsys):
-    easy = ["augment.photometric=false", "augment.scale_range=[1,1]", "epoch_updates=15", "epochs=4", "lr=0.01"]
-    recipe = tiny_recipe(camvid, *easy, "keep_checkpoints=4")
-    with Lines() as display:
-        summary = train_run(recipe, tmp_path / "run", display)
-    assert "mIoU" in capsys.readouterr().out
+EASY = ["augment.photometric=false", "augment.scale_range=[1,1]", "epoch_updates=15", "epochs=3", "lr=0.01"]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A run on a copy of the data of its own, and what it says at its end."""
+    root = tmp_path_factory.mktemp("trained")
+    with pytest.MonkeyPatch.context() as patch, Lines() as display:
+        patch.setenv("STEPSNET_CACHE", str(root / "cache"))
+        recipe = tiny_recipe(write_camvid(root / "camvid"), *EASY, "keep_checkpoints=3")
+        return root / "run", recipe, train_run(recipe, root / "run", display)
+
+
+def test_a_run_learns_and_is_scored(trained, camvid):
+    run, _, summary = trained
     assert summary["metrics"]["val_miou"] > 40  # one class everywhere gives at most 17
     assert summary["class_iou"].keys() == set(CLASSES) and summary["images"] == {"train": 6, "val": 3}
-    whole = evaluate_run(tmp_path / "run")
-    assert whole["miou"] == pytest.approx(summary["metrics"]["val_miou"], abs=0.2)
-    slid = evaluate_run(tmp_path / "run", overrides=["eval_window=32", "eval_stride=16", "eval_flip=true"])
-    assert slid["miou"] != whole["miou"] and slid["miou"] > 40
-    other = tmp_path / "other"
-    shutil.copytree(camvid, other)
+    assert "mIoU" in (run / "report.html").read_text()
+    scored = evaluate_run(run)
+    assert scored["miou"] == pytest.approx(summary["metrics"]["val_miou"], abs=0.2)
+    slid = evaluate_run(run, overrides=["eval_window=32", "eval_stride=16", "eval_flip=true"])
+    assert slid["miou"] != scored["miou"] and slid["miou"] > 40
     for kind in ("images", "annotations"):
-        shutil.rmtree(other / kind / "train")  # scoring asks for what it scores
-    assert evaluate_run(tmp_path / "run", f"camvid:{other}") == whole
-    with pytest.raises(UserError, match="train is no folder"):
-        load_pairs(f"camvid:{other}")
-    (other / "classes.json").write_text(json.dumps({"classes": CLASSES[::-1], "ignore_index": 255}))
-    with pytest.raises(UserError, match=r"other has other classes than .*run was trained on"):
-        evaluate_run(tmp_path / "run", f"camvid:{other}")
+        shutil.rmtree(camvid / kind / "train")  # evaluation opens its own split only
+    assert evaluate_run(run, f"camvid:{camvid}") == scored
+    with pytest.raises(UserError, match="train is not a folder"):
+        load_pairs(f"camvid:{camvid}")
+    (camvid / "classes.json").write_text(json.dumps({"classes": CLASSES[::-1], "ignore_index": 255}))
+    with pytest.raises(UserError, match=r"camvid has other classes than .*run was trained on"):
+        evaluate_run(run, f"camvid:{camvid}")
     with pytest.raises(UserError, match="got 'lr=1', expected a key that begins with eval_"):
-        evaluate_run(tmp_path / "run", overrides=["lr=1"])
-    assert "mIoU" in (tmp_path / "run" / "report.html").read_text()
+        evaluate_run(run, overrides=["lr=1"])
 
-    expected = (tmp_path / "run" / "metrics.jsonl").read_text()
+
+def test_a_run_resumes(trained, tmp_path, capsys):
+    run, recipe, summary = trained
+    shutil.copytree(run, tmp_path / "run")
     for later in sorted((tmp_path / "run" / "checkpoints").glob("step-*"))[1:]:
         shutil.rmtree(later)
     (tmp_path / "run" / "summary.json").unlink()
     with Lines() as display:
         again = train_run(recipe, tmp_path / "run", display, resume=True)
+    assert "mIoU" in capsys.readouterr().out
     assert again["metrics"] == summary["metrics"]
 
-    def losses(text):
-        return [line["loss"] for line in map(json.loads, text.splitlines()) if line["kind"] == "step"]
+    def losses(folder):
+        lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+        return [line["loss"] for line in lines if line["kind"] == "step"]
 
-    assert losses((tmp_path / "run" / "metrics.jsonl").read_text()) == losses(expected)
+    assert losses(tmp_path / "run") == losses(run)
 
 
 def test_segments_are_in_cocos_form():
@@ -509,27 +538,35 @@ def test_segments_are_in_cocos_form():
     first, second = list_segments(labels, np.full((2, 3), 0.5), ["a", "b", "c"])
     assert first["category"] == "a" and second["category_id"] == 2
     assert first["bbox"] == [1, 0, 2, 2] and first["area"] == 3 and first["share"] == 0.5 and first["score"] == 0.5
-    assert first["segmentation"] == {"size": [2, 3], "counts": [3, 3]}
-    assert second["segmentation"] == {"size": [2, 3], "counts": [0, 3, 3]}
-    rng = np.random.default_rng(0)
-    for _ in range(5):
-        mask = rng.random((7, 5)) > 0.5
-        found = encode_rle(mask)
-        values = np.concatenate([np.full(count, turn % 2) for turn, count in enumerate(found["counts"])])
-        assert np.array_equal(values.reshape(found["size"], order="F"), mask)
+    for segment in (first, second):
+        assert np.array_equal(coco_mask.decode(segment["segmentation"]), labels == segment["category_id"])
+    mask = np.random.default_rng(0).random((7, 5)) > 0.5
+    found = json.loads(json.dumps(encode_rle(mask)))
+    assert found["size"] == [7, 5] and np.array_equal(coco_mask.decode(found), mask)
 
 
-def test_classes_have_colours_that_differ():
-    assert len({colour_of(category) for category in range(150)}) == 150
+def test_segments_are_drawn_in_their_colors_between_white_lines():
+    labels = np.zeros((12, 16), dtype=np.int64)
+    labels[:, 8:] = 2
+    image = torch.full((3, 12, 16), 100, dtype=torch.uint8)
+    segments = list_segments(labels, np.ones((12, 16)), ["a", "b", "c"])
+    drawn = np.asarray(draw_segments(image, labels, segments))
+    for column, category in ((3, 0), (12, 2)):
+        expected = 0.45 * 100 + 0.55 * np.array(color_of(category))
+        assert np.abs(drawn[5, column] - expected).max() <= 1
+    assert (drawn[:12, 8] == 255).all() and drawn.shape[1] > 16  # the legend
 
 
-def test_predict_draws_overlays_and_writes_segments(camvid, tmp_path, capsys):
-    with Lines() as display:
-        train_run(tiny_recipe(camvid, "epoch_updates=2"), tmp_path / "run", display)
-    shutil.rmtree(camvid / "annotations")  # a run is used without its data
+def test_classes_have_colors_that_differ():
+    assert len({color_of(category) for category in range(150)}) == 150
+
+
+def test_predict_draws_overlays_and_writes_segments(trained, camvid, tmp_path, capsys):
+    shutil.copytree(trained[0], run := tmp_path / "run")
+    text = (run / "config.yaml").read_text()
+    (run / "config.yaml").write_text(text.replace(trained[1].data, "camvid:nowhere"))  # a run is used without its data
     file = camvid / "images" / "val" / "val1.png"
-    capsys.readouterr()
-    assert main(["predict", str(tmp_path / "run"), str(file), "--out", str(tmp_path / "out")]) == 0
+    assert main(["predict", str(run), str(file), "--out", str(tmp_path / "out")]) == 0
     said = capsys.readouterr().out
     assert said.startswith(f"{file}: ") and "%" in said and "val1.segments.png" in said
     found = json.loads((tmp_path / "out" / "val1.segments.json").read_text())
@@ -540,36 +577,20 @@ def test_predict_draws_overlays_and_writes_segments(camvid, tmp_path, capsys):
     assert drawn.width > 40 and drawn.height >= 28
     (tmp_path / "other").mkdir()
     shutil.copy(file, tmp_path / "other" / "val1.png")
-    (tmp_path / "other" / "text.png").write_text("no picture")
+    (tmp_path / "other" / "text.png").write_text("not an image")
     for names, expected in (
         ([file, tmp_path / "other" / "val1.png"], "expected names that differ"),
-        ([tmp_path / "other" / "text.png"], "text.png as a picture: cannot identify"),
-        ([tmp_path / "other" / "none.png"], "none.png as a picture: no such file"),
+        ([tmp_path / "other" / "text.png"], "text.png as an image: cannot identify"),
+        ([tmp_path / "other" / "none.png"], "none.png as an image: no such file"),
     ):
-        assert main(["predict", str(tmp_path / "run"), *map(str, names), "--out", str(tmp_path / "no")]) == 2
+        assert main(["predict", str(run), *map(str, names), "--out", str(tmp_path / "no")]) == 2
         assert expected in capsys.readouterr().err and not (tmp_path / "no").exists()
 
 
 def test_a_backbone_starts_from_a_classification_run(camvid, tmp_path):
-    classifier = find_recipe("cifar10/shallow")
-    args = {**TINY["backbone_args"], "num_classes": 2}
-    for split in ("train", "val"):
-        for name in ("a", "b"):
-            (tmp_path / "pictures" / split / name).mkdir(parents=True)
-            for n in range(2):
-                Image.new("RGB", (32, 32), (60 * n, 90, 20)).save(tmp_path / "pictures" / split / name / f"{n}.png")
-    classifier = override(
-        dataclasses.replace(classifier, baseline=None, model=ModelSpec(TINY["backbone"], args)),
-        ["train_samples=4", "epochs=1", "batch_size=2", "warmup_epochs=0", "device=cpu", "stream_epochs=0",
-         f"data=folder:{tmp_path / 'pictures'}"],
-    )  # fmt: skip
-    with Lines() as display:
-        train_run(classifier, tmp_path / "classifier", display)
-    setup = set_up(tiny_recipe(camvid, f"backbone={tmp_path / 'classifier'}"))
-    setup.start()
-    model = setup.model
-    from safetensors.torch import load_file
-
-    stem = load_file(tmp_path / "classifier" / "model.safetensors")["patch_embed.proj.weight"]
-    own = {name: value for name, value in model.state_dict().items() if name.endswith("patch_embed.proj.weight")}
-    assert len(own) == 1 and torch.equal(*own.values(), stem)
+    classifier = timm.create_model(TINY["backbone"], num_classes=2, **TINY["backbone_args"])
+    save_weights(tmp_path / "model.safetensors", classifier.state_dict())
+    model, task = build_task(tiny_recipe(camvid, f"backbone={tmp_path}"))
+    task.load_pretrained(model)
+    own = [value for name, value in model.state_dict().items() if name.endswith("patch_embed.proj.weight")]
+    assert len(own) == 1 and torch.equal(own[0], classifier.state_dict()["patch_embed.proj.weight"])

@@ -36,7 +36,7 @@ def write_shard(path, samples):
 
 @pytest.fixture
 def shards(tmp_path):
-    """Six training pictures in two shards, labelled in both ways, and three for validation; shade 10·n is class n%3."""
+    """Six training images in two shards, labelled in both ways, and three for validation; shade 10·n is class n%3."""
     for shard, numbers in enumerate(((0, 1, 2), (3, 4, 5))):
         samples = [(f"a/{n:03}", {"png": png(10 * n), "cls": str(n % 3).encode()}) for n in numbers]
         write_shard(tmp_path / f"set-train-{shard:02}.tar", samples)
@@ -54,13 +54,13 @@ def test_shards_are_read_in_any_order_by_any_number_of_workers(shards):
     assert data.classes == ("0", "1", "2") and len(data.train) == 6 and len(data.val) == 3
     seen = []
     for workers in (0, 2):
-        found = batches(Classification(data, 2, seed=1, workers=workers), epoch=3)
+        found = batches(Classification(data, 2, input_size=SPEC.input_size, seed=1, workers=workers), epoch=3)
         labels = [label for _, batch in found for label in batch.tolist()]
         got = [shade for images, _ in found for shade in shades(images)]
         assert [shade // 10 % 3 for shade in got] == labels and sorted(got) == [0, 10, 20, 30, 40, 50]
         seen.append(got)
     assert seen[0] == seen[1] != sorted(seen[0])
-    resumed = batches(Classification(data, 2, seed=1), epoch=3, start=2)
+    resumed = batches(Classification(data, 2, input_size=SPEC.input_size, seed=1), epoch=3, start=2)
     assert [shade for images, _ in resumed for shade in shades(images)] == seen[0][4:]
     assert shades(data.val[(0, i, 0)][0] for i in range(3)) == [0, 10, 20]
 
@@ -107,9 +107,9 @@ def test_a_split_is_named_by_a_word_and_test_is_scored_where_nothing_is_for_vali
 
 def test_shards_are_needed_for_both_splits(shards):
     (shards / "set-validation-00.tar").unlink()
-    with pytest.raises(UserError, match=r"nowhere is no folder; --data wds:PATH"):
+    with pytest.raises(UserError, match=r"nowhere is not a folder, expected --data wds:PATH"):
         load_images(f"wds:{shards}/nowhere", SPEC)
-    with pytest.raises(UserError, match=r"no pictures in \*val\*.tar or \*test\*.tar"):
+    with pytest.raises(UserError, match=r"no images in \*val\*.tar or \*test\*.tar"):
         load_images(f"wds:{shards}", SPEC)
 
 
@@ -126,7 +126,8 @@ def test_hugging_face_data_are_read_through_timms_reader(tmp_path):
     for index in range(4):
         image, label, failed = data.val[(0, index, 0)]
         assert not failed and shades([image])[0] - index % 2 == (30, 90)[label]
-    task = Classification(load_images(f"hfds:{tmp_path / 'set'}", SPEC, Augment(), 0), 4, workers=2)
+    data = load_images(f"hfds:{tmp_path / 'set'}", SPEC, Augment(), 0)
+    task = Classification(data, 4, input_size=SPEC.input_size, workers=2)
     images, labels = next(task.batches(0, 0, BatchShard(), CPU))
     assert images.shape == (4, 3, 16, 16) and set(labels.tolist()) <= {0, 1}
 

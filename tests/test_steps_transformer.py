@@ -10,12 +10,17 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 import stepsnet
 from stepsnet import StepsNet, StepsTransformerConfig, StepsTransformerForCausalLM
+from stepsnet.commands.table import compare_table
 from stepsnet.config import ModelSpec
 from stepsnet.errors import UserError
 from stepsnet.models.build import build_model
-from stepsnet.paper.rows import compare_table
 
 ARGS = {"widths": (32, 48, 64), "depths": (2, 1, 1), "num_attention_heads": (2, 3, 4), "vocab_size": 101}
+
+
+BOW_TIE = {"widths": (64, 32, 48, 64), "depths": (1, 2, 1, 1), "num_attention_heads": (4, 2, 3, 4)}
+REVERSE = {"widths": (64, 48, 32), "depths": (1, 1, 2), "num_attention_heads": (4, 3, 2)}
+PROFILES = pytest.mark.parametrize("profile", [{}, BOW_TIE, REVERSE], ids=["steps", "bow-tie", "reverse"])
 
 
 def make(**changes):
@@ -75,8 +80,10 @@ class Called(nn.Module):
         return self.layer(y, **self.kwargs)
 
 
-def test_steps_are_equation_5(model, ids):
-    """The same layers in a StepsNet, with a causal mask written out."""
+@PROFILES
+def test_the_residual_stream_is_that_of_a_stepsnet(ids, profile):
+    """The same layers in a StepsNet, with a causal mask written out: logits, hidden states and gradients."""
+    model = make(**profile)
     config, decoder = model.config, model.model
     mask = torch.full((9, 9), torch.finfo(torch.float32).min).triu(1)[None, None]
     networks, index = [], 0
@@ -89,9 +96,13 @@ def test_steps_are_equation_5(model, ids):
     stream = decoder.embed_tokens(ids)
     expected = model.lm_head(decoder.norm(container(stream)))
     torch.testing.assert_close(model(ids).logits, expected)
+    expected_gradients = torch.autograd.grad(expected.square().sum(), list(model.parameters()))
+    ours = torch.autograd.grad(model(ids).logits.square().sum(), list(model.parameters()))
+    for mine, theirs in zip(ours, expected_gradients, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
     # hidden states are the whole residual stream after each layer
     states = model(ids, output_hidden_states=True).hidden_states
-    assert len(states) == 5 and torch.equal(states[0], stream)
+    assert len(states) == 1 + len(container) and torch.equal(states[0], stream)
     for state, block in zip(states[1:-1], container):
         stream = block(stream)
         torch.testing.assert_close(state, stream)
@@ -121,6 +132,22 @@ def test_auto_classes_and_round_trip(model, ids, tmp_path):
     ids=["greedy", "sampling", "beam", "static"],
 )
 def test_generation_with_the_cache_equals_that_without(model, ids, how):
+    check_generation(model, ids, how)
+
+
+@pytest.mark.parametrize("profile", [BOW_TIE, REVERSE], ids=["bow-tie", "reverse"])
+def test_other_profiles_generate_save_and_load(ids, profile, tmp_path):
+    model = make(**profile)
+    check_generation(model, ids, {"do_sample": False})
+    model.save_pretrained(tmp_path)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert again.config.widths == list(profile["widths"]) and again.config.hidden_size == 64
+    assert torch.equal(again(ids).logits, model(ids).logits)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    assert profile is BOW_TIE or parameters == sum(parameter.numel() for parameter in make().parameters())
+
+
+def check_generation(model, ids, how):
     outputs = []
     for use_cache in (True, False):
         torch.manual_seed(0)
@@ -214,10 +241,10 @@ def test_the_cache_is_narrower_than_the_baselines(model, ids):
     [
         ({"num_attention_heads": (2, 5, 4)}, "num_heads: got 5, expected a divisor of the width 48"),
         ({"num_attention_heads": (2, 16, 4)}, "heads of size 3, expected an even size"),
-        ({"widths": (32, 64, 48)}, "strictly increasing"),
-        ({"depths": (2, 1)}, "depths: got 2 .*expected one a width"),
+        ({"widths": (32, 0, 48)}, r"widths: got \(32, 0, 48\), expected positive integers"),
+        ({"depths": (2, 1)}, r"depths: got \(2, 1\), expected one per width"),
         ({"num_key_value_heads": (2, 2, 4)}, "num_key_value_heads: got 2, expected a divisor of the 3 heads"),
-        ({"intermediate_size": (64,)}, "intermediate_size: got .64., expected one a width"),
+        ({"intermediate_size": (64,)}, "intermediate_size: got .64., expected one per width"),
         ({"embed_dim": 64}, "unknown argument 'embed_dim'"),
     ],
 )

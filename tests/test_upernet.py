@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from segmentation_pictures import TINY
+from segmentation_images import TINY
 from torch import nn
 from transformers import ResNetConfig, UperNetConfig, UperNetForSemanticSegmentation
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from coco_pictures import write_coco
-from segmentation_pictures import write_camvid
+from coco_images import write_coco
+from segmentation_images import write_camvid
 from torch.utils.data import Dataset
 
 from stepsnet.tasks.loading import loaded

@@ -22,15 +22,15 @@ def masked(model: Any, share: float, path: str) -> Iterator[None]:
     """Set channels of the input x of every StepsNet of several steps to zero.
 
     Args:
-        share: of the slow path's width C_1, so many channels.
-        path: "slow" masks the first channels, of x_1; "fast" the last ones, of x_2 … x_n.
+        share: so many channels, as a share of the slow path's width.
+        path: "slow" masks the first channels, which all blocks read; "fast" the last ones, which wait.
     """
 
     def mask(x: Tensor, widths: Sequence[int], dim: int) -> Tensor:
-        count = round(share * widths[0])
-        count = min(count, widths[0] if path == "slow" else widths[-1] - widths[0])
-        kept = torch.ones(widths[-1], dtype=x.dtype, device=x.device)
-        kept[slice(0, count) if path == "slow" else slice(widths[-1] - count, None)] = 0
+        slow, full = min(widths), max(widths)
+        count = min(round(share * slow), slow if path == "slow" else full - slow)
+        kept = torch.ones(full, dtype=x.dtype, device=x.device)
+        kept[slice(0, count) if path == "slow" else slice(full - count, None)] = 0
         return x * (kept if dim == -1 else kept.view(-1, *[1] * (x.ndim - dim - 1)))
 
     def before(sequence, arguments):

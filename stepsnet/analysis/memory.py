@@ -13,7 +13,6 @@ import copy
 import weakref
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
-from functools import partial
 from typing import Any
 
 import timm
@@ -21,12 +20,11 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.checkpoint import checkpoint
 
 from ..device import AMP_DTYPES, autocast
 from ..errors import UserError, nearest
 from ..markdown import markdown_table
-from ..stream import blocks_of
+from ..stream import blocks_of, recompute_blocks
 
 __all__ = ["Memory", "activation_bytes", "plan_memory", "render_memory", "training_memory"]
 
@@ -222,8 +220,7 @@ def _fake_copy(model: nn.Module) -> nn.Module:
 def _recompute_first(model: nn.Module, share: float) -> None:
     """Recompute the first ``share`` of the blocks, as the engine does; for any model that has blocks."""
     blocks = blocks_of(model)
-    for block in blocks[: round(share * len(blocks))]:
-        block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+    recompute_blocks(blocks[: round(share * len(blocks))])
 
 
 class _LiveBytes(TorchDispatchMode):

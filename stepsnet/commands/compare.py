@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .launch import Contender, check_grid, train_grid
+from ..runs.launch import Contender, check_grid, train_grid
 from .options import add_grid_options, add_run_options, recipe_and_folder
 
 if TYPE_CHECKING:

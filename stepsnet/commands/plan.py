@@ -22,7 +22,13 @@ _MEMORY_SETTINGS = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--width", type=int, help="width of the residual network")
     parser.add_argument("--depth", type=int, help="its number of blocks")
-    parser.add_argument("--steps", type=int, default=3, help="number of widths (default: 3)")
+    parser.add_argument("--steps", type=int, default=3, help="number of steps (default: 3)")
+    parser.add_argument(
+        "--profile",
+        choices=("steps", "reverse", "bowtie"),
+        default="steps",
+        help="narrow to wide (default), wide to narrow, or wide to narrow and back",
+    )
     parser.add_argument("--blocks", type=int, help="total number of blocks to reach at the same compute")
     parser.add_argument("--gmacs", type=float, help="compute of all blocks, in 10⁹ multiply-accumulates")
     parser.add_argument("--head-dim", type=int, default=64, help="attention head size to stay near to (default: 64)")
@@ -55,14 +61,15 @@ def _plan_widths(options: argparse.Namespace) -> None:
     round_to = options.round_to
     if round_to != "heads":
         if not round_to.isdecimal():
-            raise UserError(f"--round-to: got {round_to!r}, expected 'heads' or a positive whole number")
+            raise UserError(f"--round-to: got {round_to!r}, expected 'heads' or a positive integer")
         round_to = int(round_to)
     macs = None if options.gmacs is None else options.gmacs * 1e9
     shared = {"head_dim": options.head_dim, "tokens": options.tokens}
+    budget = {"blocks": options.blocks, "macs": macs}
     try:
         base = plan_steps(options.width, options.depth, 1, **shared)
         plan = plan_steps(
-            options.width, options.depth, options.steps, blocks=options.blocks, macs=macs, round_to=round_to, **shared
+            options.width, options.depth, options.steps, profile=options.profile, round_to=round_to, **budget, **shared
         )
     except ValueError as error:
         raise UserError(f"plan: {error}") from None

@@ -6,11 +6,12 @@ import argparse
 import dataclasses
 import json
 from collections.abc import Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import UserError
-from .launch import Contender, check_grid, train_grid
+from ..errors import UserError, nearest
+from ..runs.launch import Contender, check_grid, train_grid
 from .options import add_grid_options, add_run_options
 
 if TYPE_CHECKING:
@@ -19,30 +20,52 @@ if TYPE_CHECKING:
 
 __all__ = ["sweep"]
 
-HELP = "train a grid of recipes and seeds, and draw it against the depth (Fig. 1)"
+HELP = "run a declared study, or train a grid of recipes and seeds (Fig. 1)"
 KEPT = ("recipe", "label", "seed", "blocks", "layers", "params", "macs", "metrics")  # of each run, in sweep.json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("patterns", metavar="RECIPE", nargs="+", help="names or patterns such as 'digits/steps_*'")
+    parser.add_argument(
+        "patterns",
+        metavar="STUDY|RECIPE",
+        nargs="*",
+        help="a study's name or .yaml file, or recipes such as 'digits/steps_*'; without any, the studies are listed",
+    )
     add_run_options(parser)
-    add_grid_options(parser, [0], "each recipe with each (default: 0)")
+    add_grid_options(parser, None, "of recipes: each with each (default: 0)")
+    parser.add_argument("--results", metavar="DIR", type=Path, help="of a study: a JSON per run (default: in --run)")
+    parser.add_argument("--render", action="store_true", help="of a study: train nothing, render what is in --results")
 
 
 def run(options: argparse.Namespace) -> None:
     from ..console import choose_display
     from ..overrides import override
-    from ..recipes import matching
+    from ..recipes import RECIPES, matching
+    from ..study.declare import find_study, studies
 
     patterns = [text for text in options.patterns if "=" not in text]
     overrides = [text for text in options.patterns if "=" in text] + options.overrides
+    if not patterns:
+        print("\n".join(studies()))
+        return
+    if study := find_study(patterns[0]):
+        from ..study.command import run_study
+
+        run_study(study, patterns[1:], overrides, options)
+        return
+    if options.results or options.render:
+        raise UserError(f"sweep: got {patterns[0]}, expected a study for --results{nearest(patterns[0], studies())}")
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in RECIPES):
+            hint = nearest(pattern, [*studies(), *RECIPES])
+            raise UserError(f"sweep: got {pattern!r}, expected a study or recipes{hint}")
     recipes = matching(patterns)
     if options.data:
         recipes = [dataclasses.replace(recipe, data=options.data) for recipe in recipes]
     recipes = [override(recipe, overrides) for recipe in recipes]
     folder = options.run or Path("runs") / "sweep"
     with choose_display() as display:
-        rows = sweep(recipes, folder, options.seeds, options.jobs, display, options.resume)
+        rows = sweep(recipes, folder, options.seeds or [0], options.jobs, display, options.resume)
     print(f"report: {folder / 'report.html'} — {len(rows)} runs of {len(recipes)} recipes")
 
 

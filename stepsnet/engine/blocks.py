@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import torch
 from timm.layers import DropPath
 from torch import nn
-from torch.utils.checkpoint import checkpoint as recomputed
 
 from ..errors import UserError
-from ..stream import blocks_of
+from ..stream import blocks_of, recompute_blocks
 
 __all__ = ["blocks_to_recompute", "compile_blocks", "recompute_blocks"]
 
@@ -32,12 +30,6 @@ def blocks_to_recompute(model: nn.Module, chosen: float | tuple[int, ...]) -> li
         return blocks_of(model, chosen)
     except ValueError as error:
         raise UserError(f"grad_checkpointing: {error}") from None
-
-
-def recompute_blocks(blocks: Sequence[nn.Module]) -> None:
-    """Keep only the input of each block, and run it again in the backward pass, with the same random numbers."""
-    for block in blocks:
-        block.forward = partial(recomputed, block.forward, use_reentrant=False)
 
 
 def compile_blocks(model: nn.Module, recomputed_ones: Sequence[nn.Module] = (), **kwargs: Any) -> None:

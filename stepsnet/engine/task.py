@@ -93,7 +93,10 @@ class Task(Protocol):
         ...
 
     def evaluate(self, model: nn.Module, shard: BatchShard, device: torch.device) -> dict[str, float]:
-        """Metrics on the validation split, of all ranks together."""
+        """Metrics on the validation split, of all ranks together.
+
+        A metric whose name begins with ``train_`` is of training samples, as evaluation sees them.
+        """
         ...
 
     def example_batch(self, device: torch.device) -> Any:

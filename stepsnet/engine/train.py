@@ -202,7 +202,7 @@ class Trainer:
             self.position.best, self.position.best_step = monitored, self.position.step
         progress = self.progress(epoch, means["train_loss"])
         kept = {name: progress[name] for name in ("lr", "samples_per_second", "memory_gib")}
-        scored = {f"val_{name}": value for name, value in scores.items()}
+        scored = {name if name.startswith("train_") else f"val_{name}": value for name, value in scores.items()}
         line = {"kind": "epoch", "epoch": epoch + 1, "step": self.position.step, **kept, **means, **scored}
         self.log.add(line)
         self.report({**progress, **scores})

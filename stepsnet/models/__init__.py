@@ -14,15 +14,15 @@ FAMILIES = (steps_resnet, steps_deit, steps_swin, swin_plus)
 
 
 def model_names() -> list[str]:
-    """Every registered name of ours, a family after the other, without the small ones for tests."""
+    """Every model name that stepsnet registers, family by family, without the small ones for tests."""
     return [name for family in FAMILIES for name in family.ARCHITECTURES if not name.startswith("test_")]
 
 
 def baseline_of(name: str) -> str:
-    """The residual baseline that the paper sets beside a Steps model, by its timm name.
+    """The timm name of the residual baseline that the paper compares a Steps model with.
 
     Raises:
-        ValueError: ``name`` is no Steps model.
+        ValueError: ``name`` is not a Steps model.
     """
     for family in FAMILIES:
         if name in family.BASELINES:
@@ -32,15 +32,15 @@ def baseline_of(name: str) -> str:
 
 
 def load_baseline(model: nn.Module, state_dict: Mapping[str, Tensor]) -> None:
-    """Load a timm baseline's weights into its 1-step Steps model, strictly.
+    """Load a timm baseline's weights into its 1-step Steps model; every key has to match.
 
     ``load_baseline(timm.create_model("steps_deit_small_patch16_224", widths=(384,), depths=(12,)),
     timm.create_model("deit_small_patch16_224", pretrained=True).state_dict())``. The key map is the
     family's ``from_baseline``: a block's index moves behind ``networks.0.``.
 
     Raises:
-        ValueError: the model is of no family here.
-        RuntimeError: keys or shapes that do not match, as ``load_state_dict`` names them.
+        ValueError: the model is not one of stepsnet's.
+        RuntimeError: keys or shapes that do not match, named by ``load_state_dict``.
     """
     for family in FAMILIES:
         if type(model).__module__ == family.__name__:

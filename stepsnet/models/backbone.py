@@ -1,7 +1,7 @@
-"""Backbones for dense tasks: four feature maps of strides 4, 8, 16 and 32, of any Steps or timm model.
+"""Backbones for dense tasks: four feature maps of strides 4, 8, 16 and 32, from any Steps or timm model.
 
-What is common is timm's: ``features_only`` gives the maps. Here they get what Swin's dense recipes put behind
-them (a LayerNorm a map), images of any size, and the strides where a model has only one of its own.
+timm's ``features_only`` gives the maps. Added here are what Swin's dense recipes put after them (a LayerNorm per
+map), images of any size, and the four strides where all maps of a model have the same one.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ __all__ = ["PyramidBackbone", "create_backbone", "load_backbone", "normalisation
 
 STRIDES = (4, 8, 16, 32)
 
-# What a family must be told to take images of any size. A window is never cut down to a small map, so that
-# the blocks of the last stage shift theirs as in Swin's detectors.
+# Arguments with which a family takes images of any size. Swin's windows keep their size on small maps, so that the
+# blocks of the last stage shift them as in Swin's detectors.
 _ANY_SIZE: tuple[tuple[type[nn.Module], dict[str, Any]], ...] = (
     (SwinTransformer, {"dynamic_img_size": True, "always_partition": True}),
     (VisionTransformer, {"dynamic_img_size": True}),
@@ -38,19 +38,22 @@ _ANY_SIZE: tuple[tuple[type[nn.Module], dict[str, Any]], ...] = (
 
 
 class PyramidBackbone(nn.Module):
-    """Four maps of an image, the finest first.
+    """Four feature maps of an image, the one with the highest resolution first.
 
     Args:
-        features: a timm model made with ``features_only``, of four outputs.
-        patch_size: the image is padded below and on the right to a multiple of it; windows that do not fill are
-            padded by timm's blocks, map by map, as in Swin's detectors.
-        normalised: put a LayerNorm behind each output; the residual stream of a pre-norm model has none.
-        frozen_stages: the stem and so many of the four stages keep their weights (0: none, not even the stem).
+        features: a timm model created with ``features_only`` and four outputs.
+        patch_size: in pixels; the image is padded at the bottom and on the right to a multiple of it. Incomplete
+            windows are padded by timm's blocks, map by map, as in Swin's detectors.
+        normalised: put a LayerNorm after each output; the residual stream of a pre-norm model has none.
+        frozen_stages: number of stages, 0 to 4, whose weights are not trained; from 1 on the stem is frozen too.
         frozen_norms: the batch norms keep their weights and their statistics.
-        undecayed: last parts of the names of parameters that no weight decay is meant for.
+        undecayed: parameter names without their module, such as ``pos_embed``, that are exempt from weight decay.
 
-    Shape: (B, 3, H, W) -> 4 × (B, channels[i], ⌈H / strides[i]⌉, ⌈W / strides[i]⌉). A plain model, whose maps all
-    have one stride, is resampled to the four (bilinear).
+    Shape: (B, 3, H, W) -> 4 × (B, channels[i], ⌈H / strides[i]⌉, ⌈W / strides[i]⌉). The maps of a plain model, which
+    all have the same stride, are resampled to the four strides (bilinear).
+
+    Raises:
+        ValueError: ``frozen_stages`` is out of range.
     """
 
     def __init__(
@@ -88,28 +91,28 @@ class PyramidBackbone(nn.Module):
         return maps
 
     def train(self, mode: bool = True) -> PyramidBackbone:
-        """Frozen parts stay in evaluation mode: no stochastic depth, and statistics as they are."""
+        """Frozen parts stay in evaluation mode: without stochastic depth, and with fixed statistics."""
         super().train(mode)
         for module in self._frozen:
             module.training = False
         return self
 
     def no_weight_decay(self) -> set[str]:
-        """Bias tables and position embeddings, as of the classifier."""
+        """Bias tables and position embeddings, as in the classifier."""
         return {name for name, _ in self.named_parameters() if name.rpartition(".")[2] in self.undecayed}
 
     def _freeze(self, stages: int, norms: bool) -> list[nn.Module]:
-        """Take the gradients of what is frozen; returns its modules."""
+        """Switch off the gradients of the frozen modules, and return these modules."""
         frozen: list[nn.Module] = []
         if stages:
-            later = _behind(self.features, stages)
-            modules = {module for part in later for module in part.modules()}
-            parameters = {parameter for part in later for parameter in part.parameters()}
+            trained_parts = _parts_after(self.features, stages)
+            modules = {module for part in trained_parts for module in part.modules()}
+            parameters = {parameter for part in trained_parts for parameter in part.parameters()}
             frozen += [module for module in self.features.modules() if module not in modules]
             for parameter in self.features.parameters():
                 parameter.requires_grad_(parameter in parameters)
             for norm in self.norms[:stages]:
-                norm.requires_grad_(True)  # new here, and nothing was learnt by it before
+                norm.requires_grad_(True)  # not part of the classifier, so not pretrained
         if norms:
             found = [module for module in self.features.modules() if isinstance(module, _BatchNorm)]
             for norm in found:
@@ -121,14 +124,15 @@ class PyramidBackbone(nn.Module):
 def create_backbone(
     name: str, *, frozen_stages: int = 0, frozen_norms: bool = False, **timm_args: Any
 ) -> PyramidBackbone:
-    """The backbone of a timm or StepsNet model; nothing here depends on the name.
+    """The backbone of a timm or StepsNet model.
 
     Args:
+        name: a model name that ``timm.is_model`` knows, those of stepsnet included.
         frozen_stages, frozen_norms: see :class:`PyramidBackbone`.
-        **timm_args: what the classifier is made with, such as ``drop_path_rate`` or ``widths``.
+        **timm_args: arguments of the classifier, such as ``drop_path_rate`` or ``widths``.
 
     Raises:
-        ValueError: timm does not know the model, or it has neither the four strides nor one for all.
+        ValueError: an unknown model, or one whose maps have neither the four strides nor all the same stride.
     """
     if not timm.is_model(name):
         raise ValueError(f"backbone: got {name!r}, expected a timm or StepsNet model")
@@ -139,9 +143,9 @@ def create_backbone(
     any_size = next((args for family, args in _ANY_SIZE if isinstance(classifier, family)), None)
     strides = [info["reduction"] for info in getattr(classifier, "feature_info", [])]
     if set(STRIDES) <= set(strides):
-        indices = [len(strides) - 1 - strides[::-1].index(stride) for stride in STRIDES]  # the last of each stride
+        indices = [len(strides) - 1 - strides[::-1].index(stride) for stride in STRIDES]  # the last map of each stride
     elif len(set(strides)) == 1 and len(strides) >= len(STRIDES):
-        indices = [len(strides) * part // len(STRIDES) - 1 for part in range(1, len(STRIDES) + 1)]  # evenly, to the end
+        indices = [len(strides) * part // len(STRIDES) - 1 for part in range(1, len(STRIDES) + 1)]  # evenly spaced
     else:
         raise ValueError(f"backbone {name}: got maps of strides {strides}, expected {STRIDES} or one stride for all")
     features = timm.create_model(name, features_only=True, out_indices=indices, **{**(any_size or {}), **arguments})
@@ -157,57 +161,58 @@ def create_backbone(
 
 
 def normalisation_of(name: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and deviation of a channel that timm has for a model's classifiers."""
+    """Mean and standard deviation per channel with which timm normalises the images of a model, for pixels in 0 … 1."""
     config = resolve_data_config(pretrained_cfg=timm.get_pretrained_cfg(name).to_dict())
     return tuple(config["mean"]), tuple(config["std"])
 
 
-def load_backbone(backbone: PyramidBackbone, place: str | Path) -> None:
-    """Load the weights of a classifier: a run's folder, or a checkpoint file that timm reads.
+def load_backbone(backbone: PyramidBackbone, path: str | Path) -> None:
+    """Load the weights of a classifier from the folder of a run, or from a checkpoint file that timm reads.
 
-    The classifier's head is left out, and the norms behind the maps stay as they are. Tables of relative
-    positions and position embeddings of another size are interpolated, by timm.
+    The classifier's head is left out, and the norms after the maps keep their weights. Tables of relative
+    positions and position embeddings of another size are interpolated by timm.
 
     Raises:
-        UserError: nothing is there, or the first weights that the backbone lacks, or that do not fit.
+        UserError: nothing can be read there, or the weights are not those of this model; the line names the first
+            weight that is missing, unexpected or of another shape.
     """
-    weights = {_named_here(backbone.features, name): value for name, value in _read(Path(place)).items()}
+    weights = {_name_in_backbone(backbone.features, name): value for name, value in _read(Path(path)).items()}
     own = backbone.features.state_dict()
     missing = [name for name in own if name not in weights and not name.endswith("num_batches_tracked")]
-    # a part that the backbone does not have at all is the classifier's head
+    # a top-level module that the backbone does not have belongs to the classifier's head
     parts = {_part(name) for name in own}
     unexpected = [name for name in weights if name not in own and _part(name) in parts]
     if missing or unexpected:
-        said = f"it lacks {missing[0]}" if missing else f"{unexpected[0]} is not in the model"
+        first = f"{missing[0]} is missing" if missing else f"{unexpected[0]} is not in the model"
         count = len(missing) + len(unexpected)
-        raise UserError(f"backbone: the weights of {place} do not fit, expected those of the same model: {said}"
-                        f"{f' (and {count - 1} more)' if count > 1 else ''}")  # fmt: skip
+        more = f" (and {count - 1} more)" if count > 1 else ""
+        raise UserError(f"backbone: the weights of {path} do not fit, expected those of the same model: {first}{more}")
     fitting = {name: _resized(backbone.features, name, weights[name], own[name]) for name in own if name in weights}
     wrong = next((name for name, value in fitting.items() if value.shape != own[name].shape), None)
     if wrong:
         got, expected = tuple(fitting[wrong].shape), tuple(own[wrong].shape)
-        raise UserError(f"backbone: {wrong} of {place} has shape {got}, expected {expected}")
+        raise UserError(f"backbone: {wrong} of {path} has shape {got}, expected {expected}")
     backbone.features.load_state_dict(fitting, strict=False)
 
 
-def _whole(features: nn.Module) -> Any:
-    """The model, where ``features_only`` keeps it in one piece; None where it is rebuilt from its children."""
+def _wrapped_model(features: nn.Module) -> Any:
+    """The model that ``features_only`` wraps; None where timm rebuilds it from its children instead."""
     return getattr(features, "model", None)
 
 
-def _behind(features: nn.Module, stages: int) -> list[nn.Module]:
-    """The parts that run after the output of so many stages."""
-    if (whole := _whole(features)) is not None:
+def _parts_after(features: nn.Module, stages: int) -> list[nn.Module]:
+    """The modules that run after the output of the given number of stages."""
+    if (model := _wrapped_model(features)) is not None:
         indices: Any = features.out_indices
-        return blocks_of(whole)[indices[stages - 1] + 1 :]
+        return blocks_of(model)[indices[stages - 1] + 1 :]
     children: Any = dict(features.named_children())
     outputs = list(features.return_layers)  # type: ignore[arg-type]
     return list(children.values())[list(children).index(outputs[stages - 1]) + 1 :]
 
 
-def _named_here(features: nn.Module, name: str) -> str:
-    """A classifier's name of a weight -> that of ``features_only``, which flattens what is sequential."""
-    if _whole(features) is not None:
+def _name_in_backbone(features: nn.Module, name: str) -> str:
+    """The name of a classifier's weight -> its name in ``features_only``, which flattens an nn.Sequential."""
+    if _wrapped_model(features) is not None:
         return f"model.{name}"
     flat = re.match(r"([^.]+)\.(\d+)\.", name)
     if flat and hasattr(features, f"{flat[1]}_{flat[2]}"):
@@ -216,29 +221,30 @@ def _named_here(features: nn.Module, name: str) -> str:
 
 
 def _part(name: str) -> str:
+    """The top-level module of a weight."""
     return name.removeprefix("model.").partition(".")[0]
 
 
-def _read(place: Path) -> Mapping[str, Tensor]:
-    if place.is_dir():
-        return read_weights(place)
-    if not place.exists():
-        raise UserError(f"backbone: got {place}, expected the folder of a run or a checkpoint file")
+def _read(path: Path) -> Mapping[str, Tensor]:
+    if path.is_dir():
+        return read_weights(path)
+    if not path.exists():
+        raise UserError(f"backbone: got {path}, expected the folder of a run or a checkpoint file")
     try:
-        return timm.models.load_state_dict(str(place), weights_only=True)
-    except Exception as error:  # of torch, pickle, safetensors or the file system
-        raise UserError(f"backbone: cannot read {place}: {' '.join(str(error).split())[:300]}") from None
+        return timm.models.load_state_dict(str(path), weights_only=True)
+    except Exception as error:  # from torch, pickle, safetensors or the file system
+        raise UserError(f"backbone: cannot read {path}: {' '.join(str(error).split())[:300]}") from None
 
 
 def _resized(features: nn.Module, name: str, given: Tensor, own: Tensor) -> Tensor:
-    """Relative and absolute positions for another size; everything else as it is."""
+    """Interpolate ``given`` to the size of ``own`` if it holds relative or absolute positions, else return it."""
     if given.shape == own.shape or given.ndim != own.ndim:
         return given
     if name.endswith("relative_position_bias_table") and given.shape[-1] == own.shape[-1]:
         attention: Any = features.get_submodule(name.rpartition(".")[0])
         return resize_rel_pos_bias_table(given, attention.window_size, tuple(own.shape))
     if name.endswith("pos_embed") and given.ndim == 3 and given.shape[-1] == own.shape[-1]:
-        model: Any = _whole(features)
+        model: Any = _wrapped_model(features)
         prefix = 0 if getattr(model, "no_embed_class", False) else getattr(model, "num_prefix_tokens", 0)
         return resample_abs_pos_embed(given, list(model.patch_embed.grid_size), num_prefix_tokens=prefix)
     return given

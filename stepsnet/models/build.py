@@ -1,4 +1,4 @@
-"""A model from its name and arguments: timm's and ours for pictures, and whole models of other tasks."""
+"""Build a model from its name and arguments: image classifiers of timm or stepsnet, and models of other tasks."""
 
 from __future__ import annotations
 
@@ -13,26 +13,30 @@ from ..errors import UserError, nearest
 
 __all__ = ["DETECTORS", "build_model", "input_size_of"]
 
-# Models that are not timm's, each the `create` of a module of that name in stepsnet.models.
+# Models that are not registered with timm: the function `create` of the module with that name in stepsnet.models.
 DETECTORS = ("mask_rcnn", "cascade_mask_rcnn")
-WHOLE = ("steps_transformer", "upernet", *DETECTORS)
+NOT_IN_TIMM = ("steps_transformer", "upernet", *DETECTORS)
 
 
 def build_model(spec: ModelSpec) -> nn.Module:
-    """Raises UserError for a name that is not known, or arguments that the model does not take."""
+    """Build the model that a recipe names, with random weights.
+
+    Raises:
+        UserError: an unknown name, or arguments that the model does not accept.
+    """
     try:
-        if spec.name in WHOLE:
+        if spec.name in NOT_IN_TIMM:
             return importlib.import_module(f"stepsnet.models.{spec.name}").create(**spec.args)
         if timm.is_model(spec.name):
             return timm.create_model(spec.name, **spec.args)
     except (TypeError, ValueError, AssertionError, RuntimeError) as error:
         raise UserError(f"model {spec.name}: {' '.join(str(error.__cause__ or error).split())}") from error
-    known = [*WHOLE, *timm.list_models()]
+    known = [*NOT_IN_TIMM, *timm.list_models()]
     raise UserError(f"model: got {spec.name!r}, expected a timm or StepsNet model{nearest(spec.name, known)}")
 
 
 def input_size_of(spec: ModelSpec, model: nn.Module) -> tuple[int, int, int]:
-    """(channels, height, width) of the pictures that a built model takes."""
+    """(channels, height, width) of the images that a built model takes."""
     chans, height, width = resolve_model_data_config(model)["input_size"]
     # a model without such a patch embedding may be built for a size too, which its config does not tell
     built_for = getattr(getattr(model, "patch_embed", None), "img_size", None) or spec.args.get("img_size")

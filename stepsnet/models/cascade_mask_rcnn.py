@@ -1,7 +1,7 @@
 """Cascade Mask R-CNN (Cai and Vasconcelos, 2019) as in Swin's detectors: torchvision's heads, stage after stage.
 
-Each stage is a whole :class:`RoIHeads` of torchvision's with its own IoU, weights and losses, and starts from the
-boxes that the stage before it has moved (Table 2b; the settings are in facts.md).
+Each stage is a :class:`RoIHeads` of torchvision with its own IoU threshold, weights and losses, and starts from the
+boxes that the stage before it has refined (Table 2b).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .mask_rcnn import BOXES, Detector, create_detector, create_roi_heads
 
 __all__ = ["STAGES", "CascadeRoIHeads", "create", "giou_losses", "smooth_l1_losses"]
 
-# IoU from which a box is positive, weight of the losses, weights of the regression
+# per stage: IoU from which on a box is positive, weight of the losses, weights of the box regression
 STAGES = (
     (0.5, 1.0, (10.0, 10.0, 5.0, 5.0)),
     (0.6, 0.5, (20.0, 20.0, 10.0, 10.0)),
@@ -27,45 +27,49 @@ STAGES = (
 )
 GIOU_WEIGHT = 10.0
 
-Boxes = list[Tensor]  # (N, 4) for each image
+Boxes = list[Tensor]  # (N, 4) per image
 Target = dict[str, Tensor]
-# stage, logits (N, classes), deltas (N, 4 · classes), and by image: boxes, labels, regression targets -> two losses
+# (stage, logits (N, classes), deltas (N, 4 · classes), and per image boxes, labels, regression targets)
+# -> classification loss, box loss
 BoxLosses = Callable[[RoIHeads, Tensor, Tensor, Boxes, list[Tensor], list[Tensor]], tuple[Tensor, Tensor]]
 
 
 def giou_losses(
     stage: RoIHeads, logits: Tensor, deltas: Tensor, boxes: Boxes, labels: list[Tensor], targets: list[Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """Cross-entropy, and ten times the GIoU loss of the decoded boxes of the positives, a mean over all boxes."""
-    classes, given = torch.cat(labels), torch.cat(boxes)
+    """Cross-entropy, and ten times the GIoU loss of the decoded positive boxes, divided by the number of all boxes."""
+    classes, proposals = torch.cat(labels), torch.cat(boxes)
     positive = torch.where(classes > 0)[0]
-    chosen = _of_class(deltas, classes)[positive]  # (P, 4)
-    moved = stage.box_coder.decode_single(chosen, given[positive])
-    wanted = stage.box_coder.decode_single(torch.cat(targets)[positive], given[positive])  # the boxes matched
-    loss = generalized_box_iou_loss(moved, wanted, reduction="sum") / max(1, len(classes))
+    positive_deltas = _of_class(deltas, classes)[positive]  # (P, 4)
+    predicted = stage.box_coder.decode_single(positive_deltas, proposals[positive])
+    matched = stage.box_coder.decode_single(torch.cat(targets)[positive], proposals[positive])
+    loss = generalized_box_iou_loss(predicted, matched, reduction="sum") / max(1, len(classes))
     return nn.functional.cross_entropy(logits, classes), GIOU_WEIGHT * loss
 
 
 def smooth_l1_losses(
     stage: RoIHeads, logits: Tensor, deltas: Tensor, boxes: Boxes, labels: list[Tensor], targets: list[Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """torchvision's."""
+    """The losses of torchvision's Faster R-CNN."""
     return fastrcnn_loss(logits, deltas, labels, targets)
 
 
 class CascadeRoIHeads(nn.Module):
-    """Heads in stages, in the place of a detector's ``roi_heads``.
+    """RoI heads in stages, to be used as ``roi_heads`` of a detector.
 
     Args:
-        stages: with masks.
-        weights: of each stage's losses.
-        box_losses: of every stage, as :func:`giou_losses`.
+        stages: torchvision's RoIHeads, with mask heads.
+        weights: factor of the losses, per stage.
+        box_losses: the losses of a stage, :func:`giou_losses` or a function of the same signature.
+
+    Raises:
+        ValueError: no stage, or not one weight per stage.
     """
 
     def __init__(self, stages: Sequence[RoIHeads], weights: Sequence[float], box_losses: BoxLosses = giou_losses):
         super().__init__()
         if len(stages) != len(weights) or not stages:
-            raise ValueError(f"weights: got {len(weights)}, expected one for each of {len(stages)} stages")
+            raise ValueError(f"weights: got {len(weights)}, expected one per stage of {len(stages)}")
         self.stages: Any = nn.ModuleList(stages)  # each a RoIHeads
         self.weights, self.box_losses = tuple(weights), box_losses
 
@@ -76,80 +80,82 @@ class CascadeRoIHeads(nn.Module):
         image_shapes: list[tuple[int, int]],
         targets: list[Target] | None = None,
     ) -> tuple[list[dict[str, Tensor]], dict[str, Tensor]]:
-        """As torchvision's: detections of each image, or losses by name, the stages numbered from 1."""
+        """As RoIHeads of torchvision: detections per image, or losses by name, with the stages counted from 1."""
 
-        def cut(pool: nn.Module, boxes: Boxes) -> Tensor:
+        def pooled(pool: nn.Module, boxes: Boxes) -> Tensor:
             return pool(features, boxes, image_shapes)
 
         if self.training:
             assert targets is not None
-            return [], self._losses(cut, proposals, image_shapes, targets)
-        return self._detections(cut, proposals, image_shapes), {}
+            return [], self._losses(pooled, proposals, image_shapes, targets)
+        return self._detections(pooled, proposals, image_shapes), {}
 
-    def _losses(self, cut: Callable, proposals: Boxes, image_shapes: list, targets: list[Target]) -> dict[str, Tensor]:
+    def _losses(
+        self, pooled: Callable, proposals: Boxes, image_shapes: list, targets: list[Target]
+    ) -> dict[str, Tensor]:
         losses = {}
         for number, (stage, weight) in enumerate(zip(self.stages, self.weights), 1):
-            boxes, matched, labels, wanted = stage.select_training_samples(proposals, targets)
-            logits, deltas = stage.box_predictor(stage.box_head(cut(stage.box_roi_pool, boxes)))
-            of_class, of_box = self.box_losses(stage, logits, deltas, boxes, labels, wanted)
-            positive = [torch.where(of_image > 0)[0] for of_image in labels]
-            positive_boxes = [of_image[index] for of_image, index in zip(boxes, positive)]
-            masks = stage.mask_predictor(stage.mask_head(cut(stage.mask_roi_pool, positive_boxes)))
-            of_mask = maskrcnn_loss(
+            boxes, matched, labels, box_targets = stage.select_training_samples(proposals, targets)
+            logits, deltas = stage.box_predictor(stage.box_head(pooled(stage.box_roi_pool, boxes)))
+            class_loss, box_loss = self.box_losses(stage, logits, deltas, boxes, labels, box_targets)
+            positive = [torch.where(image_labels > 0)[0] for image_labels in labels]
+            positive_boxes = [image_boxes[index] for image_boxes, index in zip(boxes, positive)]
+            masks = stage.mask_predictor(stage.mask_head(pooled(stage.mask_roi_pool, positive_boxes)))
+            mask_loss = maskrcnn_loss(
                 masks,
                 positive_boxes,
                 [target["masks"] for target in targets],
                 [target["labels"] for target in targets],
-                [of_image[index] for of_image, index in zip(matched, positive)],
+                [image_matches[index] for image_matches, index in zip(matched, positive)],
             )
-            for name, loss in (("classifier", of_class), ("box_reg", of_box), ("mask", of_mask)):
+            for name, loss in (("classifier", class_loss), ("box_reg", box_loss), ("mask", mask_loss)):
                 losses[f"loss_{name}_{number}"] = weight * loss
             if number < len(self.stages):
                 classes = torch.cat(labels)
-                likeliest = 1 + logits[:, 1:].argmax(-1)
-                moved = self._moved(stage, deltas, torch.where(classes > 0, classes, likeliest), boxes, image_shapes)
+                predicted = 1 + logits[:, 1:].argmax(-1)
+                refined = self._refine(stage, deltas, torch.where(classes > 0, classes, predicted), boxes, image_shapes)
                 proposals = [
-                    of_image[~_among(sampled, target["boxes"])]  # each stage adds them anew
-                    for of_image, sampled, target in zip(moved, boxes, targets)
+                    image_boxes[~_among(sampled, target["boxes"])]  # the next stage adds the targets' boxes again
+                    for image_boxes, sampled, target in zip(refined, boxes, targets)
                 ]
-                proposals = [of_image[remove_small_boxes(of_image, min_size=1e-2)] for of_image in proposals]
+                proposals = [image_boxes[remove_small_boxes(image_boxes, min_size=1e-2)] for image_boxes in proposals]
         return losses
 
-    def _detections(self, cut: Callable, proposals: Boxes, image_shapes: list) -> list[dict[str, Tensor]]:
-        """Class logits are averaged over the stages, the last one says where; masks are averaged as probabilities."""
+    def _detections(self, pooled: Callable, proposals: Boxes, image_shapes: list) -> list[dict[str, Tensor]]:
+        """Boxes are the last stage's; class logits and mask probabilities are averaged over the stages."""
         all_logits = []
         for number, stage in enumerate(self.stages, 1):
-            logits, deltas = stage.box_predictor(stage.box_head(cut(stage.box_roi_pool, proposals)))
+            logits, deltas = stage.box_predictor(stage.box_head(pooled(stage.box_roi_pool, proposals)))
             all_logits.append(logits)
             if number < len(self.stages):
-                likeliest = 1 + logits[:, 1:].argmax(-1)
-                proposals = self._moved(stage, deltas, likeliest, proposals, image_shapes)
+                predicted = 1 + logits[:, 1:].argmax(-1)
+                proposals = self._refine(stage, deltas, predicted, proposals, image_shapes)
         mean = torch.stack(all_logits).mean(0)
         boxes, scores, labels = stage.postprocess_detections(mean, deltas, proposals, image_shapes)
         masks = [
-            maskrcnn_inference(stage.mask_predictor(stage.mask_head(cut(stage.mask_roi_pool, boxes))), labels)
+            maskrcnn_inference(stage.mask_predictor(stage.mask_head(pooled(stage.mask_roi_pool, boxes))), labels)
             for stage in self.stages
         ]
         return [
-            {"boxes": boxes[i], "labels": labels[i], "scores": scores[i], "masks": torch.stack(of_image).mean(0)}
-            for i, of_image in enumerate(zip(*masks))
+            {"boxes": boxes[i], "labels": labels[i], "scores": scores[i], "masks": torch.stack(image_masks).mean(0)}
+            for i, image_masks in enumerate(zip(*masks))
         ]
 
     @staticmethod
-    def _moved(stage: RoIHeads, deltas: Tensor, classes: Tensor, boxes: Boxes, image_shapes: list) -> Boxes:
-        """The boxes as the stage moves those of these classes, within their images; no gradient goes through."""
-        moved = stage.box_coder.decode_single(_of_class(deltas.detach(), classes), torch.cat(boxes))  # (N, 4)
-        split = moved.split([len(of_image) for of_image in boxes])
-        return [clip_boxes_to_image(of_image, shape) for of_image, shape in zip(split, image_shapes)]
+    def _refine(stage: RoIHeads, deltas: Tensor, classes: Tensor, boxes: Boxes, image_shapes: list) -> Boxes:
+        """Apply the deltas of the given classes, (N), and clip to the images; gradients do not pass."""
+        refined = stage.box_coder.decode_single(_of_class(deltas.detach(), classes), torch.cat(boxes))  # (N, 4)
+        per_image = refined.split([len(image_boxes) for image_boxes in boxes])
+        return [clip_boxes_to_image(image_boxes, shape) for image_boxes, shape in zip(per_image, image_shapes)]
 
 
 def _of_class(deltas: Tensor, classes: Tensor) -> Tensor:
-    """(N, 4 · classes), (N) -> (N, 4)."""
+    """The deltas of one class per box: (N, 4 · classes), (N) -> (N, 4)."""
     return deltas.unflatten(-1, (-1, 4))[torch.arange(len(classes), device=classes.device), classes]
 
 
 def _among(boxes: Tensor, others: Tensor) -> Tensor:
-    """(N, 4), (M, 4) -> (N), whether a box is one of the others to the bit."""
+    """Whether each box is exactly equal to one of the others: (N, 4), (M, 4) -> (N)."""
     return (boxes[:, None] == others.to(boxes)).all(-1).any(-1)
 
 

@@ -1,7 +1,8 @@
-"""What else makes very deep Transformers train, as timm's Block with other norms, gains and starts.
+"""Other methods that make very deep Transformers trainable: timm's Block with other norms, gains or initialization.
 
-``depth_method=`` of the Steps-DeiT models, in steps or with one (the baseline): a grid can set a StepsNet beside each
-method and on top of it. The paper calls its design "compatible with various initialization techniques".
+``depth_method=`` of the Steps-DeiT models, with several steps or with one (the baseline), so that a StepsNet can be
+compared with each method and combined with it. The paper calls its design "compatible with various initialization
+techniques".
 """
 
 from __future__ import annotations
@@ -19,22 +20,22 @@ __all__ = ["DEPTH_METHODS", "DeepNormBlock", "FixupBlock", "NormFormerBlock", "R
 
 
 class Gain(nn.Module):
-    """x -> a x, with one number a for all channels."""
+    """x -> a x, with one learned number a for all channels, which starts at ``initial``."""
 
-    def __init__(self, start: float):
+    def __init__(self, initial: float):
         super().__init__()
-        self.start, self.gain = start, nn.Parameter(torch.empty(1))
+        self.initial, self.gain = initial, nn.Parameter(torch.empty(1))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        nn.init.constant_(self.gain, self.start)
+        nn.init.constant_(self.gain, self.initial)
 
     def forward(self, x: Tensor) -> Tensor:
         return x * self.gain
 
 
 class Shift(nn.Module):
-    """x -> x + b, with one number b for all channels."""
+    """x -> x + b, with one learned number b for all channels, which starts at 0."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,7 +50,7 @@ class Shift(nn.Module):
 
 
 class HeadScale(nn.Module):
-    """Attention's output before its projection, (B, N, H·D) -> the same, with a gain for each head."""
+    """A learned gain per head on the output of the attention, before its projection: (B, N, H·D) -> (B, N, H·D)."""
 
     def __init__(self, num_heads: int):
         super().__init__()
@@ -79,10 +80,11 @@ class ReZeroBlock(Block):
 
 
 class FixupBlock(Block):
-    """a F(x) without normalization, its last layer 0 and the others L^(-1/2) smaller: Zhang et al., 2019.
+    """x + a F(x) without normalization, with F's last layer at 0 and the others scaled by L^(-1/2): Zhang et al., 2019.
 
-    L counts residual branches, two a block; a branch has m = 2 layers in a row, hence the exponent -1/(2m - 2). A
-    number is added before each linear layer, and one multiplies the branch. The head keeps timm's start, not 0.
+    L is the number of residual branches, two per block; a branch has m = 2 layers in sequence, hence the exponent
+    -1/(2m - 2). A learned number is added before each linear layer, and one multiplies the branch. The classifier
+    keeps timm's initialization; in Fixup it starts at 0.
     """
 
     def __init__(self, *args, num_blocks: int, **kwargs):
@@ -91,22 +93,22 @@ class FixupBlock(Block):
         self.norm1, self.norm2 = Shift(), Shift()
         self.attn.norm, self.mlp.norm = Shift(), Shift()  # before the branch's last layer
         self.ls1, self.ls2 = Gain(1.0), Gain(1.0)
-        self.shrink = (2 * num_blocks) ** -0.5
+        self.branch_scale = (2 * num_blocks) ** -0.5
 
     def init_weights(self) -> None:
         query, key, value, proj, fc1, fc2 = _linears(self)
         for weight in (query, key, value, fc1):
             nn.init.xavier_uniform_(weight)
         for weight in (value, fc1):
-            weight.mul_(self.shrink)
+            weight.mul_(self.branch_scale)
         for weight in (proj, fc2):
             nn.init.zeros_(weight)
 
 
 class DeepNormBlock(Block):
-    """norm(αx + F(x)) with α = (2N)^¼, and F's values, projections and MLP begun β = (8N)^-¼ times as large.
+    """norm(αx + F(x)) with α = (2N)^¼: Wang et al., 2022, for encoders of N blocks.
 
-    Wang et al., 2022, for encoders of N blocks.
+    The initial weights of F's values, projection and MLP are scaled by β = (8N)^-¼.
     """
 
     def __init__(self, *args, num_blocks: int, **kwargs):
@@ -127,7 +129,7 @@ class DeepNormBlock(Block):
 
 
 class NormFormerBlock(Block):
-    """Gains on the heads and norms after the attention and inside the MLP: Shleifer et al., 2021."""
+    """A gain per head, and norms after the attention and inside the MLP: Shleifer et al., 2021."""
 
     def __init__(self, *args, num_blocks: int, **kwargs):
         super().__init__(*args, **{**kwargs, "scale_mlp_norm": True})
@@ -136,7 +138,7 @@ class NormFormerBlock(Block):
         self.ls1 = type(self.norm1)(self.norm1.normalized_shape)
 
 
-# a block, or none where timm's own has what it takes
+# None: timm's Block has an argument for the method
 DEPTH_METHODS: dict[str, Callable[..., Block] | None] = {
     "layer_scale": None,
     "rezero": ReZeroBlock,
@@ -147,27 +149,35 @@ DEPTH_METHODS: dict[str, Callable[..., Block] | None] = {
 
 
 def with_depth_method(method: str | None, num_blocks: int, block_fn: Any, given: dict[str, Any]) -> tuple[Any, dict]:
-    """The block and VisionTransformer's arguments under a method; without one, those given.
+    """The block and the arguments of VisionTransformer for a method; those given if ``method`` is None.
+
+    Args:
+        method: a key of DEPTH_METHODS.
+        num_blocks: blocks of the model, over all steps.
+        block_fn: the block in use without a method.
+        given: the arguments of VisionTransformer without a method.
 
     Raises:
-        ValueError: an unknown method, or arguments that set what the method sets.
+        ValueError: an unknown method, or an argument that the method sets itself.
     """
     if method is None:
         return block_fn, given
     if method not in DEPTH_METHODS:
         raise ValueError(f"depth_method: got {method!r}, expected one of {', '.join(DEPTH_METHODS)}")
-    taken = [name for name in ("init_values", "scale_attn_norm", "scale_mlp_norm") if given.get(name)]
-    if taken or block_fn is not Block:
-        raise ValueError(f"depth_method: got {method!r} with {(taken or ['block_fn'])[0]}, expected only one of them")
+    conflicting = [name for name in ("init_values", "scale_attn_norm", "scale_mlp_norm") if given.get(name)]
+    if conflicting or block_fn is not Block:
+        raise ValueError(
+            f"depth_method: got {method!r} with {(conflicting or ['block_fn'])[0]}, expected only one of them"
+        )
     block = DEPTH_METHODS[method]
-    if block is None:  # CaiT's starts of LayerScale, Touvron et al., 2021
-        start = 0.1 if num_blocks <= 18 else 1e-5 if num_blocks <= 24 else 1e-6
-        return block_fn, {**given, "init_values": start}
+    if block is None:  # LayerScale with the initial values of CaiT, Touvron et al., 2021
+        initial = 0.1 if num_blocks <= 18 else 1e-5 if num_blocks <= 24 else 1e-6
+        return block_fn, {**given, "init_values": initial}
     return partial(block, num_blocks=num_blocks), given
 
 
 def _linears(block: Block) -> list[Tensor]:
-    """Weights in place: of queries, keys and values, the projection, and the two layers of the MLP."""
+    """Views of the weights of queries, keys, values, projection, and the two layers of the MLP."""
     assert isinstance(block.mlp, Mlp)
-    qkv = block.attn.qkv.weight.detach().chunk(3)  # (3C, C) in one, for each a start of its own
+    qkv = block.attn.qkv.weight.detach().chunk(3)  # timm keeps the three in one (3C, C) weight
     return [*qkv, *(layer.weight.detach() for layer in (block.attn.proj, block.mlp.fc1, block.mlp.fc2))]

@@ -1,6 +1,6 @@
-"""Mask R-CNN (He et al., 2017) from torchvision's parts, on the backbone of any Steps or timm model (Table 2).
+"""Mask R-CNN (He et al., 2017) from torchvision's modules, on the backbone of any Steps or timm model (Table 2).
 
-The settings are those of Swin's detectors (facts.md). Labels are 1 … num_classes, 0 is the background.
+The settings are those of Swin's detectors. Labels are 1 … num_classes, 0 is the background.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ __all__ = [
     "create_roi_heads",
 ]
 
-ANCHORS = (32, 64, 128, 256, 512)  # sides in pixels, one a level
-RATIOS = (0.5, 1.0, 2.0)
-BOXES, MASKS = 7, 14  # sides of what is cut out of the maps
-_LEVELS = ["0", "1", "2", "3"]  # those that boxes are cut out of: not the coarsest, which only the RPN sees
+ANCHORS = (32, 64, 128, 256, 512)  # side lengths in pixels, one per level
+RATIOS = (0.5, 1.0, 2.0)  # height over width
+BOXES, MASKS = 7, 14  # side lengths of the RoI features of the box and of the mask head
+_LEVELS = ["0", "1", "2", "3"]  # from which RoIs are pooled; the coarsest level, "pool", is for the RPN alone
 
 
 class FeaturePyramid(nn.Module):
-    """A backbone with torchvision's FPN: five levels of ``out_channels``.
+    """A backbone with torchvision's FPN: five levels with ``out_channels`` channels.
 
     Shape: (B, 3, H, W) -> {"0", …, "3", "pool"}: (B, out_channels, ⌈H / s⌉, ⌈W / s⌉), s = 4, 8, 16, 32, 64.
     """
@@ -58,7 +58,8 @@ class FeaturePyramid(nn.Module):
 
 
 class _RPNHead(RPNHead):
-    """In float32 under autocast too: the boxes are made in its outputs' type, and bfloat16 has steps of 8 pixels."""
+    """Outputs float32 under autocast too: boxes get the dtype of the outputs, and bfloat16 near 1,100 pixels resolves
+    8 pixels only."""
 
     def forward(self, x: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         objectness, deltas = super().forward(x)
@@ -66,15 +67,15 @@ class _RPNHead(RPNHead):
 
 
 class _AnchorGenerator(AnchorGenerator):
-    """In float32 under autocast too: it takes its type from the maps, and anchors at x = 1100 would move by pixels."""
+    """Anchors in float32 under autocast too: torchvision gives them the dtype of the maps, see above."""
 
     def forward(self, image_list: ImageList, feature_maps: list[Tensor]) -> list[Tensor]:
-        alike = [torch.empty((), dtype=torch.float32, device=one.device).expand(one.shape) for one in feature_maps]
-        return super().forward(image_list, alike)
+        float_maps = [torch.empty((), dtype=torch.float32, device=x.device).expand(x.shape) for x in feature_maps]
+        return super().forward(image_list, float_maps)  # of the maps only shape, dtype and device are used
 
 
 class BoxPredictor(FastRCNNPredictor):
-    """In float32 under autocast too. Shape: (N, hidden) -> (N, classes), (N, 4 · classes)."""
+    """Outputs float32 under autocast too. Shape: (N, hidden) -> (N, classes), (N, 4 · classes)."""
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         logits, deltas = super().forward(x)
@@ -82,23 +83,26 @@ class BoxPredictor(FastRCNNPredictor):
 
 
 class _MaskPredictor(MaskRCNNPredictor):
-    """In float32 under autocast too. Shape: (N, C, 14, 14) -> (N, classes, 28, 28)."""
+    """Outputs float32 under autocast too. Shape: (N, C, 14, 14) -> (N, classes, 28, 28)."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x).float()
 
 
 class Detector(GeneralizedRCNN):
-    """FPN, RPN and any heads.
+    """Backbone with FPN, RPN, and RoI heads such as those of Mask R-CNN.
 
-    In training it takes images (3, H, W) in 0 … 1 that are resized already, with targets ("boxes" (N, 4) as
+    In training it takes images (3, H, W) in 0 … 1 that are already resized, with targets ("boxes" (N, 4) as
     x1, y1, x2, y2 in pixels, "labels" (N), "masks" (N, H, W)), and returns losses. In evaluation it resizes the
-    images itself and returns boxes, labels, scores and soft masks (N, 1, H, W) of each at its own size.
+    images itself, and returns per image boxes, labels, scores and soft masks (N, 1, H, W) at its original size.
 
     Args:
-        num_classes: of objects, without the background.
-        size, max_size: of an image's shorter and longer side in evaluation, in pixels.
-        mean, std: of a channel, which the backbone was trained with.
+        backbone: the five feature levels.
+        roi_heads: torchvision's RoIHeads, or a module of the same signature.
+        num_classes: number of object classes, without the background.
+        size, max_size: lengths of an image's shorter side and at most of its longer side in evaluation, in pixels.
+        anchors: side lengths in pixels, one per level.
+        mean, std: per channel, with which the backbone was trained.
     """
 
     def __init__(
@@ -120,8 +124,8 @@ class Detector(GeneralizedRCNN):
             bg_iou_thresh=0.3,
             batch_size_per_image=256,
             positive_fraction=0.5,
-            pre_nms_top_n={"training": 2000, "testing": 1000},  # a level
-            post_nms_top_n={"training": 1000, "testing": 1000},  # an image
+            pre_nms_top_n={"training": 2000, "testing": 1000},  # per level
+            post_nms_top_n={"training": 1000, "testing": 1000},  # per image
             nms_thresh=0.7,
         )
         transform = GeneralizedRCNNTransform(
@@ -132,7 +136,7 @@ class Detector(GeneralizedRCNN):
 
     @property
     def trunk(self) -> nn.Module:
-        """Where the residual blocks are (:func:`.stream.blocks_of`)."""
+        """The module that holds the residual blocks, for :func:`stepsnet.stream.blocks_of`."""
         return self.backbone.body.features
 
     def no_weight_decay(self) -> set[str]:
@@ -152,9 +156,12 @@ def create_roi_heads(
 
     Args:
         box_head: (N, channels, 7, 7) -> (N, hidden).
-        samples: boxes an image that are trained on, a quarter of them positive.
-        iou: from which overlap on a box is positive.
-        weights: of a box's regression, x, y, width and height.
+        hidden: width of the box head's output.
+        num_classes: number of object classes, without the background.
+        channels: of the FPN.
+        samples: boxes per image to train on, a quarter of them positive.
+        iou: overlap from which on a box is positive.
+        weights: of the box regression in x, y, width and height.
     """
     return RoIHeads(
         box_roi_pool=MultiScaleRoIAlign(_LEVELS, BOXES, sampling_ratio=2),
@@ -190,20 +197,23 @@ def create_detector(
     """A detector on a timm or StepsNet model.
 
     Args:
-        make_heads: from (channels, hidden, num_classes, samples).
-        backbone_args: of :func:`create_backbone`.
-        anchors: sides in pixels, one for each of the five levels.
-        channels: of the FPN and of what follows it. The last three are the paper's unless one wants it smaller.
+        make_heads: a function of (channels, hidden, num_classes, samples) that returns the RoI heads.
+        backbone: name of a timm or StepsNet model.
+        backbone_args: arguments of :func:`create_backbone`.
+        num_classes: number of object classes, without the background.
+        size, max_size: see :class:`Detector`.
+        anchors: side lengths in pixels, one for each of the five levels.
+        channels: of the FPN and of the convolutions after it.
         hidden: width of the box head.
-        samples: boxes an image that are trained on.
+        samples: boxes per image to train on. The defaults of the last three are the paper's; tests take less.
 
     Raises:
-        ValueError: a backbone that is none, or a number out of range.
+        ValueError: an unknown backbone, or a number out of range.
     """
     if num_classes < 1:
         raise ValueError(f"num_classes: got {num_classes}, expected at least 1")
     if len(anchors) != len(ANCHORS):
-        raise ValueError(f"anchors: got {len(anchors)} sides, expected {len(ANCHORS)}, one a level")
+        raise ValueError(f"anchors: got {len(anchors)} sides, expected {len(ANCHORS)}, one per level")
     pyramid = FeaturePyramid(create_backbone(backbone, **(backbone_args or {})), channels)
     heads = make_heads(channels, hidden, num_classes, samples)
     return Detector(pyramid, heads, num_classes, size, max_size, anchors, *normalisation_of(backbone))

@@ -1,4 +1,4 @@
-"""Steps-DeiT: DeiT with its blocks in steps of increasing width (Table 13).
+"""Steps-DeiT: DeiT with its blocks in steps of several widths, in the paper increasing ones (Table 13).
 
 The class is timm's VisionTransformer with another block container, so embeddings, head, options and
 initialisation are timm's; with one step it is DeiT itself.
@@ -15,15 +15,8 @@ from timm.models import build_model_with_cfg, generate_default_cfgs, register_mo
 from timm.models.vision_transformer import Block, VisionTransformer, checkpoint_filter_fn
 from torch import Tensor
 
-from .assembly import (
-    assemble,
-    check_steps,
-    model_cfg,
-    per_block,
-    resolve_heads,
-    set_grad_checkpointing,
-    with_defaults,
-)
+from ..plan import check_steps
+from .assembly import assemble, model_cfg, per_block, resolve_heads, set_grad_checkpointing, with_defaults
 from .depth_methods import with_depth_method
 
 __all__ = ["StepsDeiT"]
@@ -55,10 +48,9 @@ class StepsDeiT(VisionTransformer):
     """DeiT whose blocks form a :class:`stepsnet.StepsNet`.
 
     Args:
-        widths: C_1 … C_n, strictly increasing; the last is the model's ``embed_dim``.
+        widths: C_1 … C_n in the order of execution, positive integers; the largest is the model's ``embed_dim``.
         depths: blocks of each step.
         num_heads: attention heads of each step; by default those whose size is nearest to 64.
-        reverse: the wide-to-narrow design of Eq. (6), with the same widths and depths.
         block_fn: timm's ``Block``, or another block of its signature.
         depth_method: layer_scale, rezero, deepnorm, fixup or normformer, see ``depth_methods.py``.
         **kwargs: everything else that :class:`timm.models.VisionTransformer` takes.
@@ -66,7 +58,7 @@ class StepsDeiT(VisionTransformer):
     Shape: (B, in_chans, H, W) -> (B, num_classes).
 
     Raises:
-        ValueError: widths that do not increase, a list of another length, heads that do not divide, an
+        ValueError: widths that are not positive integers, a list of another length, heads that do not divide, an
             unknown method.
     """
 
@@ -75,7 +67,6 @@ class StepsDeiT(VisionTransformer):
         widths: Sequence[int] = (192, 272, 384),
         depths: Sequence[int] = (12, 6, 6),
         num_heads: Sequence[int] | None = None,
-        reverse: bool = False,
         block_fn=Block,
         depth_method: str | None = None,
         **kwargs,
@@ -83,21 +74,22 @@ class StepsDeiT(VisionTransformer):
         check_steps(widths, depths)
         block_fn, kwargs = with_depth_method(depth_method, sum(depths), block_fn, kwargs)
         num_heads = resolve_heads(widths, num_heads, head_dim=64)
-        shapes = iter(per_block(list(zip(widths, num_heads)), depths, reverse))
+        shapes = iter(per_block(list(zip(widths, num_heads)), depths))
 
         def block_of_its_step(*, dim: int, num_heads: int, **block_kwargs):
             dim, num_heads = next(shapes)  # in place of the model's own width and heads
             return block_fn(dim=dim, num_heads=num_heads, **block_kwargs)
 
+        embed_dim, embed_heads = max(zip(widths, num_heads))
         super().__init__(
-            embed_dim=widths[-1],
+            embed_dim=embed_dim,
             depth=sum(depths),
-            num_heads=num_heads[-1],
+            num_heads=embed_heads,
             block_fn=block_of_its_step,
             **kwargs,
         )
         blocks = list(self.blocks)  # type: ignore[has-type]
-        self.blocks = assemble(blocks, widths, depths, dim=-1, reverse=reverse)
+        self.blocks = assemble(blocks, widths, depths, dim=-1)
         names = [name for name, _ in self.blocks.named_modules() if re.fullmatch(r"networks\.\d+\.\d+", name)]
         for info, name in zip(self.feature_info, names):
             info["module"] = f"blocks.{name}"

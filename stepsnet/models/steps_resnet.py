@@ -1,7 +1,7 @@
-"""Steps-ResNet: ResNet with the blocks of its later stages in steps of increasing width (Table 12).
+"""Steps-ResNet: ResNet with the blocks of its later stages in steps of several widths (Table 12).
 
 A stage's first block changes resolution and width; it stays as it is, in front of the StepsNet of the
-others. With one step a stage it is ResNet itself.
+others. With one step per stage it is ResNet itself.
 """
 
 from __future__ import annotations
@@ -54,17 +54,16 @@ class StepsResNet(ResNet):
     """ResNet whose stages hold a :class:`stepsnet.StepsNet` each, behind their downsampling block.
 
     Args:
-        widths: C_1 … C_n of each stage, strictly increasing bottleneck dimensions; the last is the
+        widths: C_1 … C_n of each stage in the order of execution, as bottleneck dimensions; the largest is the
             stage's own. The channels split and carried are C times the block's expansion.
         depths: blocks of each step, nested in the same way, without each stage's first block.
         block: timm's ``BasicBlock`` or ``Bottleneck``.
-        reverse: the wide-to-narrow design of Eq. (6), with the same widths and depths.
         **kwargs: everything else that :class:`timm.models.ResNet` takes.
 
     Shape: (B, in_chans, H, W) -> (B, num_classes).
 
     Raises:
-        ValueError: widths that do not increase, or a list of another length.
+        ValueError: widths that are not positive integers, or a list of another length.
     """
 
     def __init__(
@@ -72,32 +71,31 @@ class StepsResNet(ResNet):
         widths: Sequence[Sequence[int]] = ((64,), (128,), (256,), (512,)),
         depths: Sequence[Sequence[int]] = ((2,), (3,), (5,), (2,)),
         block: type[BasicBlock] | type[Bottleneck] = Bottleneck,
-        reverse: bool = False,
         **kwargs,
     ):
         check_stages(widths, depths)
-        planes_of: list[int] = []  # of every block of the model, in order
+        planes_per_block: list[int] = []  # of the whole model, in the order of execution
         for stage_widths, stage_depths in zip(widths, depths):
-            planes_of += [stage_widths[-1], *per_block(stage_widths, stage_depths, reverse)]
-        remaining = iter(planes_of)
+            planes_per_block += [max(stage_widths), *per_block(stage_widths, stage_depths)]
+        remaining = iter(planes_per_block)
 
         def block_of_its_step(inplanes, planes, stride, downsample, **block_kwargs):
-            narrow = next(remaining)
-            if narrow != planes:  # never a stage's first block
-                inplanes, planes = narrow * block.expansion, narrow
+            own_planes = next(remaining)
+            if own_planes != planes:  # narrower than the stage, so not its first block
+                inplanes, planes = own_planes * block.expansion, own_planes
             return block(inplanes, planes, stride, downsample, **block_kwargs)
 
         block_of_its_step.expansion = block.expansion  # type: ignore[attr-defined]
         super().__init__(
             block=block_of_its_step,
             layers=tuple(1 + sum(stage_depths) for stage_depths in depths),
-            channels=tuple(stage_widths[-1] for stage_widths in widths),
+            channels=tuple(max(stage_widths) for stage_widths in widths),
             **kwargs,
         )
         for index, (stage_widths, stage_depths) in enumerate(zip(widths, depths), 1):
             first, *others = getattr(self, f"layer{index}")
             channels = [width * block.expansion for width in stage_widths]
-            steps = assemble(others, channels, stage_depths, dim=1, reverse=reverse)
+            steps = assemble(others, channels, stage_depths, dim=1)
             setattr(self, f"layer{index}", nn.Sequential(first, steps))
 
     @torch.jit.ignore
@@ -168,5 +166,5 @@ def test_steps_resnet(pretrained: bool = False, **kwargs) -> StepsResNet:
 
 @register_model
 def test_steps_resnet_baseline(pretrained: bool = False, **kwargs) -> StepsResNet:
-    """The same with one step a stage."""
+    """The same with one step per stage."""
     return _create("test_steps_resnet_baseline", pretrained, **kwargs)

@@ -1,6 +1,6 @@
-"""Steps-Swin: Swin with the blocks of its later stages in steps of increasing width (Table 14).
+"""Steps-Swin: Swin with the blocks of its later stages in steps of several widths (Table 14).
 
-Stem, patch merging, blocks and head are timm's; a stage's blocks form a StepsNet. With one step a
+Stem, patch merging, blocks and head are timm's; a stage's blocks form a StepsNet. With one step per
 stage it is Swin itself.
 """
 
@@ -71,7 +71,7 @@ BASELINES = {
 class StepsSwinStage(SwinTransformerStage):
     """One stage: patch merging to the stage's width, and a StepsNet of blocks.
 
-    Shape: (B, H, W, dim) -> (B, H', W', C_n), with H' and W' halved where it downsamples.
+    Shape: (B, H, W, dim) -> (B, H', W', C), C the largest of ``widths``, with H' and W' halved where it downsamples.
     """
 
     def __init__(
@@ -86,14 +86,13 @@ class StepsSwinStage(SwinTransformerStage):
         drop_path: Sequence[float],
         block_fn: Callable[..., nn.Module],
         norm_layer: Callable[..., nn.Module],
-        reverse: bool,
         device=None,
         dtype=None,
         **block_kwargs,
     ):
         super().__init__(
             dim=dim,
-            out_dim=widths[-1],
+            out_dim=max(widths),
             input_resolution=input_resolution,
             depth=0,
             downsample=downsample,
@@ -116,9 +115,9 @@ class StepsSwinStage(SwinTransformerStage):
                 dtype=dtype,
                 **block_kwargs,
             )
-            for index, (width, heads) in enumerate(per_block(list(zip(widths, num_heads)), depths, reverse))
+            for index, (width, heads) in enumerate(per_block(list(zip(widths, num_heads)), depths))
         ]
-        self.blocks = assemble(blocks, widths, depths, dim=-1, reverse=reverse)
+        self.blocks = assemble(blocks, widths, depths, dim=-1)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.blocks(self.downsample(x))
@@ -128,18 +127,17 @@ class StepsSwin(SwinTransformer):
     """Swin whose stages hold a :class:`stepsnet.StepsNet` each.
 
     Args:
-        widths: C_1 … C_n of each stage, strictly increasing; the last is the stage's width, which
-            the patch merging before it produces.
+        widths: C_1 … C_n of each stage in the order of execution, positive integers; the largest is the stage's
+            width, which the patch merging before it produces.
         depths: blocks of each step, nested in the same way.
         num_heads: attention heads of each step; by default those whose size is nearest to 32.
-        reverse: the wide-to-narrow design of Eq. (6), with the same widths and depths (Table 10).
         block_fn: timm's ``SwinTransformerBlock``, or another block of its signature.
         **kwargs: the rest of what :class:`timm.models.SwinTransformer` takes.
 
     Shape: (B, in_chans, H, W) -> (B, num_classes); features are (B, H, W, C).
 
     Raises:
-        ValueError: widths that do not increase, a list of another length, heads that do not divide.
+        ValueError: widths that are not positive integers, a list of another length, heads that do not divide.
     """
 
     def __init__(
@@ -147,7 +145,6 @@ class StepsSwin(SwinTransformer):
         widths: Sequence[Sequence[int]] = ((96,), (192,), (192, 272, 384), (192, 272, 384, 544)),
         depths: Sequence[Sequence[int]] = ((2,), (2,), (6, 3, 3), (4, 2, 2, 2)),
         num_heads: Sequence[Sequence[int]] | None = None,
-        reverse: bool = False,
         block_fn: Callable[..., nn.Module] = SwinTransformerBlock,
         num_classes: int = 1000,
         global_pool: str = "avg",
@@ -167,14 +164,14 @@ class StepsSwin(SwinTransformer):
     ):
         check_stages(widths, depths)
         if num_heads is not None and len(num_heads) != len(widths):
-            raise ValueError(f"num_heads: got {num_heads}, expected {len(widths)} sequences, one a stage")
+            raise ValueError(f"num_heads: got {num_heads}, expected {len(widths)} sequences, one per stage")
         heads = [
             resolve_heads(stage_widths, None if num_heads is None else num_heads[stage], 32, f" of stage {stage + 1}")
             for stage, stage_widths in enumerate(widths)
         ]
-        # timm's constructor makes the stem and the bookkeeping; its stages, left empty, are replaced
+        # timm's constructor makes the stem and sets the attributes; its stages, left empty, are replaced
         super().__init__(
-            embed_dim=widths[0][-1],
+            embed_dim=max(widths[0]),
             depths=(0,) * len(widths),
             num_heads=tuple(stage[-1] for stage in heads),
             num_classes=num_classes,
@@ -200,7 +197,6 @@ class StepsSwin(SwinTransformer):
                     drop_path=drop_paths[index],
                     block_fn=block_fn,
                     norm_layer=norm_layer,
-                    reverse=reverse,
                     head_dim=head_dim,
                     always_partition=always_partition,
                     dynamic_mask=self.dynamic_img_size,
@@ -212,7 +208,7 @@ class StepsSwin(SwinTransformer):
                     dtype=dtype,
                 )
             )
-            stage_width = widths[index][-1]
+            stage_width = max(widths[index])
             self.feature_info[index]["num_chs"] = stage_width
         self.layers = nn.Sequential(*stages)
         self.num_features = stage_width
@@ -242,7 +238,7 @@ class StepsSwin(SwinTransformer):
             stages: list[Any] = list(self.layers.children())
             first = [next((i for i, n in enumerate(stage.blocks.networks) if len(n)), 0) for stage in stages]
             matcher["blocks"] = [
-                # a patch merging goes with the first block behind it
+                # a patch merging is grouped with the first block after it
                 *((rf"^layers\.({stage})\.downsample", (step, 0)) for stage, step in enumerate(first)),
                 (r"^layers\.(\d+)\.blocks\.networks\.(\d+)\.(\d+)", None),
                 (r"^norm", (99999,)),
@@ -311,5 +307,5 @@ def test_steps_swin(pretrained: bool = False, **kwargs) -> StepsSwin:
 
 @register_model
 def test_steps_swin_baseline(pretrained: bool = False, **kwargs) -> StepsSwin:
-    """The same with one step a stage."""
+    """The same with one step per stage."""
     return _create("test_steps_swin_baseline", pretrained, **kwargs)

@@ -1,9 +1,10 @@
 """Steps-Transformer: LLaMA's decoder layers in steps of increasing width, as a transformers model.
 
-The paper's six models are ``paper/tables.py``'s TABLE_4; vocabulary 50,000, RMSNorm, SwiGLU, RoPE, tied embedding.
+The paper's six models are TABLE_4 in ``paper/rows.py``: vocabulary 50,000, RMSNorm, SwiGLU, RoPE, tied embedding.
 
-The layers are transformers' own, one width a step; what is ours is the residual stream between them, Eq. (5).
-With one step the model *is* transformers' LLaMA: the same keys, weights and logits.
+The layers are transformers' own, each with the width of its step; what differs from LLaMA is the residual stream
+between them, which follows the rule of :class:`stepsnet.StepsNet`. With one step the model *is* transformers' LLaMA:
+the same keys, weights and logits.
 """
 
 from collections.abc import Iterator
@@ -29,39 +30,42 @@ from transformers.models.llama.modeling_llama import (
 )
 from transformers.utils.output_capturing import capture_outputs
 
-from .assembly import check_steps, resolve_heads
+from ..plan import check_steps
+from ..steps import change_width, cut_stream
+from .assembly import per_block, resolve_heads
 
 __all__ = ["StepsTransformerConfig", "StepsTransformerForCausalLM", "StepsTransformerModel"]
 
-VOCABULARY = 50_000  # tokens, WikiText-103's
+VOCABULARY = 50_000  # tokens, for WikiText-103
 
-PerStep = Any  # a whole number, or a list of one for each step; the checks are below
+PerStep = Any  # an integer, or a list with one integer per step; checked in __post_init__
 
 
 @strict
 class StepsTransformerConfig(LlamaConfig):
-    """LLaMA's configuration with lists, one entry a step, in place of one width and depth.
+    """LLaMA's configuration with lists, one entry per step, in place of one width and depth.
 
     Args:
-        widths: C_1 … C_n, strictly increasing; C_n is the width of the embedding and of the head.
+        widths: C_1 … C_n in the order of execution, positive integers; the largest, C, is the width of the embedding
+            and of the head.
         depths: decoder layers of each step.
         num_attention_heads: heads of each step; by default those nearest to a head size of 64.
-        num_key_value_heads: of each step; by default ``num_attention_heads``.
+        num_key_value_heads: key and value heads of each step; by default ``num_attention_heads``.
         intermediate_size: SwiGLU's hidden size in each step; by default 8/3 of the width, which gives
             Table 4's parameters (a multiple of 8 would print 45M for the row of 44M).
-        embedding_scale: what the embedding's output is multiplied with. LLaMA has 1, which leaves z_0 at the standard
-            deviation of the initialization, 0.02, and lets a step's residuals drown the slices that wait.
-        **kwargs: LlamaConfig's. ``hidden_size`` and ``num_hidden_layers`` follow from the steps.
+        embedding_scale: factor of the embedding's output. LLaMA has 1, which leaves z_0 at the standard deviation of
+            the initialization, 0.02: the residuals of a step then grow far larger than the channels that wait.
+        **kwargs: other arguments of LlamaConfig. ``hidden_size`` and ``num_hidden_layers`` follow from the steps.
 
-    A single number stands for a list of one. ``attention_bias`` and ``mlp_bias`` are off, embeddings tied.
+    A single integer stands for a list of one. ``attention_bias`` and ``mlp_bias`` are off, embeddings are tied.
 
     Raises:
-        ValueError: widths and depths that do not fit, heads that do not divide a width, or a head size that is
-            odd, which rotary embeddings cannot turn.
+        ValueError: widths and depths that do not match, heads that do not divide a width, or an odd head size, which
+            rotary embeddings cannot rotate.
     """
 
     model_type = "steps_transformer"
-    base_model_pp_plan = None  # pipeline stages would have to carry the slices that wait
+    base_model_pp_plan = None  # pipeline stages would have to pass on the channels that wait
     base_model_tp_plan = None
 
     widths: PerStep = (192, 272, 384)
@@ -80,8 +84,9 @@ class StepsTransformerConfig(LlamaConfig):
         self.num_attention_heads = list(resolve_heads(self.widths, None if heads is None else _per_step(heads), 64))
         self.num_key_value_heads = _per_step(self.num_key_value_heads or self.num_attention_heads)
         self.intermediate_size = _per_step(self.intermediate_size or [round(8 * c / 3) for c in self.widths])
-        self.hidden_size, self.num_hidden_layers = self.widths[-1], sum(self.depths)
-        self.head_dim = self.widths[-1] // self.num_attention_heads[-1]
+        self.hidden_size, embedding_heads = max(zip(self.widths, self.num_attention_heads))
+        self.num_hidden_layers = sum(self.depths)
+        self.head_dim = self.hidden_size // embedding_heads
         super().__post_init__(**kwargs)
         self.validate_architecture()  # here it raises the plain ValueError
 
@@ -89,30 +94,30 @@ class StepsTransformerConfig(LlamaConfig):
         steps = len(self.widths)
         for name in ("num_key_value_heads", "intermediate_size"):
             if len(getattr(self, name)) != steps:
-                raise ValueError(f"{name}: got {getattr(self, name)}, expected one a width of {self.widths}")
+                raise ValueError(f"{name}: got {getattr(self, name)}, expected one per width of {self.widths}")
         for width, heads, shared in zip(self.widths, self.num_attention_heads, self.num_key_value_heads):
             if heads % shared:
                 raise ValueError(f"num_key_value_heads: got {shared}, expected a divisor of the {heads} heads")
             if width // heads % 2:
                 raise ValueError(
                     f"num_attention_heads: got {heads} at width {width}, heads of size {width // heads}, expected "
-                    "an even size: rotary embeddings turn pairs"
+                    "an even size: rotary embeddings rotate pairs of channels"
                 )
 
     @property
     def steps(self) -> list["StepConfig"]:
-        """A view of this configuration for each step."""
+        """A view of this configuration per step."""
         return [StepConfig(self, step) for step in range(len(self.widths))]
 
     @property
     def per_layer_config(self) -> list["StepConfig"]:
-        """What transformers asks for the shapes of a static cache."""
-        return [step for step, depth in zip(self.steps, self.depths) for _ in range(depth)]
+        """A view per layer, from which transformers takes the shapes of a static cache."""
+        return per_block(self.steps, self.depths)
 
     @per_layer_config.setter
     def per_layer_config(self, value: Any) -> None:
         if value is not None:
-            raise ValueError("per_layer_config: expected none, the steps say what differs between layers")
+            raise ValueError("per_layer_config: got a value, expected None: it follows from the steps")
 
 
 def _per_step(values: PerStep) -> list[int]:
@@ -120,10 +125,10 @@ def _per_step(values: PerStep) -> list[int]:
 
 
 class StepConfig:
-    """A step's part of the configuration; all else is read from the whole one, as it is at that moment."""
+    """The configuration of one step; attributes that do not depend on the step are read from the model's."""
 
     def __init__(self, config: StepsTransformerConfig, step: int):
-        self.whole = config
+        self.model_config = config
         self.hidden_size = config.widths[step]
         self.intermediate_size = config.intermediate_size[step]
         self.num_attention_heads = config.num_attention_heads[step]
@@ -131,19 +136,19 @@ class StepConfig:
         self.head_dim = self.hidden_size // self.num_attention_heads
 
     def __getattr__(self, name: str) -> Any:
-        if name == "whole" or name.startswith("__"):  # a copy asks before there is one
+        if name == "model_config" or name.startswith("__"):  # copy and pickle ask before it is set
             raise AttributeError(name)
-        return getattr(self.whole, name)
+        return getattr(self.model_config, name)
 
 
 class StepsTransformerPreTrainedModel(LlamaPreTrainedModel):
     config_class = StepsTransformerConfig
     config: StepsTransformerConfig
-    _can_record_outputs = {"attentions": LlamaAttention}  # noqa: RUF012 - hidden states are ours to collect, see below
+    _can_record_outputs = {"attentions": LlamaAttention}  # noqa: RUF012 - hidden states are collected in forward
 
 
 class ScaledEmbedding(nn.Embedding):
-    """Tokens, (B, N) -> z_0, (B, N, C_n); a head that shares the weights takes them unscaled."""
+    """Token ids (B, N) -> z_0 (B, N, C), scaled; a head that shares the weights uses them unscaled."""
 
     def __init__(self, config: StepsTransformerConfig):
         super().__init__(config.vocab_size, config.hidden_size, config.pad_token_id)
@@ -155,10 +160,10 @@ class ScaledEmbedding(nn.Embedding):
 
 
 class StepsTransformerModel(StepsTransformerPreTrainedModel):
-    """The decoder: tokens -> (B, N, C_n).
+    """The decoder: token ids (B, N) -> (B, N, C).
 
-    ``layers`` is flat, as LLaMA's. ``hidden_states`` are the whole residual stream after each layer,
-    [y_i, x_{i+1}, …, x_n], so that all have the width C_n.
+    ``layers`` is one list over all steps, as LLaMA's. ``hidden_states`` are the whole residual stream after each
+    layer, what it wrote and the channels that wait, so that all have the width C.
     """
 
     def __init__(self, config: StepsTransformerConfig):
@@ -169,16 +174,17 @@ class StepsTransformerModel(StepsTransformerPreTrainedModel):
         self.embed_tokens = ScaledEmbedding(config)
         layers = (LlamaDecoderLayer(step, index) for index, step in enumerate(config.per_layer_config))
         self.layers = nn.ModuleList(layers)
+        self.slice_widths, self.slices_read = cut_stream(config.widths)
         self.norm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.rotary_embs = nn.ModuleList(LlamaRotaryEmbedding(step) for step in steps)  # head sizes differ
         self.gradient_checkpointing = False
         self.post_init()
 
-    def steps(self) -> Iterator[tuple[int, list[nn.Module]]]:
-        """The width and the layers of each step."""
+    def layers_of_steps(self) -> Iterator[list[nn.Module]]:
+        """The layers of each step."""
         start = 0
-        for width, depth in zip(self.config.widths, self.config.depths):
-            yield width, list(self.layers[start : start + depth])
+        for depth in self.config.depths:
+            yield list(self.layers[start : start + depth])
             start += depth
 
     @capture_outputs
@@ -193,10 +199,10 @@ class StepsTransformerModel(StepsTransformerPreTrainedModel):
         output_hidden_states: bool | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPast:
-        """input_ids: (B, N), or inputs_embeds: (B, N, C_n); masks, positions and cache as in LlamaModel."""
+        """input_ids: (B, N), or inputs_embeds: (B, N, C); masks, positions and cache as in LlamaModel."""
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("You must specify exactly one of input_ids or inputs_embeds")
-        x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds  # (B, N, C_n)
+        x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds  # (B, N, C)
         use_cache = self.config.use_cache if use_cache is None else use_cache
         if use_cache and past_key_values is None and not (self.gradient_checkpointing and self.training):
             past_key_values = DynamicCache(config=self.config)
@@ -210,14 +216,12 @@ class StepsTransformerModel(StepsTransformerPreTrainedModel):
             past_key_values=past_key_values,
             position_ids=position_ids,
         )
-        wanted = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
-        stream = [x] if wanted else None
-        widths = self.config.widths
-        slices = torch.split(x, [wide - narrow for narrow, wide in zip((0, *widths), widths)], -1)  # x_i: (B, N, d_i)
-        y = slices[0]
-        for step, (_, layers) in enumerate(self.steps()):
-            if step > 0:
-                y = torch.cat((y, slices[step]), -1)  # [y_{i-1}, x_i]: (B, N, C_i)
+        keep_states = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
+        hidden_states = [x] if keep_states else None
+        y = x
+        waiting: list[Tensor] = []
+        for step, layers in enumerate(self.layers_of_steps()):
+            y, waiting = change_width(y, waiting, self.slices_read[step], self.slice_widths, -1)  # y: (B, N, C_i)
             position_embeddings = self.rotary_embs[step](y, position_ids=position_ids)
             for layer in layers:
                 y = layer(
@@ -229,15 +233,16 @@ class StepsTransformerModel(StepsTransformerPreTrainedModel):
                     use_cache=use_cache,
                     **kwargs,
                 )
-                if stream is not None:
-                    stream.append(torch.cat((y, *slices[step + 1 :]), -1))
+                if hidden_states is not None:
+                    hidden_states.append(torch.cat((y, *waiting), -1))
+        y, _ = change_width(y, waiting, len(self.slice_widths), self.slice_widths, -1)  # (B, N, C)
         y = self.norm(y)
-        if stream is not None:
-            stream[-1] = y  # as transformers' models have it
+        if hidden_states is not None:
+            hidden_states[-1] = y  # after the norm, as in transformers' models
         return BaseModelOutputWithPast(
             last_hidden_state=y,
             past_key_values=past_key_values if use_cache else None,
-            hidden_states=tuple(stream) if stream is not None else None,
+            hidden_states=tuple(hidden_states) if hidden_states is not None else None,
         )
 
 
@@ -245,7 +250,7 @@ class StepsTransformerForCausalLM(StepsTransformerPreTrainedModel, GenerationMix
     """The decoder and its head, which shares the embedding's weights unless ``tie_word_embeddings`` is off."""
 
     _tied_weights_keys = LlamaForCausalLM._tied_weights_keys
-    forward = LlamaForCausalLM.forward  # tokens, (B, N) -> logits, (B, N, vocab_size), and the loss of labels
+    forward = LlamaForCausalLM.forward  # token ids (B, N) -> logits (B, N, vocab_size), and with labels the loss
 
     def __init__(self, config: StepsTransformerConfig):
         super().__init__(config)
@@ -256,17 +261,17 @@ class StepsTransformerForCausalLM(StepsTransformerPreTrainedModel, GenerationMix
 
 
 def create(**kwargs: Any) -> StepsTransformerForCausalLM:
-    """A new model from StepsTransformerConfig's arguments.
+    """A new model from the arguments of :class:`StepsTransformerConfig`.
 
     Raises:
-        ValueError: an unknown argument, or what the configuration refuses.
+        ValueError: an unknown argument, or a value that the configuration does not accept.
     """
     unknown = [key for key in kwargs if key not in StepsTransformerConfig.__dataclass_fields__]
     if unknown:
-        raise ValueError(f"got an unknown argument {unknown[0]!r}, expected StepsTransformerConfig's")
+        raise ValueError(f"got an unknown argument {unknown[0]!r}, expected one of StepsTransformerConfig")
     try:
         return StepsTransformerForCausalLM(StepsTransformerConfig(**kwargs))
-    except StrictDataclassError as error:  # of a type that a field does not take
+    except StrictDataclassError as error:  # a value of the wrong type
         raise ValueError(str(error.__cause__ or error)) from error
 
 

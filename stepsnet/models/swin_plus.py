@@ -1,8 +1,8 @@
 """Swin++ and Steps-Swin++ (Fig. 5): Swin's block with the LPU and the ConvFFN of CMT.
 
-CMT (Guo et al., CVPR 2022) puts a depth-wise 3×3 convolution with a shortcut in front of the attention
-(the local perception unit), and another between the two layers of the MLP. The rest is Swin's, layer
-normalisation included. The macro design is that of Swin and of Steps-Swin.
+CMT (Guo et al., CVPR 2022) puts a depth-wise 3×3 convolution with a shortcut before the attention (the local
+perception unit), and another between the two layers of the MLP. The rest is Swin's, layer normalization included.
+The macro design is that of Swin and of Steps-Swin.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .steps_swin import StepsSwin, create_steps_swin, swin_cfg
 
 __all__ = ["ConvFFN", "LocalPerceptionUnit", "SwinPlusBlock"]
 
-# The baselines are Swin's widths and depths, one step a stage.
+# The baselines have Swin's widths and depths, one step per stage.
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "swinpp_tiny_window7_224": dict(
         widths=((96,), (192,), (384,), (768,)),
@@ -79,7 +79,7 @@ class ConvFFN(Mlp):
 
 
 class SwinPlusBlock(SwinTransformerBlock):
-    """Swin's block with an LPU in front and a ConvFFN for its MLP. Shape: (B, H, W, C) -> (B, H, W, C)."""
+    """Swin's block with an LPU before it and a ConvFFN as its MLP. Shape: (B, H, W, C) -> (B, H, W, C)."""
 
     def __init__(
         self,
@@ -154,5 +154,5 @@ def test_steps_swinpp(pretrained: bool = False, **kwargs) -> StepsSwin:
 
 @register_model
 def test_steps_swinpp_baseline(pretrained: bool = False, **kwargs) -> StepsSwin:
-    """The same with one step a stage."""
+    """The same with one step per stage."""
     return _create("test_steps_swinpp_baseline", pretrained, **kwargs)

@@ -1,7 +1,7 @@
-"""UPerNet: a class for every pixel, from the four maps of any Steps or timm backbone.
+"""UPerNet: semantic segmentation from the four feature maps of any Steps or timm backbone.
 
-The decoder and the auxiliary head are transformers', whose names of weights they keep; the backbone, dropout and
-the initialisation are what differs. Settings are Swin's for ADE20K (facts.md).
+The decoder and the auxiliary head are those of transformers, with the same weight names; the backbone, the dropout
+and the initialization differ. The defaults are Swin's settings for ADE20K.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ __all__ = ["UPerNet", "create"]
 
 
 class UPerNet(nn.Module):
-    """A pyramid backbone, UPerNet's decoder (Xiao et al., 2018), and a small FCN head that helps it in training.
+    """A backbone with four maps, UPerNet's decoder (Xiao et al., 2018), and an auxiliary FCN head for training.
 
     Args:
         backbone: name of a timm or StepsNet model.
-        num_classes: of the pixels.
-        backbone_args: of :func:`create_backbone`, such as ``drop_path_rate`` or ``frozen_stages``.
+        num_classes: number of pixel classes.
+        backbone_args: arguments of :func:`create_backbone`, such as ``drop_path_rate`` or ``frozen_stages``.
         channels: width of the decoder.
-        pool_scales: sides of the pyramid pooling's maps.
-        auxiliary_channels: width of the auxiliary head's one convolution.
-        auxiliary_stage: the stage that it stands on, counted from 1.
-        dropout: share of the channels that both heads leave out in front of their classifier.
+        pool_scales: side lengths of the maps of the pyramid pooling.
+        auxiliary_channels: width of the one convolution of the auxiliary head.
+        auxiliary_stage: the stage, 1 to 4, whose map the auxiliary head takes.
+        dropout: probability with which a channel is dropped before the classifier of either head.
 
-    Shape: (B, 3, H, W) -> logits (B, num_classes, H, W); in training also those of the auxiliary head.
+    Shape: (B, 3, H, W) -> logits (B, num_classes, H, W); in training a pair with those of the auxiliary head.
 
     Raises:
-        ValueError: a backbone that is not known or takes other arguments, or numbers out of range.
+        ValueError: an unknown backbone, arguments that it does not accept, or numbers out of range.
     """
 
     def __init__(
@@ -69,18 +69,18 @@ class UPerNet(nn.Module):
         self.auxiliary_head = UperNetFCNHead(config, self.backbone.channels, in_index=auxiliary_stage - 1)
         for head, width in ((self.decode_head, channels), (self.auxiliary_head, auxiliary_channels)):
             head.classifier = _Classifier(width, num_classes, dropout)
-            head.apply(_initialise)
+            head.apply(_init_weights)
 
     def forward(self, images: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         maps = self.backbone(images)  # 4 × (B, C_i, H / s_i, W / s_i)
-        logits = self._enlarge(self.decode_head(maps), images)  # (B, num_classes, H, W)
+        logits = self._resize(self.decode_head(maps), images)  # (B, num_classes, H, W)
         if not self.training:
             return logits
-        return logits, self._enlarge(self.auxiliary_head(maps), images)
+        return logits, self._resize(self.auxiliary_head(maps), images)
 
     @property
     def trunk(self) -> nn.Module:
-        """Where the residual blocks are (:func:`.stream.blocks_of`)."""
+        """The module that holds the residual blocks, for :func:`stepsnet.stream.blocks_of`."""
         return self.backbone.features
 
     @torch.jit.ignore
@@ -88,12 +88,12 @@ class UPerNet(nn.Module):
         return {f"backbone.{name}" for name in self.backbone.no_weight_decay()}
 
     @staticmethod
-    def _enlarge(logits: Tensor, images: Tensor) -> Tensor:
+    def _resize(logits: Tensor, images: Tensor) -> Tensor:
         return F.interpolate(logits, size=images.shape[-2:], mode="bilinear", align_corners=False)
 
 
 class _Classifier(nn.Conv2d):
-    """transformers' 1×1 convolution, with dropout of whole channels in front: its heads have none."""
+    """The 1×1 convolution of transformers' heads, here with dropout of channels before it."""
 
     def __init__(self, channels: int, num_classes: int, dropout: float):
         super().__init__(channels, num_classes, kernel_size=1)
@@ -103,8 +103,8 @@ class _Classifier(nn.Conv2d):
         return super().forward(F.dropout2d(x, self.dropout, self.training))
 
 
-def _initialise(module: nn.Module) -> None:
-    """He's for what a ReLU follows, and small weights for classes, as in mmsegmentation's heads."""
+def _init_weights(module: nn.Module) -> None:
+    """Kaiming initialization, and small weights in the classifiers, as in mmsegmentation's heads."""
     if isinstance(module, _Classifier):
         nn.init.normal_(module.weight, std=0.01)
         assert module.bias is not None
@@ -114,5 +114,5 @@ def _initialise(module: nn.Module) -> None:
 
 
 def create(**args: Any) -> UPerNet:
-    """From the arguments of a recipe's model."""
+    """A new :class:`UPerNet`, by its arguments."""
     return UPerNet(**args)

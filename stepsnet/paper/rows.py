@@ -147,9 +147,14 @@ def model_of(row: dict[str, Any]) -> tuple[str, dict[str, Any]] | None:
             heads = [[8 if width == 136 else heads_for(width, 32) for width in stage] for stage in widths]
         return "steps_swin_tiny_patch4_window7_224", {"widths": widths, "depths": depths, "num_heads": heads}
     if table == "10":
-        return "steps_swin_tiny_patch4_window7_224", {"reverse": name == "Reverse"}
+        stages = [*_SWIN[:2], _STEPS_3, _STEPS_4]
+        if name == "Reverse":
+            stages = [(widths[::-1], depths[::-1]) for widths, depths in stages]
+        return "steps_swin_tiny_patch4_window7_224", _arguments_of(stages)
     if table == "11":
-        stages = TABLE_11[name]
-        arguments = {"widths": [widths for widths, _ in stages], "depths": [depths for _, depths in stages]}
-        return "steps_swin_tiny_patch4_window7_224", arguments
+        return "steps_swin_tiny_patch4_window7_224", _arguments_of(TABLE_11[name])
     return None
+
+
+def _arguments_of(stages: list[Stage]) -> dict[str, Any]:
+    return {"widths": [widths for widths, _ in stages], "depths": [depths for _, depths in stages]}

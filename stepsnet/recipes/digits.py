@@ -99,21 +99,21 @@ _TABLE_9 = {
 }
 
 
-def _ablation(table: str, name: str, depths: Sequence[int], **args: Any) -> ClassificationRecipe:
-    """The first row of Table 8 is the baseline of Tables 8 and 9, and Steps-DeiT that of Table 10."""
-
-    def model(depths: Sequence[int], **args: Any) -> ModelSpec:
+def _ablation(
+    table: str, name: str, depths: Sequence[int], baseline: Sequence[int] | None, widest_first: bool = False
+) -> ClassificationRecipe:
+    def model(depths: Sequence[int], order: int = 1) -> ModelSpec:
         widths = _WIDTHS[-len(depths) :]
-        return _deit(widths, depths, [heads_for(width, 16) for width in widths], **args)
+        return _deit(widths[::order], depths[::order], [heads_for(width, 16) for width in widths[::order]])
 
-    first = None if name == "steps_1" else model((12, 6, 6) if table == "10" else (12,))
-    shape = ", ".join(f"{width}×{depth}" for width, depth in zip(_WIDTHS[-len(depths) :], depths))
+    spec = model(depths, -1 if widest_first else 1)
+    shape = ", ".join(f"{width}×{depth}" for width, depth in zip(spec.args["widths"], spec.args["depths"]))
     return dataclasses.replace(
         DEEP,
         name=f"digits_ablations/{name}",
-        title=f"Table {table} in small: {shape}{', widest first' if args else ''}",
-        model=model(depths, **args),
-        baseline=first,
+        title=f"Table {table} in small: {shape}",
+        model=spec,
+        baseline=model(baseline) if baseline else None,
     )
 
 
@@ -146,8 +146,8 @@ RECIPES = by_name(
     TINY,
     DEEP,
     *(recipe for blocks in DEPTHS for recipe in _depth(blocks)),
-    *(_ablation("8", name, depths) for name, depths in _TABLE_8.items()),
-    *(_ablation("9", name, depths) for name, depths in _TABLE_9.items()),
-    _ablation("10", "wide_to_narrow", (12, 6, 6), reverse=True),
+    *(_ablation("8", name, depths, None if name == "steps_1" else (12,)) for name, depths in _TABLE_8.items()),
+    *(_ablation("9", name, depths, (12,)) for name, depths in _TABLE_9.items()),
+    _ablation("10", "wide_to_narrow", (12, 6, 6), (12, 6, 6), widest_first=True),
     *(recipe for name, args in _METHODS.items() for recipe in _method(name, args)),
 )

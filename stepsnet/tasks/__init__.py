@@ -34,13 +34,13 @@ def build_task(recipe: Recipe, data: str | None = None, run: Path | None = None)
 
 
 def check_recipe(recipe: Recipe, model: nn.Module) -> None:
-    """Find what does not fit without opening the data, before the first of several runs starts.
+    """Check a recipe without opening its data, such as before the first of several runs.
 
     Args:
-        model: the recipe's, which may be on the meta device.
+        model: the recipe's model, which may be on the meta device.
 
     Raises:
-        UserError: the model does not take what the recipe feeds it with.
+        UserError: the model does not accept the recipe's inputs.
     """
     task = importlib.import_module(f"stepsnet.tasks.{recipe.task}.task")
     if hasattr(task, "check"):

@@ -1,4 +1,4 @@
-"""The size of a classifier's pictures: the recipe's or the model's own, and whether the model takes it."""
+"""The input size of a classifier: the recipe's or the model's own, and whether the model accepts it."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ __all__ = ["check_input_size", "input_size"]
 
 
 def input_size(recipe: ClassificationRecipe, model: nn.Module) -> tuple[int, int, int]:
-    """(channels, height, width) of what the recipe feeds its model with."""
+    """(channels, height, width) of the model's inputs."""
     chans, *own = input_size_of(recipe.model, model)
     height, width = [recipe.img_size] * 2 if recipe.img_size else own
     return chans, height, width
 
 
 def check_input_size(recipe: ClassificationRecipe, model: nn.Module) -> None:
-    """Run another size than the model's own through it, on the meta device: some models take any, others one.
+    """Try a size other than the model's own on the meta device: some models accept any size, others only one.
 
     Raises:
-        UserError: the model does not take pictures of ``img_size``.
+        UserError: the model does not accept images of ``img_size``.
     """
     spec, side, own = recipe.model, recipe.img_size, input_size_of(recipe.model, model)
     size = input_size(recipe, model)
     reason = None
     if size != own:
-        with suppress(UserError):  # what cannot be built on the meta device cannot be asked
+        with suppress(UserError):  # a model that cannot be built on the meta device is not checked
             reason = _refusal(spec, size)
     if reason is None:
         return
@@ -43,12 +43,12 @@ def check_input_size(recipe: ClassificationRecipe, model: nn.Module) -> None:
 
 
 def _refusal(spec: ModelSpec, size: tuple[int, int, int]) -> str | None:
-    """Why a model of this kind does not take such a picture; None where it does. Raises UserError as it is built."""
-    with torch.device("meta"), torch.no_grad():  # a model of its own: a forward pass may leave caches behind
+    """Why the model does not accept inputs of ``size``; None where it does. Raises UserError if it cannot be built."""
+    with torch.device("meta"), torch.no_grad():  # a separate model, because a forward pass may leave caches behind
         model = build_model(spec)
         try:
             model.eval()(torch.empty(1, *size))
-        except NotImplementedError:  # an operator that the meta device has not
+        except NotImplementedError:  # an operator that does not exist for the meta device
             return None
         except (AssertionError, IndexError, RuntimeError, TypeError, ValueError) as error:
             return " ".join(str(error).split())[:200] or type(error).__name__

@@ -24,8 +24,10 @@ from ...errors import UserError
 from ...models.build import build_model
 from ..assets import save_classes
 from ..loading import loaded
-from .data import ImageData, InputSpec, SampleKey, load_images
+from .data import ImageData, SampleKey, Samples, load_images
+from .held_out import split_of
 from .input_size import check_input_size, input_size
+from .transforms import InputSpec
 
 __all__ = ["Classification", "build", "check", "input_spec"]
 
@@ -42,7 +44,17 @@ def build(
     model = build_model(recipe.model)
     check(recipe, model)
     spec = input_spec(recipe, model)
-    images = load_images(data or recipe.data, spec, recipe.augment, recipe.seed, recipe.train_samples)
+    data = data or recipe.data
+    images = load_images(
+        data,
+        spec,
+        recipe.augment,
+        recipe.seed,
+        recipe.train_samples,
+        holdout=recipe.holdout,
+        clean_samples=recipe.clean_samples if split_of(data)[1] == "val" else 0,
+        in_memory=recipe.cache == "memory",
+    )
     task = Classification(
         images,
         recipe.batch_size,
@@ -58,7 +70,7 @@ def build(
 
 
 def check(recipe: ClassificationRecipe, model: nn.Module) -> None:
-    """Raises UserError where the model does not take images of the recipe's size."""
+    """Raises UserError where the model does not accept images of the recipe's size."""
     check_input_size(recipe, model)
 
 
@@ -176,7 +188,14 @@ class Classification(Task):
 
     @torch.no_grad()
     def evaluate(self, model: nn.Module, shard: BatchShard, device: torch.device) -> dict[str, float]:
-        """Cross-entropy, and top-1 and top-5 accuracy in percent."""
+        """Cross-entropy, and top-1 and top-5 accuracy in percent; and of the clean training samples, if any."""
+        scores = self._score(self.data.val, model, shard, device)
+        if not len(self.data.clean):
+            return scores
+        clean = self._score(self.data.clean, model, shard, device)
+        return {**scores, "train_clean_loss": clean["loss"], "train_clean_top1": clean["top1"]}
+
+    def _score(self, samples: Samples, model: nn.Module, shard: BatchShard, device: torch.device) -> dict[str, float]:
         classes = len(self.data.classes)
         metrics = {
             "loss": MeanMetric(),
@@ -185,9 +204,9 @@ class Classification(Task):
         }
         for metric in metrics.values():
             metric.to(device)
-        batches = shard.evaluation_batches(len(self.data.val), _EVALUATION_BATCH_SIZE)
+        batches = shard.evaluation_batches(len(samples), _EVALUATION_BATCH_SIZE)
         keys = [[(0, index, 0) for index in batch.indices] for batch in batches]
-        with self._loaded(self.data.val, keys, device) as found:
+        with self._loaded(samples, keys, device) as found:
             for batch, (images, labels, failed) in zip(batches, found):
                 self._count_undecodable(failed)
                 logits = model(images).float()
@@ -203,8 +222,9 @@ class Classification(Task):
         """The class names, so that a run can be used where its data are not."""
         save_classes(folder, self.data.classes)
 
-    def facts(self) -> dict[str, int]:
-        return {"undecodable": len(self.undecodable)}
+    def facts(self) -> dict[str, Any]:
+        sizes = {"train": len(self.data.train), "evaluated": len(self.data.val)}
+        return {"split": self.data.evaluated, "samples": sizes, "undecodable": len(self.undecodable)}
 
     def notices(self) -> list[str]:
         new = list(self.undecodable)[self.reported :]

@@ -46,7 +46,9 @@ class TextData:
     splits: dict[str, Split]
 
 
-def load_text(data: str, kind: str, vocab_size: int | None, tokenizer: Tokenizer | None = None) -> TextData:
+def load_text(
+    data: str, kind: str, vocab_size: int | None, tokenizer: Tokenizer | None = None, holdout: float | None = None
+) -> TextData:
     """Tokens of ``python-docs``, ``text:PATH`` (a file or a folder) or ``hfds:NAME`` (or ``hfds:NAME:CONFIG``).
 
     The first 90% of a single file are for training; a folder holds train.txt, valid.txt (or val.txt) and optionally
@@ -55,10 +57,11 @@ def load_text(data: str, kind: str, vocab_size: int | None, tokenizer: Tokenizer
     Args:
         kind: of the tokenizer: "bpe" of ``vocab_size``, "characters", or "gpt2".
         tokenizer: used in place of one made from the training split, such as a run's.
+        holdout: the last share of the training text becomes the split val, and what was val becomes test.
 
     Raises:
-        UserError: the data do not exist, a file is empty or binary, a split has no text, or the text is too small
-            for the vocabulary.
+        UserError: the data do not exist, a file is empty or binary, a split has no text, the text is too small
+            for the vocabulary, or ``holdout`` is given where the data have a test split of their own.
     """
     source, _, path = data.partition(":")
     if data == "python-docs":
@@ -72,6 +75,8 @@ def load_text(data: str, kind: str, vocab_size: int | None, tokenizer: Tokenizer
         raise UserError(
             f"data: got {data!r}, expected a text file or one of {', '.join(known)}{nearest(source, known)}"
         )
+    if holdout is not None:
+        texts = _held_out(data, texts, holdout)
     for name, documents in texts.items():
         if not any(document.strip() for document in documents):
             raise UserError(f"data: the split {name} of {data} is empty, expected text")
@@ -82,6 +87,22 @@ def load_text(data: str, kind: str, vocab_size: int | None, tokenizer: Tokenizer
         if not folder.exists():
             _pack(texts, tokenizer or (lambda: _make_tokenizer(texts["train"], kind, vocab_size)), folder)
     return _open(folder)
+
+
+def _held_out(data: str, texts: Texts, share: float) -> Texts:
+    """The end of the training text for val, and val for test: a function of the text alone."""
+    if "test" in texts:
+        raise UserError(f"holdout: got {share}, but {data} has a test split of its own, expected null")
+    if not 0 < share < 1:
+        raise UserError(f"holdout: got {share}, expected a share of the training text between 0 and 1")
+    left = round((1 - share) * sum(map(len, texts["train"])))  # characters
+    train: list[str] = []
+    val: list[str] = []
+    for document in texts["train"]:
+        train += [document[:left]] if left > 0 else []
+        val += [document[max(left, 0) :]] if len(document) > left else []
+        left -= len(document)
+    return {"train": train, "val": val, "test": texts["val"]}
 
 
 def load_tokenizer(path: Path) -> Tokenizer:

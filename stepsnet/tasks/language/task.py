@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ def build(
     data = data or recipe.data
     data, _, split = data.partition("@")  # DATA@test evaluates the test split
     own = load_tokenizer(run / "tokenizer.json") if run else None
-    text = load_text(data, recipe.tokenizer, recipe.vocab_size, own)
+    text = load_text(data, recipe.tokenizer, recipe.vocab_size, own, recipe.holdout)
     model: Any = build_model(recipe.model)
     _check_vocabulary(model, text)
     if split and split not in text.splits:
@@ -45,6 +46,7 @@ def build(
         epoch_updates=recipe.epoch_updates,
         stride=recipe.eval_stride,
         evaluated=split or "val",
+        clean_samples=0 if split else recipe.clean_samples,
     )
     return model, task
 
@@ -71,6 +73,7 @@ class LanguageModelling(Task):
         epoch_updates: int | None = None,
         stride: int | None = None,
         evaluated: str = "val",
+        clean_samples: int = 0,
     ):
         """
         Args:
@@ -78,6 +81,7 @@ class LanguageModelling(Task):
             epoch_updates: updates per epoch, which need not be a pass; None is one pass.
             stride: tokens that are scored in each window of ``seq_len``, its last ones; None is all of them.
             evaluated: the split of the evaluation.
+            clean_samples: sequences at the beginning of the training text that are evaluated too, without dropout.
 
         Raises:
             UserError: a split is shorter than a batch, or the stride is longer than a window.
@@ -87,6 +91,7 @@ class LanguageModelling(Task):
         self.text, self.batch_size, self.seq_len, self.seed = text, batch_size, seq_len, seed
         self.stride, self.evaluated, self.units_per_sample = stride or seq_len, evaluated, seq_len
         tokens = len(text.splits["train"].tokens)
+        self.clean_tokens = clean_samples * seq_len
         self.sequences = (tokens - seq_len) // seq_len  # per pass, which begins at an offset below seq_len
         if self.sequences < batch_size:
             raise UserError(
@@ -131,7 +136,26 @@ class LanguageModelling(Task):
         at least ``seq_len - stride`` tokens precede each token. The perplexity per word divides the log-likelihood
         of the text by its words, so that tokenizers can be compared.
         """
+        nll, scored = self._likelihood(self.text.splits[self.evaluated], model, shard, device)
         split = self.text.splits[self.evaluated]
+        loss, of_word = nll / scored, nll / max(split.words, 1)
+        scores = {
+            "loss": loss,
+            "perplexity": _exp(loss),
+            "word_perplexity": _exp(of_word),
+            "bits_per_character": nll / math.log(2) / split.characters,
+        }
+        if self.clean_tokens:
+            train = self.text.splits["train"]
+            part = replace(train, tokens=train.tokens[: self.clean_tokens + 1])
+            nll, scored = self._likelihood(part, model, shard, device)
+            scores["train_clean_loss"] = nll / scored
+        return scores
+
+    def _likelihood(
+        self, split: Split, model: nn.Module, shard: BatchShard, device: torch.device
+    ) -> tuple[float, float]:
+        """Negative log-likelihood of a split's tokens, and how many of them were scored."""
         windows = list(self._windows(len(split.tokens)))
         total = torch.zeros(2, dtype=torch.float64, device=device)
         for batch in shard.evaluation_batches(len(windows), _EVALUATION_BATCH_SIZE):
@@ -140,14 +164,8 @@ class LanguageModelling(Task):
                 total += score
         if shard.world_size > 1:
             torch.distributed.all_reduce(total)
-        nll, scored = total.tolist()  # of all tokens together
-        loss = nll / scored
-        return {
-            "loss": loss,
-            "perplexity": _exp(loss),
-            "word_perplexity": _exp(nll / max(split.words, 1)),
-            "bits_per_character": nll / math.log(2) / split.characters,
-        }
+        nll, scored = total.tolist()
+        return nll, scored
 
     def _windows(self, count: int) -> Iterator[tuple[int, int, int]]:
         """(begin, first scored token, end) of each window; each token but the first is scored once."""
@@ -196,7 +214,8 @@ class LanguageModelling(Task):
 
     def facts(self) -> dict[str, Any]:
         sizes = {name: vars(split) | {"tokens": len(split.tokens)} for name, split in self.text.splits.items()}
-        return {"text": sizes, "vocab_size": self.text.tokenizer.get_vocab_size(), "eval_stride": self.stride}
+        vocabulary = self.text.tokenizer.get_vocab_size()
+        return {"split": self.evaluated, "text": sizes, "vocab_size": vocabulary, "eval_stride": self.stride}
 
     def notices(self) -> list[str]:
         return []

@@ -9,7 +9,7 @@ CLASSES = ("road", "car", "tree")
 
 
 def write_pair(root, split, name, size, labels=None, seed=0):
-    """A picture of noise around a grey that tells its class, so that there is something to be learnt."""
+    """An image of noise around a gray that tells its class, so that there is something to be learnt."""
     rng = np.random.default_rng([seed, len(name), *name.encode()])
     if labels is None:
         coarse = rng.integers(0, len(CLASSES), (3, 4))

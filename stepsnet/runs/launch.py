@@ -1,6 +1,6 @@
 """Many runs, as processes side by side: the threads and the queue of the parent, and the child's end of it.
 
-A child is ``python -m stepsnet.commands.launch``. It reads one :class:`Job` as JSON from its standard input and writes
+A child is ``python -m stepsnet.runs.launch``. It reads one :class:`Job` as JSON from its standard input and writes
 what it reports, a JSON object per line, to its standard output.
 """
 
@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ..config import Recipe
     from ..console import Display
 
-__all__ = ["Contender", "check_grid", "train_grid"]
+__all__ = ["Contender", "Job", "check_grid", "run_all", "train_grid"]
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,9 @@ class Job:
     label: str
     config: str  # path of the recipe
     folder: str
+
+
+Ended = Callable[[Job, int, str], bool]
 
 
 def check_grid(recipes: Sequence[Recipe], seeds: Sequence[int], jobs: int) -> list[nn.Module]:
@@ -97,20 +100,36 @@ def train_grid(
             write_atomically(config, to_yaml(recipe))
             name = f"{contender.name}, seed {seed}" if len(seeds) > 1 else contender.name
             waiting.append(Job(name, contender.label, str(config), str(run)))
-    if waiting:
-        _Launcher(waiting, jobs, display).run()
+    run_all(waiting, jobs, display)
     return runs
+
+
+def run_all(
+    waiting: list[Job], jobs: int, display: Display, ended: Ended = lambda job, status, said: status == 0
+) -> None:
+    """Run all jobs, ``jobs`` at once.
+
+    Args:
+        waiting: may be changed by ``ended``, which is called with each job, its exit status and its last line of
+            output, and says whether to go on.
+
+    Raises:
+        UserError: a run failed. Interrupted: a signal.
+    """
+    if waiting:
+        _Launcher(waiting, jobs, display, ended).run()
 
 
 class _Launcher:
     """Starts the jobs, shows their events as they come, and stops all of them when one fails or a signal comes."""
 
-    def __init__(self, waiting: list[Job], jobs: int, display: Display):
-        self.waiting, self.at_once, self.display = waiting, jobs, display
+    def __init__(self, waiting: list[Job], jobs: int, display: Display, ended: Ended):
+        self.waiting, self.at_once, self.display, self.ended = waiting, jobs, display, ended
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         self.environment = {**os.environ, "OMP_NUM_THREADS": str(max(1, cores // min(jobs, len(waiting))))}
         self.lines: queue.Queue[tuple[str, str | None]] = queue.Queue()  # of a child; None where it has ended
         self.running: dict[str, subprocess.Popen] = {}
+        self.jobs: dict[str, Job] = {}
         self.last_line: dict[str, str] = {}
         self.failed: list[str] = []
         self.told: set[subprocess.Popen] = set()
@@ -140,7 +159,7 @@ class _Launcher:
 
     def start(self, job: Job) -> None:
         process = subprocess.Popen(
-            [sys.executable, "-m", "stepsnet.commands.launch"],
+            [sys.executable, "-m", "stepsnet.runs.launch"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -150,7 +169,7 @@ class _Launcher:
         assert process.stdin is not None
         process.stdin.write(json.dumps(dataclasses.asdict(job)))
         process.stdin.close()
-        self.running[job.name] = process
+        self.running[job.name], self.jobs[job.name] = process, job
         threading.Thread(target=self.forward, args=(job.name, process), daemon=True).start()
 
     def forward(self, name: str, process: subprocess.Popen) -> None:
@@ -165,7 +184,8 @@ class _Launcher:
         except queue.Empty:
             return
         if line is None:
-            if self.running.pop(name).wait() and not interrupted:
+            status = self.running.pop(name).wait()
+            if not interrupted and not self.ended(self.jobs[name], status, self.last_line.get(name, "")):
                 self.failed.append(name)
             return
         try:

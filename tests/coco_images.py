@@ -1,4 +1,4 @@
-"""A COCO data set of a few made-up pictures, with every kind of segmentation."""
+"""A COCO data set of a few made-up images, with every kind of segmentation."""
 
 import json
 
@@ -36,7 +36,7 @@ KINDS = (as_polygon, as_counts, as_string)
 
 
 def write_coco(root, train=6, val=3):
-    """Each picture has a bright square and a dark one, in turn as polygon and RLE; the first of a split a crowd too."""
+    """Each image has a bright square and a dark one, in turn as polygon and RLE; the first of a split a crowd too."""
     random = np.random.default_rng(0)
     (root / "images").mkdir(parents=True)
     for split, count in (("train", train), ("val", val)):

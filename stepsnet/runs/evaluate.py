@@ -1,0 +1,67 @@
+"""The metrics of a run's weights, or of a file of weights of any timm or StepsNet model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import timm.models
+
+from ..checkpoint import load_into
+from ..config import ClassificationRecipe, ModelSpec
+from ..engine.distributed import pick_device
+from ..engine.task import BatchShard
+from ..errors import UserError
+from ..overrides import override
+from ..run_folder import read_run_recipe
+from ..tasks import build_task
+from ..tasks.prediction import load_trained
+
+__all__ = ["evaluate_checkpoint", "evaluate_run"]
+
+
+def evaluate_run(
+    folder: Path, data: str | None = None, stride: int | None = None, overrides: Sequence[str] = ()
+) -> dict[str, float]:
+    """Metrics of a run's weights on its validation split, or on that of other data.
+
+    Args:
+        stride: of a language model, in place of its recipe's ``eval_stride``.
+        overrides: changes to the recipe's fields that begin with ``eval_``, such as ``eval_flip=true``.
+
+    Raises:
+        UserError: there is no run, its weights cannot be read, or the data do not fit.
+    """
+    recipe = read_run_recipe(folder)
+    if stride is not None:
+        if not hasattr(recipe, "seq_len"):
+            raise UserError(f"--stride: {folder} is a run of {recipe.task}, expected one of language")
+        overrides = [*overrides, f"eval_stride={stride}"]
+    for assignment in overrides:
+        if not assignment.startswith("eval_"):
+            raise UserError(f"eval: got {assignment!r}, expected a key that begins with eval_")
+    recipe = override(recipe, overrides)
+    model, task = build_task(recipe, data, folder)
+    model, device = load_trained(folder, recipe, model)
+    return task.evaluate(model, BatchShard(), device)
+
+
+def evaluate_checkpoint(path: Path, model_name: str, data: str, args: dict[str, Any] | None = None) -> dict[str, float]:
+    """Metrics of a checkpoint file of any timm or StepsNet model on a data set's validation split.
+
+    Args:
+        path: safetensors or torch file with a state dict, as timm reads them.
+
+    Raises:
+        UserError: the file cannot be read or is of another model, or the classes differ.
+    """
+    recipe = ClassificationRecipe(name="eval", model=ModelSpec(model_name, args or {}), data=data, batch_size=1)
+    model, task = build_task(recipe)
+    device = pick_device("auto")
+    try:
+        weights = timm.models.load_state_dict(str(path), weights_only=True)
+    except Exception as error:  # of torch, pickle, safetensors or the file system
+        raise UserError(f"checkpoint: cannot read {path}: {' '.join(str(error).split())[:300]}") from None
+    load_into(model, weights)
+    return task.evaluate(model.to(device).eval(), BatchShard(), device)

@@ -1,0 +1,52 @@
+"""``stepsnet sweep STUDY``."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..config import MAY_CHANGE_ON_RESUME
+from ..console import choose_display
+from ..errors import UserError
+from .conductor import check_results, conduct
+from .declare import Study
+from .plan import check_models
+from .render import render_study, write_study
+from .results import read_results
+
+__all__ = ["run_study"]
+
+
+def run_study(study: Study, more: Sequence[str], overrides: Sequence[str], options: argparse.Namespace) -> None:
+    """Run or render a study and print its table.
+
+    Args:
+        more: what else was asked for, which a study takes none of.
+        overrides: of the settings that change no result.
+
+    Raises:
+        UserError: as :func:`conduct`, or an argument that a study does not take.
+    """
+    if more or options.seeds:
+        got = more[0] if more else f"--seeds {','.join(map(str, options.seeds))}"
+        raise UserError(f"sweep: got {got} with the study {study.name}, expected the study alone: it declares the rest")
+    for text in overrides:
+        if text.partition("=")[0] not in MAY_CHANGE_ON_RESUME:
+            free = ", ".join(sorted(MAY_CHANGE_ON_RESUME))
+            raise UserError(f"sweep: got {text} with a study, whose settings are declared; expected one of {free}")
+    folder = options.run or Path("runs") / study.folder
+    results = options.results or folder / "results"
+
+    def write() -> str:
+        return write_study(study, read_results(results, study), folder)
+
+    if options.render:
+        check_models(study)
+        check_results(study, results, options.data)
+        print(write() if options.run else render_study(study, read_results(results, study)))
+        return
+    settings = {"data": options.data, "free": tuple(overrides), "resume": options.resume, "after": write}
+    with choose_display() as display:
+        conduct(study, folder, results, options.jobs, display, **settings)
+    print(write())

@@ -1,0 +1,125 @@
+"""Run a study: every run an ordinary ``stepsnet train`` in a folder of its own, resumable at any moment."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ..console import Display
+from ..errors import UserError
+from ..files import write_atomically
+from ..overrides import override, to_yaml
+from ..provenance import without_folders
+from ..run_folder import lock_folder
+from ..runs.launch import Job, run_all
+from .declare import Study
+from .plan import Planned, check_models, due, recipe_of
+from .results import diverged_record, read_results, record_of, settings_of, write_record
+
+__all__ = ["check_results", "conduct"]
+
+_NOT_FINITE = ": got nan at", ": got inf at", ": got -inf at"  # what a run says whose loss is not finite
+
+
+def conduct(
+    study: Study,
+    folder: Path,
+    results: Path,
+    jobs: int,
+    display: Display,
+    *,
+    data: str | None = None,
+    free: tuple[str, ...] = (),
+    resume: bool = False,
+    after: Callable[[], None] = lambda: None,
+) -> None:
+    """Tune every cell, run the final seeds at the chosen rate, and score each at its end; ``jobs`` runs at once.
+
+    A run that diverges is a result; one that fails otherwise is named at the end, and the others go on without it.
+
+    Args:
+        folder: for the runs.
+        results: for a JSON of each run that has ended; what is there is not run again.
+        data: in place of the declaration's.
+        free: overrides of what changes no result, such as ``checkpoint_interval=100``.
+        after: called whenever a final run has ended.
+
+    Raises:
+        UserError: the declaration does not hold, a folder that is not empty without ``resume``, a result of
+            other settings, or runs that failed. Interrupted: a signal.
+    """
+    check_models(study)
+    if jobs < 1:
+        raise UserError(f"--jobs: got {jobs}, expected at least 1")
+    for place, option in ((folder, "--run"), (results, "--results")):
+        if not resume and place.exists() and any(place.iterdir()):
+            raise UserError(f"{option}: {place} is not empty, expected a new folder (--resume runs what is missing)")
+    there = check_results(study, results, data)
+    command = " ".join(["stepsnet", *map(shlex.quote, map(without_folders, sys.argv[1:]))])
+    planned: dict[str, Planned] = {}
+    failed: dict[str, str] = {}
+    waiting: list[Job] = []
+
+    def recipe(run: Planned) -> Any:
+        return override(recipe_of(study, run, data), free)
+
+    def fill() -> None:
+        """Put what is due now, and neither running nor there, in the order of its value."""
+        started = planned.keys() - {job.name for job in waiting}
+        waiting.clear()
+        for run in due(study, there):
+            if run.name in started:
+                continue
+            config = folder / "recipes" / f"{run.name}.yaml"
+            write_atomically(config, to_yaml(recipe(run)))
+            planned[run.name] = run
+            contender = study.contender(run.cell.contender)
+            waiting.append(Job(run.name, contender.label or contender.name, str(config), str(folder / run.name)))
+
+    def ended(job: Job, status: int, said: str) -> bool:
+        name = job.name
+        run = planned[name]
+        if status == 0:
+            record = record_of(study, run, recipe(run), folder / name, command)
+        elif any(words in said for words in _NOT_FINITE):
+            record = diverged_record(study, run, recipe(run), said, command)
+        else:
+            failed[name] = said
+            return len(failed) < 3  # one may be an accident
+        write_record(results, record)
+        there[name] = record
+        if run.kind == "final":
+            after()
+        fill()
+        return True
+
+    folder.mkdir(parents=True, exist_ok=True)
+    with lock_folder(folder):
+        fill()
+        if waiting:
+            run_all(waiting, jobs, display, ended)
+    if failed:
+        name, said = next(iter(failed.items()))
+        raise UserError(f"{len(failed)} of the study's runs failed, such as {name}: {said or 'no output'}")
+
+
+def check_results(study: Study, results: Path, data: str | None = None) -> dict[str, dict[str, Any]]:
+    """The records in a folder.
+
+    Raises:
+        UserError: one was made under other settings than the declaration's, or cannot be read.
+    """
+    there = read_results(results, study)
+    for name, record in there.items():
+        if not any(str(cell) == f"{record['contender']}@{record['point']}" for cell in study.cells):
+            raise UserError(f"results: {name} is of {record['contender']}@{record['point']}, which is not declared")
+        cell = study.cell(f"{record['contender']}@{record['point']}", "results")
+        run = Planned(cell, record["kind"], record["variant"], record["rate"], record["seed"])
+        ours = settings_of(recipe_of(study, run, data))
+        for key, value in ours.items():
+            if record["settings"].get(key, value) != value:
+                raise UserError(f"results: {name} was made with {key} {record['settings'][key]!r}, got {value!r}")
+    return there

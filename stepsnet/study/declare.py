@@ -1,0 +1,255 @@
+"""The declaration of a study: a YAML file, read into frozen dataclasses, its mistakes said in one line.
+
+A contender is a model in one setting at several *points*, such as depths. Contenders at the same point are to be of
+like compute. A *cell* is a contender at a point; it is written ``contender@point``.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from ..errors import UserError, nearest
+from ..metrics import METRICS
+
+__all__ = [
+    "Cell",
+    "Claim",
+    "Contender",
+    "Criterion",
+    "Flatness",
+    "Study",
+    "Tuning",
+    "find_study",
+    "studies",
+]
+
+DECLARED = Path(__file__).parent / "declared"  # the studies that come with the package
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contender:
+    """A model in one setting; keys of settings are those of a recipe's overrides, such as ``model.args.widths``."""
+
+    name: str  # of its runs: letters, digits, - and _
+    label: str = ""  # in tables and figures
+    about: str = ""  # what it is there for
+    recipe: str = ""  # a recipe's name or a .yaml file; by default the study's
+    settings: dict[str, Any] = field(default_factory=dict)  # at every point
+    points: dict[int, dict[str, Any]] = field(default_factory=dict)  # settings by point
+    variants: dict[str, dict[str, Any]] = field(default_factory=dict)  # settings that are tuned beside the rate
+    unequal: str = ""  # why its compute may differ from the others' at a point
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tuning:
+    """How the rate of each cell is chosen: the best by the study's metric on the held-out split, at a run's end."""
+
+    rates: tuple[float, ...]  # the grid; while the best is at an edge, it grows by the ratio there
+    seed: int = 0
+    length: float = 1 / 3  # share of the full length, warm-up included
+    most_rates: int = 8  # the grid grows no further
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flatness:
+    """A run is long enough if ``key`` changes by less than ``within``, relatively, over the last ``share`` of it."""
+
+    key: str = "train_clean_loss"
+    share: float = 0.1
+    within: float = 0.02
+
+
+@dataclass(frozen=True, kw_only=True)
+class Criterion:
+    """Whether one cell is better than another on the test split, by the paired differences over the final seeds.
+
+    With d = ``left`` - ``right``, signed so that more is better, and its t-interval at ``level``:
+
+    - ``above``: for where the interval lies above 0; against where it lies below ``margin``, and not above 0
+    - ``not_above``: for where the interval lies below ``margin``, and not above 0; against where it lies above 0
+
+    and undecided else. ``margin`` is the smallest difference that would matter, in the metric's unit.
+    """
+
+    name: str
+    left: str  # contender@point
+    right: str
+    expect: Literal["above", "not_above"] = "above"
+    margin: float = 0.0
+    level: float = 0.95
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """A sentence that may be said if every criterion named is met, and whose denial if one is met the other way."""
+
+    text: str
+    denial: str
+    criteria: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Cell:
+    contender: str
+    point: int
+
+    def __str__(self) -> str:
+        return f"{self.contender}@{self.point}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """``settings`` go before a contender's, and those before its point's and its variant's."""
+
+    name: str
+    question: str
+    recipe: str
+    data: str = ""  # by default the recipe's
+    settings: dict[str, Any] = field(default_factory=dict)
+    metric: str = "top1"
+    point: str = "blocks"  # what a point counts
+    tuning: Tuning
+    seeds: tuple[int, ...]  # of the final runs
+    tuned_on: Literal["val"] = "val"
+    scored_on: Literal["test"] = "test"  # once, at each final run's end
+    macs_tolerance: float = 0.03  # largest difference from the first contender at a point, relatively
+    flatness: Flatness = Flatness()
+    contenders: tuple[Contender, ...]
+    order: tuple[tuple[str, ...], ...] = ()  # groups of cells, the first first; what is not named comes last
+    criteria: tuple[Criterion, ...] = ()
+    claims: tuple[Claim, ...] = ()
+
+    @cached_property
+    def cells(self) -> tuple[Cell, ...]:
+        return tuple(Cell(contender.name, point) for contender in self.contenders for point in contender.points)
+
+    @cached_property
+    def groups(self) -> tuple[tuple[Cell, ...], ...]:
+        """The cells in the order of their runs."""
+        named = tuple(tuple(self.cell(text, "order") for text in group) for group in self.order)
+        rest = tuple(cell for cell in self.cells if not any(cell in group for group in named))
+        return (*named, rest) if rest else named
+
+    def contender(self, name: str) -> Contender:
+        return next(contender for contender in self.contenders if contender.name == name)
+
+    def cell(self, text: str, where: str) -> Cell:
+        """Raises UserError where no contender has such a point."""
+        found = next((cell for cell in self.cells if str(cell) == text), None)
+        if found is None:
+            known = [str(cell) for cell in self.cells]
+            raise UserError(f"{where}: got {text!r}, expected a contender@point{nearest(text, known)}")
+        return found
+
+    @property
+    def folder(self) -> str:
+        return self.name.replace("/", "-")
+
+
+def studies() -> dict[str, Path]:
+    """The studies that come with the package, by name."""
+    return {str(file.relative_to(DECLARED).with_suffix("")): file for file in sorted(DECLARED.rglob("*.yaml"))}
+
+
+def find_study(name: str) -> Study | None:
+    """A study by its name or from a .yaml file; None for what is neither, such as the name of a recipe.
+
+    Raises:
+        UserError: the file cannot be read, or something in the declaration is wrong.
+    """
+    is_file = name.endswith((".yaml", ".yml"))
+    if not is_file and name not in studies():
+        return None
+    return read_study(Path(name) if is_file else studies()[name])
+
+
+def read_study(path: Path) -> Study:
+    """Raises UserError: the file cannot be read, is no YAML, or has a wrong key or value."""
+    import yaml
+
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UserError(f"study: cannot read {path}: {' '.join(str(error).split())}") from None
+    if not isinstance(values, dict):
+        raise UserError(f"study: got {type(values).__name__} in {path}, expected a mapping of keys to values")
+    _known_keys(values, Study, f"{path}")
+    kinds = {"tuning": Tuning, "flatness": Flatness, "contenders": Contender, "criteria": Criterion, "claims": Claim}
+    for key, kind in kinds.items():
+        entries = values.get(key)
+        for entry in entries if isinstance(entries, list) else [entries]:
+            _known_keys(entry, kind, f"{path}: {key}")
+    study = _typed(values, str(path))
+    _check(study)
+    return study
+
+
+def _known_keys(values: Any, kind: type, where: str) -> None:
+    known = [entry.name for entry in fields(kind)]
+    for key in values if isinstance(values, dict) else ():
+        if key not in known:
+            expected = f"{', '.join(known)}{nearest(str(key), known)}"
+            raise UserError(f"{where}: unknown key {key!r}, expected one of {expected}")
+
+
+def _typed(values: Mapping[str, Any], where: str) -> Study:
+    import pydantic
+
+    try:
+        return pydantic.TypeAdapter(Study).validate_json(json.dumps(values), strict=True)
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"])
+        message = first["msg"].removeprefix("Input should be ")
+        raise UserError(f"{where}: {key}: got {first['input']!r}, expected {message}") from None
+
+
+def _check(study: Study) -> None:
+    """Raises UserError for what no type can say; models are built elsewhere."""
+    tuning, flat = study.tuning, study.flatness
+    if study.metric not in METRICS:
+        expected = f"{', '.join(METRICS)}{nearest(study.metric, METRICS)}"
+        raise UserError(f"metric: got {study.metric!r}, expected one of {expected}")
+    rates = list(tuning.rates)
+    if len(rates) < 3 or rates != sorted(set(rates)) or rates[0] <= 0:
+        raise UserError(f"tuning.rates: got {rates}, expected at least 3 rates above 0 that increase")
+    if not 0 < tuning.length <= 1:
+        raise UserError(f"tuning.length: got {tuning.length}, expected a share of the full length, above 0 and up to 1")
+    if len(set(study.seeds)) < max(len(study.seeds), 2):
+        raise UserError(f"seeds: got {list(study.seeds)}, expected at least 2 that differ, for an interval")
+    if tuning.seed in study.seeds:
+        raise UserError(f"seeds: got {tuning.seed} among them, the tuning's seed; expected others, which chose nothing")
+    if not (0 < flat.share < 1 and flat.within > 0):
+        raise UserError(f"flatness: got share {flat.share} and within {flat.within}, expected shares above 0")
+    _distinct("contenders", [contender.name for contender in study.contenders])
+    _distinct("criteria", [criterion.name for criterion in study.criteria])
+    for contender in study.contenders:
+        if not re.fullmatch(r"[A-Za-z0-9_-]+", contender.name):
+            raise UserError(f"contenders: got the name {contender.name!r}, expected letters, digits, - and _")
+        if not contender.points:
+            raise UserError(f"contenders: {contender.name} has no points, expected at least one")
+    order = [str(cell) for group in study.groups for cell in group]
+    _distinct("order", order)
+    for criterion in study.criteria:
+        for side in ("left", "right"):
+            study.cell(getattr(criterion, side), f"criteria: {criterion.name}: {side}")
+        if not (0 < criterion.level < 1 and criterion.margin >= 0):
+            got = f"level {criterion.level} and margin {criterion.margin}"
+            raise UserError(f"criteria: {criterion.name}: got {got}, expected 0 to 1 and at least 0")
+    known = [criterion.name for criterion in study.criteria]
+    for claim in study.claims:
+        for name in claim.criteria or ("",):
+            if name not in known:
+                raise UserError(f"claims: got the criterion {name!r}, expected a declared one{nearest(name, known)}")
+
+
+def _distinct(what: str, names: Sequence[str]) -> None:
+    repeated = next((name for name in names if names.count(name) > 1), None)
+    if repeated is not None or not (names or what == "criteria"):
+        raise UserError(f"{what}: got {repeated or 'none'}{' twice' if repeated else ''}, expected each once")

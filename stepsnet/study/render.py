@@ -1,0 +1,192 @@
+"""A study's results as a table, verdicts and a figure; partial results say how many runs are there."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib import style
+from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter, NullLocator, ScalarFormatter
+
+from ..colors import OKABE_ITO
+from ..files import write_atomically
+from ..metrics import find_metric
+from ..report.figure import STYLE, make_panels, save_figure, write_csv
+from ..report.words import count, number
+from .declare import Cell, Study
+from .plan import choice_of, progress
+from .results import flatness_of
+from .verdict import Judged, finals_of, judge_study
+
+__all__ = ["draw_study", "render_study", "rows_of", "write_study"]
+
+Results = Mapping[str, Mapping[str, Any]]
+
+
+def write_study(study: Study, results: Results, folder: Path) -> str:
+    """Write ``study.md``, ``study.json`` and, with something to draw, the figure and its numbers; returns the first."""
+    text, rows = render_study(study, results), rows_of(study, results)
+    write_atomically(folder / "study.md", text + "\n")
+    there, all_of = progress(study, results)
+    judged = judge_study(study, results).as_dict()
+    content = {"study": study.name, "runs": there, "of": all_of, "cells": rows, **judged}
+    write_atomically(folder / "study.json", json.dumps(content, indent=1) + "\n")
+    figure = draw_study(study, results)
+    if figure is not None:
+        save_figure(figure, folder / study.point)
+        write_csv([{key: value for key, value in row.items() if key != "tried"} for row in rows], folder / "study.csv")
+    return text
+
+
+def rows_of(study: Study, results: Results) -> list[dict[str, Any]]:
+    """A row a cell: what it is, the rate that was chosen and, over its final runs, means and single values."""
+    rows = []
+    for cell in study.cells:
+        choice, finals = choice_of(study, cell, results), finals_of(study, cell, results)
+        tuned = [record for record in results.values() if _is_tuning(record, cell)]
+        facts: Mapping[str, Any] = next((r for r in [*finals.values(), *tuned] if "macs" in r), {})
+        moved = [flatness_of(study, record.get("curve", [])) for record in finals.values()]
+        rows.append(
+            {
+                "contender": study.contender(cell.contender).label or cell.contender,
+                "point": cell.point,
+                **{key: facts.get(key) for key in ("blocks", "params", "macs")},
+                "rate": choice.rate if choice else None,
+                "variant": choice.variant if choice else None,
+                "at_edge": choice.at_edge if choice else None,
+                "seeds": list(finals),
+                "test": _values(finals, f"{study.scored_on}_{study.metric}"),
+                "val": _values(finals, f"{study.tuned_on}_{study.metric}"),
+                "clean_loss": _values(finals, "train_clean_loss"),
+                "clean_top1": _values(finals, "train_clean_top1"),
+                "moved": max((m for m in moved if m is not None), default=None),
+                "tried": {f"{r['variant']} {r['rate']:g}".strip(): _tuned_value(study, r) for r in tuned},
+            }
+        )
+    return rows
+
+
+def render_study(study: Study, results: Results) -> str:
+    """Markdown: how many runs are there, the cells, the rates that were tried, and the verdicts."""
+    there, all_of = progress(study, results)
+    metric = find_metric(study.metric)
+    name, unit = metric.name, metric.unit
+    digits = 1 if unit == "%" else 3
+    shown = f" ({unit})" if unit else ""
+    rows = rows_of(study, results)
+    with_top1 = any(row["clean_top1"] for row in rows)
+    head = ["contender", study.point, "blocks", "parameters", "MACs", "rate", "seeds", f"test {name}{shown}"]
+    head += [f"held-out {name}{shown}", "train loss, clean", *["train accuracy, clean (%)"] * with_top1, "last tenth"]
+    lines = [f"{there} of {all_of} runs.", "", "| " + " | ".join(head) + " |"]
+    lines[-1] = lines[-1].replace("last tenth", f"loss moved in the last {study.flatness.share:.0%}")
+    lines.append("|---" + "|---:" * (len(head) - 1) + "|")
+    for row in rows:
+        rate = "–" if row["rate"] is None else f"{row['variant']} {row['rate']:g}".strip() + " (edge)" * row["at_edge"]
+        cells = [row["contender"], str(row["point"]), str(row["blocks"] or "–")]
+        cells += [count(row["params"]), count(row["macs"]), rate]
+        cells += [str(len(row["seeds"])), _spread(row["test"], digits), _spread(row["val"], digits)]
+        cells += [_spread(row["clean_loss"], 3), *[_spread(row["clean_top1"], 1)] * with_top1]
+        cells.append("–" if row["moved"] is None else f"{row['moved']:.1%}")
+        lines.append("| " + " | ".join(cells) + " |")
+    note = f"Mean ± sample standard deviation over the final seeds; {name} in tuning, held-out split, by rate:"
+    lines += ["", note, ""]
+    lines += [f"- {line}" for line in _tried(study, rows, digits)] or ["- none yet"]
+    if study.criteria:
+        lines += ["", f"| criterion | left | right | expected | difference{shown} | interval | verdict |"]
+        lines.append("|---|---|---|---|---:|---:|---|")
+    outcome = judge_study(study, results)
+    for criterion, judged in zip(study.criteria, outcome.criteria):
+        expected = criterion.expect.replace("_", " ") + (f", margin {criterion.margin:g}" if criterion.margin else "")
+        cells = [criterion.name, criterion.left, criterion.right, expected, *_numbers(judged, digits, criterion.level)]
+        reason = f": {judged.reason}" if judged.reason else ""
+        lines.append("| " + " | ".join(cells) + f" | {judged.verdict}{reason} |")
+    for said in outcome.claims:
+        lines += ["", f"**{said.verdict}**: {said.text}"]
+    return "\n".join(lines)
+
+
+def draw_study(study: Study, results: Results) -> Figure | None:
+    """The metric on the test split and the loss on clean training samples against the points, a curve a contender.
+
+    A contender at one point is a marker. Bands reach from the lowest to the highest seed. None without a final run.
+    """
+    rows = [row for row in rows_of(study, results) if row["test"]]
+    if not rows:
+        return None
+    metric = find_metric(study.metric)
+    name, unit = metric.name, metric.unit
+    panels = [("test", f"test {name}" + (f" ({unit})" if unit else ""))]
+    panels += [("clean_loss", "loss on training samples, clean")] if any(row["clean_loss"] for row in rows) else []
+    points = sorted({row["point"] for row in rows})
+    labels = [contender.label or contender.name for contender in study.contenders]
+    there, all_of = progress(study, results)
+    with style.context(["default", STYLE]):
+        figure, axes = make_panels(False, len(panels), 2, 2.9)
+        for ax, (key, title) in zip(axes, panels):
+            ax.set(xlabel=study.point, ylabel=title, xscale="log")
+            ax.set_xticks(points)
+            ax.xaxis.set_major_formatter(ScalarFormatter())
+            ax.xaxis.set_minor_locator(NullLocator())
+            ax.xaxis.set_minor_formatter(NullFormatter())
+            if len(points) == 1:
+                ax.set_xlim(points[0] / 2, points[0] * 2)
+            for place, label in enumerate(labels):
+                of_label = sorted((r for r in rows if r["contender"] == label and r[key]), key=lambda r: r["point"])
+                if not of_label:
+                    continue
+                colour, x = OKABE_ITO[place % len(OKABE_ITO)], [row["point"] for row in of_label]
+                values = [row[key] for row in of_label]
+                ax.fill_between(x, list(map(min, values)), list(map(max, values)), color=colour, alpha=0.15)
+                if len(x) == 1:
+                    ax.vlines(x, min(values[0]), max(values[0]), color=colour, alpha=0.5)
+                marker = "o" if len(study.contenders[place].points) > 1 else "Dsv^P*X"[place % 7]
+                ax.plot(x, [statistics.fmean(v) for v in values], f"{marker}-", color=colour, label=label, markersize=4)
+        if there < all_of:
+            axes[0].set_title(f"{there} of {all_of} runs")
+        handles = {text: handle for ax in axes for handle, text in zip(*ax.get_legend_handles_labels())}
+        figure.legend(handles.values(), handles.keys(), loc="outside upper left", ncols=min(len(handles), 3))
+    return figure
+
+
+def _is_tuning(record: Mapping[str, Any], cell: Cell) -> bool:
+    return record["kind"] == "tuning" and (record["contender"], record["point"]) == (cell.contender, cell.point)
+
+
+def _tuned_value(study: Study, record: Mapping[str, Any]) -> float | None:
+    return record.get("metrics", {}).get(f"{study.tuned_on}_{study.metric}")
+
+
+def _values(finals: Mapping[int, Mapping[str, Any]], key: str) -> list[float]:
+    found = (record.get("metrics", {}).get(key) for record in finals.values())
+    return [value for value in found if value is not None]
+
+
+def _spread(values: Sequence[float], digits: int) -> str:
+    if not values:
+        return "–"
+    deviation = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
+    return number(statistics.fmean(values), f".{digits}f") + deviation
+
+
+def _tried(study: Study, rows: Sequence[Mapping[str, Any]], digits: int) -> list[str]:
+    lines = []
+    for row in rows:
+        if row["tried"]:
+            in_order = sorted(row["tried"].items(), key=lambda item: (item[0].split()[:-1], float(item[0].split()[-1])))
+            tried = (
+                f"{rate}: {'diverged' if value is None else number(value, f'.{digits}f')}" for rate, value in in_order
+            )
+            lines.append(f"{row['contender']}, {row['point']} {study.point}: {', '.join(tried)}")
+    return lines
+
+
+def _numbers(judged: Judged, digits: int, level: float) -> tuple[str, str]:
+    if judged.mean is None:
+        return "–", "–"
+    spec = f".{digits + 1}f"
+    ends = (number(value, spec) for value in (judged.low, judged.high))
+    return number(judged.mean, spec), f"{' to '.join(ends)} ({level:.0%})"

@@ -1,0 +1,146 @@
+"""A small JSON for each finished run: all that tables, figures and verdicts are made from, without the run's folder."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from ..analysis.block_statistics import StreamMeasurement
+from ..config import MAY_CHANGE_ON_RESUME, Recipe
+from ..errors import UserError
+from ..files import write_atomically
+from ..provenance import without_folders
+from ..report.runs import load_run
+from .declare import Study
+from .plan import Planned
+
+__all__ = ["diverged_record", "flatness_of", "read_results", "record_of", "settings_of", "write_record"]
+
+# of summary.json; the widths, one a block, are in the recipe
+_KEPT = ("seed", "epochs", "lr", "batch_size", "data", "split", "samples", "text", "blocks", "layers", "params", "macs")
+_KEPT_TOO = ("metrics", "seconds", "samples_per_second", "hardware", "versions", "commit")
+_CURVE = ("epoch", "step", "train_loss", "train_top1", "train_clean_loss", "train_clean_top1", "val_loss", "val_top1")
+_MEASUREMENTS = {"tuning": 1, "final": 4}  # of the residual stream that are kept, the first and the last among them
+
+
+def read_results(folder: Path, study: Study) -> dict[str, dict[str, Any]]:
+    """Records by the name of their run; a file that is not this study's is left out.
+
+    Raises:
+        UserError: a file that cannot be read.
+    """
+    found = {}
+    for file in sorted(folder.glob("*.json")):
+        try:
+            record = json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise UserError(f"results: cannot read {file}: {' '.join(str(error).split())}") from None
+        if isinstance(record, dict) and record.get("study") == study.name and "run" in record:
+            found[record["run"]] = record
+    return found
+
+
+def settings_of(recipe: Recipe) -> dict[str, Any]:
+    """What a result depends on: the recipe without what may change from machine to machine, and without its place."""
+    plain = json.loads(json.dumps(dataclasses.asdict(recipe)))
+    return {
+        key: value
+        for key, value in plain.items()
+        if key not in MAY_CHANGE_ON_RESUME | {"data", "name", "baseline", "expected"}
+    }
+
+
+def record_of(study: Study, planned: Planned, recipe: Recipe, run: Path, command: str) -> dict[str, Any]:
+    """From the folder of a run that has ended.
+
+    Args:
+        command: that of the study, without folders of this machine.
+    """
+    loaded = load_run(run)
+    curve = [{key: _short(line[key]) for key in _CURVE if key in line} for line in loaded.epochs.values()]
+    measured = loaded.stream_at_updates
+    kept = [measured[step] for step in _spaced(sorted(measured), _MEASUREMENTS[planned.kind])]
+    summary = {key: loaded.summary[key] for key in (*_KEPT, *_KEPT_TOO) if key in loaded.summary}
+    return {
+        **_head(study, planned, command),
+        **summary,
+        "settings": settings_of(recipe),
+        "flatness": _short(flatness_of(study, curve)),
+        "curve": curve,
+        "stream": [{"step": one.step, **_per_block(one)} for one in kept],
+    }
+
+
+def diverged_record(study: Study, planned: Planned, recipe: Recipe, said: str, command: str) -> dict[str, Any]:
+    """Of a run that stopped because its loss was not finite: a result, and the worst one."""
+    return {**_head(study, planned, command), "settings": settings_of(recipe), "diverged": without_folders(said)}
+
+
+def write_record(folder: Path, record: Mapping[str, Any]) -> None:
+    write_atomically(folder / f"{record['run']}.json", _text(record))
+
+
+def _text(record: Mapping[str, Any]) -> str:
+    """A line a key, and of lists of lists a line an entry: small, and a difference can be read."""
+    lines = []
+    for key, value in record.items():
+        nested = isinstance(value, list) and value and isinstance(value[0], dict)
+        text = "[\n  " + ",\n  ".join(map(json.dumps, value)) + "\n ]" if nested else json.dumps(value)
+        lines.append(f" {json.dumps(key)}: {text}")
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def flatness_of(study: Study, curve: list[dict[str, Any]]) -> float | None:
+    """Relative change of the declared loss over the last share of a run; None where it is not known.
+
+    Between evaluations the loss is taken to be linear.
+    """
+    flat = study.flatness
+    points = [(line["epoch"], line[flat.key]) for line in curve if line.get(flat.key) is not None]
+    if len(points) < 2 or points[-1][1] == 0:
+        return None
+    begin = points[-1][0] * (1 - flat.share)
+    if begin < points[0][0]:
+        return None
+    for (left, before), (right, after) in pairwise(points):
+        if left <= begin <= right:
+            start = before + (after - before) * (begin - left) / (right - left)
+            return abs(points[-1][1] - start) / start
+    return None
+
+
+def _head(study: Study, planned: Planned, command: str) -> dict[str, Any]:
+    return {
+        "study": study.name,
+        "run": planned.name,
+        "contender": planned.cell.contender,
+        "point": planned.cell.point,
+        "kind": planned.kind,
+        "variant": planned.variant,
+        "rate": planned.rate,
+        "seed": planned.seed,
+        "command": command,
+    }
+
+
+def _per_block(measured: StreamMeasurement) -> dict[str, list[float | None]]:
+    """γ of the whole stream and of what is read, and the loss gradient's norm, a number a block, to three digits."""
+    kept = ("gamma", "gamma_read", "gradient")
+    return {name: [float(f"{v:.3g}") if math.isfinite(v) else None for v in measured.values(name)] for name in kept}
+
+
+def _spaced(steps: list[int], count: int) -> list[int]:
+    """Some of them, from the first to the last, by equal factors."""
+    if count < 2 or len(steps) <= count:
+        return steps[:count]
+    wanted = [steps[0] * (steps[-1] / steps[0]) ** (i / (count - 1)) for i in range(count)]
+    return sorted({min(steps, key=lambda step: abs(math.log(step / want))) for want in wanted})
+
+
+def _short(value: Any) -> Any:
+    return float(f"{value:.5g}") if isinstance(value, float) else value

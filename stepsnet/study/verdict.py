@@ -1,0 +1,147 @@
+"""What the results carry: paired differences with their t-interval, and a verdict for each criterion and claim."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from ..metrics import higher_is_better
+from .declare import Cell, Claim, Criterion, Study
+from .plan import Planned, choice_of
+from .results import flatness_of
+
+__all__ = ["Judged", "Outcome", "Said", "finals_of", "interval", "judge", "judge_claim", "judge_study", "outcome"]
+
+Result = Literal["for", "against", "undecided", "not yet"]
+Results = Mapping[str, Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A criterion's verdict; the numbers are None while there are none."""
+
+    name: str
+    verdict: Result
+    mean: float | None = None  # of the paired differences, positive where ``left`` is better
+    low: float | None = None
+    high: float | None = None
+    differences: tuple[float, ...] = ()
+    reason: str = ""  # why it is undecided or not yet known, where the interval alone does not say
+
+
+@dataclass(frozen=True)
+class Said:
+    """A claim's verdict and the sentence that may be said, if any may."""
+
+    verdict: Result
+    text: str
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """All verdicts of a study."""
+
+    criteria: tuple[Judged, ...]
+    claims: tuple[Said, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float, float]:
+    """Mean and two-sided t-interval of a sample: mean ± t · s / √n with n - 1 degrees of freedom.
+
+    Raises:
+        ValueError: fewer than two values.
+    """
+    from scipy import stats
+
+    if len(values) < 2:
+        raise ValueError(f"interval: got {len(values)} values, expected at least 2")
+    mean = statistics.fmean(values)
+    half = float(stats.t.ppf((1 + level) / 2, len(values) - 1)) * statistics.stdev(values) / math.sqrt(len(values))
+    return mean, mean - half, mean + half
+
+
+def finals_of(study: Study, cell: Cell, results: Results) -> dict[int, Mapping[str, Any]]:
+    """The final runs of a cell by seed; of those at the chosen rate alone."""
+    choice = choice_of(study, cell, results)
+    if choice is None:
+        return {}
+    runs = {seed: Planned(cell, "final", choice.variant, choice.rate, seed).name for seed in study.seeds}
+    return {seed: results[name] for seed, name in runs.items() if name in results}
+
+
+def judge(study: Study, criterion: Criterion, results: Results) -> Judged:
+    """A criterion's verdict: ``not yet`` before all of its runs are there.
+
+    It is ``undecided`` whatever the interval where a run diverged or was still changing at its end, or where a
+    rate was chosen at the edge of a grid that could not grow.
+    """
+    cells = [study.cell(text, criterion.name) for text in (criterion.left, criterion.right)]
+    left, right = (finals_of(study, cell, results) for cell in cells)
+    missing = sum(len(study.seeds) - len(found) for found in (left, right))
+    if missing:
+        there, all_of = 2 * len(study.seeds) - missing, 2 * len(study.seeds)
+        return Judged(criterion.name, "not yet", reason=f"{there} of {all_of} final runs are there")
+    key, sign = f"{study.scored_on}_{study.metric}", 1 if higher_is_better(study.metric) else -1
+    values = [[found[seed].get("metrics", {}).get(key) for seed in study.seeds] for found in (left, right)]
+    for cell, column in zip(cells, values):
+        for seed, value in zip(study.seeds, column):
+            if value is None or not math.isfinite(value):
+                return Judged(criterion.name, "undecided", reason=f"{cell} has diverged with seed {seed}")
+    differences = tuple(sign * (a - b) for a, b in zip(*values))
+    mean, low, high = interval(differences, criterion.level)
+    reason = _unsound(study, cells, (left, right), results)
+    verdict = "undecided" if reason else _verdict(criterion, low, high)
+    return Judged(criterion.name, verdict, mean, low, high, differences, reason)
+
+
+def _verdict(criterion: Criterion, low: float, high: float) -> Result:
+    above, matched = low > 0, low <= 0 and (high < 0 or high < criterion.margin)
+    if criterion.expect == "not_above":
+        above, matched = matched, above
+    return "for" if above else "against" if matched else "undecided"
+
+
+def _unsound(study: Study, cells: Sequence[Cell], finals: Sequence[Mapping[int, Any]], results: Results) -> str:
+    for cell, found in zip(cells, finals):
+        choice = choice_of(study, cell, results)
+        if choice and choice.at_edge:
+            return f"the best rate of {cell}, {choice.rate:g}, is at the edge of its grid"
+        for seed, record in found.items():
+            moved = flatness_of(study, record.get("curve", []))
+            if moved is None:
+                return f"{cell} has no {study.flatness.key} to see by that seed {seed} was long enough"
+            if moved >= study.flatness.within:
+                key, share = study.flatness.key, study.flatness.share
+                return f"{key} of {cell} still changes by {moved:.1%} over the last {share:.0%} (seed {seed})"
+    return ""
+
+
+def judge_claim(claim: Claim, judged: Sequence[Judged]) -> Said:
+    """The claim where all of its criteria are met, its denial where one is met the other way, else neither."""
+    verdicts = {found.name: found.verdict for found in judged if found.name in claim.criteria}
+    if any(verdict == "not yet" for verdict in verdicts.values()):
+        waiting = [name for name, verdict in verdicts.items() if verdict == "not yet"]
+        return Said("not yet", f"Nothing is claimed yet: no verdict for {', '.join(waiting)}.")
+    against = [name for name, verdict in verdicts.items() if verdict == "against"]
+    if against:
+        return Said("against", f"{claim.denial} (Against: {', '.join(against)}.)")
+    open_ones = [name for name, verdict in verdicts.items() if verdict == "undecided"]
+    if open_ones:
+        return Said("undecided", f"Nothing is claimed: undecided are {', '.join(open_ones)}.")
+    return Said("for", claim.text)
+
+
+def judge_study(study: Study, results: Results) -> Outcome:
+    judged = tuple(judge(study, criterion, results) for criterion in study.criteria)
+    return Outcome(judged, tuple(judge_claim(claim, judged) for claim in study.claims))
+
+
+def outcome(study: Study, results: Results) -> dict[str, Any]:
+    """:func:`judge_study`, as JSON."""
+    return judge_study(study, results).as_dict()

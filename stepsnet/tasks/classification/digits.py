@@ -1,0 +1,54 @@
+"""scikit-learn's handwritten digits, which come with every installation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from ...config import Augment
+from ...errors import UserError
+from .sources import Arrays, Splits
+
+__all__ = ["load_digits"]
+
+Transform = Callable[[Any], Tensor]
+
+
+def load_digits(augment: Augment | None) -> tuple[Splits, Transform, Transform, Transform]:
+    """The 1,797 handwritten digits that scikit-learn ships: 8×8 gray values from 0 to 16, light on dark.
+
+    A fixed fifth, stratified by class, is the second split.
+
+    Returns:
+        The classes and both splits; the transforms of training and of evaluation; and the function that turns a
+        Pillow image of any size into an input, (1, 8, 8).
+
+    Raises:
+        UserError: an augmentation is given.
+    """
+    from sklearn.datasets import load_digits as load
+    from sklearn.model_selection import train_test_split
+
+    if augment is not None:
+        raise UserError("augment: got some with data=digits, expected null: digits are arrays and not images")
+    digits = load()
+    images, labels = (digits.images / 16.0).astype(np.float32), digits.target.astype(np.int64)
+    split = train_test_split(images, labels, test_size=0.2, random_state=0, stratify=labels)
+    train_images, val_images, train_labels, val_labels = split
+    mean, std = float(train_images.mean()), float(train_images.std())
+
+    def normalize(values: np.ndarray) -> Tensor:
+        return torch.from_numpy((values - mean) / std).float().unsqueeze(0)  # (1, 8, 8)
+
+    def read(picture: Image.Image) -> Tensor:
+        gray = picture.convert("L").resize((8, 8), Image.Resampling.BOX)
+        return normalize(np.asarray(gray, dtype=np.float32) / 255.0)
+
+    classes = tuple(str(digit) for digit in range(10))
+    splits = Splits(classes, Arrays(train_images, train_labels), Arrays(val_images, val_labels))
+    return splits, normalize, normalize, read

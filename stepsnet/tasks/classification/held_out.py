@@ -1,0 +1,125 @@
+"""Which samples of a data set are for what: to train, to choose settings by, and to score at the very end.
+
+A source has two splits, of which the second is what runs are validated on. Who chooses settings by it has nothing left
+to report honestly: with ``holdout`` a fixed part of the training split takes its place, and the second split is
+opened only as ``DATA@test``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from ...errors import UserError
+from ..images import UNREADABLE
+
+__all__ = ["InMemory", "Parts", "divide", "split_of"]
+
+SPLITS = ("train", "val", "test")
+
+
+def split_of(data: str) -> tuple[str, str]:
+    """``DATA@test`` as its two parts; without an ``@`` the split is ``val``."""
+    name, at, split = data.rpartition("@")
+    return (name, split) if at and split in SPLITS else (data, "val")
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Indices of samples: those to train on, some of them to score without augmentation, and those that are evaluated.
+
+    The last are of the source's training split, or else of its second one.
+    """
+
+    train: np.ndarray
+    clean: np.ndarray
+    evaluated: np.ndarray
+    of_training: bool
+    name: str  # of the evaluated ones, for a summary
+
+
+def divide(
+    train_labels: Sequence[int],
+    others: int,
+    split: str,
+    train_samples: int | None = None,
+    holdout: int | None = None,
+    clean_samples: int = 0,
+) -> Parts:
+    """Divide a source of two splits; a function of the labels alone, so that every run and seed divides alike.
+
+    Args:
+        train_labels: of the training split.
+        others: number of samples in the second split.
+        split: which one is evaluated: train, val or test.
+        train_samples: so many are trained on, the first of each class in turn; None is all.
+        holdout: so many training samples, of each class alike, are ``val``; the second split is then ``test``.
+        clean_samples: so many of those that are trained on are scored too.
+
+    Raises:
+        UserError: more samples than there are, or a test split where the second split is validated on.
+    """
+    if split == "test" and holdout is None:
+        raise UserError("data: got @test, but that split is the one to validate on; expected a recipe with holdout")
+    kept, aside = np.arange(len(train_labels)), np.arange(others)
+    if holdout is not None:
+        kept, aside = _set_aside(np.asarray(train_labels), holdout)
+    kept = _first_of_each(train_labels, kept, train_samples, "train_samples")
+    clean = _first_of_each(train_labels, kept, clean_samples, "clean_samples") if clean_samples else kept[:0]
+    if split == "train":
+        return Parts(kept, clean, kept, True, "train")
+    if split == "val" and holdout is not None:
+        return Parts(kept, clean, aside, True, f"{holdout} of train")
+    return Parts(kept, clean, np.arange(others), False, split)
+
+
+def _set_aside(labels: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+    from sklearn.model_selection import train_test_split
+
+    classes = len(np.unique(labels))
+    if not classes <= count <= len(labels) - classes:
+        most = len(labels) - classes
+        raise UserError(f"holdout: got {count}, expected {classes} to {most} of the {len(labels)} training images")
+    kept, aside = train_test_split(np.arange(len(labels)), test_size=count, random_state=0, stratify=labels)
+    return np.sort(kept), np.sort(aside)
+
+
+def _first_of_each(labels: Sequence[int], among: np.ndarray, count: int | None, name: str) -> np.ndarray:
+    """All of them, or the first ``count`` when the classes take turns."""
+    if count is None:
+        return among
+    if not 1 <= count <= len(among):
+        raise UserError(f"{name}: got {count}, expected 1 to the {len(among)} training images")
+    classes = np.asarray(labels)[among]
+    turn = np.empty(len(classes), dtype=np.int64)
+    for label in np.unique(classes):
+        turn[classes == label] = np.arange(np.count_nonzero(classes == label))
+    return among[np.sort(np.lexsort((classes, turn))[:count])]
+
+
+class InMemory:
+    """Images decoded once, of those at ``indices``, and kept as arrays of uint8; any other is read as before.
+
+    One that cannot be decoded is not kept, so that reading it raises what it did.
+    """
+
+    def __init__(self, images: Any, indices: np.ndarray):
+        self.images, self.labels = images, images.labels
+        self.kept: dict[int, np.ndarray] = {}
+        for index in map(int, indices):
+            try:
+                self.kept[index] = np.asarray(images.read(index))
+            except UNREADABLE:
+                continue
+
+    def read(self, index: int) -> Image.Image:
+        if index in self.kept:
+            return Image.fromarray(self.kept[index])
+        return self.images.read(index)
+
+    def name(self, index: int) -> str:
+        return self.images.name(index)

@@ -1,0 +1,106 @@
+"""timm's training transform for classification, the same with each version of Pillow that the package supports."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from PIL import Image
+from timm.data import auto_augment, create_transform
+from timm.data.auto_augment import AugmentOp
+from torch import Tensor
+
+from ...config import Augment
+from ...errors import UserError
+
+__all__ = ["InputSpec", "Transform", "augmenting_transform", "posterize"]
+
+Transform = Callable[[Any], Tensor]
+
+
+@dataclass(frozen=True)
+class InputSpec:
+    """How an image becomes an input: timm's data config of a model."""
+
+    input_size: tuple[int, int, int]  # C, H, W
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    interpolation: str = "bicubic"
+    crop_pct: float = 0.875
+
+    @property
+    def mode(self) -> str:
+        """The mode that Pillow decodes images to."""
+        return "L" if self.input_size[0] == 1 else "RGB"
+
+    def training(self, augment: Augment | None) -> Transform:
+        """timm's training transform, or that of evaluation where there is no augmentation."""
+        if augment is None:
+            return self.evaluation()
+        return augmenting_transform(self, augment)
+
+    def evaluation(self) -> Transform:
+        """timm's resize, center crop and normalization."""
+        return create_transform(
+            self.input_size,
+            is_training=False,
+            interpolation=self.interpolation,
+            mean=self.mean,
+            std=self.std,
+            crop_pct=self.crop_pct,
+        )
+
+
+def augmenting_transform(spec: InputSpec, augment: Augment) -> Any:
+    """A transform of a Pillow image of any size to (C, H, W), augmented and normalized.
+
+    Raises:
+        UserError: ``auto_augment`` is not a policy of timm's.
+    """
+    try:
+        transform = create_transform(
+            spec.input_size,
+            is_training=True,
+            scale=augment.scale,
+            ratio=augment.ratio,
+            hflip=augment.hflip,
+            color_jitter=augment.color_jitter,
+            auto_augment=augment.auto_augment,
+            interpolation=spec.interpolation,
+            mean=spec.mean,
+            std=spec.std,
+            re_prob=augment.re_prob,
+            re_mode=augment.re_mode,
+        )
+    except (AssertionError, KeyError, ValueError):
+        if augment.auto_augment is None:
+            raise
+        raise UserError(
+            f"augment.auto_augment: got {augment.auto_augment!r}, expected a policy of timm's such as "
+            "rand-m9-mstd0.5-inc1, augmix-m3-w3 or original"
+        ) from None
+    for operation in _operations(transform):
+        if operation.aug_fn is auto_augment.posterize:
+            operation.aug_fn = posterize
+    return transform
+
+
+def posterize(image: Image.Image, bits_to_keep: int, **kwargs: Any) -> Image.Image:
+    """timm's operation, which keeps the highest bits of each channel, extended to 0 bits.
+
+    timm draws 4 to 0 bits, and fewer where a magnitude may exceed 10. Pillow up to version 12 accepts 0 bits and sets
+    all values to 0; from version 13 on it raises a ValueError. Here the image becomes black in both: published
+    numbers were trained with this, and a recipe gives the same batches with each version of Pillow.
+    """
+    if bits_to_keep < 1:
+        return Image.new(image.mode, image.size)
+    return auto_augment.posterize(image, bits_to_keep, **kwargs)
+
+
+def _operations(transform: Any) -> Iterator[AugmentOp]:
+    """The operations of a policy: RandAugment and AugMix have a list of them, AutoAugment a list of lists."""
+    for part in transform.transforms:
+        yield from getattr(part, "ops", ())
+        for operations in getattr(part, "policy", ()):
+            yield from operations

@@ -1,0 +1,156 @@
+"""What is trained on, what settings are chosen by, and what is opened last."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from stepsnet.engine.task import BatchShard
+from stepsnet.errors import UserError
+from stepsnet.overrides import override
+from stepsnet.recipes import find_recipe
+from stepsnet.runs.evaluate import evaluate_run
+from stepsnet.runs.train import train_run
+from stepsnet.tasks import build_task
+from stepsnet.tasks.classification.held_out import divide, split_of
+from stepsnet.tasks.language.data import load_text
+
+CPU = torch.device("cpu")
+LABELS = [0] * 40 + [1] * 20 + [2] * 60
+
+
+class Silent:
+    def show(self, event):
+        pass
+
+
+@pytest.fixture
+def pictures(tmp_path):
+    """Two classes of ten training pictures, and a test split that nobody can decode."""
+    rng = np.random.default_rng(0)
+    for name in ("cat", "dog"):
+        for split in ("train", "test"):
+            (tmp_path / split / name).mkdir(parents=True)
+        for index in range(10):
+            Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)).save(
+                tmp_path / f"train/{name}/{index}.png"
+            )
+        (tmp_path / f"test/{name}/0.png").write_bytes(b"not a picture")
+    return tmp_path
+
+
+def recipe_on(pictures, *changes):
+    recipe = find_recipe("cifar10/shallow")
+    small = [
+        "model.args.depths=[1,1,1]",
+        "model.args.img_size=8",
+        "model.args.patch_size=4",
+        "model.args.num_classes=2",
+    ]
+    small += ["epochs=1", "batch_size=4", "train_samples=null", "holdout=4", f"data=folder:{pictures}"]
+    return override(recipe, [*small, *changes])
+
+
+def test_the_division_is_stratified_disjoint_and_a_function_of_the_labels():
+    parts = divide(LABELS, 7, "val", holdout=12, clean_samples=9)
+    labels = np.asarray(LABELS)
+    assert np.bincount(labels[parts.evaluated]).tolist() == [4, 2, 6] and parts.of_training
+    assert sorted([*parts.train, *parts.evaluated]) == list(range(120))
+    assert set(parts.clean) <= set(parts.train) and np.bincount(labels[parts.clean]).tolist() == [3, 3, 3]
+    again = divide(LABELS, 7, "val", holdout=12)
+    assert np.array_equal(again.evaluated, parts.evaluated)
+    test = divide(LABELS, 7, "test", holdout=12)
+    assert test.evaluated.tolist() == list(range(7)) and not test.of_training
+    train = divide(LABELS, 7, "train", holdout=12)
+    assert np.array_equal(train.train, train.evaluated) and np.array_equal(train.train, parts.train)
+    alone = divide(LABELS, 7, "val", train_samples=6)
+    assert np.bincount(labels[alone.train]).tolist() == [2, 2, 2] and len(alone.evaluated) == 7
+
+
+@pytest.mark.parametrize(
+    "settings, words",
+    [
+        ({"split": "test"}, "expected a recipe with holdout"),
+        ({"split": "val", "holdout": 2}, "expected 3 to 117 of the 120"),
+        ({"split": "val", "holdout": 119}, "expected 3 to 117"),
+        ({"split": "val", "holdout": 20, "train_samples": 101}, "train_samples: got 101, expected 1 to the 100"),
+        ({"split": "val", "clean_samples": 121}, "clean_samples: got 121, expected 1 to the 120"),
+    ],
+)
+def test_a_part_that_is_not_there_is_refused(settings, words):
+    with pytest.raises(UserError, match=words):
+        divide(LABELS, 7, **settings)
+
+
+def test_a_split_is_named_behind_the_data():
+    assert split_of("folder:a@b/c@test") == ("folder:a@b/c", "test")
+    assert split_of("folder:a@b") == ("folder:a@b", "val") and split_of("digits") == ("digits", "val")
+
+
+def test_the_test_split_is_opened_at_the_end_and_not_before(pictures, tmp_path):
+    summary = train_run(recipe_on(pictures, "clean_samples=6"), tmp_path / "run", Silent())
+    assert summary["split"] == "4 of train" and summary["samples"] == {"train": 16, "evaluated": 4}
+    assert {"val_top1", "train_clean_loss", "train_clean_top1"} <= summary["metrics"].keys()
+    assert not any(key.startswith("test_") for key in summary["metrics"])
+    assert (summary["lr"], summary["batch_size"], summary["data"]) == (1e-3, 4, f"folder:{pictures.name}")
+    with pytest.raises(UserError, match="cannot be decoded"):
+        train_run(recipe_on(pictures, "score_test=true", "max_undecodable=0"), tmp_path / "scored", Silent())
+    for name in ("cat", "dog"):
+        Image.fromarray(np.zeros((8, 8, 3), dtype=np.uint8)).save(pictures / f"test/{name}/0.png")
+    resumed = train_run(
+        recipe_on(pictures, "score_test=true", "max_undecodable=0"), tmp_path / "scored", Silent(), True
+    )
+    assert resumed["metrics"]["test_top1"] == 50.0  # two equal pictures of two classes
+    assert resumed["metrics"]["val_top1"] == summary["metrics"]["val_top1"]
+    assert evaluate_run(tmp_path / "run", f"folder:{pictures}@test")["top1"] == 50.0
+    train = evaluate_run(tmp_path / "run", f"folder:{pictures}@train")
+    assert train.keys() == {"loss", "top1", "top5"}
+
+
+def test_pictures_in_memory_give_the_same_batches(pictures):
+    kept, read = (build_task(recipe_on(pictures, f"cache={cache}"))[1] for cache in ("memory", "null"))
+    for epoch in (0, 1):
+        ours, theirs = (list(task.batches(epoch, 0, BatchShard(), CPU)) for task in (kept, read))
+        assert all(torch.equal(a, b) for one, other in zip(ours, theirs) for a, b in zip(one, other))
+    for file in pictures.glob("train/*/*.png"):
+        file.unlink()
+    assert len(list(kept.batches(2, 0, BatchShard(), CPU))) == 4
+
+
+def test_clean_samples_are_scored_as_evaluation_sees_them(pictures):
+    task = build_task(recipe_on(pictures, "clean_samples=16"))[1]
+    model = build_task(recipe_on(pictures))[0].eval()
+    scores = task.evaluate(model, BatchShard(), CPU)
+    alone = build_task(recipe_on(pictures), f"folder:{pictures}@train")[1].evaluate(model, BatchShard(), CPU)
+    assert scores["train_clean_loss"] == pytest.approx(alone["loss"], rel=1e-6)
+    assert scores["train_clean_top1"] == alone["top1"]
+
+
+def test_a_text_gives_three_parts(tmp_path, monkeypatch):
+    monkeypatch.setenv("STEPSNET_CACHE", str(tmp_path / "cache"))
+    text = "".join(chr(97 + i % 26) for i in range(1000))
+    (tmp_path / "text.txt").write_text(text)
+    splits = load_text(f"text:{tmp_path / 'text.txt'}", "characters", None, holdout=1 / 9).splits
+    assert {name: split.characters for name, split in splits.items()} == {"train": 800, "val": 100, "test": 100}
+    whole = load_text(f"text:{tmp_path / 'text.txt'}", "characters", None).splits
+    assert np.array_equal(splits["test"].tokens, whole["val"].tokens)
+    with pytest.raises(UserError, match="holdout: got 1\\.5"):
+        load_text(f"text:{tmp_path / 'text.txt'}", "characters", None, holdout=1.5)
+    for name in ("train", "valid", "test"):
+        (tmp_path / f"{name}.txt").write_text(text)
+    with pytest.raises(UserError, match="has a test split of its own"):
+        load_text(f"text:{tmp_path}", "characters", None, holdout=0.1)
+
+
+def test_a_language_model_scores_its_training_text_and_the_test_split(tmp_path, monkeypatch):
+    monkeypatch.setenv("STEPSNET_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "text.txt").write_text("to be or not to be, that is the question. " * 60)
+    changes = ["model.args.widths=[16]", "model.args.depths=[1]", "model.args.num_attention_heads=[1]", "epochs=1"]
+    changes += ["epoch_updates=3", "seq_len=16", "batch_size=4", "holdout=0.1111", "clean_samples=8", "score_test=true"]
+    recipe = override(find_recipe("tinyshakespeare/shallow"), changes)
+    recipe = dataclasses.replace(recipe, data=f"text:{tmp_path / 'text.txt'}")
+    metrics = train_run(recipe, tmp_path / "run", Silent())["metrics"]
+    assert {"val_loss", "train_clean_loss", "test_loss", "test_bits_per_character"} <= metrics.keys()
+    assert metrics["test_loss"] == evaluate_run(tmp_path / "run", f"text:{tmp_path / 'text.txt'}@test")["loss"]

@@ -1,0 +1,312 @@
+"""Studies: what is run when, what the verdicts say, and what is refused."""
+
+import dataclasses
+import json
+import math
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from toy_study import TOY, declared, run
+
+from stepsnet.overrides import read_recipe
+from stepsnet.runs.train import train_run
+from stepsnet.study import conductor
+from stepsnet.study.declare import Cell, find_study, studies
+from stepsnet.study.plan import Planned, check_models, choice_of, due, progress, recipe_of
+from stepsnet.study.render import render_study
+from stepsnet.study.results import flatness_of, settings_of
+from stepsnet.study.verdict import interval, judge, judge_study
+
+
+@pytest.fixture
+def in_process(monkeypatch):
+    """Runs of a study one after the other in this process; a list of their names in order."""
+    names = []
+
+    def run_all(waiting, jobs, display, ended):
+        while waiting:
+            name, label, config, folder = waiting.pop(0)
+            names.append(name)
+            train_run(read_recipe(config), folder, display, True, label)
+            assert ended(name, 0, "")
+
+    monkeypatch.setattr(conductor, "run_all", run_all)
+    monkeypatch.setattr("stepsnet.run.write_report", lambda *_: None)  # a second each
+    return names
+
+
+def test_a_study_from_tuning_to_the_claim(tmp_path, capsys, in_process):
+    file, folder, results = declared(tmp_path), tmp_path / "run", tmp_path / "results"
+    arguments = ("sweep", file, "--run", folder, "--results", results)
+    status, out, err = run(*arguments, capsys=capsys)
+    assert status == 0, err
+    tuning = [f"plain-{point}-tuning-lr{rate}-seed0" for rate in ("0.001", "0.002", "0.004") for point in (1, 2)]
+    assert in_process[:6] == tuning  # then the first seed of both, and the second last
+    assert [name.split("-")[1] + name[-1] for name in in_process[6:]] == ["11", "21", "12", "22"]
+    records = {file.stem: json.loads(file.read_text()) for file in results.glob("*.json")}
+    assert set(in_process) == set(records) and str(tmp_path) not in "".join(f.read_text() for f in results.iterdir())
+    for record in records.values():
+        tested = {key for key in record["metrics"] if key.startswith("test_")}
+        assert bool(tested) == (record["kind"] == "final")  # the test split, by final runs alone
+        assert record["epochs"] == (2 if record["kind"] == "final" else 1) == len(record["curve"])
+        assert {"rate", "seed", "batch_size", "data", "split", "hardware", "versions", "commit", "command"} <= set(
+            record
+        )
+        assert record["split"] == "100 of train" and record["stream"][0]["step"] == 1
+        assert record["stream"][0]["gamma_read"] and record["stream"][0]["gradient"]
+    for point in (1, 2):
+        tuned = {
+            r["rate"]: r["metrics"]["val_top1"]
+            for r in records.values()
+            if (r["kind"], r["point"]) == ("tuning", point)
+        }
+        best = max(tuned.values())
+        chosen = min(rate for rate, value in tuned.items() if value == best)  # the lower of two that are equal
+        assert {r["rate"] for r in records.values() if (r["kind"], r["point"]) == ("final", point)} == {chosen}
+    assert "10 of 10 runs." in out and (folder / "blocks.png").exists() and (folder / "study.csv").exists()
+    # from the results alone, in another place: nothing is run, and the same is said
+    before = len(in_process)
+    status, again, err = run("sweep", file, "--run", tmp_path / "new", "--results", results, "--resume", capsys=capsys)
+    assert status == 0 and len(in_process) == before and again.splitlines()[-1] == out.splitlines()[-1]
+    status, rendered, err = run("sweep", file, "--results", results, "--render", capsys=capsys)
+    assert status == 0 and rendered in out
+    # one result less is one run more, and until then nothing is claimed
+    (results / f"{in_process[-1]}.json").unlink()
+    status, rendered, err = run("sweep", file, "--results", results, "--render", capsys=capsys)
+    assert "9 of 10 runs." in rendered and "Nothing is claimed yet" in rendered and "Depth" not in rendered
+    status, _, err = run(*arguments, "--resume", capsys=capsys)
+    assert status == 0 and len(in_process) == before + 1
+    # results of other settings are not taken for these
+    status, _, err = run("sweep", declared(tmp_path, metric="loss"), "--results", results, "--render", capsys=capsys)
+    assert status == 0
+    other = TOY["settings"] | {"weight_decay": 0.1}
+    status, _, err = run("sweep", declared(tmp_path, settings=other), "--results", results, "--render", capsys=capsys)
+    assert status == 2 and "was made with weight_decay 0.05, got 0.1" in err
+    status, _, err = run(*arguments, capsys=capsys)
+    assert status == 2 and "is not empty" in err
+
+
+def test_a_study_that_is_killed_goes_on(tmp_path, capsys, in_process):
+    one = [{"name": "plain", "points": {1: {"model.args.depths": [1]}}}]
+    file, folder = declared(tmp_path, contenders=one, criteria=[], claims=[]), tmp_path / "run"
+    command = [sys.executable, "-m", "stepsnet", "sweep", str(file), "--run", str(folder)]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, start_new_session=True)
+    while not list((folder / "results").glob("*.json")):
+        time.sleep(0.02)
+        assert process.poll() is None
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    done = {file: file.stat().st_mtime_ns for file in (folder / "results").glob("*.json")}
+    status, out, err = run("sweep", file, "--run", folder, "--resume", capsys=capsys)
+    assert status == 0 and "5 of 5 runs." in out and len(in_process) == 5 - len(done), err
+    assert all(file.stat().st_mtime_ns == written for file, written in done.items())
+
+
+def study_of(tmp_path, **changes):
+    return find_study(str(declared(tmp_path, **changes)))
+
+
+def tuned(cell, scores):
+    """Results of a cell's tuning, by rate."""
+    runs = [Planned(cell, "tuning", "", rate, 0) for rate in scores]
+    return {r.name: {"kind": "tuning", "metrics": {"val_top1": scores[r.rate]} if scores[r.rate] else {}} for r in runs}
+
+
+def final(cell, rate, values, last=(1.0, 1.0)):
+    curve = [{"epoch": epoch, "train_clean_loss": loss} for epoch, loss in ((1, last[0]), (2, last[1]))]
+    runs = [Planned(cell, "final", "", rate, seed) for seed in (1, 2, 3)[: len(values)]]
+    return {r.name: {"metrics": {"test_top1": value}, "curve": curve} for r, value in zip(runs, values)}
+
+
+def test_the_grid_grows_at_its_edges(tmp_path):
+    study = study_of(tmp_path, tuning={**TOY["tuning"], "most_rates": 5})
+    cell, scores = Cell("plain", 1), {0.001: 3.0, 0.002: 2.0, 0.004: 1.0}
+
+    def next_rates():
+        return [p.rate for p in due(study, tuned(cell, scores)) if (p.cell, p.kind) == (cell, "tuning")]
+
+    assert choice_of(study, cell, tuned(cell, scores)) is None and next_rates() == [0.0005]
+    scores[0.0005] = 2.5
+    found = choice_of(study, cell, tuned(cell, scores))
+    assert (found.rate, found.at_edge, found.tried) == (0.001, False, 4) and next_rates() == []
+    scores |= {0.0005: None, 0.001: 1.0, 0.004: 4.0}  # the other way, and one that diverged
+    del scores[0.0005]
+    assert next_rates() == [0.008]
+    scores[0.008] = 5.0
+    assert next_rates() == [0.016]
+    scores[0.016] = 6.0
+    found = choice_of(study, cell, tuned(cell, scores))  # five rates are tried: it grows no further
+    assert (found.rate, found.at_edge) == (0.016, True) and next_rates() == []
+    assert progress(study, tuned(cell, scores)) == (5, 5 + 3 + 4)
+    everything = {0.001: None, 0.002: None, 0.004: None}
+    assert [p.rate for p in due(study, tuned(cell, everything)) if p.cell == cell] == [0.0005]
+
+
+def test_what_is_due_follows_the_order(tmp_path):
+    study = study_of(tmp_path, order=[["plain@2"]])
+    assert [(p.cell.point, p.rate) for p in due(study, {})][:4] == [(2, 0.001), (2, 0.002), (2, 0.004), (1, 0.001)]
+    there = tuned(Cell("plain", 2), {0.001: 1.0, 0.002: 2.0, 0.004: 1.0})
+    left = [(p.cell.point, p.kind, p.seed) for p in due(study, there)]
+    assert left == [(2, "final", 1), *[(1, "tuning", 0)] * 3, (2, "final", 2)]
+
+
+def test_tuning_is_a_shorter_run_and_a_final_one_is_scored(tmp_path):
+    study = study_of(tmp_path)
+    tuning, last = (recipe_of(study, Planned(Cell("plain", 2), kind, "", 0.002, 7)) for kind in ("tuning", "final"))
+    assert (tuning.epochs, tuning.warmup_epochs, tuning.score_test) == (1, 0.25, False)
+    assert (last.epochs, last.warmup_epochs, last.score_test, last.lr, last.seed) == (2, 0.5, True, 0.002, 7)
+    changed = {key for key, value in settings_of(last).items() if settings_of(tuning)[key] != value}
+    assert changed == {"epochs", "warmup_epochs", "score_test"}
+    assert last.model.args["depths"] == [2] and last.baseline is None
+
+
+def test_variants_are_tuned_beside_the_rates(tmp_path):
+    contender = {
+        "name": "plain",
+        "points": {1: {}},
+        "variants": {"a": {"model.args.depths": [1]}, "b": {"model.args.depths": [2]}},
+    }
+    contender["unequal"] = "a toy"
+    study = study_of(tmp_path, contenders=[contender], criteria=[], claims=[])
+    cell = Cell("plain", 1)
+    assert [(p.variant, p.rate) for p in due(study, {})] == [(v, r) for v in "ab" for r in (0.001, 0.002, 0.004)]
+    there = {p.name: {"metrics": {"val_top1": (p.variant == "b") - abs(p.rate - 0.002)}} for p in due(study, {})}
+    found = choice_of(study, cell, there)
+    assert (found.variant, found.rate, found.at_edge) == ("b", 0.002, False)
+    check_models(study)
+
+
+# two-sided 95% quantiles of Student's t, from a printed table
+T_95 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776}
+
+
+@pytest.mark.parametrize("values", [(1.0, 2.0), (0.5, 0.9, 0.1), (3.0, 3.5, 2.5, 3.1), (-1.0, 0.0, 1.0, 2.0, 0.3)])
+def test_the_interval_is_students(values):
+    mean = sum(values) / len(values)
+    deviation = math.sqrt(sum((v - mean) ** 2 for v in values) / (len(values) - 1))
+    half = T_95[len(values) - 1] * deviation / math.sqrt(len(values))
+    got = interval(values)
+    assert got == pytest.approx((mean, mean - half, mean + half), abs=2e-4 * half)
+    with pytest.raises(ValueError, match="got 1 values"):
+        interval([1.0])
+
+
+MIDDLE = {0.001: 1.0, 0.002: 2.0, 0.004: 1.0}
+
+
+@pytest.mark.parametrize(
+    "differences, expect, margin, verdict",
+    [
+        ((2.0, 2.2, 1.8), "above", 0.0, "for"),
+        ((2.0, -2.0, 1.0), "above", 0.0, "undecided"),
+        ((-2.0, -2.2, -1.8), "above", 0.0, "against"),
+        ((0.0, 0.1, -0.1), "above", 1.0, "against"),  # matched within the margin
+        ((0.0, 0.1, -0.1), "above", 0.0, "undecided"),
+        ((0.5, 0.52, 0.48), "above", 1.0, "for"),  # small and sure
+        ((0.0, 0.1, -0.1), "not_above", 1.0, "for"),
+        ((2.0, 2.2, 1.8), "not_above", 1.0, "against"),
+        ((2.0, -2.0, 1.0), "not_above", 1.0, "undecided"),
+    ],
+)
+def test_verdicts(tmp_path, differences, expect, margin, verdict):
+    criterion = {"name": "gain", "left": "plain@2", "right": "plain@1", "expect": expect, "margin": margin}
+    study = study_of(tmp_path, seeds=[1, 2, 3], criteria=[criterion])
+    base = (50.0, 60.0, 55.0)  # pairs, not means: the seeds differ by far more
+    there = tuned(Cell("plain", 1), MIDDLE) | tuned(Cell("plain", 2), MIDDLE) | final(Cell("plain", 1), 0.002, base)
+    there |= final(Cell("plain", 2), 0.002, [b + d for b, d in zip(base, differences)])
+    judged = judge(study, study.criteria[0], there)
+    assert (judged.verdict, judged.reason) == (verdict, "")
+    assert judged.mean == pytest.approx(statistics.fmean(differences))
+    half = T_95[2] * statistics.stdev(differences) / math.sqrt(3)
+    assert (judged.low, judged.high) == pytest.approx((judged.mean - half, judged.mean + half), rel=1e-3, abs=1e-3)
+    said = judge_study(study, there).claims[0]
+    expected = {"for": "Depth helps.", "against": "Depth does not help."}.get(verdict, "Nothing is claimed")
+    assert said.verdict == verdict and said.text.startswith(expected)
+
+
+def test_less_is_better_of_a_loss(tmp_path):
+    study = study_of(tmp_path, metric="loss", seeds=[1, 2])
+    there = {}
+    for point, losses in ((1, (1.0, 1.1)), (2, (0.5, 0.601))):
+        cell = Cell("plain", point)
+        there |= {p.name: {"metrics": {"val_loss": abs(p.rate - 0.002)}} for p in due(study, {}) if p.cell == cell}
+        flat = [{"epoch": 1, "train_clean_loss": 1.0}, {"epoch": 2, "train_clean_loss": 1.0}]
+        for seed, loss in zip((1, 2), losses):
+            there[Planned(cell, "final", "", 0.002, seed).name] = {"metrics": {"test_loss": loss}, "curve": flat}
+    judged = judge(study, study.criteria[0], there)
+    assert judged.verdict == "for" and judged.mean == pytest.approx(0.4995)
+
+
+def test_nothing_is_claimed_of_runs_that_are_not_sound(tmp_path):
+    study = study_of(tmp_path, seeds=[1, 2, 3], flatness={"share": 0.5, "within": 0.02})
+    low, high, base, more = Cell("plain", 1), Cell("plain", 2), (50.0, 51.0, 52.0), (60.0, 61.0, 62.1)
+    tuning = tuned(low, MIDDLE) | tuned(high, MIDDLE)
+
+    def judged(there):
+        return judge(study, study.criteria[0], there)
+
+    sound = tuning | final(low, 0.002, base) | final(high, 0.002, more)
+    assert judged(sound).verdict == "for"
+    short = judged(tuning | final(low, 0.002, base) | final(high, 0.002, more[:2]))
+    assert (short.verdict, short.reason) == ("not yet", "5 of 6 final runs are there") and short.mean is None
+    moving = judged(tuning | final(low, 0.002, base) | final(high, 0.002, more, last=(1.0, 0.9)))
+    assert moving.verdict == "undecided" and "still changes by 10.0% over the last 50%" in moving.reason
+    edge = tuned(low, MIDDLE) | tuned(high, {0.001: 3.0, 0.002: 2.0, 0.004: 1.0})
+    at_edge = judged(edge | final(low, 0.002, base) | final(high, 0.001, more))
+    assert at_edge.verdict == "undecided" and "at the edge of its grid" in at_edge.reason
+    gone = final(high, 0.002, more)
+    gone[next(iter(gone))] = {"diverged": "loss: got nan"}
+    assert judged(tuning | final(low, 0.002, base) | gone).reason == "plain@2 has diverged with seed 1"
+    other_rate = judged(tuning | final(low, 0.002, base) | final(high, 0.004, more))  # of a rate that was not chosen
+    assert other_rate.verdict == "not yet"
+
+
+def test_flatness_is_the_relative_change_over_the_last_part(tmp_path):
+    study = study_of(tmp_path, flatness={"share": 0.1, "within": 0.02})
+    curve = [{"epoch": epoch, "train_clean_loss": 2.0 - 0.1 * epoch} for epoch in range(1, 16)]
+    assert flatness_of(study, curve) == pytest.approx((0.65 - 0.5) / 0.65)  # from epoch 13.5 to 15
+    assert flatness_of(study, curve[:1]) is None and flatness_of(study, [{"epoch": 3}]) is None
+
+
+def test_the_shipped_studies_hold():
+    for name in studies():
+        check_models(find_study(name))
+    assert {"evidence/cifar10-depth", "evidence/tinyshakespeare"} <= set(studies())
+    assert find_study("digits/steps_*") is None
+
+
+def test_a_run_that_fails_is_named_and_one_that_diverges_is_a_result(tmp_path, monkeypatch, capsys):
+    said = {"plain-1-tuning-lr0.004-seed0": "stepsnet: loss: got nan at update 3, expected a finite number"}
+    said["plain-1-tuning-lr0.002-seed0"] = "stepsnet: cannot write: no space"
+
+    def run_all(waiting, jobs, display, ended):
+        for name, *_ in list(waiting):
+            if name in said:
+                assert ended(name, 2, said[name])
+
+    monkeypatch.setattr(conductor, "run_all", run_all)
+    status, _, err = run("sweep", declared(tmp_path), "--run", tmp_path / "run", capsys=capsys)
+    assert status == 2 and "1 of the study's runs failed, such as plain-1-tuning-lr0.002-seed0" in err
+    records = [json.loads(file.read_text()) for file in (tmp_path / "run" / "results").glob("*.json")]
+    assert [record["rate"] for record in records] == [0.004] and "got nan" in records[0]["diverged"]
+
+
+def test_a_table_says_what_is_there(tmp_path):
+    study = study_of(tmp_path, seeds=[1, 2, 3])
+    study = dataclasses.replace(study)
+    there = {}
+    for name, record in (tuned(Cell("plain", 1), MIDDLE) | final(Cell("plain", 1), 0.002, (50.0, 52.0))).items():
+        point, kind = int(name.split("-")[1]), name.split("-")[2]
+        rate = float(name.split("-lr")[1].split("-")[0])
+        there[name] = {**record, "contender": "plain", "point": point, "kind": kind, "variant": "", "rate": rate}
+    text = render_study(study, there)
+    assert text.startswith("5 of 12 runs.") and "| plain | 1 |" in text and "51.0 ± 1.4" in text
+    assert "plain, 1 blocks: 0.001: 1.0, 0.002: 2.0, 0.004: 1.0" in text
+    assert "| not yet: 2 of 6 final runs are there |" in text
