@@ -162,7 +162,7 @@ def bench(
         model = build_model(candidate.spec)
         if is_transformers_model(model):
             shape: tuple[int, ...] = (TOKENS,)
-            counts = count_language_model(model)
+            counts = count_language_model(model, TOKENS)
         else:
             shape = input_size_of(candidate.spec, model)
             counts = count_complexity(model, shape)
