@@ -113,7 +113,7 @@ def macs_of(recipe: Recipe) -> int:
     with torch.device("meta"):
         model = build_model(recipe.model)
     if recipe.task == "language":
-        return count_language_model(model).macs
+        return count_language_model(model, recipe.seq_len).macs
     return count_complexity(model, input_size_of(recipe.model, model)).macs
 
 
