@@ -21,8 +21,6 @@ from stepsnet.analysis.complexity import count_complexity, detector_macs
 from stepsnet.checkpoint import load_weights, save_weights
 from stepsnet.cli import main
 from stepsnet.colors import OKABE_ITO
-from stepsnet.commands.eval import evaluate_run
-from stepsnet.commands.train import train_run
 from stepsnet.config import DetectionAugment, ModelSpec
 from stepsnet.console import Lines
 from stepsnet.engine.task import BatchShard
@@ -30,6 +28,8 @@ from stepsnet.errors import UserError
 from stepsnet.models.build import build_model
 from stepsnet.overrides import override
 from stepsnet.recipes import find_recipe
+from stepsnet.runs.evaluate import evaluate_run
+from stepsnet.runs.train import train_run
 from stepsnet.tasks import build_task, predict
 from stepsnet.tasks.detection.data import load_coco
 from stepsnet.tasks.detection.predict import draw_objects
