@@ -1,16 +1,17 @@
 # make demo    a 96-block Steps-DeiT against its baseline on handwritten digits, with a report (some 4 minutes on 2 idle cores)
 # make test    everything that CI checks
-# Both make .venv with the pinned versions of constraints.txt on first use.
+# make docs    these pages and the API reference as a site: docs/_build/html/index.html
+# They make .venv with the pinned versions of constraints.txt on first use.
 PYTHON ?= python3
 RUN ?= runs/demo
 BIN := .venv/bin
 
-.PHONY: demo test lint unit contract readme clean
+.PHONY: demo test lint unit contract docs readme clean
 
 demo: .venv/installed
 	$(BIN)/stepsnet compare digits/deep --run $(RUN) --resume
 
-test: lint unit contract
+test: lint unit contract docs
 
 lint: .venv/installed-dev
 	$(BIN)/ruff check .
@@ -24,8 +25,11 @@ unit: .venv/installed-dev
 contract: .venv/installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python tests/timm_contract.py
 
+docs: .venv/installed-dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx --builder html --fail-on-warning --keep-going --quiet docs docs/_build/html
+
 # render the README's and the docs' tables from results/ and the commands
-readme: .venv/installed
+readme: .venv/installed-dev
 	$(BIN)/python docs/render.py
 
 .venv/installed: pyproject.toml constraints.txt
@@ -39,4 +43,4 @@ readme: .venv/installed
 	touch $@
 
 clean:
-	rm -rf .venv runs
+	rm -rf .venv runs docs/_build

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import timm
 import torch
-from outcome import conclude, spread
+from outcome import conclude, rounded_quartiles
 
 import stepsnet  # noqa: F401 - registers the models
 from stepsnet.checkpoint import latest
@@ -66,7 +66,7 @@ def main() -> None:
             times["load"].append(seconds(load))
             times["torch_load"].append(seconds(torch_load))
         size = sum(path.stat().st_size for path in checkpoints.rglob("*") if path.is_file())
-    found = {f"{name}_seconds": spread(values, 3) for name, values in times.items()}
+    found = {f"{name}_seconds": rounded_quartiles(values, 3) for name, values in times.items()}
     conclude("checkpoint", {"model": options.model, "mib": round(size / 2**20, 1), **found}, options.out)
 
 

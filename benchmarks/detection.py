@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 from memory import peak_bytes
-from outcome import conclude, spread
+from outcome import conclude, rounded_quartiles
 from torch import nn
 from torchvision.models.detection import maskrcnn_resnet50_fpn
 
@@ -120,9 +120,9 @@ def measure(models: dict[str, nn.Module], batch: Any, rounds: int, device: torch
             rates[key].append(len(batch[0]) / (time.perf_counter() - started))
     return [
         {"model": name, "parameters": sum(p.numel() for p in model.parameters())}
-        | {f"{kind}_images_per_second": spread(rates[name, kind]) for kind in kinds}
+        | {f"{kind}_images_per_second": rounded_quartiles(rates[name, kind]) for kind in kinds}
         | {
-            f"{kind}_speed_over_swin": spread([a / b for a, b in zip(rates[name, kind], rates[BASE, kind])])
+            f"{kind}_speed_over_swin": rounded_quartiles([a / b for a, b in zip(rates[name, kind], rates[BASE, kind])])
             for kind in kinds
         }
         | {f"{kind}_peak_mib": round(bytes_of[name, kind] / 2**20, 1) for kind in kinds}

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import timm
 import torch
-from outcome import conclude, spread
+from outcome import conclude, rounded_quartiles
 from torch import nn
 
 import stepsnet  # noqa: F401 - registers the models
@@ -84,9 +84,9 @@ def main() -> None:
         train(models[0], task, settings, Path(folder), context, report=lambda event: json.dumps(event))
     bare, engine = task.bare[WARM_UP:], task.engine[WARM_UP:]
     result = {
-        "ratio": spread([ours / theirs for ours, theirs in zip(engine, bare)]),
-        "bare_ms": spread([1000 * seconds for seconds in bare], 2),
-        "engine_ms": spread([1000 * seconds for seconds in engine], 2),
+        "ratio": rounded_quartiles([ours / theirs for ours, theirs in zip(engine, bare)]),
+        "bare_ms": rounded_quartiles([1000 * seconds for seconds in bare], 2),
+        "engine_ms": rounded_quartiles([1000 * seconds for seconds in engine], 2),
         "batch_size": options.batch_size,
         "model": MODEL,
     }

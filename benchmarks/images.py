@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from outcome import conclude, spread
+from outcome import conclude, rounded_quartiles
 from PIL import Image
 
 from stepsnet.config import Augment
@@ -62,7 +62,9 @@ def main() -> None:
                 if turn:  # the first warms up
                     rates[name].append(options.images / (time.perf_counter() - started))
     conclude(
-        "images", {"images_per_second_per_core": {name: spread(found, 1) for name, found in rates.items()}}, options.out
+        "images",
+        {"images_per_second_per_core": {name: rounded_quartiles(found, 1) for name, found in rates.items()}},
+        options.out,
     )
 
 

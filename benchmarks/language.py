@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from outcome import conclude, spread
+from outcome import conclude, rounded_quartiles
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from stepsnet.models.steps_transformer import create
@@ -103,9 +103,9 @@ def measure(width: int, depth: int) -> dict[str, Any]:
             "cache_bytes_per_token": cache_bytes(model) / LENGTH,
         }
         for kind, found in times.items():
-            row[f"{kind}_tokens_per_second"] = spread([tokens[kind] / took for took in found[name]], 1)
+            row[f"{kind}_tokens_per_second"] = rounded_quartiles([tokens[kind] / took for took in found[name]], 1)
             ratios = [base / took for base, took in zip(found["baseline"], found[name])]
-            row[f"{kind}_speed_over_baseline"] = spread(ratios)
+            row[f"{kind}_speed_over_baseline"] = rounded_quartiles(ratios)
         rows[name] = row
     return {"width": width, "depth": depth, "models": rows}
 

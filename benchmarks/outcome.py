@@ -12,10 +12,10 @@ from typing import Any
 from stepsnet.provenance import provenance, without_folders
 from stepsnet.summary_stats import quartiles
 
-__all__ = ["conclude", "spread"]
+__all__ = ["conclude", "rounded_quartiles"]
 
 
-def spread(values: Sequence[float], digits: int = 4) -> dict[str, Any]:
+def rounded_quartiles(values: Sequence[float], digits: int = 4) -> dict[str, Any]:
     """Median and quartiles: on a shared machine a mean tells of the neighbours."""
     found = quartiles(values)
     return {

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from outcome import conclude, spread
+from outcome import conclude, rounded_quartiles
 
 from stepsnet.analysis.complexity import count_complexity
 from stepsnet.analysis.speed import Measured, measure_memory, measure_speed
@@ -60,8 +60,8 @@ def main() -> None:
         row: dict[str, Any] = {"params": counts[one.name].params, "macs": counts[one.name].macs}
         for kind in ("training", "inference"):
             taken, base = seconds[one.name][kind], seconds["baseline"][kind]
-            row[f"{kind}_images_per_second"] = spread([options.batch_size / second for second in taken], 2)
-            row[f"{kind}_speed_over_baseline"] = spread([b / second for b, second in zip(base, taken)])
+            row[f"{kind}_images_per_second"] = rounded_quartiles([options.batch_size / second for second in taken], 2)
+            row[f"{kind}_speed_over_baseline"] = rounded_quartiles([b / second for b, second in zip(base, taken)])
         memory = measure_memory(one, (options.batch_size // 2, options.batch_size), device, options.amp_dtype)
         row["memory_mib_per_image"] = {kind: round(found["per_sample"] / 2**20, 2) for kind, found in memory.items()}
         rows[one.name] = row

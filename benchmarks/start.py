@@ -15,7 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from outcome import conclude, spread
+from outcome import conclude, rounded_quartiles
 
 RUNS = 5
 
@@ -58,8 +58,8 @@ def main() -> None:
             bare.append(found[1])
     result = {
         "recipe": options.recipe,
-        "seconds_to_first_update": spread(ours, 2),
-        "seconds_of_imports": spread(bare, 2),
+        "seconds_to_first_update": rounded_quartiles(ours, 2),
+        "seconds_of_imports": rounded_quartiles(bare, 2),
     }
     conclude("start", result, options.out)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import timm
 import torch
-from outcome import conclude, spread
+from outcome import conclude, rounded_quartiles
 from torch import nn
 
 import stepsnet  # noqa: F401 - registers the models
@@ -47,11 +47,11 @@ def main() -> None:
         return time.perf_counter() - started
 
     pairs = [(update(False), update(True)) for _ in range(options.updates)][WARM_UP:]
-    extra = spread([(watched - plain) / plain for plain, watched in pairs])
+    extra = rounded_quartiles([(watched - plain) / plain for plain, watched in pairs])
     result = {
         "extra_of_a_watched_update": extra,
         "share_of_the_time": {str(interval): round(extra["median"] / interval, 5) for interval in INTERVALS},
-        "plain_ms": spread([1000 * plain for plain, _ in pairs], 2),
+        "plain_ms": rounded_quartiles([1000 * plain for plain, _ in pairs], 2),
         "batch_size": options.batch_size,
         "model": MODEL,
     }

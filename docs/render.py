@@ -8,6 +8,7 @@ A block between ``<!-- begin: NAME … -->`` and ``<!-- end -->`` is replaced by
     depth FOLDER…                  runs at several depths, one row per depth
     grid FOLDER TABLE              runs of a table of the paper, one row per recipe
     methods FOLDER                 runs of methods for depth, one row per method
+    digits                         the deep pair on digits, a wide plain network, and logistic regression
     analysis FILE TABLE            what ``stepsnet analyze --json`` printed
     speed FILE                     what ``stepsnet bench`` wrote
     memory FILE                    what benchmarks/memory.py wrote
@@ -39,6 +40,7 @@ TABLES = {
     "results": render_runs.results_table,
     "depth": render_runs.depth_table,
     "grid": render_runs.grid_table,
+    "digits": render_runs.digits_table,
     "methods": render_runs.methods_table,
     "analysis": render_runs.analysis_table,
     "paper-depths": render_runs.paper_depths,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from render_parts import RESULTS, origin, table_of_numbers
+from render_parts import RESULTS, origin, read_benchmark, table_of_numbers
 
 from stepsnet.markdown import markdown_table
 from stepsnet.summary_stats import format_quartiles, quartiles
@@ -159,7 +159,3 @@ def segmentation_table() -> str:
     what += f"{result['crop_size']}, {result['amp_dtype']}"
     note = f"{what}; median (quartiles), ratios of the same round. {origin(result)}"
     return f"{table_of_numbers(headers, rows)}\n\n{note}"
-
-
-def read_benchmark(name: str) -> dict:
-    return json.loads((RESULTS / "benchmarks" / f"{name}.json").read_text(encoding="utf-8"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from stepsnet.markdown import markdown_table
@@ -31,3 +32,7 @@ def origin(result: dict) -> str:
     hardware, versions = result["hardware"], result["versions"]
     machine = hardware["gpu"] or f"{hardware['cpu']}, {hardware['threads']} thread of {hardware['cores']} cores"
     return f"`{result['command']}`: {machine}; torch {versions['torch']}, timm {versions['timm']}; {result['commit']}"
+
+
+def read_benchmark(name: str) -> dict:
+    return json.loads((RESULTS / "benchmarks" / f"{name}.json").read_text(encoding="utf-8"))

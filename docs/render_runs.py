@@ -135,6 +135,28 @@ def methods_table(folder: str) -> str:
     return f"{table}\n\n{where_run(runs, (folder,))}"
 
 
+def digits_table() -> str:
+    """The deep pair on digits, beside a wide plain network of like compute and logistic regression."""
+    deep = runs_of(("digits-deep",))
+    wide = [run for run in runs_of(("digits-ablations",)) if run["recipe"].endswith("/steps_1")]
+    simple = json.loads((RESULTS / "benchmarks" / "logistic_regression.json").read_text(encoding="utf-8"))
+    kinds = {
+        "StepsNet": [run for run in deep if run["label"] == "StepsNet"],
+        "plain, as deep": [run for run in deep if run["label"] == "baseline"],
+        "plain, wide and shallow": wide,
+    }
+    rows = []
+    for name, runs in kinds.items():
+        accuracies = [mean_std(list(by_seed(runs, key).values()), key) for key in ("train_top1", "val_top1")]
+        size = [f"{runs[0]['params'] / 1e6:.2f}M", f"{runs[0]['macs'] / 1e6:.1f}M"]
+        rows.append([name, steps(runs[0]["widths"]), *size, *accuracies])
+    accuracies = [format_metric(key, value) for key, value in simple["metrics"].items()]
+    rows.append(["logistic regression on the pixels", "", simple["params"], "", *accuracies])
+    headers = ["", "widths × blocks", "params", "MACs", "training accuracy", "validation accuracy"]
+    notes = [where_run(deep, ("digits-deep",)), where_run(wide, ("digits-ablations",)), origin(simple)]
+    return "\n".join([markdown_table(headers, rows, "llrrrr"), "", *(f"- {note}" for note in notes)])
+
+
 def analysis_table(file: str, table: str) -> str:
     """Tables 6 and 7 over the seeds of a model, beside the paper's."""
     result = json.loads((RESULTS / "analysis" / file).read_text(encoding="utf-8"))

@@ -20,9 +20,9 @@ from stepsnet.models.build import build_model
 from stepsnet.overrides import override
 from stepsnet.recipes import RECIPES, find_recipe
 from stepsnet.tasks import build_task
-from stepsnet.tasks.classification.augmentation import augmenting_transform, posterize
 from stepsnet.tasks.classification.data import InputSpec, load_images
 from stepsnet.tasks.classification.task import Classification, input_spec
+from stepsnet.tasks.classification.transforms import augmenting_transform, posterize
 from stepsnet.tasks.detection.data import load_coco
 from stepsnet.tasks.detection.task import Detection
 

@@ -22,8 +22,9 @@ from stepsnet.recipes import find_recipe
 from stepsnet.run_folder import lock_folder, open_run_folder
 from stepsnet.runs.evaluate import evaluate_checkpoint
 from stepsnet.tasks import build_task
-from stepsnet.tasks.classification.data import InputSpec, load_images
+from stepsnet.tasks.classification.data import load_images
 from stepsnet.tasks.classification.task import Classification
+from stepsnet.tasks.classification.transforms import InputSpec
 from stepsnet.tasks.prediction import read_files
 
 SPEC = InputSpec((3, 16, 16), (0.5,) * 3, (0.25,) * 3, crop_pct=1.0)

@@ -9,7 +9,7 @@ import pytest
 from stepsnet.commands.table import as_printed, compare_table, render_table
 from stepsnet.errors import UserError
 from stepsnet.markdown import markdown_table
-from stepsnet.paper.rows import TABLE_1, printed_rows
+from stepsnet.paper.rows import TABLE_1, all_rows, model_of, note_of, printed_rows
 
 ROOT = Path(__file__).parent.parent
 compared = functools.cache(compare_table)
@@ -96,3 +96,41 @@ def test_results_on_the_pages_are_those_in_results(monkeypatch):
                 found += 1
                 assert render.render(block[0]) == block[0], (page.name, block["name"])
     assert found > 10
+
+
+# rows whose widths and depths stand in the paper, by table; all others are marked as ours
+PRINTED = {
+    "1": {row for row in TABLE_1 if row not in ("Steps-DeiT-B", "Steps-ResNet-34", "Steps-ResNet-50")},
+    "4": set(),
+    "5a": {f"DeiT {blocks} blocks" for blocks in (24, 36, 48, 72, 96)},
+    "5b": {"Swin 12 blocks", "Steps-Swin 26 blocks"},
+    "8": {"1 steps", "3 steps"},
+    "9": {row["row"] for row in printed_rows("9")},
+    "10": {"Reverse", "Steps-Swin-T"},
+    "11": {
+        "StepsNet in stage 3",
+        "StepsNet in stage 4",
+        "StepsNet in stages 3 and 4",
+        "StepsNet in none (Swin-T)",
+    },
+}
+
+
+@pytest.mark.parametrize("table", PRINTED)
+def test_an_allocation_that_the_paper_does_not_print_is_marked(table):
+    marked = {row["row"] for row in printed_rows(table) if note_of(row)}
+    assert marked == {row["row"] for row in printed_rows(table)} - PRINTED[table]
+    text = render_table(table, compared(table))
+    for row in printed_rows(table):
+        assert (f"| {row['row']} [" in text) == (row["row"] in marked)
+    if table == "4":
+        assert_shown_as_rendered(table)
+
+
+def test_the_half_compute_rule_gives_the_rows_that_say_so():
+    said = [row for row in all_rows() if "half-compute rule" in note_of(row)]
+    assert len(said) == 1 + 4 + 3  # of Tables 1, 5a and 8
+    for row in said:
+        _, arguments = model_of(row)
+        depths = arguments.get("depths", (12, 6, 6))
+        assert depths[0] == 2 * depths[1] and len(set(depths[1:])) == 1

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from ..markdown import markdown_table
-from ..paper.rows import ALLOCATION_IS_OURS, model_of, printed_rows
+from ..paper.rows import model_of, note_of, printed_rows
 
 __all__ = ["compare_table", "render_table"]
 
@@ -28,10 +28,10 @@ def run(options: argparse.Namespace) -> None:
 
 
 def as_printed(value: float) -> float:
-    """Round as the paper's cells are: to two decimals, as counters print, and then to one.
+    """Round to two decimals, as counters print, and then to one.
 
-    With one rounding, three cells of Table 5a would differ (3.948 is printed as 4.0, 21.746 as 21.8
-    and 11.247 as 11.3); with two, every cell comes out.
+    That the paper rounds twice is an inference of ours: with one rounding, three cells of Table 5a would differ
+    (3.948 is printed as 4.0, 21.746 as 21.8 and 11.247 as 11.3); with two, every cell comes out.
     """
     two = Decimal(value).quantize(Decimal("0.01"), ROUND_HALF_UP)
     return float(two.quantize(Decimal("0.1"), ROUND_HALF_UP))
@@ -51,7 +51,7 @@ DETECTORS_ARE_COUNTED = (
     "mask head, as mmdetection counts; a cell is marked where it differs by more than 3%"
 )
 SEGMENTERS_ARE_COUNTED = (
-    "one picture of 512×2048 through backbone and decoder; the auxiliary head, which only training needs, counts in "
+    "one image of 512×2048 through backbone and decoder; the auxiliary head, which only training needs, counts in "
     "#Params; a cell is marked where it differs by more than 1%"
 )
 _SEGMENTED = (3, 512, 2048)
@@ -92,7 +92,6 @@ def compare_table(table: str) -> list[dict[str, Any]]:
         if isinstance(paper.get("flops_G"), int):  # and Tables 2 and 3
             ours["flops_G"] = round(ours["flops_G"])
         tolerance = _TOLERANCE.get(table, 0.0)
-        is_ours = row.get("config", {}).get("depths_printed") is False
         compared.append(
             {
                 "row": row["row"],
@@ -102,7 +101,7 @@ def compare_table(table: str) -> list[dict[str, Any]]:
                 "differs": [
                     key for key in ours if key in paper and abs(paper[key] - ours[key]) > tolerance * paper[key]
                 ],
-                "note": ALLOCATION_IS_OURS if is_ours else _NOTES.get(table, ""),
+                "note": note_of(row) or _NOTES.get(table, ""),
                 "model": {"name": name, "arguments": arguments},
             }
         )

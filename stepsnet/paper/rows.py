@@ -46,7 +46,7 @@ TABLE_11: dict[str, list[Stage]] = {
     "StepsNet in none (Swin-T)": _SWIN,
 }
 
-# widths and depths as the printed parameters ask
+# The paper prints no widths or depths here; these give the printed parameters.
 TABLE_4: dict[str, dict[str, Any]] = {
     "Transformer 30M": {"widths": [384], "depths": [6]},
     "Steps-Transformer 30M": {"widths": [192, 272, 384], "depths": [6, 3, 3]},
@@ -56,8 +56,18 @@ TABLE_4: dict[str, dict[str, Any]] = {
     "Steps-Transformer 64M": {"widths": [256, 368, 512], "depths": [12, 6, 6]},
 }
 
+_PRINTED_IN_TABLE_14 = ("Swin 12 blocks", "Steps-Swin 26 blocks")  # Swin-T and Steps-Swin-T
+
 DETECTORS = {"Mask R-CNN": "mask_rcnn", "Cascade Mask R-CNN": "cascade_mask_rcnn"}
-ALLOCATION_IS_OURS = "the paper does not give these depths and heads; ours meet every printed cell, and others may too"
+ALLOCATION_IS_OURS = "the paper prints no allocation for this row; ours meets every printed cell, and others may too"
+HALF_COMPUTE_RULE = "the paper prints no depths for this row; ours follow its half-compute rule (Sec. 5.5)"
+TABLE_13_DIFFERS = (
+    "Table 13 prints another Steps-DeiT-B, of 60 blocks; ours follows the half-compute rule (Sec. 5.5) from DeiT-B"
+)
+TABLE_12_DIFFERS = (
+    "stages 1 and 2 are the baseline's, 64×2 and 128×3; Table 12 prints 64×1 and 128×1, which does not give the "
+    "printed number of blocks"
+)
 
 
 @lru_cache(maxsize=1)
@@ -78,6 +88,30 @@ def printed_rows(table: str) -> list[dict[str, Any]]:
         known = sorted({row["table"] for row in rows if model_of(row)}, key=lambda t: (t[0] == "t", len(t), t))
         raise UserError(f"table: got {table!r}, expected one of {', '.join(known)}{nearest(table, known)}")
     return found
+
+
+def note_of(row: dict[str, Any]) -> str:
+    """Where a row's widths, depths or heads are not the paper's own words; empty where they are printed."""
+    table, name, config = row["table"], row["row"], row.get("config", {})
+    if table == "1":
+        return {
+            "Steps-DeiT-B": TABLE_13_DIFFERS,
+            "Steps-ResNet-34": TABLE_12_DIFFERS,
+            "Steps-ResNet-50": TABLE_12_DIFFERS,
+        }.get(name, "")
+    if table == "4":
+        return ALLOCATION_IS_OURS
+    if table == "5a" and name.startswith("Steps-"):
+        of_first, *of_others = config["depths"]
+        by_the_rule = of_first == 2 * of_others[0] and len(set(of_others)) == 1
+        return HALF_COMPUTE_RULE if by_the_rule else ALLOCATION_IS_OURS
+    if table == "5b" and name not in _PRINTED_IN_TABLE_14:
+        return ALLOCATION_IS_OURS
+    if table == "8" and name not in ("1 steps", "3 steps"):  # DeiT-S and Steps-DeiT-S, which Table 13 prints
+        return HALF_COMPUTE_RULE
+    if table == "11" and name in ("StepsNet in stage 1", "StepsNet in stage 2"):
+        return ALLOCATION_IS_OURS
+    return ""
 
 
 def printed_row(table: str, title: str) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any, TypeVar
 
 from ..config import ModelSpec, Recipe
-from ..paper.rows import ALLOCATION_IS_OURS, model_of, printed_row
+from ..paper.rows import ALLOCATION_IS_OURS, model_of, note_of, printed_row
 
 __all__ = ["by_name", "recipe_of_row", "spec_of_row"]
 
@@ -34,7 +34,7 @@ def recipe_of_row(
         **args: of the model and of its baseline, besides those of their rows.
     """
     printed = printed_row(table, row)
-    if printed.get("config", {}).get("depths_printed") is False:
+    if note_of(printed) == ALLOCATION_IS_OURS:
         note = f"{note}; {ALLOCATION_IS_OURS}" if note else ALLOCATION_IS_OURS
     numbers = {_METRICS[key]: float(value) for key, value in printed.items() if key in _METRICS and value is not None}
     where = f"Sec. {table.removeprefix('text ')}" if table.startswith("text") else f"Table {table}"

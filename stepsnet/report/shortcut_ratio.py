@@ -26,8 +26,9 @@ _ABOUT = Markup(
     "flows back to it. "
 )
 _BOTH = (
-    "The whole stream is what Fig. 2 of the paper seems to draw. The part that is read are the channels of the block: "
-    "the norm in a StepsNet sees these alone, so Eq. (2) is about them. "
+    "Fig. 2 of the paper seems to draw γ of the whole stream. The part that is read is the channels that a block takes "
+    "as its input: the norm in a StepsNet sees these alone, so Eq. (2) is about them. A block of full width reads the "
+    "whole stream, and there the two are equal. "
 )
 _DEPTH = "Depth is the number of the block over the number of blocks; in a hierarchical model each stage starts anew."
 

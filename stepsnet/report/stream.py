@@ -117,7 +117,9 @@ def _draw(measurements: Sequence[LabelledMeasurement], narrow: bool) -> Figure:
         elif name in _LOGARITHMIC:
             _set_logarithmic(ax)
         else:
-            ax.set_ylim(bottom=min(0.0, ax.get_ylim()[0]))
+            low, high = ax.get_ylim()
+            low = min(0.0, low)
+            ax.set_ylim(low, high + 0.03 * (high - low))
     handles, labels = axes[0].get_legend_handles_labels()
     axes[-1].axis("off")
     axes[-1].legend(handles, labels, loc="upper left")

@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from ..analysis.block_statistics import StreamMeasurement
-from ..config import MAY_CHANGE_ON_RESUME
+from ..config import MAY_CHANGE_ON_RESUME, Recipe
 from ..errors import UserError
 from ..files import write_atomically
 from ..provenance import without_folders
-from ..recipes.recipe import Recipe
 from ..report.runs import load_run
 from .declare import Study
 from .plan import Planned

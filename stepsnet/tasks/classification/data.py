@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -18,50 +16,13 @@ from ..images import UNREADABLE
 from .digits import load_digits
 from .held_out import InMemory, divide, split_of
 from .sources import SOURCES, Arrays, Splits, StoredImages
+from .transforms import InputSpec, Transform
 
-__all__ = ["ImageData", "InputSpec", "SampleKey", "Samples", "evaluation_transform", "load_images"]
+__all__ = ["ImageData", "SampleKey", "Samples", "evaluation_transform", "load_images"]
 
-Transform = Callable[[Any], Tensor]
 SampleKey = tuple[int, int, int]  # epoch, index, copy
 
 _NEIGHBORS = 10  # samples that are tried where one cannot be decoded
-
-
-@dataclass(frozen=True)
-class InputSpec:
-    """How an image becomes an input: timm's data config of a model."""
-
-    input_size: tuple[int, int, int]  # C, H, W
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    interpolation: str = "bicubic"
-    crop_pct: float = 0.875
-
-    @property
-    def mode(self) -> str:
-        """The mode that Pillow decodes images to."""
-        return "L" if self.input_size[0] == 1 else "RGB"
-
-    def training(self, augment: Augment | None) -> Transform:
-        """timm's training transform, or that of evaluation where there is no augmentation."""
-        if augment is None:
-            return self.evaluation()
-        from .augmentation import augmenting_transform
-
-        return augmenting_transform(self, augment)
-
-    def evaluation(self) -> Transform:
-        """timm's resize, center crop and normalization."""
-        from timm.data import create_transform
-
-        return create_transform(
-            self.input_size,
-            is_training=False,
-            interpolation=self.interpolation,
-            mean=self.mean,
-            std=self.std,
-            crop_pct=self.crop_pct,
-        )
 
 
 class Samples(Dataset):

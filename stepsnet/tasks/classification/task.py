@@ -24,9 +24,10 @@ from ...errors import UserError
 from ...models.build import build_model
 from ..assets import save_classes
 from ..loading import loaded
-from .data import ImageData, InputSpec, SampleKey, Samples, load_images
+from .data import ImageData, SampleKey, Samples, load_images
 from .held_out import split_of
 from .input_size import check_input_size, input_size
+from .transforms import InputSpec
 
 __all__ = ["Classification", "build", "check", "input_spec"]
 

@@ -2,20 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
 
 from PIL import Image
 from timm.data import auto_augment, create_transform
 from timm.data.auto_augment import AugmentOp
+from torch import Tensor
 
 from ...config import Augment
 from ...errors import UserError
 
-if TYPE_CHECKING:
-    from .data import InputSpec
+__all__ = ["InputSpec", "Transform", "augmenting_transform", "posterize"]
 
-__all__ = ["augmenting_transform", "posterize"]
+Transform = Callable[[Any], Tensor]
+
+
+@dataclass(frozen=True)
+class InputSpec:
+    """How an image becomes an input: timm's data config of a model."""
+
+    input_size: tuple[int, int, int]  # C, H, W
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    interpolation: str = "bicubic"
+    crop_pct: float = 0.875
+
+    @property
+    def mode(self) -> str:
+        """The mode that Pillow decodes images to."""
+        return "L" if self.input_size[0] == 1 else "RGB"
+
+    def training(self, augment: Augment | None) -> Transform:
+        """timm's training transform, or that of evaluation where there is no augmentation."""
+        if augment is None:
+            return self.evaluation()
+        return augmenting_transform(self, augment)
+
+    def evaluation(self) -> Transform:
+        """timm's resize, center crop and normalization."""
+        return create_transform(
+            self.input_size,
+            is_training=False,
+            interpolation=self.interpolation,
+            mean=self.mean,
+            std=self.std,
+            crop_pct=self.crop_pct,
+        )
 
 
 def augmenting_transform(spec: InputSpec, augment: Augment) -> Any:
