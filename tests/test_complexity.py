@@ -7,7 +7,7 @@ from timm.layers import set_fused_attn
 from torch import nn
 
 import stepsnet
-from stepsnet.analysis.complexity import count_complexity, count_macs
+from stepsnet.analysis.complexity import count_complexity, count_language_model, count_macs
 
 SIZES = {
     "resnet18": (3, 64, 64),
@@ -105,3 +105,14 @@ def test_the_planner_counts_as_the_counter_does():
     assert whole.macs - without.macs == plan.macs(17)
     assert whole.params - without.params == plan.params
     assert whole.blocks == plan.blocks
+
+
+def test_macs_of_a_language_model_count_attention_over_the_context():
+    widths, depths, hidden, vocabulary, context = (32, 48), (2, 1), (85, 128), 100, 16
+    config = stepsnet.StepsTransformerConfig(widths=list(widths), depths=list(depths), vocab_size=vocabulary)
+    with torch.device("meta"):
+        model = stepsnet.StepsTransformerForCausalLM(config)
+    macs = vocabulary * widths[-1]  # the head
+    for width, depth, inner in zip(widths, depths, hidden):
+        macs += depth * (4 * width**2 + 3 * width * inner + 2 * context * width)
+    assert count_language_model(model, context).macs == macs

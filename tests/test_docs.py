@@ -74,9 +74,15 @@ def test_commands_parse(page, arguments):
 
 def recipes_of(options: argparse.Namespace) -> list[Recipe]:
     if name := getattr(options, "recipe", None):
-        return [] if name in ("RECIPE", "…") else [find_recipe(name)]
+        return [] if is_anyones(name) else [find_recipe(name)]
     patterns = [pattern for pattern in getattr(options, "patterns", []) if "=" not in pattern]
-    return matching(patterns)[:1]
+    studies = [pattern for pattern in patterns if list((ROOT / "stepsnet").rglob(f"{pattern}.yaml"))]
+    return matching([pattern for pattern in patterns if pattern not in studies and not is_anyones(pattern)])[:1]
+
+
+def is_anyones(name: str) -> bool:
+    """``RECIPE`` and ``mine.yaml`` stand for what a reader has."""
+    return name.isupper() or name.endswith(".yaml")
 
 
 def test_a_wrong_command_would_be_noticed():

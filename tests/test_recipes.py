@@ -26,7 +26,7 @@ from stepsnet.errors import UserError
 from stepsnet.models import FAMILIES, baseline_of
 from stepsnet.models.build import build_model
 from stepsnet.overrides import override, read_recipe, to_yaml
-from stepsnet.paper.rows import TABLE_1, model_of, printed_rows
+from stepsnet.paper.tables import ALLOCATION_IS_OURS, TABLE_1, model_of, note_of, printed_rows
 from stepsnet.recipes import RECIPES, find_recipe
 from stepsnet.runs.train import train_run
 from stepsnet.tasks import build_task
@@ -113,8 +113,7 @@ def test_every_row_has_a_recipe_that_expects_the_printed_number(folder, tables):
         start = f"Table {row['table']}, {row['row']}"
         (recipe,) = [recipe for recipe in found if RECIPES[recipe].title.partition(" (the")[0] == start]
         assert find_recipe(recipe).expected == {"val_top1": row["top1"]}
-        is_ours = row["config"].get("depths_printed") is False if "config" in row else False
-        assert is_ours == ("the paper does not give" in RECIPES[recipe].title)
+        assert (note_of(row) == ALLOCATION_IS_OURS) == (ALLOCATION_IS_OURS in RECIPES[recipe].title)
     wanted = {"imagenet": 18 + 1 + 6, "deeper": 20, "ablations": 5 + 6 + 2 + 6}
     assert len([name for name in AT_SCALE if name.startswith(folder)]) == wanted[folder]
 

@@ -20,7 +20,7 @@ from timm.models.vision_transformer import Block
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from ..stream import blocks_of, step_sequences
+from ..models.blocks import blocks_of, step_sequences
 
 __all__ = [
     "Complexity",
@@ -55,14 +55,16 @@ def count_complexity(model: nn.Module, input_size: tuple[int, ...] = (3, 224, 22
     )
 
 
-def count_language_model(model: Any) -> Complexity:
-    """The paper's counts (5 layers a block and the head, tied weights once); MACs are those of one token.
+def count_language_model(model: Any, context: int) -> Complexity:
+    """The paper's counts: 5 layers per block and the head, tied weights once. MACs are those of one token.
 
-    Of the attention products only those with the token itself are counted: the rest grow with the context.
+    Args:
+        context: tokens that attention looks at. Its two products take 2·context·C in a layer of width C, as in
+            Eq. (3); what a causal mask hides is counted too.
     """
     blocks = sum(model.config.depths)
     linear = sum(module.weight.numel() for module in model.modules() if isinstance(module, nn.Linear))
-    attended = sum(2 * width * depth for width, depth in zip(model.config.widths, model.config.depths))
+    attended = sum(2 * context * width * depth for width, depth in zip(model.config.widths, model.config.depths))
     params = sum(parameter.numel() for parameter in model.parameters())
     return Complexity(blocks=blocks, layers=5 * blocks + 1, params=params, macs=linear + attended)
 

@@ -191,7 +191,7 @@ class LanguageModelling(Task):
         return torch.stack(((nll * counted.flatten()).sum(dtype=torch.float64), counted.sum(dtype=torch.float64)))
 
     def complexity(self, model: nn.Module) -> Complexity:
-        return count_language_model(model)
+        return count_language_model(model, self.seq_len)
 
     def save_assets(self, model: Any, folder: Path) -> None:
         """The tokenizer and the config, with which transformers' from_pretrained reads the run's folder.
