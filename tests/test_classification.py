@@ -15,12 +15,12 @@ from torchvision.datasets import CIFAR10
 
 from stepsnet.checkpoint import save_weights
 from stepsnet.cli import main
-from stepsnet.commands.eval import evaluate_checkpoint
 from stepsnet.config import Augment, ClassificationRecipe, ModelSpec
 from stepsnet.engine.task import BatchShard
 from stepsnet.errors import UserError
 from stepsnet.recipes import find_recipe
 from stepsnet.run_folder import lock_folder, open_run_folder
+from stepsnet.runs.evaluate import evaluate_checkpoint
 from stepsnet.tasks import build_task
 from stepsnet.tasks.classification.data import load_images
 from stepsnet.tasks.classification.task import Classification

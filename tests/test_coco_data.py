@@ -13,7 +13,7 @@ from stepsnet.cli import main
 from stepsnet.config import DetectionAugment
 from stepsnet.errors import UserError
 from stepsnet.files import remembered
-from stepsnet.tasks.detection import check
+from stepsnet.tasks.detection import validate
 from stepsnet.tasks.detection.data import DetectionSamples, grouped_order, load_coco
 from stepsnet.tasks.detection.transforms import resized_size
 
@@ -306,8 +306,8 @@ def test_a_box_with_nothing_of_it_in_the_image_is_refused(coco, left):
 
 def test_a_whole_data_set_is_looked_at_once(coco, monkeypatch):
     opened = []
-    check_file = check._check_file
-    monkeypatch.setattr(check, "_check_file", lambda *args: opened.append(args[2]["file_name"]) or check_file(*args))
+    check_file = validate._check_file
+    monkeypatch.setattr(validate, "_check_file", lambda *args: opened.append(args[2]["file_name"]) or check_file(*args))
     load(coco)
     assert len(opened) == 9
     load(coco)

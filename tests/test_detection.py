@@ -1,9 +1,11 @@
 """Detection as a task: its batches, its AP, a run from training to predictions, and two processes."""
 
+import contextlib
 import dataclasses
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -21,8 +23,6 @@ from stepsnet.analysis.complexity import count_complexity, detector_macs
 from stepsnet.checkpoint import load_weights, save_weights
 from stepsnet.cli import main
 from stepsnet.colors import OKABE_ITO
-from stepsnet.commands.eval import evaluate_run
-from stepsnet.commands.train import train_run
 from stepsnet.config import DetectionAugment, ModelSpec
 from stepsnet.console import Lines
 from stepsnet.engine.task import BatchShard
@@ -30,6 +30,8 @@ from stepsnet.errors import UserError
 from stepsnet.models.build import build_model
 from stepsnet.overrides import override
 from stepsnet.recipes import find_recipe
+from stepsnet.runs.evaluate import evaluate_run
+from stepsnet.runs.train import train_run
 from stepsnet.tasks import build_task, predict
 from stepsnet.tasks.detection.data import load_coco
 from stepsnet.tasks.detection.predict import draw_objects
@@ -365,13 +367,16 @@ class Unsure(Knowing):
 
 
 ON_TWO_RANKS = """
-import json, sys
+import json, os, sys
 from pathlib import Path
-coco, out, tests, *tiny = sys.argv[1:]
+coco, out, tests, ports, *tiny = sys.argv[1:]
+ports = iter(ports.split(","))
+os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"  # each group of processes meets in a store of its own
 sys.path.insert(0, tests)
 from test_detection import CPU, BatchShard, Unsure, make_task
 from stepsnet.cli import main
 from stepsnet.engine.distributed import init_distributed
+os.environ["MASTER_PORT"] = next(ports)
 with init_distributed("cpu") as context:
     task = make_task(coco)
     scores = task.evaluate(Unsure(task.data), BatchShard(context.rank, context.world_size), CPU)
@@ -381,10 +386,19 @@ for parallel, name, changes in (
     # a cascade whose backbone is not a StepsNet has no steps to be sharded by
     ("fsdp", "pennfudan/cascade", ["model.args.backbone=test_resnet"]),
 ):
+    os.environ["MASTER_PORT"] = next(ports)
     command = ["train", name, "--data", f"coco:{coco}", "--run", str(Path(out, parallel))]
     if status := main([*command, *tiny, "epochs=1", f"parallel={parallel}", *changes]):
         sys.exit(status)
 """
+
+
+def free_ports(count):
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("localhost", 0))
+        return [str(one.getsockname()[1]) for one in sockets]
 
 
 @pytest.fixture(scope="module")
@@ -392,9 +406,9 @@ def two_ranks(coco, tmp_path_factory):
     """What two processes make: the scores of one that knows, and a run with DDP and one with FSDP."""
     out = tmp_path_factory.mktemp("two")
     (out / "script.py").write_text(ON_TWO_RANKS)
-    port = str(20000 + (os.getpid() + 7) % 20000)
+    port, *ports = free_ports(4)
     launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", port]
-    command = [*launch, str(out / "script.py"), str(coco), str(out), str(Path(__file__).parent), *TINY]
+    command = [*launch, str(out / "script.py"), str(coco), str(out), str(Path(__file__).parent), ",".join(ports), *TINY]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "STEPSNET_CACHE": str(out / "cache")}
     result = subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment)
     assert result.returncode == 0, result.stdout + result.stderr

@@ -16,8 +16,6 @@ from torchvision import tv_tensors
 
 from stepsnet.checkpoint import save_weights
 from stepsnet.cli import main
-from stepsnet.commands.eval import evaluate_run
-from stepsnet.commands.train import train_run
 from stepsnet.config import ModelSpec, SegmentationAugment
 from stepsnet.console import Lines
 from stepsnet.engine.optim import build_optimizer, build_schedule
@@ -25,6 +23,8 @@ from stepsnet.engine.task import BatchShard
 from stepsnet.errors import UserError
 from stepsnet.overrides import override
 from stepsnet.recipes import find_recipe
+from stepsnet.runs.evaluate import evaluate_run
+from stepsnet.runs.train import train_run
 from stepsnet.tasks import build_task
 from stepsnet.tasks.loading import sample_of_run
 from stepsnet.tasks.segmentation import data as segmentation_data
