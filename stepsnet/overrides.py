@@ -118,7 +118,8 @@ def _first_mistake(error: pydantic.ValidationError, values: Mapping[str, Any]) -
     parts = [str(part) for part in first["loc"][1:]]  # first comes the task, which chose the type
     if kind == "unexpected_keyword_argument":
         return _unknown(".".join(parts), known)
-    key = ".".join(part for part in parts if part.isdecimal() or part in known or ".".join(parts) in known)
+    names = {name for key in known for name in key.split(".")}
+    key = ".".join(part for part in parts if part.isdecimal() or part in names)  # without the members of a union
     expected = _EXPECTED.get(kind, first["msg"].removeprefix("Input should be ")).format(**context)
     return f"{key}: got {got!r}, expected {expected}"
 
