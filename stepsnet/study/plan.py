@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import torch
 
-from ..config import Recipe
+from ..config import LanguageRecipe, Recipe
 from ..errors import UserError
 from ..metrics import higher_is_better
 from ..models.build import build_model
@@ -112,8 +112,8 @@ def macs_of(recipe: Recipe) -> int:
 
     with torch.device("meta"):
         model = build_model(recipe.model)
-    if recipe.task == "language":
-        return count_language_model(model).macs
+    if isinstance(recipe, LanguageRecipe):
+        return count_language_model(model, recipe.seq_len).macs
     return count_complexity(model, input_size_of(recipe.model, model)).macs
 
 
