@@ -10,7 +10,7 @@ from render_parts import RESULTS, mean_difference, mean_std, origin, table_of_nu
 from stepsnet.commands.compare import summarize
 from stepsnet.markdown import markdown_table
 from stepsnet.metrics import find_metric, format_metric, metric_label
-from stepsnet.paper.rows import all_rows, printed_rows
+from stepsnet.paper.tables import all_rows, printed_rows
 from stepsnet.recipes import ablations
 from stepsnet.summary_stats import format_mean_std
 

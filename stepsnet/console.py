@@ -1,6 +1,6 @@
-"""What a run shows while it works: live bars on a terminal, a line an epoch in a log, events for a parent.
+"""The progress of runs: live bars on a terminal, one line per epoch in a log, or events for a parent process.
 
-A run reports events, plain dictionaries: ``{"run", "kind": "progress" | "epoch" | "note", …}``.
+A run reports events, which are plain dictionaries: ``{"run", "kind": "progress" | "epoch" | "note", …}``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Protocol, TextIO, TypeVar
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn, track
 
-from .metrics import headline
+from .metrics import format_metric, headline
 
 __all__ = ["Bars", "Display", "Events", "Lines", "choose_display", "progress_bar"]
 
@@ -27,7 +27,7 @@ class Display(Protocol):
 
 
 class Lines:
-    """A plain log: one line an epoch."""
+    """A plain log: one line per epoch and per note."""
 
     def __init__(self, out: TextIO | None = None):
         self.out = out or sys.stdout
@@ -45,22 +45,22 @@ class Lines:
 
 
 class Events(Lines):
-    """One JSON object a line, for the process that started this one."""
+    """One JSON object per line, for the process that started this one."""
 
     def show(self, event: dict[str, Any]) -> None:
         print(json.dumps(event), file=self.out, flush=True)
 
 
 class Bars:
-    """A live bar for each run, above a line for each epoch that is done."""
+    """A live bar for each run, below one line for each epoch that has ended."""
 
     def __init__(self, console: Console | None = None):
         self.bars = Progress(
             TextColumn("[bold]{task.description}"),
             BarColumn(bar_width=None),
             TextColumn("epoch {task.fields[epoch]}/{task.fields[epochs]}"),
-            TextColumn("loss {task.fields[loss]:.3f}"),
-            TextColumn("{task.fields[measure]}"),
+            TextColumn("loss {task.fields[loss]}"),
+            TextColumn("{task.fields[metrics]}"),
             TextColumn("lr {task.fields[lr]:.2g}"),
             TextColumn("{task.fields[speed]}"),
             TextColumn("{task.fields[memory]:.1f} GiB"),
@@ -84,8 +84,8 @@ class Bars:
             fields = {
                 "epoch": event["epoch"],
                 "epochs": event["epochs"],
-                "loss": event["loss"],
-                "measure": headline(event),
+                "loss": format_metric("loss", event["loss"]),
+                "metrics": headline(event),
                 "lr": event["lr"],
                 "speed": event["speed"],
                 "memory": event["memory_gib"],
@@ -102,10 +102,10 @@ class Bars:
 def epoch_line(event: dict[str, Any]) -> str:
     parts = [f"epoch {event['epoch']}/{event['epochs']}", f"lr {event['lr']:.2g}"]
     for split in ("train", "val"):
-        if f"{split}_loss" in event:
-            parts.append(f"{split} loss {event[f'{split}_loss']:.3f}")
-        if measure := headline(event, split):
-            parts.append(measure)
+        if (loss := f"{split}_loss") in event:
+            parts.append(f"{split} loss {format_metric(loss, event[loss])}")
+        if metrics := headline(event, split):
+            parts.append(metrics)
     parts += [event["speed"], f"{event['memory_gib']:.1f} GiB"]
     minutes, seconds = divmod(round(event["seconds_left"]), 60)
     parts.append(f"{minutes}:{seconds:02d} left")
@@ -117,8 +117,8 @@ def choose_display() -> Display:
     return Bars() if sys.stdout.isatty() else Lines()
 
 
-def progress_bar(items: Iterable[T], what: str, total: int | None = None) -> Iterable[T]:
-    """The items, under a bar on a terminal that goes away at their end; on stderr, as results are on stdout."""
+def progress_bar(items: Iterable[T], description: str, total: int | None = None) -> Iterable[T]:
+    """Iterate over the items with a progress bar, on stderr, which disappears at the end; none outside a terminal."""
     console = Console(stderr=True)
     count = total if total is not None or not isinstance(items, Sized) else len(items)
-    return track(items, what, count, console=console, transient=True, disable=not console.is_terminal)
+    return track(items, description, count, console=console, transient=True, disable=not console.is_terminal)

@@ -7,7 +7,7 @@ residual stream, and the other channels wait. Widths from narrow to wide give Eq
 
 Widths from wide to narrow give Eq. (6), the ablation of Table 10, and wide-narrow-wide is the bow-tie of
 "Variable-Width Transformers" (arXiv 2606.18246). The container replaces the ``nn.Sequential`` of blocks that a
-residual model already has; stream.py finds it, and the blocks inside it, in a model.
+residual model already has; models/blocks.py finds it, and the blocks inside it, in a model.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from stepsnet.analysis.speed import Measured, measure_memory, measure_speed
 from stepsnet.cli import main
 from stepsnet.commands.bench import find_candidates
 from stepsnet.errors import UserError
-from stepsnet.paper.rows import printed_rows
+from stepsnet.paper.tables import printed_rows
 from stepsnet.summary_stats import format_mean_std, format_quartiles, quartiles
 
 CPU = torch.device("cpu")

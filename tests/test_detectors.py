@@ -19,9 +19,9 @@ from stepsnet.engine.distributed import sync_batch_norms
 from stepsnet.errors import UserError
 from stepsnet.models import cascade_mask_rcnn, mask_rcnn
 from stepsnet.models.backbone import create_backbone
+from stepsnet.models.blocks import blocks_of
 from stepsnet.models.build import build_model
 from stepsnet.models.cascade_mask_rcnn import CascadeRoIHeads, giou_losses, smooth_l1_losses
-from stepsnet.stream import blocks_of
 
 CLASSES = 3
 SMALL = {"num_classes": CLASSES, "size": 64, "max_size": 96, "channels": 16, "hidden": 24, "samples": 32}

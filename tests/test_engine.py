@@ -15,15 +15,15 @@ from torch._dynamo.testing import CompileCounter
 
 from stepsnet.checkpoint import check_fit, latest, load_weights
 from stepsnet.config import TrainingSettings
-from stepsnet.engine.blocks import compile_blocks, recompute_blocks
 from stepsnet.engine.distributed import DistributedContext, pick_device
 from stepsnet.engine.interrupt import Interrupted
 from stepsnet.engine.optim import build_optimizer, build_schedule
+from stepsnet.engine.prepare import compile_blocks, prepare
 from stepsnet.engine.randomness import data_order, seed_step
-from stepsnet.engine.train import _prepare, train
+from stepsnet.engine.train import train
 from stepsnet.engine.train_state import TrainState
 from stepsnet.errors import UserError
-from stepsnet.stream import blocks_of
+from stepsnet.models.blocks import blocks_of, recompute_blocks
 
 SETTINGS = TrainingSettings(
     epochs=3, batch_size=4, lr=0.05, warmup_epochs=1, clip_grad=1.0, weight_decay=0.1, device="cpu", stream_epochs=0
@@ -379,7 +379,7 @@ def test_a_tied_weight_is_averaged_once_an_update():
         {"embedding": nn.Embedding(5, 4), "norm": nn.LayerNorm(4), "head": nn.Linear(4, 5, bias=False)}
     )
     model["head"].weight = model["embedding"].weight
-    trained, _ = _prepare(model, dataclasses.replace(SETTINGS, ema_decay=0.9), ALONE)
+    trained, _ = prepare(model, dataclasses.replace(SETTINGS, ema_decay=0.9), ALONE)
     before = [parameter.detach().clone() for parameter in model.parameters()]
     with torch.no_grad():
         for parameter in model.parameters():

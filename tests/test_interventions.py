@@ -9,8 +9,8 @@ from torch import nn
 
 from stepsnet.analysis.interventions import drop_each, drop_steps, dropped, mask_paths, masked
 from stepsnet.errors import UserError
+from stepsnet.models.blocks import blocks_of
 from stepsnet.models.steps_transformer import create
-from stepsnet.stream import blocks_of
 
 
 @pytest.fixture

@@ -63,7 +63,7 @@ def test_activations_agree_with_the_profiler(name, share):
 
     from torch.utils.checkpoint import checkpoint
 
-    from stepsnet.stream import blocks_of
+    from stepsnet.models.blocks import blocks_of
 
     torch.manual_seed(0)
     model = timm.create_model(name).train()

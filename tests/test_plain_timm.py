@@ -7,14 +7,14 @@ import re
 import pytest
 import timm
 import torch
-from test_report import make_run
+from run_folders import make_run
 from torch import nn
 
 from stepsnet.analysis.complexity import count_complexity
 from stepsnet.cli import main
 from stepsnet.commands.bench import bench, find_candidates, render_bench
 from stepsnet.report import write_report
-from stepsnet.report.runs import group_runs, load_run
+from stepsnet.report.load_runs import group_runs, load_run
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_the_blocks_of_a_timm_model_are_found_or_nothing_is_said(name, blocks, l
 
 def plain(folder, blocks, label="baseline", **settings):
     """A finished run without widths, as a timm model's."""
-    run = make_run(folder, label, widths=[32] * 8, ratios=False, **settings)
+    run = make_run(folder, label, widths=[32] * 8, **settings)
     summary = json.loads((run / "summary.json").read_text())
     (run / "summary.json").write_text(json.dumps({**summary, "widths": [], "blocks": blocks}))
     return run
@@ -61,7 +61,7 @@ def drawn(page):
 def test_a_comparison_of_two_depths_is_not_drawn_against_the_depth(tmp_path):
     runs = [make_run(tmp_path / "ours", widths=[24] * 6), plain(tmp_path / "theirs", 12)]
     page = write_report(runs, tmp_path / "report.html")
-    assert not (tmp_path / "figures" / "depth.csv").exists() and "Against the depth" not in page.read_text()
+    assert not (tmp_path / "figures" / "depth.csv").exists() and "Results by depth" not in page.read_text()
     assert "0 blocks" not in text_of(page) and [
         group.blocks for group in group_runs([load_run(run) for run in runs])
     ] == [6, 12]
@@ -74,9 +74,7 @@ def test_a_baseline_of_one_depth_is_a_point_and_is_said_once(tmp_path):
     unknown = plain(tmp_path / "unknown", None, label="other", top1=30)
     page = write_report([*deep, plain(tmp_path / "theirs", 8, top1=40), unknown], tmp_path / "report.html")
     assert drawn(page) == [("StepsNet", "6"), ("StepsNet", "12"), ("baseline", "8")]
-    caption = (
-        "56.00 % for StepsNet at 6 blocks and 40.00 % for the baseline at 8 blocks; 62.00 % for StepsNet at 12 blocks."
-    )
+    caption = "56.0% for StepsNet at 6 blocks and 40.0% for the baseline at 8 blocks; 62.0% for StepsNet at 12 blocks."
     assert caption in text_of(page) and "other at" not in text_of(page)
 
 

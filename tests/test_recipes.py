@@ -26,7 +26,7 @@ from stepsnet.errors import UserError
 from stepsnet.models import FAMILIES, baseline_of
 from stepsnet.models.build import build_model
 from stepsnet.overrides import override, read_recipe, to_yaml
-from stepsnet.paper.rows import ALLOCATION_IS_OURS, TABLE_1, model_of, note_of, printed_rows
+from stepsnet.paper.tables import ALLOCATION_IS_OURS, TABLE_1, model_of, note_of, printed_rows
 from stepsnet.recipes import RECIPES, find_recipe
 from stepsnet.runs.train import train_run
 from stepsnet.tasks import build_task

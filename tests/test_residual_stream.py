@@ -12,15 +12,15 @@ from stepsnet.analysis.block_statistics import as_line, read_line, statistics_of
 from stepsnet.analysis.residual_stream import measure_stream
 from stepsnet.config import ModelSpec
 from stepsnet.console import Lines
-from stepsnet.engine.blocks import compile_blocks
+from stepsnet.engine.prepare import compile_blocks
 from stepsnet.engine.task import BatchShard
 from stepsnet.errors import UserError
+from stepsnet.models.blocks import step_sequences
 from stepsnet.models.build import build_model
 from stepsnet.models.steps_transformer import create
 from stepsnet.overrides import override
 from stepsnet.recipes import find_recipe
 from stepsnet.runs.train import train_run
-from stepsnet.stream import step_sequences
 from stepsnet.tasks import build_task
 
 IMAGES = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(0))

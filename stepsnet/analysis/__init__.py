@@ -1,1 +1,1 @@
-"""What a network costs and how it works: counting, and looking inside."""
+"""Counting and measuring a network: complexity, memory, speed, the residual stream, and interventions."""

@@ -20,7 +20,7 @@ from timm.models.vision_transformer import Block
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from ..stream import blocks_of, step_sequences
+from ..models.blocks import blocks_of, step_sequences
 
 __all__ = [
     "Complexity",

@@ -1,4 +1,4 @@
-"""What a trained network does without some of its channels or blocks (Tables 6 and 7); nothing is retrained."""
+"""The metrics of a trained network without some of its channels or blocks (Tables 6 and 7), without retraining."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import UserError
-from ..stream import blocks_of, is_flat, step_sequences, widths_of
+from ..models.blocks import blocks_of, is_transformers_model, step_sequences, widths_of
 
 __all__ = ["drop_each", "drop_steps", "dropped", "mask_paths", "masked"]
 
@@ -19,11 +19,11 @@ Evaluate = Callable[[nn.Module], dict[str, float]]
 
 @contextmanager
 def masked(model: Any, share: float, path: str) -> Iterator[None]:
-    """Set channels of the input x of every StepsNet of several steps to zero.
+    """Set channels of the input x, (…, C), of every StepsNet of several steps to zero.
 
     Args:
-        share: so many channels, as a share of the slow path's width.
-        path: "slow" masks the first channels, which all blocks read; "fast" the last ones, which wait.
+        share: how many channels, as a share of the slow path's width.
+        path: "slow" masks the first channels, which every block reads; "fast" the last ones, which wait.
     """
 
     def mask(x: Tensor, widths: Sequence[int], dim: int) -> Tensor:
@@ -40,7 +40,7 @@ def masked(model: Any, share: float, path: str) -> Iterator[None]:
         for sequence in step_sequences(model):
             if len(sequence.widths) > 1:
                 stack.callback(sequence.register_forward_pre_hook(before).remove)
-        if is_flat(model):
+        if is_transformers_model(model):
             widths, embedding = model.config.widths, model.get_input_embeddings()
             handle = embedding.register_forward_hook(lambda module, arguments, x: mask(x, widths, -1))
             stack.callback(handle.remove)
@@ -49,11 +49,11 @@ def masked(model: Any, share: float, path: str) -> Iterator[None]:
 
 @contextmanager
 def dropped(blocks: Sequence[nn.Module]) -> Iterator[None]:
-    """Let blocks pass their input on."""
+    """Replace blocks by the identity."""
     before = [(block, block.forward) for block in blocks]
     try:
         for block in blocks:
-            block.forward = _pass_on
+            block.forward = _identity
         yield
     finally:
         for block, forward in before:
@@ -64,7 +64,7 @@ def mask_paths(model: nn.Module, evaluate: Evaluate, parts: int = 6) -> list[dic
     """Table 6: the metrics with 0, 1/6, …, 5/6 of the slow path's channels masked, at either end of x.
 
     Raises:
-        UserError: the model has but one step.
+        UserError: the model has a single step.
     """
     widths = _several_widths(model)
     rows: list[dict[str, Any]] = []
@@ -77,12 +77,13 @@ def mask_paths(model: nn.Module, evaluate: Evaluate, parts: int = 6) -> list[dic
 
 
 def drop_steps(model: nn.Module, evaluate: Evaluate) -> list[dict[str, Any]]:
-    """Table 7: the metrics without the last blocks of one step, of about the compute of the widest step's last block.
+    """Table 7: the metrics without the last blocks of each step in turn.
 
-    For widths √2 apart these are 4, 2 and 1 blocks. In a hierarchical model a step is one stage's.
+    So many blocks are dropped that they have about as many parameters as the widest step's last block: 4, 2 and 1
+    for three widths √2 apart. In a hierarchical model each stage has its own steps.
 
     Raises:
-        UserError: the model has but one step.
+        UserError: the model has a single step.
     """
     _several_widths(model)
     blocks, widths = blocks_of(model), widths_of(model)
@@ -101,7 +102,7 @@ def drop_steps(model: nn.Module, evaluate: Evaluate) -> list[dict[str, Any]]:
 
 
 def drop_each(model: nn.Module, evaluate: Evaluate) -> list[dict[str, Any]]:
-    """Beyond Table 7: the metrics without each single block. It works for any residual model."""
+    """The metrics without each single block in turn, for any residual model; beyond Table 7."""
     blocks, widths = blocks_of(model), widths_of(model)
     rows = []
     for index, block in enumerate(blocks):
@@ -111,7 +112,7 @@ def drop_each(model: nn.Module, evaluate: Evaluate) -> list[dict[str, Any]]:
     return rows
 
 
-def _pass_on(x: Tensor, *arguments: Any, **kwargs: Any) -> Tensor:
+def _identity(x: Tensor, *arguments: Any, **kwargs: Any) -> Tensor:
     return x
 
 
@@ -123,7 +124,7 @@ def _several_widths(model: nn.Module) -> list[int]:
 
 
 def _stages(model: nn.Module) -> list[tuple[int, int]]:
-    """The first block of each stage of several steps, and the one behind its last."""
+    """(first, last + 1): the indices of the blocks of each stage that has several steps."""
     sequences = step_sequences(model)
     if not sequences:
         return [(0, len(blocks_of(model)))]

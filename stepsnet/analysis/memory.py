@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ..device import AMP_DTYPES, autocast
 from ..errors import UserError, nearest
 from ..markdown import markdown_table
-from ..stream import blocks_of, recompute_blocks
+from ..models.blocks import blocks_of, recompute_blocks
 
 __all__ = ["Memory", "activation_bytes", "plan_memory", "render_memory", "training_memory"]
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import UserError
-from ..stream import blocks_of, is_flat, step_sequences
+from ..models.blocks import blocks_of, is_transformers_model, step_sequences
 from .block_statistics import BlockStatistics, as_line
 
 __all__ = ["measure_stream", "observe_stream", "stream_line", "stream_line_of"]
@@ -74,7 +74,7 @@ def observe_stream(
     with ExitStack() as stack:
         for sequence in step_sequences(model):
             stack.callback(sequence.register_forward_pre_hook(observer.before_sequence).remove)
-        if is_flat(model):
+        if is_transformers_model(model):
             embedding: Any = model.get_input_embeddings()  # type: ignore[operator]
             stack.callback(embedding.register_forward_hook(observer.after_embedding).remove)
         for module in modules:

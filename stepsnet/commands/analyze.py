@@ -71,7 +71,7 @@ def analyze_shortcut(folders: Sequence[Path], out: Path, data: str | None = None
     from ..analysis.residual_stream import measure_stream
     from ..checkpoint import load_into, valid_checkpoints
     from ..engine.distributed import pick_device
-    from ..report.stream import LabelledMeasurement, draw_stream
+    from ..report.residual_stream import LabelledMeasurement, draw_stream
     from ..run_folder import read_run_recipe
     from ..tasks import build_task
 

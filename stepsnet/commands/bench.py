@@ -91,7 +91,7 @@ def find_candidates(places: Sequence[str]) -> list[Candidate]:
 
 def _of_table(table: str) -> list[Candidate]:
     from ..config import ModelSpec
-    from ..paper.rows import model_of, printed_rows
+    from ..paper.tables import model_of, printed_rows
 
     found = []
     for row in printed_rows(table):
@@ -143,13 +143,13 @@ def bench(
     """
     from ..analysis.complexity import count_complexity, count_language_model
     from ..analysis.speed import Measured, measure_memory, measure_speed
-    from ..engine.blocks import compile_blocks
     from ..engine.distributed import pick_device
+    from ..engine.prepare import compile_blocks
     from ..files import write_atomically
+    from ..models.blocks import is_transformers_model
     from ..models.build import DETECTORS, build_model, input_size_of
     from ..provenance import provenance
     from ..report.speed import draw_speed
-    from ..stream import is_flat
     from ..summary_stats import quartiles
 
     for name, value in (("batch-size", batch_size), ("rounds", rounds)):
@@ -160,7 +160,7 @@ def bench(
         if candidate.spec.name in DETECTORS:
             raise UserError(f"bench: got {candidate.name}, a detector, expected a classifier or a language model")
         model = build_model(candidate.spec)
-        if is_flat(model):
+        if is_transformers_model(model):
             shape: tuple[int, ...] = (TOKENS,)
             counts = count_language_model(model, TOKENS)
         else:

@@ -59,7 +59,7 @@ def compare(
     """
     from ..files import write_atomically
     from ..report import write_report
-    from ..report.runs import BASELINE, STEPS
+    from ..report.load_runs import BASELINE, STEPS
     from ..run_folder import open_run_folder, read_summary
 
     contenders = [Contender("StepsNet", STEPS, recipe), Contender("baseline", BASELINE, recipe.of_baseline())]

@@ -87,10 +87,10 @@ def sweep(
             another recipe, or a run failed.
     """
     from ..files import write_atomically
+    from ..models.blocks import widths_of
     from ..report import write_report
-    from ..report.runs import BASELINE, STEPS
+    from ..report.load_runs import BASELINE, STEPS
     from ..run_folder import read_summary
-    from ..stream import widths_of
 
     if not recipes:
         raise UserError("sweep: got no recipe, expected at least one")

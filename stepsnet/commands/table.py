@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from ..markdown import markdown_table
-from ..paper.rows import model_of, note_of, printed_rows
+from ..paper.tables import model_of, note_of, printed_rows
 
 __all__ = ["compare_table", "render_table"]
 

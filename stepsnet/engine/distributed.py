@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from ..errors import UserError
-from ..stream import blocks_of
+from ..models.blocks import blocks_of
 
 __all__ = [
     "DistributedContext",

@@ -13,25 +13,23 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from timm.utils import ModelEmaV3
 from torch import nn
 
 from ..analysis.residual_stream import stream_line, stream_line_of
 from ..checkpoint import latest
 from ..config import TrainingSettings
 from ..device import autocast
-from ..errors import UserError
 from ..metrics import higher_is_better
-from ..stream import blocks_of
-from .blocks import blocks_to_recompute, compile_blocks, recompute_blocks
-from .distributed import DistributedContext, broadcast_buffers, parallelize
+from ..models.blocks import blocks_of
+from .distributed import DistributedContext, broadcast_buffers
 from .interrupt import Interrupted, catch_signals
 from .metrics_log import MetricsLog
-from .optim import build_optimizer, build_schedule, scaled_lr
+from .optim import build_schedule, scaled_lr
+from .prepare import prepare
 from .randomness import seed_step
 from .task import BatchShard, Task
 from .tracking import open_trackers
-from .train_state import TrainState, full_state_dict
+from .train_state import full_state_dict
 from .update import Update, Updater, unwrap
 
 __all__ = ["TrainResult", "train"]
@@ -96,7 +94,7 @@ class Trainer:
         self.report: Report = report if context.is_main else lambda event: None
         self.shard = BatchShard(context.rank, context.world_size, settings.accumulation_steps)
         self.shard.micro_batch_size(task.batch_size)
-        self.state, wrapped = _prepare(model, settings, context)
+        self.state, wrapped = prepare(model, settings, context)
         schedule = build_schedule(self.state.optimizer, settings, task.steps_per_epoch)
         self.updater = Updater(wrapped, task, self.state.optimizer, schedule, settings, context, self.state.averages)
         self.evaluated_model = self.state.averages.module if self.state.averages else wrapped
@@ -275,31 +273,6 @@ class Trainer:
             "seconds_left": (steps - position.step) * position.seconds / position.step,
             "memory_gib": _peak_memory_gib(self.context.device),
         }
-
-
-def _prepare(model: nn.Module, settings: TrainingSettings, context: DistributedContext) -> tuple[TrainState, nn.Module]:
-    """The model on its device with what the settings put around it, and its optimizer."""
-    if settings.parallel == "fsdp" and settings.amp_dtype == "float16":
-        raise UserError("amp_dtype: got float16 with parallel=fsdp, expected bfloat16: ranks would scale differently")
-    if settings.stream_interval and settings.compile:
-        raise UserError(f"stream_interval: got {settings.stream_interval} with compile, which leaves hooks out")
-    model.to(context.device)
-    sharded = context.world_size > 1 and settings.parallel == "fsdp"
-    averages = None
-    if settings.ema_decay is not None:
-        # what is tied is twice in a state dict, by which timm averages statistics too, and would be averaged twice
-        tied = len(list(model.named_parameters(remove_duplicate=False))) > len(list(model.parameters()))
-        # batch norms' statistics are not sharded as weights are: one by one then
-        averages = ModelEmaV3(model, decay=settings.ema_decay, foreach=not sharded, exclude_buffers=tied)
-    chosen = blocks_to_recompute(model, settings.grad_checkpointing)
-    if settings.compile:
-        compile_blocks(model, chosen)
-    recompute_blocks(chosen)
-    wrapped = parallelize(model, settings.parallel, context)
-    if averages and sharded:
-        parallelize(averages.module, settings.parallel, context)
-    # after the weights are sharded: the optimizer holds the parameters themselves
-    return TrainState(model, build_optimizer(model, settings), averages, context, sharded), wrapped
 
 
 def _describe_batch(settings: TrainingSettings, context: DistributedContext, task: Task) -> str:

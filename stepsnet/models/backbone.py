@@ -23,7 +23,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..errors import UserError
 from ..run_folder import read_weights
-from ..stream import blocks_of
+from .blocks import blocks_of
 
 __all__ = ["PyramidBackbone", "create_backbone", "load_backbone", "normalisation_of"]
 

@@ -136,7 +136,7 @@ class Detector(GeneralizedRCNN):
 
     @property
     def trunk(self) -> nn.Module:
-        """The module that holds the residual blocks, for :func:`stepsnet.stream.blocks_of`."""
+        """The module that holds the residual blocks, for :func:`stepsnet.models.blocks.blocks_of`."""
         return self.backbone.body.features
 
     def no_weight_decay(self) -> set[str]:

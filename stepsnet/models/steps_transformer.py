@@ -1,6 +1,6 @@
 """Steps-Transformer: LLaMA's decoder layers in steps of increasing width, as a transformers model.
 
-The paper's six models are TABLE_4 in ``paper/rows.py``: vocabulary 50,000, RMSNorm, SwiGLU, RoPE, tied embedding.
+The paper's six models are TABLE_4 in ``paper/tables.py``: vocabulary 50,000, RMSNorm, SwiGLU, RoPE, tied embedding.
 
 The layers are transformers' own, each with the width of its step; what differs from LLaMA is the residual stream
 between them, which follows the rule of :class:`stepsnet.StepsNet`. With one step the model *is* transformers' LLaMA:

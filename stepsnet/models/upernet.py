@@ -80,7 +80,7 @@ class UPerNet(nn.Module):
 
     @property
     def trunk(self) -> nn.Module:
-        """The module that holds the residual blocks, for :func:`stepsnet.stream.blocks_of`."""
+        """The module that holds the residual blocks, for :func:`stepsnet.models.blocks.blocks_of`."""
         return self.backbone.features
 
     @torch.jit.ignore

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ..config import ClassificationRecipe
 from .imagenet import IMAGENET
-from .rows import by_name, recipe_of_row
+from .table_rows import by_name, recipe_of_row
 
 __all__ = ["RECIPES"]
 

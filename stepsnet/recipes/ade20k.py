@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..config import ModelSpec, SegmentationRecipe
-from .rows import by_name, recipe_of_row
+from .table_rows import by_name, recipe_of_row
 
 __all__ = ["ADE20K", "RECIPES"]
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..config import ModelSpec, SegmentationAugment
 from .ade20k import ADE20K
-from .rows import by_name
+from .table_rows import by_name
 
 __all__ = ["RECIPES"]
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from ..config import Augment, ClassificationRecipe, ModelSpec
 from .digits import DEPTHS
-from .rows import by_name
+from .table_rows import by_name
 
 __all__ = ["RECIPES"]
 

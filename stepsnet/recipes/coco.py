@@ -10,7 +10,7 @@ import dataclasses
 from typing import Any
 
 from ..config import DetectionAugment, DetectionRecipe, ModelSpec
-from .rows import by_name, recipe_of_row
+from .table_rows import by_name, recipe_of_row
 
 __all__ = ["COCO", "RECIPES"]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 
 from .imagenet import IMAGENET
-from .rows import by_name, recipe_of_row
+from .table_rows import by_name, recipe_of_row
 
 __all__ = ["RECIPES"]
 

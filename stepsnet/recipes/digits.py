@@ -13,7 +13,7 @@ from typing import Any
 
 from ..config import ClassificationRecipe, ModelSpec
 from ..plan import heads_for
-from .rows import by_name
+from .table_rows import by_name
 
 __all__ = ["DEPTHS", "RECIPES"]
 

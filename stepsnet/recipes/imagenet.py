@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 
 from ..config import Augment, ClassificationRecipe, ModelSpec
-from .rows import by_name, recipe_of_row, spec_of_row
+from .table_rows import by_name, recipe_of_row, spec_of_row
 
 __all__ = ["IMAGENET", "RECIPES"]
 

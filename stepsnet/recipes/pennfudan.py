@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 
 from ..config import DetectionAugment, DetectionRecipe, ModelSpec
-from .rows import by_name
+from .table_rows import by_name
 
 __all__ = ["RECIPES"]
 

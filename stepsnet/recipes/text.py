@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from ..config import ModelSpec
-from .rows import by_name
+from .table_rows import by_name
 from .wikitext103 import EMBEDDING_SCALE, WIKITEXT103
 
 __all__ = ["RECIPES"]

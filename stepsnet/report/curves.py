@@ -12,7 +12,7 @@ from matplotlib.ticker import MaxNLocator
 
 from ..metrics import METRICS, SPLITS, format_metric, metric_label
 from .figure import ReportFigure, csv_rows, make_panels
-from .runs import Group, Run
+from .load_runs import Group, Run
 from .words import sentence, values_in_words
 
 __all__ = ["curves_figure"]

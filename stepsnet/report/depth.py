@@ -11,7 +11,7 @@ from matplotlib.ticker import NullFormatter, ScalarFormatter
 
 from ..metrics import SPLITS, Metric, metric_label
 from .figure import ReportFigure, csv_rows, make_panels
-from .runs import Group
+from .load_runs import Group
 from .words import join, mean_std, number, result_metric, sentence
 
 __all__ = ["depth_figure", "results_figure"]

@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ..files import write_atomically
-from .runs import Group, Run, members
+from .load_runs import Group, Run, members
 
 __all__ = ["STYLE", "ReportFigure", "csv_rows", "draw_legend_above", "make_panels", "save_figure", "write_csv"]
 

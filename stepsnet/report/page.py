@@ -25,9 +25,9 @@ from ..metrics import METRICS, format_metric, metric_label
 from .curves import curves_figure
 from .depth import depth_figure, results_figure
 from .figure import STYLE, ReportFigure, write_csv
-from .runs import Group, Run, group_runs, load_run, members
+from .load_runs import Group, Run, group_runs, load_run, members
+from .residual_stream import stream_figure
 from .shortcut_ratio import shortcut_ratio_figure
-from .stream import stream_figure
 from .widths import widths_figure
 from .words import count, duration, number, summarize_results, typeset
 

@@ -13,7 +13,7 @@ from matplotlib import colormaps
 from matplotlib.figure import Figure
 
 from .figure import ReportFigure, csv_rows, draw_legend_above, make_panels
-from .runs import Group
+from .load_runs import Group
 from .words import number, sentence, values_in_words
 
 __all__ = ["shortcut_ratio_figure"]

@@ -15,7 +15,7 @@ from matplotlib.ticker import FuncFormatter, NullFormatter, ScalarFormatter
 from ..colors import OKABE_ITO
 from ..metrics import METRICS
 from .figure import STYLE, save_figure, write_csv
-from .runs import BASELINE, STEPS
+from .load_runs import BASELINE, STEPS
 
 __all__ = ["draw_speed"]
 

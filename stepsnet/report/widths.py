@@ -11,7 +11,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from .figure import ReportFigure, draw_legend_above, make_panels
-from .runs import Group
+from .load_runs import Group
 from .words import sentence
 
 __all__ = ["widths_figure"]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from ..metrics import METRICS, Metric, metric_label
 from ..summary_stats import format_mean_std
-from .runs import BASELINE, STEPS, Group
+from .load_runs import BASELINE, STEPS, Group
 
 __all__ = [
     "count",

@@ -18,11 +18,11 @@ from ..engine.task import BatchShard, Task
 from ..engine.train import TrainResult, train
 from ..files import write_atomically
 from ..metrics import higher_is_better
+from ..models.blocks import widths_of
 from ..models.build import build_model
 from ..provenance import provenance, without_folders
 from ..report import write_report
 from ..run_folder import lock_folder, open_run_folder, read_metrics, read_summary
-from ..stream import widths_of
 from ..tasks import build_task
 
 __all__ = ["train_run"]

@@ -11,9 +11,9 @@ from ..console import choose_display
 from ..errors import UserError
 from .conductor import check_results, conduct
 from .declare import Study
-from .plan import check_models
 from .render import render_study, write_study
 from .results import read_results
+from .schedule import check_models
 
 __all__ = ["run_study"]
 

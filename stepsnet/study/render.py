@@ -18,8 +18,8 @@ from ..metrics import find_metric
 from ..report.figure import STYLE, make_panels, save_figure, write_csv
 from ..report.words import count, number
 from .declare import Cell, Study
-from .plan import choice_of, progress
 from .results import flatness_of
+from .schedule import choice_of, progress
 from .verdict import Judged, finals_of, judge_study
 
 __all__ = ["draw_study", "render_study", "rows_of", "write_study"]

@@ -15,9 +15,9 @@ from ..config import MAY_CHANGE_ON_RESUME, Recipe
 from ..errors import UserError
 from ..files import write_atomically
 from ..provenance import without_folders
-from ..report.runs import load_run
+from ..report.load_runs import load_run
 from .declare import Study
-from .plan import Planned
+from .schedule import Planned
 
 __all__ = ["diverged_record", "flatness_of", "read_results", "record_of", "settings_of", "write_record"]
 

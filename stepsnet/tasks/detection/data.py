@@ -22,8 +22,8 @@ from ...config import DetectionAugment
 from ...engine.randomness import data_order, seed_sample
 from ...errors import UserError, nearest
 from ..images import UNREADABLE, open_image
-from .check import Record, check_split, encode_segmentation, read_annotations
 from .transforms import Target, augmented, clamped
+from .validate import Record, check_split, encode_segmentation, read_annotations
 
 __all__ = ["CocoData", "CocoSplit", "DetectionSamples", "grouped_order", "load_coco", "read_pixels"]
 

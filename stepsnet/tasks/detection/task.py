@@ -28,9 +28,9 @@ from ...models.backbone import load_backbone
 from ...models.build import build_model
 from ...models.mask_rcnn import Detector
 from ..loading import loaded
-from .check import Record
 from .data import CocoData, CocoSplit, DetectionSamples, grouped_order, load_coco
 from .transforms import Target
+from .validate import Record
 
 __all__ = ["Detection", "average_precision", "found_objects", "read_categories", "build"]
 

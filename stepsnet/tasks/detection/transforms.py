@@ -16,7 +16,7 @@ from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2 import functional as F
 
 from ...config import DetectionAugment
-from .check import MIN_SIDE
+from .validate import MIN_SIDE
 
 __all__ = ["Target", "augmented", "clamped", "resized_size"]
 

@@ -44,9 +44,14 @@ class Run:
 
     @property
     def widths(self) -> list[int]:
-        """One width per block; of an unfinished run, known from its first measurement of the stream on."""
+        """One width per block; of an unfinished run, known from its first measurement of the stream on.
+
+        A finished run of a plain timm model has none.
+        """
+        if "widths" in self.summary:
+            return self.summary["widths"]
         measured = [*self.stream_at_epoch_ends.values(), *self.stream_at_updates.values()]
-        return self.summary.get("widths") or next((one.widths for one in measured), [])
+        return next((one.widths for one in measured), [])
 
     @property
     def blocks(self) -> int | None:

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any, TypeVar
 
 from ..config import ModelSpec, Recipe
-from ..paper.rows import ALLOCATION_IS_OURS, model_of, note_of, printed_row
+from ..paper.tables import ALLOCATION_IS_OURS, model_of, note_of, printed_row
 
 __all__ = ["by_name", "recipe_of_row", "spec_of_row"]
 

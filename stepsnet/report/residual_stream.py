@@ -16,7 +16,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator
 from ..analysis.block_statistics import StreamMeasurement, summarize
 from ..colors import OKABE_ITO
 from .figure import STYLE, ReportFigure, make_panels, save_figure, write_csv
-from .runs import LINESTYLES, Group
+from .load_runs import LINESTYLES, Group
 from .words import join, number, sentence
 
 __all__ = ["LabelledMeasurement", "draw_stream", "stream_figure"]

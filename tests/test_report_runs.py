@@ -1,0 +1,187 @@
+"""What a report says of runs: unfinished ones, few seeds, other metrics, lines of earlier versions, labels."""
+
+import json
+
+import pytest
+from run_folders import TOP1, Text, make_run, read, rows, said, stream_line
+
+from stepsnet.errors import UserError
+from stepsnet.report import write_report
+from stepsnet.report.load_runs import group_runs, load_run
+
+
+@pytest.fixture
+def undrawn(monkeypatch):
+    """Pages and CSV files without drawings, which take most of the time: for tests of what a page says."""
+    monkeypatch.setattr("stepsnet.report.page._draw", lambda figure, folder: [])
+
+
+UNCLEAR = "(paired over seeds 0 and 1, better in 1 of 2, not larger than its standard deviation)"
+
+
+@pytest.mark.parametrize(
+    ("steps", "base", "words"),
+    [
+        ((50.0,), (52.5,), "the baseline is better by 2.5 points (seed 0 only, so the standard deviation is unknown)"),
+        ((50.0, 53.0), (51.0, 51.0), f"StepsNet is better by 0.5 ± 2.1 points {UNCLEAR}"),
+        ((50.0,), (50.0,), "StepsNet and the baseline are equal"),
+    ],
+)
+def test_headline_hides_no_loser(tmp_path, steps, base, words):
+    runs = [make_run(tmp_path / f"s{seed}", "StepsNet", seed, top1=top1) for seed, top1 in enumerate(steps)]
+    runs += [make_run(tmp_path / f"b{seed}", "baseline", seed, top1=top1) for seed, top1 in enumerate(base)]
+    assert words in said(runs)
+
+
+def test_the_difference_takes_common_seeds_only(tmp_path):
+    runs = [make_run(tmp_path / f"s{seed}", "StepsNet", seed, top1=60.0 + seed) for seed in (0, 1)]
+    runs += [make_run(tmp_path / f"b{seed}", "baseline", seed, top1=50.0) for seed in (1, 2)]
+    assert "StepsNet is better by 11.0 points (seed 1 only" in said(runs)
+    assert "have no seed in common" in said([runs[0], runs[3]])
+
+
+def test_unfinished_run_is_said_to_be_and_is_not_counted(tmp_path, undrawn):
+    runs = [make_run(tmp_path / f"run{seed}", "StepsNet", seed, top1=60.0) for seed in (0, 1)]
+    runs.append(make_run(tmp_path / "run2", "StepsNet", 2, done=3, top1=90.0))
+    text = read(write_report(runs, tmp_path / "report.html", "t")).text
+    assert "60.0 ± 0.0% for StepsNet (2 seeds); not finished: seed 2 of StepsNet." in text
+    assert "not finished: 3 of 8 epochs" in text
+    assert "33.8" in text  # its accuracy so far
+    assert said(runs[2:]) == "No result yet; not finished: seed 2 of digits/deep."
+
+
+def test_torn_last_line_is_left_out(tmp_path):
+    run = make_run(tmp_path / "run", done=3)
+    whole = load_run(run)
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "epoch", "epoch": 4, "val_to')
+    assert load_run(run) == whole
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    (run / "metrics.jsonl").write_text("\n".join([*lines, lines[0]]))
+    with pytest.raises(UserError, match=rf"metrics.jsonl, line {len(lines)}: not JSON"):
+        load_run(run)
+
+
+def test_an_epoch_that_was_repeated_counts_once(tmp_path):
+    run = make_run(tmp_path / "run")
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"kind": "epoch", "epoch": 8, "step": 176, "val_top1": 12.5}) + "\n")
+    assert [line["val_top1"] for line in load_run(run).epochs.values()][-1] == 12.5
+    assert len(load_run(run).epochs) == 8
+
+
+def test_labels_are_escaped_and_drawn_as_they_are(tmp_path):
+    label = "_<b>$x_1$ & co</b> --><script>"
+    runs = [make_run(tmp_path / "a", label), make_run(tmp_path / "b", "other", widths=[8, 8])]
+    page = write_report(runs, tmp_path / "report.html", "t")
+    html, parsed = page.read_text(encoding="utf-8"), read(page)
+    assert "<b>$x" not in html and "<script" not in html
+    assert parsed.open == [] and parsed.text.count(label) >= 8
+    assert label[1:] in Text((tmp_path / "figures" / "loss.svg").read_text(encoding="utf-8")).text
+
+
+def test_what_was_not_measured_is_left_out(tmp_path, undrawn):
+    (tmp_path / "figures").mkdir()
+    (tmp_path / "figures" / "shortcut-ratio.png").write_bytes(b"an earlier report's")
+    page = write_report([make_run(tmp_path / "run", stream=False)], tmp_path / "report.html", "t")
+    assert "Shortcut ratio" not in read(page).text and "Loss" in read(page).text
+    assert not list((tmp_path / "figures").glob("shortcut-ratio.*"))
+
+
+def test_a_run_that_has_only_begun_has_a_page(tmp_path):
+    run = make_run(tmp_path / "run", done=0, stream=False)
+    assert "not finished: 0 of 8 epochs" in read(write_report([run], tmp_path, "t")).text
+    assert not (tmp_path / "figures").exists() or not list((tmp_path / "figures").iterdir())
+
+
+@pytest.mark.parametrize(("metric", "decimals"), [("loss", 3), ("perplexity", 2)])
+def test_a_task_without_accuracy_is_judged_by_another_metric(tmp_path, metric, decimals, undrawn):
+    runs = [make_run(tmp_path / label, label, top1=50) for label in TOP1]
+    for run, value in zip(runs, (1.5, 1.25)):
+        summary = json.loads((run / "summary.json").read_text())
+        summary["metrics"] = {"train_loss": 1.0, "val_loss": 2.0, f"val_{metric}": value}
+        (run / "summary.json").write_text(json.dumps(summary))
+        lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        kept = [{key.replace("top1", metric): value for key, value in line.items()} for line in lines]
+        (run / "metrics.jsonl").write_text("\n".join(map(json.dumps, kept)))
+    text = read(write_report(runs, tmp_path / "report.html", "t")).text
+    assert f"The validation {metric} is {1.5:.{decimals}f} for StepsNet" in text
+    assert f"the baseline is better by {0.25:.{decimals}f} (seed 0 only" in text
+    figures = {file.stem for file in (tmp_path / "figures").iterdir()}
+    assert figures == {"loss", metric, "shortcut-ratio", "widths"}  # γ is drawn whatever the task
+
+
+def test_groups_of_one_label_are_told_apart(tmp_path):
+    def names(*runs):
+        return [group.name for group in group_runs([load_run(run) for run in runs])]
+
+    deep = make_run(tmp_path / "deep", "StepsNet", widths=[24] * 12)
+    flat = make_run(tmp_path / "flat", "StepsNet", lr=0.001)
+    fast = make_run(tmp_path / "fast", "StepsNet", lr=0.002)
+    seed = make_run(tmp_path / "seed", "StepsNet", 1, lr=0.001)
+    assert names(flat, seed) == ["StepsNet"]
+    assert names(flat, deep) == ["StepsNet · 8 blocks", "StepsNet · 12 blocks"]
+    assert names(flat, fast, seed) == ["StepsNet · lr 0.001", "StepsNet · lr 0.002"]
+
+
+def test_models_of_one_depth_are_set_in_rows(tmp_path):
+    names = ("rezero", "fixup", "deepnorm")
+    runs = [make_run(tmp_path / f"{n}", top1=50 + i, name=f"digits/{n}", depth=n) for i, n in enumerate(names)]
+    page = write_report(runs, tmp_path / "report.html")
+    assert not (tmp_path / "figures" / "depth.csv").exists()
+    assert [float(row["val"]) for row in rows(page, "results")] == [50, 51, 52]
+    assert (
+        "The means range from 50.0% for StepsNet · digits/rezero to 52.0% for StepsNet · digits/deepnorm"
+        in page.read_text()
+    )
+
+
+@pytest.mark.parametrize("last_gradient", [0.2, 0.0, None])
+def test_measurements_in_training_are_drawn(tmp_path, last_gradient, request):
+    run = make_run(tmp_path / "run", epochs=1, done=1)
+    with (run / "metrics.jsonl").open("a") as file:
+        for step in (1, 10, 20):
+            gamma = [0.9 * (1 - step / 100), 0.8 * (1 - step / 100)]
+            gradients = [0.6, last_gradient] if last_gradient is not None else [None, None]
+            line = stream_line("update", [24, 48], gamma, branch=[0.1, None], gradient=gradients)
+            file.write(json.dumps({**line, "epoch": 1, "step": step}) + "\n")
+    if last_gradient is not None:
+        request.getfixturevalue("undrawn")
+    page = write_report([run], tmp_path / "report.html")
+    table = rows(page, "stream")
+    assert [(r["update"], r["block"]) for r in table] == [("1", "1"), ("1", "2"), ("20", "1"), ("20", "2")]
+    assert float(table[3]["gamma"]) == pytest.approx(0.64) and table[3]["branch"] == "nan"
+    text = read(page).text
+    assert "after the last block, γ of the whole stream is 0.64 for StepsNet" in text
+    assert "γ of the part that the block reads is 0.64 for StepsNet" in text
+    ratio = "the gradient after the first block over that after the last is 3 for StepsNet"
+    assert ratio in text if last_gradient else "the gradient after the first block" not in text
+    assert last_gradient is not None or "not measured" in text
+    assert (
+        len({row["epoch"] for row in rows(page, "shortcut-ratio")}) == 2
+    )  # those of the epochs' ends are not mixed in
+
+
+def test_lines_of_earlier_versions_are_read(tmp_path, undrawn):
+    """γ of the whole stream at the ends of epochs was of kind "shortcut_ratio", updates were "stream_signal"."""
+    run, position = make_run(tmp_path / "run", stream=False), {"epoch": 8, "step": 176}
+    ratio = {"kind": "shortcut_ratio", **position, "widths": [24, 48], "gamma": [0.9, 0.75]}
+    update = {**stream_line("update", [24, 48], [0.9, 0.5]), "kind": "stream_signal", **position}
+    del update["at"]
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(ratio) + "\n" + json.dumps(update) + "\n")
+    page = write_report([run], tmp_path / "report.html")
+    assert "After the last block, γ of the whole stream is 0.75 for StepsNet after epoch 8." in read(page).text
+    assert [float(row["gamma"]) for row in rows(page, "shortcut-ratio")] == [0.9, 0.75]
+    assert [float(row["gamma"]) for row in rows(page, "stream")] == [0.9, 0.5]
+    assert "part that is read" not in read(page).text
+
+
+def test_bad_input_is_named(tmp_path):
+    with pytest.raises(UserError, match="expected at least one"):
+        write_report([], tmp_path / "report.html", "t")
+    with pytest.raises(UserError, match=r"no config\.yaml"):
+        write_report([tmp_path / "nothing"], tmp_path / "report.html", "t")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot write"):
+        write_report([make_run(tmp_path / "run")], tmp_path / "file" / "report.html", "t")
