@@ -28,9 +28,13 @@ def mean_difference(values: list[float], key: str) -> str:
     return format_mean_std(values, metric.spec, metric.difference_unit)
 
 
+def threads(hardware: dict) -> str:
+    return f"{hardware['threads']} thread{'s' * (hardware['threads'] > 1)}"
+
+
 def origin(result: dict) -> str:
     hardware, versions = result["hardware"], result["versions"]
-    machine = hardware["gpu"] or f"{hardware['cpu']}, {hardware['threads']} thread of {hardware['cores']} cores"
+    machine = hardware["gpu"] or f"{hardware['cpu']}, {threads(hardware)} of {hardware['cores']} cores"
     return f"`{result['command']}`: {machine}; torch {versions['torch']}, timm {versions['timm']}; {result['commit']}"
 
 

@@ -23,11 +23,11 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     Raises:
         UserError: the disk is full, or the file cannot be written.
     """
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        beside.write_bytes(content.encode() if isinstance(content, str) else content)
-        os.replace(beside, path)
+        temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+        os.replace(temporary, path)
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror or error}") from error
 
@@ -37,29 +37,29 @@ def cache_folder() -> Path:
     return Path(os.environ.get("STEPSNET_CACHE") or Path.home() / ".cache" / "stepsnet")
 
 
-def remembered(name: str, find: Callable[[], Any]) -> Any:
-    """What ``find`` gives, as JSON reads it back; it is asked once, and a second process waits for the first.
+def cached_json(name: str, compute: Callable[[], Any]) -> Any:
+    """What ``compute`` returns, as JSON reads it back. It is called once; a second process waits for the first.
 
     Args:
         name: of the file in :func:`cache_folder`.
 
     Raises:
-        UserError: the folder cannot be written, or what ``find`` raises; then nothing is remembered.
+        UserError: the folder cannot be written, or what ``compute`` raises; then nothing is cached.
     """
-    place = cache_folder() / name
+    path = cache_folder() / name
     try:
-        place.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        where = f"{place.parent}: {error.strerror}"
+        where = f"{path.parent}: {error.strerror}"
         raise UserError(f"data: cannot write {where}; STEPSNET_CACHE names another folder") from None
-    with FileLock(f"{place}.lock"):
-        if not place.exists():
-            write_atomically(place, json.dumps(find()))
-        return json.loads(place.read_text(encoding="utf-8"))
+    with FileLock(f"{path}.lock"):
+        if not path.exists():
+            write_atomically(path, json.dumps(compute()))
+        return json.loads(path.read_text(encoding="utf-8"))
 
 
-def picture_bytes(picture: Image) -> bytes:
-    """A picture as the bytes of a PNG."""
+def png_bytes(image: Image) -> bytes:
+    """An image as the bytes of a PNG file."""
     buffer = io.BytesIO()
-    picture.save(buffer, format="PNG")
+    image.save(buffer, format="PNG")
     return buffer.getvalue()

@@ -12,7 +12,7 @@ from PIL import Image
 from stepsnet.cli import main
 from stepsnet.config import DetectionAugment
 from stepsnet.errors import UserError
-from stepsnet.files import remembered
+from stepsnet.files import cached_json
 from stepsnet.tasks.detection import validate
 from stepsnet.tasks.detection.data import DetectionSamples, grouped_order, load_coco
 from stepsnet.tasks.detection.transforms import resized_size
@@ -340,9 +340,9 @@ def test_a_second_process_waits_for_what_the_first_finds(tmp_path, monkeypatch):
     def second():
         assert finding.wait(10)
         second_started.set()
-        results.append(remembered("kind/key.json", find))
+        results.append(cached_json("kind/key.json", find))
 
-    both = [threading.Thread(target=lambda: results.append(remembered("kind/key.json", find)))]
+    both = [threading.Thread(target=lambda: results.append(cached_json("kind/key.json", find)))]
     both.append(threading.Thread(target=second))
     for thread in both:
         thread.start()
@@ -352,4 +352,4 @@ def test_a_second_process_waits_for_what_the_first_finds(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("not a folder")
     monkeypatch.setenv("STEPSNET_CACHE", str(tmp_path / "file"))
     with pytest.raises(UserError, match=r"cannot write .*file/kind: Not a directory; STEPSNET_CACHE names another"):
-        remembered("kind/key.json", find)
+        cached_json("kind/key.json", find)

@@ -37,7 +37,7 @@ def in_process(monkeypatch):
             assert ended(name, 0, "")
 
     monkeypatch.setattr(conductor, "run_all", run_all)
-    monkeypatch.setattr("stepsnet.run.write_report", lambda *_: None)  # a second each
+    monkeypatch.setattr("stepsnet.runs.train.write_report", lambda *_: None)  # a second each
     return names
 
 

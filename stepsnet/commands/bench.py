@@ -60,31 +60,31 @@ def run(options: argparse.Namespace) -> None:
 @dataclass(frozen=True)
 class Candidate:
     name: str
-    curve: str  # the line that it is a point of, in pictures
+    curve: str  # the curve that it is a point of, in figures
     spec: ModelSpec
     accuracy: float | None = None  # %
     accuracy_of: str = ""
 
 
-def find_candidates(places: Sequence[str]) -> list[Candidate]:
+def find_candidates(names: Sequence[str]) -> list[Candidate]:
     """Models by name, the rows of the paper's tables as ``table:5b``, and runs by their folder or ``summary.json``.
 
     Raises:
-        UserError: a place that is none of these, a run without a summary, or a name twice.
+        UserError: a name that is none of these, a run without a summary, or a name twice.
     """
     from ..config import ModelSpec
 
     found: list[Candidate] = []
-    for place in places:
-        path = Path(place)
-        if place.startswith("table:"):
-            found += _of_table(place.removeprefix("table:"))
+    for text in names:
+        path = Path(text)
+        if text.startswith("table:"):
+            found += _of_table(text.removeprefix("table:"))
         elif path.is_dir() or path.suffix == ".json":
             found.append(_of_run(path))
         else:
-            found.append(Candidate(place, place, ModelSpec(place)))
-    names = [candidate.name for candidate in found]
-    if twice := next((name for name in names if names.count(name) > 1), None):
+            found.append(Candidate(text, text, ModelSpec(text)))
+    given = [candidate.name for candidate in found]
+    if twice := next((name for name in given if given.count(name) > 1), None):
         raise UserError(f"bench: got {twice} twice, expected each model once")
     return found
 
@@ -129,7 +129,7 @@ def bench(
     compile: bool = False,
     note: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
-    """Measure and write ``speed.json`` and the pictures, with their numbers as CSV, in ``out``.
+    """Measure and write ``speed.json`` and the figures, with their numbers as CSV, in ``out``.
 
     Args:
         memory_batches: the two batch sizes between which memory a sample is taken; None leaves memory out.

@@ -96,7 +96,8 @@ def render_study(study: Study, results: Results) -> str:
     lines += ["", note, ""]
     lines += [f"- {line}" for line in _tried(study, rows, digits)] or ["- none yet"]
     if study.criteria:
-        lines += ["", f"| criterion | left | right | expected | difference{shown} | interval | verdict |"]
+        points = f" ({metric.difference_unit})" if metric.difference_unit else ""
+        lines += ["", f"| criterion | left | right | expected | difference{points} | interval | verdict |"]
         lines.append("|---|---|---|---|---:|---:|---|")
     outcome = judge_study(study, results)
     for criterion, judged in zip(study.criteria, outcome.criteria):

@@ -45,8 +45,8 @@ def load_digits(augment: Augment | None) -> tuple[Splits, Transform, Transform, 
     def normalize(values: np.ndarray) -> Tensor:
         return torch.from_numpy((values - mean) / std).float().unsqueeze(0)  # (1, 8, 8)
 
-    def read(picture: Image.Image) -> Tensor:
-        gray = picture.convert("L").resize((8, 8), Image.Resampling.BOX)
+    def read(image: Image.Image) -> Tensor:
+        gray = image.convert("L").resize((8, 8), Image.Resampling.BOX)
         return normalize(np.asarray(gray, dtype=np.float32) / 255.0)
 
     classes = tuple(str(digit) for digit in range(10))

@@ -18,7 +18,7 @@ from torchvision.utils import draw_bounding_boxes, draw_segmentation_masks
 
 from ...colors import OKABE_ITO
 from ...config import DetectionRecipe
-from ...files import picture_bytes, write_atomically
+from ...files import png_bytes, write_atomically
 from ...models.build import build_model
 from ..prediction import PredictInputs, Prediction, load_trained, read_files
 from .data import read_pixels
@@ -53,7 +53,7 @@ def predict(run: Path, recipe: DetectionRecipe, inputs: PredictInputs) -> list[P
         shown = [record for record in found if record["score"] >= inputs.min_score]
         path = out / f"{f'{number}-' if stems[file.stem] > 1 else ''}{file.stem}.png"
         drawn = draw_objects((image * 255).round().byte(), shown, names)
-        write_atomically(path, picture_bytes(to_pil_image(drawn)))
+        write_atomically(path, png_bytes(to_pil_image(drawn)))
         what = ", ".join(f"{names[record['category_id']]} {record['score']:.2f}" for record in shown[:5])
         more = f", … ({len(shown)} objects)" if len(shown) > 5 else ""
         line = f"{file}: {what or f'nothing above a score of {inputs.min_score}'}{more} → {path}"

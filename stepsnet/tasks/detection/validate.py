@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ...console import progress_bar
 from ...errors import UserError
-from ...files import remembered
+from ...files import cached_json
 from ..images import UNREADABLE, why_unreadable
 
 __all__ = ["MIN_SIDE", "check_split", "encode_segmentation", "read_annotations"]
@@ -98,7 +98,7 @@ def check_split(file: Path, folder: Path, content: Record) -> dict[int, str]:
     """
     _check_images(file, folder, content["images"])
     key = f"coco/{_fingerprint(file, folder, content)}.json"
-    invalid = remembered(key, lambda: _check_records(file, folder, content))
+    invalid = cached_json(key, lambda: _check_records(file, folder, content))
     return {int(number): reason for number, reason in invalid.items()}
 
 

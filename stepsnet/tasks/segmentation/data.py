@@ -21,7 +21,7 @@ from PIL import Image
 
 from ...console import progress_bar
 from ...errors import UserError, nearest
-from ...files import remembered
+from ...files import cached_json
 from ..images import UNREADABLE, why_unreadable
 
 __all__ = ["IGNORED", "Pair", "SegmentationData", "Split", "load_pairs"]
@@ -137,7 +137,7 @@ def load_pairs(data: str, only: str | None = None) -> SegmentationData:
     if only and only not in layout.folders:
         raise UserError(f"data: {path} has no split {only!r}, expected one of {', '.join(layout.folders)}")
     pairs = {split: _find(root, folder) for split, folder in layout.folders.items() if only in (None, split)}
-    found = remembered(
+    found = cached_json(
         f"segmentation/{_checksum(root, layout, pairs)}.json",
         lambda: {split: _check(split, of_split, layout) for split, of_split in pairs.items()},
     )

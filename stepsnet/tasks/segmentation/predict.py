@@ -18,7 +18,7 @@ from torchvision.utils import draw_segmentation_masks
 
 from ...config import SegmentationRecipe
 from ...errors import UserError
-from ...files import picture_bytes, write_atomically
+from ...files import png_bytes, write_atomically
 from ...models.build import build_model
 from ...models.upernet import UPerNet
 from ..assets import read_classes
@@ -61,7 +61,7 @@ def predict(run: Path, recipe: SegmentationRecipe, inputs: PredictInputs) -> lis
         described = {"file_name": file.name, "height": image.height, "width": image.width}
         found = {"image": described, "segments": segments, "categories": categories}
         path = out / f"{file.stem}.segments.png"
-        write_atomically(path, picture_bytes(draw_segments(pixels, labels, segments)))
+        write_atomically(path, png_bytes(draw_segments(pixels, labels, segments)))
         write_atomically(out / f"{file.stem}.segments.json", json.dumps(found) + "\n")
         shares = [f"{one['category']} {100 * one['share']:.1f}%" for one in segments[:_CLASSES_PER_LINE]]
         predictions.append(Prediction(f"{file}: {', '.join(shares)} → {path}", {"file": str(file), **found}))
