@@ -72,6 +72,7 @@ METRICS: dict[str, Metric] = {
     for metric in (
         Metric("top1", "top-1 accuracy", "%", 1, is_headline=True),
         Metric("top5", "top-5 accuracy", "%", 1, is_detail=True),
+        Metric("mixed_top1", "accuracy on the first of two mixed images", "%", 1, is_detail=True),
         Metric("miou", "mIoU", "%", 1, is_headline=True),
         Metric("macc", "mAcc", "%", 1),
         Metric("pixel_accuracy", "pixel accuracy", "%", 1, is_headline=True),

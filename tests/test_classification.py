@@ -137,7 +137,7 @@ def test_mixup_needs_even_parts_and_keeps_the_batch(folder):
     before = images.clone()
     np.random.seed(0)
     loss, others = task.loss(nn.Sequential(nn.Flatten(), nn.Linear(768, 2)), (images, labels))
-    assert torch.equal(images, before) and loss.isfinite() and 0 <= others["top1"] <= 100
+    assert torch.equal(images, before) and loss.isfinite() and 0 <= others["mixed_top1"] <= 100
     with pytest.raises(UserError, match="got 1 images per forward pass, expected an even number"):
         batches(task, share=BatchShard(0, 1, 4))
 

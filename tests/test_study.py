@@ -31,10 +31,10 @@ def in_process(monkeypatch):
 
     def run_all(waiting, jobs, display, ended):
         while waiting:
-            name, label, config, folder = waiting.pop(0)
-            names.append(name)
-            train_run(read_recipe(config), folder, display, True, label)
-            assert ended(name, 0, "")
+            job = waiting.pop(0)
+            names.append(job.name)
+            train_run(read_recipe(Path(job.config)), Path(job.folder), display, True, job.label)
+            assert ended(job, 0, "")
 
     monkeypatch.setattr(conductor, "run_all", run_all)
     monkeypatch.setattr("stepsnet.runs.train.write_report", lambda *_: None)  # a second each
@@ -287,9 +287,9 @@ def test_a_run_that_fails_is_named_and_one_that_diverges_is_a_result(tmp_path, m
     said["plain-1-tuning-lr0.002-seed0"] = "stepsnet: cannot write: no space"
 
     def run_all(waiting, jobs, display, ended):
-        for name, *_ in list(waiting):
-            if name in said:
-                assert ended(name, 2, said[name])
+        for job in list(waiting):
+            if job.name in said:
+                assert ended(job, 2, said[job.name])
 
     monkeypatch.setattr(conductor, "run_all", run_all)
     status, _, err = run("sweep", declared(tmp_path), "--run", tmp_path / "run", capsys=capsys)

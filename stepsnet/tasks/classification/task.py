@@ -175,8 +175,8 @@ class Classification(Task):
         if self.mixup:
             images, targets = self.mixup(images.clone(), labels)
         logits = model(images)  # (B, classes)
-        # under Mixup, the accuracy on the first of the two images that each input is made of
-        return self.criterion(logits.float(), targets), {"top1": _accuracy(logits, labels)}
+        name = "mixed_top1" if self.mixup else "top1"  # of the first of the two images that an input is mixed from
+        return self.criterion(logits.float(), targets), {name: _accuracy(logits, labels)}
 
     def example_batch(self, device: torch.device) -> Batch:
         count = min(_EXAMPLES, len(self.data.val))
