@@ -1,22 +1,16 @@
-"""Detection as a task: its batches, its AP, a run from training to predictions, and two processes."""
+"""Detection as a task: its batches and loss, and runs from a classifier to predictions."""
 
-import contextlib
 import dataclasses
 import json
-import os
 import shutil
-import socket
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import timm
 import torch
 from coco_images import KINDS, write_coco
+from detection_tasks import CPU, make_task, tiny
 from PIL import Image, ImageColor
-from pycocotools import mask as coco_mask
 from torch import nn
 
 from stepsnet.analysis.complexity import count_complexity, detector_macs
@@ -28,40 +22,20 @@ from stepsnet.console import Lines
 from stepsnet.engine.task import BatchShard
 from stepsnet.errors import UserError
 from stepsnet.models.build import build_model
-from stepsnet.overrides import override
-from stepsnet.recipes import find_recipe
 from stepsnet.runs.evaluate import evaluate_run
 from stepsnet.runs.train import train_run
 from stepsnet.tasks import build_task, predict
 from stepsnet.tasks.detection.data import load_coco
 from stepsnet.tasks.detection.predict import draw_objects
-from stepsnet.tasks.detection.task import Detection, average_precision, found_objects
+from stepsnet.tasks.detection.task import Detection
 from stepsnet.tasks.prediction import PredictInputs
 
-CPU = torch.device("cpu")
-AUGMENT = DetectionAugment(sizes=(48, 64), max_size=96, crop=0.5, crop_sizes=(64, 80), crop_range=(40, 64))
-TINY = ["epochs=2", "batch_size=2", "device=cpu", "log_interval=1", "warmup_epochs=0", "model.args.num_classes=2"]
-TINY += ["model.args.backbone=test_steps_swin", "model.args.backbone_args={}", "model.args.size=64"]
-TINY += ["model.args.max_size=96", "model.args.channels=8", "model.args.hidden=16", "model.args.samples=16"]
-TINY += ["model.args.anchors=[8,16,32,64,128]", "augment.sizes=[48,64]", "augment.max_size=96"]
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path_factory, monkeypatch):
-    monkeypatch.setenv("STEPSNET_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+pytestmark = pytest.mark.usefixtures("session_cache")
 
 
 @pytest.fixture(scope="module")
 def coco(tmp_path_factory):
     return write_coco(tmp_path_factory.mktemp("coco") / "data")
-
-
-def tiny(coco, *changes, name="pennfudan/mask_rcnn"):
-    return override(dataclasses.replace(find_recipe(name), data=f"coco:{coco}", baseline=None), [*TINY, *changes])
-
-
-def make_task(coco, augment=AUGMENT, seed=0, **settings):
-    return Detection(load_coco(f"coco:{coco}", augment, seed), 4, seed=seed, **settings)
 
 
 def same(batch, other):
@@ -92,82 +66,6 @@ def test_batches_depend_on_seed_and_epoch_and_on_nothing_else(tmp_path):
     for whole, *parts in zip(expected, *shares, strict=True):
         joined = ([image for images, _ in parts for image in images], [t for _, targets in parts for t in targets])
         assert same(joined, whole)
-
-
-class Knowing(nn.Module):
-    """A detector that finds what is there, each with its score."""
-
-    def __init__(self, data, score=lambda index: 0.9):
-        super().__init__()
-        self.data, self.score = data, score
-        self.pictures = [data.val[0, index][0] for index in range(len(data.val))]
-
-    def forward(self, images):
-        (image,) = images
-        index = next(i for i, other in enumerate(self.pictures) if other.shape == image.shape and other.equal(image))
-        target = self.data.val.target(index)
-        scores = torch.tensor([self.score(i) for i in range(len(target["labels"]))])
-        return [{**target, "scores": scores, "masks": target["masks"][:, None].float()}]
-
-
-def test_perfect_detections_have_an_ap_of_100(coco):
-    task = make_task(coco)
-    scores = task.evaluate(Knowing(task.data), BatchShard(), CPU)
-    assert scores.keys() == {f"{k}_{m}" for k in ("box", "mask") for m in ("ap", "ap50", "ap75", "ap_small")}
-    assert set(scores.values()) == {100.0}  # all objects are below 32×32, and other sizes have none
-
-
-def test_ap_counted_by_hand(coco):
-    """One class, two objects, one found with an IoU of 0.6: AP is interpolated at 101 recalls."""
-    split = load_coco(f"coco:{coco}").val.split
-    images, (image,) = split.images, split.images[1:2]
-    objects = split.annotations[image["id"]]
-    split = dataclasses.replace(split, images=(image,))
-    x, y, w, h = objects[0]["bbox"]
-    shape = (image["height"], image["width"])
-
-    def record(box, score, category=3):
-        rle = KINDS[2](*box, shape)
-        return {
-            "image_id": image["id"],
-            "category_id": category,
-            "bbox": list(box),
-            "score": score,
-            "segmentation": rle,
-        }
-
-    found = [record((x, y, w, h), 0.8), record(tuple(objects[1]["bbox"]), 0.9, 7)]
-    assert average_precision(split, found)["box_ap"] == 100.0
-    wide = record((x, y, w, int(h * 0.6)), 0.8)  # within the object: IoU 0.6 at thresholds 0.5, 0.55 and 0.6
-    scores = average_precision(split, [wide, found[1]])
-    assert scores["box_ap50"] == 100.0 and scores["box_ap75"] == 50.0  # one of two classes
-    assert scores["box_ap"] == pytest.approx((3 * 100 + 7 * 50) / 10, abs=1e-3)
-    assert scores["mask_ap"] == scores["box_ap"]
-    before = record((x, y + 30, 4, 4), 0.95)  # a false positive above the true one halves its precision
-    assert average_precision(split, [before, *found])["box_ap50"] == pytest.approx((50 + 100) / 2, abs=1e-3)
-    assert average_precision(split, [])["box_ap"] == 0.0
-    # a detection in a crowd is neither right nor wrong
-    crowded = dataclasses.replace(split, images=images[:1])
-    right = [{**record(tuple(a["bbox"]), 0.5, a["category_id"]), "image_id": 1} for a in split.annotations[1]]
-    crowd = next(a for a in split.annotations[1] if a["iscrowd"])
-    size = (images[0]["height"], images[0]["width"])
-    right = [{**r, "segmentation": KINDS[2](*r["bbox"], size)} for r in right if r["bbox"] != crowd["bbox"]]
-    inside = {**right[0], "bbox": [4, 31, 8, 5], "score": 0.99, "category_id": 3}
-    inside["segmentation"] = KINDS[2](4, 31, 8, 5, size)
-    assert average_precision(crowded, [*right, inside])["box_ap"] == 100.0
-    assert average_precision(crowded, [*right, inside])["mask_ap"] == 100.0
-
-
-def test_found_objects_are_cocos_records():
-    masks = torch.zeros(2, 1, 20, 30)
-    masks[0, 0, 2:6, 3:9] = 0.9
-    masks[1, 0, 5:8, 5:8] = 0.4  # not surer than half
-    objects = {"boxes": torch.tensor([[3.0, 2, 9, 6], [5, 5, 8, 8]]), "labels": torch.tensor([2, 1])}
-    first, second = found_objects({**objects, "scores": torch.tensor([0.5, 0.25]), "masks": masks}, 12, [3, 7])
-    assert (first["image_id"], first["category_id"], first["bbox"], first["score"]) == (12, 7, [3, 2, 6, 4], 0.5)
-    assert np.array_equal(coco_mask.decode(first["segmentation"]), (masks[0, 0] > 0.5).numpy())
-    assert second["category_id"] == 3 and coco_mask.area(second["segmentation"]) == 0
-    json.dumps([first, second])
 
 
 def test_the_loss_is_the_sum_and_leaves_the_mode_as_it_is(coco):
@@ -252,12 +150,12 @@ def test_predict_draws_and_writes_cocos_json(run, coco, tmp_path, capsys):
     assert records and {record["category_id"] for record in records} <= {3, 7}
     keys = {"image_id", "category_id", "bbox", "score", "segmentation", "file_name"}
     assert all(record.keys() == keys for record in records)
-    with Image.open(tmp_path / "out" / "1-val1.png") as picture, Image.open(files[0]) as original:
-        assert picture.size == original.size and picture.mode == "RGB"
-        assert not np.array_equal(np.asarray(picture), np.asarray(original))
+    with Image.open(tmp_path / "out" / "1-val1.png") as image, Image.open(files[0]) as original:
+        assert image.size == original.size and image.mode == "RGB"
+        assert not np.array_equal(np.asarray(image), np.asarray(original))
     predict(folder, PredictInputs(files=files[:1], out=tmp_path / "none", min_score=1.1))
-    with Image.open(tmp_path / "none" / "val1.png") as picture, Image.open(files[0]) as original:
-        assert np.array_equal(np.asarray(picture), np.asarray(original))
+    with Image.open(tmp_path / "none" / "val1.png") as image, Image.open(files[0]) as original:
+        assert np.array_equal(np.asarray(image), np.asarray(original))
     (tmp_path / "text.png").write_text("a text")
     assert main(["predict", str(folder), str(files[0]), str(tmp_path / "text.png"), "--out", str(tmp_path / "no")]) == 2
     assert "cannot read" in capsys.readouterr().err and not (tmp_path / "no").exists()
@@ -353,85 +251,6 @@ def test_a_cascade_with_frozen_parts_trains(coco, tmp_path):
         before["roi_heads.stages.2.box_head.0.0.weight"], after["roi_heads.stages.2.box_head.0.0.weight"]
     )
     assert summary["metrics"]["train_mask_3"] > 0
-
-
-class Unsure(Knowing):
-    """Surest of something that is not there; the objects of every image count, and each once."""
-
-    def forward(self, images):
-        (found,) = super().forward(images)
-        height, width = images[0].shape[-2:]
-        nothing = {"boxes": torch.tensor([[0.0, 0.0, 5.0, height]]), "labels": torch.tensor([1])}
-        nothing |= {"scores": torch.tensor([0.95]), "masks": torch.zeros(1, 1, height, width)}
-        return [{key: torch.cat([found[key], nothing[key]]) for key in found}]
-
-
-ON_TWO_RANKS = """
-import json, os, sys
-from pathlib import Path
-coco, out, tests, ports, *tiny = sys.argv[1:]
-ports = iter(ports.split(","))
-os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"  # each group of processes meets in a store of its own
-sys.path.insert(0, tests)
-from test_detection import CPU, BatchShard, Unsure, make_task
-from stepsnet.cli import main
-from stepsnet.engine.distributed import init_distributed
-os.environ["MASTER_PORT"] = next(ports)
-with init_distributed("cpu") as context:
-    task = make_task(coco)
-    scores = task.evaluate(Unsure(task.data), BatchShard(context.rank, context.world_size), CPU)
-    Path(out, f"scores{context.rank}.json").write_text(json.dumps(scores))
-for parallel, name, changes in (
-    ("ddp", "pennfudan/mask_rcnn", []),
-    # a cascade whose backbone is not a StepsNet has no steps to be sharded by
-    ("fsdp", "pennfudan/cascade", ["model.args.backbone=test_resnet"]),
-):
-    os.environ["MASTER_PORT"] = next(ports)
-    command = ["train", name, "--data", f"coco:{coco}", "--run", str(Path(out, parallel))]
-    if status := main([*command, *tiny, "epochs=1", f"parallel={parallel}", *changes]):
-        sys.exit(status)
-"""
-
-
-def free_ports(count):
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("localhost", 0))
-        return [str(one.getsockname()[1]) for one in sockets]
-
-
-@pytest.fixture(scope="module")
-def two_ranks(coco, tmp_path_factory):
-    """What two processes make: the scores of one that knows, and a run with DDP and one with FSDP."""
-    out = tmp_path_factory.mktemp("two")
-    (out / "script.py").write_text(ON_TWO_RANKS)
-    port, *ports = free_ports(4)
-    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", port]
-    command = [*launch, str(out / "script.py"), str(coco), str(out), str(Path(__file__).parent), ",".join(ports), *TINY]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "STEPSNET_CACHE": str(out / "cache")}
-    result = subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment)
-    assert result.returncode == 0, result.stdout + result.stderr
-    return out
-
-
-def test_ap_is_of_all_ranks_records_each_counted_once(coco, two_ranks):
-    task = make_task(coco)
-    alone = task.evaluate(Unsure(task.data), BatchShard(), CPU)
-    assert 0 < alone["box_ap"] < 100 and 0 < alone["mask_ap"] < 100
-    for rank in range(2):  # both ranks know
-        assert json.loads((two_ranks / f"scores{rank}.json").read_text()) == alone
-
-
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-def test_two_ranks_train_and_score_as_one(two_ranks, parallel):
-    folder = two_ranks / parallel
-    summary = json.loads((folder / "summary.json").read_text())
-    assert summary["ranks"] == 2
-    alone = evaluate_run(folder)  # three images, of which one rank had two
-    assert alone == {
-        key.removeprefix("val_"): summary["metrics"][key] for key in summary["metrics"] if key.startswith("val_")
-    }
 
 
 @pytest.mark.parametrize(("name", "batch_size"), [("mask_rcnn", 4), ("cascade_mask_rcnn", 2)])

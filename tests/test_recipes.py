@@ -1,4 +1,4 @@
-"""Every shipped recipe: its numbers are the paper's, it survives its YAML, and it trains."""
+"""Every shipped recipe: it is found by name, its numbers are the paper's, and it survives its YAML."""
 
 import dataclasses
 import functools
@@ -6,44 +6,20 @@ import json
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 import torch
-from coco_images import write_coco
-from PIL import Image
-from segmentation_images import CLASSES as PIXEL_CLASSES
-from segmentation_images import write_camvid
+from recipe_names import AT_SCALE, DETECTION, NAMES, plain
 
 from stepsnet.analysis.complexity import count_complexity
-from stepsnet.checkpoint import load_weights
 from stepsnet.config import ModelSpec
-from stepsnet.console import Lines
-from stepsnet.engine.distributed import DistributedContext
 from stepsnet.engine.optim import scaled_lr
-from stepsnet.engine.train import train
-from stepsnet.engine.train_state import TrainState
 from stepsnet.errors import UserError
-from stepsnet.models import FAMILIES, baseline_of
+from stepsnet.models import baseline_of
 from stepsnet.models.build import build_model
-from stepsnet.overrides import override, read_recipe, to_yaml
+from stepsnet.overrides import read_recipe, to_yaml
 from stepsnet.paper.tables import ALLOCATION_IS_OURS, TABLE_1, model_of, note_of, printed_rows
 from stepsnet.recipes import RECIPES, find_recipe
-from stepsnet.runs.train import train_run
-from stepsnet.tasks import build_task
 from stepsnet.tasks.classification.task import input_spec
-
-NAMES = list(RECIPES)
-AT_SCALE = [name for name in NAMES if name.split("/")[0] in ("imagenet", "deeper", "ablations")]
-LANGUAGE = [name for name in NAMES if find_recipe(name).task == "language"]
-DETECTION = [name for name in NAMES if find_recipe(name).task == "detection"]
-SMALL = [name for name in NAMES if name not in AT_SCALE and find_recipe(name).task == "classification"]
-SEGMENTATION = [name for name in NAMES if find_recipe(name).task == "segmentation"]
-CLASSES = 3
-ALONE = DistributedContext(0, 1, torch.device("cpu"))
-
-
-def plain(value):
-    return json.loads(json.dumps(value, default=dataclasses.asdict))
 
 
 @functools.cache
@@ -94,7 +70,7 @@ def test_builds_by_name_and_survives_its_yaml(name, tmp_path):
         "steps_resnet50",
     ],
 )
-def test_pictures_are_resized_as_the_baselines(name):
+def test_images_are_resized_as_the_baselines(name):
     recipe = find_recipe(f"imagenet/{name}")
     model = on_meta(recipe.model.name, json.dumps(recipe.model.args))
     assert input_spec(recipe, model).interpolation == "bicubic"
@@ -230,118 +206,6 @@ def test_listing_is_light():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-@pytest.fixture(scope="session")
-def pictures(tmp_path_factory):
-    """ImageNet's layout with three classes: 9 pictures of noise to train on, 8 of which make two updates."""
-    root, random = tmp_path_factory.mktemp("pictures"), np.random.default_rng(0)
-    for split, each in (("train", 3), ("val", 1)):
-        for label in range(CLASSES):
-            place = root / split / f"class{label}"
-            place.mkdir(parents=True)
-            for number in range(each):
-                pixels = random.integers(0, 256, (48, 56, 3), dtype=np.uint8)
-                Image.fromarray(pixels).save(place / f"{number}.jpg")
-    return root
-
-
-# What a run is told besides its recipe, and how a model is shrunk for it: 32 pixels instead of 224, which are four
-# tokens in a DeiT, and in Swin windows of 2×2 or 1. Blocks and steps are all there. A model of each family runs at its
-# own widths, through `train_run`, which is a row a family; the others with widths of 8, 16, … in the same order and
-# one head, since at full width the -S and -B models take 10 to 20 seconds each on a core.
-SHORT = ["epochs=1", "batch_size=4", "workers=0", "device=cpu", "log_interval=1", "warmup_epochs=0"]
-AT_FULL_WIDTH = ["steps_resnet18", "steps_deit_tiny", "steps_swin_tiny", "steps_swinpp_tiny"]
-
-
-def short(recipe, pictures):
-    overrides = [*SHORT, f"model.args.num_classes={CLASSES}"]
-    overrides.append("img_size=32" if "resnet" in recipe.model.name else "model.args.img_size=32")
-    if "swin" in recipe.model.name:
-        overrides.append("model.args.window_size=2")
-    return override(dataclasses.replace(recipe, data=f"folder:{pictures}"), overrides)
-
-
-def flat(value):
-    return [leaf for part in value for leaf in flat(part)] if isinstance(value, (list, tuple)) else [value]
-
-
-def mapped(function, value):
-    return [mapped(function, part) for part in value] if isinstance(value, (list, tuple)) else function(value)
-
-
-def narrow(recipe):
-    """The model with widths of 8, 16, … in their order, and one head."""
-    name, args = recipe.model.name, dict(recipe.model.args)
-    family = next((family for family in FAMILIES if name in family.ARCHITECTURES), None)
-    if "resnet" in name:
-        return recipe  # widths are of the blocks and their stage; these are small enough
-    if family is None:  # timm's own
-        args |= {"embed_dim": 8, "num_heads": [1] * 4 if "swin" in name else 1}
-    else:
-        widths = args.get("widths") or family.ARCHITECTURES[name]["widths"]
-        order = sorted(set(flat(widths)))
-        args["widths"] = mapped(lambda width: 8 * (order.index(width) + 1), widths)
-        args["num_heads"] = mapped(lambda width: 1, widths)
-    return dataclasses.replace(recipe, model=ModelSpec(name, args))
-
-
-def losses(folder):
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [line["loss"] for line in lines if line["kind"] == "step"]
-
-
-def first_of_a_kind():
-    """The rows without those that repeat another's model and settings, as (12, 6, 6) does in three tables."""
-    seen, kept = set(), []
-    for name in AT_SCALE:
-        recipe = dataclasses.replace(find_recipe(name), name="", expected={}, baseline=None)
-        if (key := json.dumps(plain(recipe), sort_keys=True)) not in seen:
-            seen.add(key)
-            kept.append(name)
-    return [name for name in kept if name.removeprefix("imagenet/") not in AT_FULL_WIDTH]
-
-
-@pytest.mark.parametrize("name", first_of_a_kind())
-def test_two_updates(name, pictures, tmp_path, monkeypatch):
-    monkeypatch.setattr(TrainState, "save", lambda *_: None)  # tests/test_engine.py and the runs below save
-    recipe = short(narrow(find_recipe(name)), pictures)
-    torch.manual_seed(recipe.seed)
-    model = build_model(recipe.model)
-    before = {key: value.clone() for key, value in model.named_parameters()}
-    _, task = build_task(recipe)
-    train(model, task, recipe, tmp_path, ALONE, report=lambda event: None)
-    assert len(losses(tmp_path)) == 2 and np.isfinite(losses(tmp_path)).all()
-    assert not all(torch.equal(before[key], value) for key, value in model.named_parameters())
-    assert all(value.isfinite().all() for value in model.parameters())
-
-
-@pytest.mark.parametrize("name", AT_FULL_WIDTH)
-def test_two_updates_at_full_width(name, pictures, tmp_path):
-    recipe = short(find_recipe(f"imagenet/{name}"), pictures)
-    torch.manual_seed(recipe.seed)
-    before = build_model(recipe.model).state_dict()
-    with Lines() as display:
-        summary = train_run(recipe, tmp_path / "run", display)
-    assert len(losses(tmp_path / "run")) == 2 and np.isfinite(losses(tmp_path / "run")).all()
-    assert summary["recipe"] == recipe.name and summary["expected"] == recipe.expected
-    after = load_weights(tmp_path / "run" / "model.safetensors")
-    assert before.keys() == after.keys()
-    assert not all(torch.equal(before[key], after[key]) for key, _ in build_model(recipe.model).named_parameters())
-
-
-@pytest.mark.parametrize("name", LANGUAGE)
-def test_language_recipes_take_two_updates(name, tmp_path, monkeypatch):
-    """As they are but for the text and the vocabulary that it gives."""
-    monkeypatch.setenv("STEPSNET_CACHE", str(tmp_path / "cache"))
-    words = np.random.default_rng(0).choice(["step", "by", "the", "network", "widens\n"], 4000)
-    (tmp_path / "text.txt").write_text(" ".join(words))
-    sizes = ["model.args.vocab_size=280"] + ["vocab_size=270"] * (find_recipe(name).tokenizer == "bpe")
-    recipe = override(find_recipe(name), [*SHORT, *sizes, "epoch_updates=2", f"data=text:{tmp_path / 'text.txt'}"])
-    with Lines() as display:
-        summary = train_run(recipe, tmp_path / "run", display)
-    assert len(losses(tmp_path / "run")) == 2 and np.isfinite(losses(tmp_path / "run")).all()
-    assert summary["expected"] == recipe.expected and summary["metrics"]["val_word_perplexity"] > 1
-
-
 def test_every_row_of_table_4_has_a_recipe():
     for row in rows("4"):
         recipe = find_recipe("wikitext103/" + row["row"].lower().replace("-", "_").replace(" ", "_"))
@@ -350,17 +214,6 @@ def test_every_row_of_table_4_has_a_recipe():
         assert recipe.model.args["widths"] == model_of(row)[1]["widths"]
         assert (recipe.baseline is not None) == row["row"].startswith("Steps-")
     assert find_recipe("wikitext103/steps_transformer_64m").baseline.args["depths"] == [12]
-
-
-@pytest.mark.parametrize("name", SMALL)
-def test_small_recipes_take_two_updates(name, pictures, tmp_path, monkeypatch):
-    """The small recipes as they are, on eight of the digits, or of the made-up pictures at CIFAR's size."""
-    recipe = override(find_recipe(name), [*SHORT, "train_samples=8"])
-    if name.startswith("cifar"):
-        recipe = override(recipe, [f"data=folder:{pictures}", f"model.args.num_classes={CLASSES}"])
-    with Lines() as display:
-        train_run(recipe, tmp_path / "run", display)
-    assert len(losses(tmp_path / "run")) == 2 and np.isfinite(losses(tmp_path / "run")).all()
 
 
 def test_every_row_of_table_2_has_a_recipe_with_swins_settings():
@@ -399,52 +252,6 @@ def test_penn_fudan_is_set_beside_a_swin_of_like_compute():
         assert {key: steps[key] for key in ("rpn", "boxes", "masks")} == {
             key: base[key] for key in ("rpn", "boxes", "masks")
         }
-
-
-@pytest.fixture(scope="session")
-def coco(tmp_path_factory):
-    return write_coco(tmp_path_factory.mktemp("coco") / "data", train=4, val=1)
-
-
-@pytest.mark.parametrize("name", DETECTION)
-def test_detection_recipes_take_two_updates(name, coco, tmp_path, monkeypatch):
-    """Every block, at widths of 8, 16, … and on small pictures; heads of a few channels."""
-    monkeypatch.setenv("STEPSNET_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(TrainState, "save", lambda *_: None)
-    recipe = find_recipe(name)
-    args = recipe.model.args
-    body = narrow(dataclasses.replace(recipe, model=ModelSpec(args["backbone"], args["backbone_args"]))).model.args
-    args |= {
-        "backbone_args": body,
-        "num_classes": 2,
-        "size": 64,
-        "max_size": 96,
-        "channels": 8,
-        "hidden": 8,
-        "samples": 8,
-    }
-    augment = dataclasses.replace(recipe.augment, sizes=(48, 64), max_size=96, crop_sizes=(64,), crop_range=(40, 64))
-    recipe = dataclasses.replace(recipe, augment=augment, data=f"coco:{coco}", amp_dtype="float32")
-    recipe = override(recipe, ["epochs=1", "batch_size=2", *SHORT[2:]])
-    torch.manual_seed(recipe.seed)
-    model, task = build_task(recipe)
-    train(model, task, recipe, tmp_path, ALONE, report=lambda event: None)
-    assert len(losses(tmp_path)) == 2 and np.isfinite(losses(tmp_path)).all()
-
-
-@pytest.mark.parametrize("name", SEGMENTATION)
-def test_segmentation_recipes_take_two_updates(name, tmp_path, monkeypatch):
-    """On made-up pictures of CamVid's layout and small crops; those of the paper with a narrow decoder."""
-    monkeypatch.setenv("STEPSNET_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(TrainState, "save", lambda *_: None)
-    data = write_camvid(tmp_path / "camvid", train=4, val=1)
-    small = [*SHORT, "batch_size=2", "epoch_updates=2", "crop_size=32", "scale=[40,24]", "stream_epochs=0"]
-    classes = f"model.args.num_classes={len(PIXEL_CLASSES)}"
-    recipe = override(find_recipe(name), [*small, f"data=camvid:{data}", classes, "model.args.channels=16"])
-    torch.manual_seed(recipe.seed)
-    model, task = build_task(recipe)
-    train(model, task, recipe, tmp_path, ALONE, report=lambda event: None)
-    assert len(losses(tmp_path)) == 2 and np.isfinite(losses(tmp_path)).all()
 
 
 def test_table_3_has_the_settings_of_swin():

@@ -1,0 +1,223 @@
+"""COCO data: what is refused before training, what may be left out, and that a check is made once."""
+
+import json
+import threading
+
+import pytest
+from coco_images import write_coco
+from detection_tasks import load
+from PIL import Image
+
+from stepsnet.cli import main
+from stepsnet.errors import UserError
+from stepsnet.files import cached_json
+from stepsnet.tasks.detection import validate
+
+pytestmark = pytest.mark.usefixtures("own_cache")
+
+
+@pytest.fixture
+def coco(tmp_path):
+    return write_coco(tmp_path / "coco")
+
+
+def change(coco, split="train", **records):
+    """Change the JSON: ``annotations=lambda records: …`` gets the list."""
+    file = coco / f"instances_{split}.json"
+    content = json.loads(file.read_text())
+    for key, spoil in records.items():
+        spoil(content[key])
+    file.write_text(json.dumps(content))
+
+
+def of_first(**values):
+    return lambda records: records[0].update(values)
+
+
+def without(image):
+    return lambda records: records.__setitem__(slice(None), [a for a in records if a["image_id"] != image])
+
+
+BAD = {
+    "no JSON": (lambda c: (c / "instances_train.json").write_text("{not"), "instances_train.json is not JSON"),
+    "a list": (lambda c: (c / "instances_val.json").write_text("[1, 2]"), "instances_val.json is not a COCO file of"),
+    "captions": (
+        lambda c: (c / "instances_train.json").write_text('{"images": [], "annotations": []}'),
+        "got no list of categories, expected images, annotations and categories",
+    ),
+    "missing": (lambda c: (c / "images" / "train2.png").unlink(), r"image 2: .*train2.png is missing"),
+    "not an image": (
+        lambda c: (c / "images" / "train2.png").write_text("a text"),
+        r"image 2: cannot read .*train2.png as an image",
+    ),
+    "other size": (lambda c: change(c, images=of_first(width=99)), r"train1.png: got 48×64 pixels, expected 99×64 as"),
+    "leads out": (
+        lambda c: change(c, images=of_first(file_name="../images/train1.png")),
+        r"image 1 \(.*\): got file_name '../images/train1.png', expected a file inside of .*images",
+    ),
+    "absolute": (
+        lambda c: change(c, images=of_first(file_name="/etc/hosts")),
+        "got file_name '/etc/hosts', expected a file inside of",
+    ),
+    "id twice": (
+        lambda c: change(c, images=of_first(id=2)),
+        r"image 2 \(train2.png\): got id 2, expected an integer that no other",
+    ),
+    "no size": (lambda c: change(c, images=of_first(height="48")), r"image 1 \(train1.png\): got height '48'"),
+    "no area": (
+        lambda c: change(c, annotations=of_first(bbox=[5, 5, 0, 9])),
+        r"instances_train.json: annotation 1 of train1.png: the box \[5, 5, 0, 9\] has no area",
+    ),
+    "outside": (
+        lambda c: change(c, "val", annotations=of_first(bbox=[5, 5, 60, 9])),
+        r"instances_val.json: annotation 1 of val1.png: the box \[5, 5, 60, 9\] lies outside its image of 48×64",
+    ),
+    "before": (lambda c: change(c, annotations=of_first(bbox=[-9, 5, 20, 9])), "lies outside its image of 48×64"),
+    "no box": (lambda c: change(c, annotations=of_first(bbox=[1, 2])), r"got bbox \[1, 2\], expected \[x, y, width"),
+    "not a number": (
+        lambda c: change(c, annotations=of_first(bbox=[1, 2, float("nan"), 3])),
+        "annotation 1 of train1.png: got bbox",
+    ),
+    "category": (
+        lambda c: change(c, annotations=of_first(category_id=4)),
+        "annotation 1 of train1.png: got category_id 4, expected one of the categories, 3 to 7",
+    ),
+    "image": (
+        lambda c: change(c, annotations=of_first(image_id=77)),
+        "annotation 1: got image_id 77, expected the id of an image",
+    ),
+    "annotation twice": (
+        lambda c: change(c, annotations=of_first(id=2)),
+        "annotation 2: got id 2, expected an integer that no other",
+    ),
+    "polygon": (
+        lambda c: change(c, annotations=of_first(segmentation=[[1, 2, 3, 4, 5]])),
+        r"annotation 1 of train1.png: got a polygon \[1, 2, 3, 4, 5\], expected x and y of at least three points",
+    ),
+    "no segmentation": (lambda c: change(c, annotations=of_first(segmentation=None)), "expected polygons or RLE"),
+    "empty": (lambda c: change(c, annotations=of_first(segmentation=[])), "got a segmentation without a polygon"),
+    "RLE size": (
+        lambda c: change(c, annotations=of_first(segmentation={"size": [48, 64], "counts": [1, 2]})),
+        r"got RLE of size \[48, 64\], expected the image's, \[64, 48\]",
+    ),
+    "RLE counts": (
+        lambda c: change(c, annotations=of_first(segmentation={"size": [64, 48], "counts": [1, 2]})),
+        r"got RLE counts .*, expected a sum of 3072, the pixels of the image",
+    ),
+    "RLE string": (
+        lambda c: change(c, annotations=of_first(segmentation={"size": [64, 48], "counts": "oooooo1o1"})),
+        r"got RLE counts .*, expected a sum of 3072, the pixels of the image",
+    ),
+    "crowd": (lambda c: change(c, annotations=of_first(iscrowd=5)), "got iscrowd 5, expected 0 or 1"),
+    "no objects": (
+        lambda c: change(c, annotations=without(2)),
+        r"instances_train.json: 1 images have no objects to train on, such as 2 \(train2.png\), expected objects",
+    ),
+    "only a crowd": (
+        lambda c: change(c, annotations=lambda records: [a.update(iscrowd=1) for a in records if a["image_id"] == 2]),
+        "1 images have no objects to train on",
+    ),
+    "no images": (
+        lambda c: change(c, images=lambda records: records.clear()),
+        "instances_train.json has no image, expected at least one",
+    ),
+    "other classes": (
+        lambda c: change(c, "val", categories=of_first(name="ring")),
+        r"instances_val.json has other categories than .*instances_train.json",
+    ),
+    "no folder": (lambda c: (c / "images").rename(c / "elsewhere"), "has no folder of images of train"),
+    "no file": (lambda c: (c / "instances_val.json").unlink(), "has no file of instances of val"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_every_mistake_is_one_line_with_file_and_record(coco, case):
+    spoil, expected = BAD[case]
+    load(coco)  # what is remembered of the whole one must not hide it
+    spoil(coco)
+    with pytest.raises(UserError, match=expected) as raised:
+        load(coco)
+    assert "\n" not in str(raised.value) and len(str(raised.value)) < 400
+
+
+def test_a_mistake_comes_before_training(coco, tmp_path, capsys):
+    BAD["outside"][0](coco)
+    run = tmp_path / "run"
+    tiny = ["model.args.backbone=test_steps_swin", "model.args.backbone_args={}"]
+    assert main(["train", "pennfudan/mask_rcnn", "--data", f"coco:{coco}", "--run", str(run), *tiny]) == 2
+    err = capsys.readouterr().err
+    assert "lies outside its image" in err and len(err.strip().splitlines()) == 1 and not run.exists()
+    change(coco, "val", annotations=of_first(bbox=[5, 5, 20, 20]))
+    assert main(["train", "pennfudan/mask_rcnn", "--data", f"coco:{coco}", "--run", str(run), *tiny]) == 2
+    assert "num_classes: got 1, expected the data's 2" in capsys.readouterr().err
+    assert main(["train", "pennfudan/mask_rcnn", "--data", "cocoa:nowhere", "--run", str(run), *tiny]) == 2
+    assert "did you mean coco" in capsys.readouterr().err
+
+
+def test_what_may_be_left_out_is_told(coco):
+    change(coco, annotations=of_first(bbox=[5, 5, 0, 9]))
+    change(coco, annotations=without(3))
+    data = load(coco, max_invalid=1, without_objects="leave_out")
+    told = data.train.split.left_out
+    assert len(told) == 2 and "annotation 1 of train1.png: the box [5, 5, 0, 9] has no area" in told[0]
+    assert "left out 1 training images without objects" in told[1] and "3 (train3.png)" in told[1]
+    assert len(data.train) == 5
+    assert 1 not in {a["id"] for a in data.train.split.content()["annotations"]}
+    again = load(coco, max_invalid=1, without_objects="train")  # from the cache, and told as well
+    assert len(again.train) == 6 and again.train.split.left_out == told[:1]
+    _, target, _ = again.train[0, 2]
+    assert target["boxes"].shape == (0, 4) and target["masks"].shape[0] == 0
+    with pytest.raises(UserError, match=r"has no area \(1 such annotations, expected at most max_invalid=0"):
+        load(coco)
+
+
+@pytest.mark.parametrize("left", [0, -0.005])
+def test_a_box_with_nothing_of_it_in_the_image_is_refused(coco, left):
+    """Within the slack of a pixel, and without area once it is cut to the image."""
+    (image,) = [one for one in json.loads((coco / "instances_train.json").read_text())["images"] if one["id"] == 1]
+    change(coco, annotations=of_first(bbox=[image["width"] + left, 5, 1, 9]))
+    with pytest.raises(UserError, match="lies outside its image"):
+        load(coco)
+
+
+def test_a_whole_data_set_is_looked_at_once(coco, monkeypatch):
+    opened = []
+    check_file = validate._check_file
+    monkeypatch.setattr(validate, "_check_file", lambda *args: opened.append(args[2]["file_name"]) or check_file(*args))
+    load(coco)
+    assert len(opened) == 9
+    load(coco)
+    assert len(opened) == 9
+    Image.new("RGB", (48, 64)).save(coco / "images" / "train1.png")
+    load(coco)
+    assert len(opened) == 9 + 6  # the split that changed
+    change(coco, "val", annotations=of_first(area=1))
+    load(coco)
+    assert len(opened) == 9 + 6 + 3
+
+
+def test_a_second_process_waits_for_what_the_first_finds(tmp_path, monkeypatch):
+    asked, results, finding, second_started = [], [], threading.Event(), threading.Event()
+
+    def find():
+        asked.append(1)
+        finding.set()
+        assert second_started.wait(10)
+        return {"1": "wrong"}
+
+    def second():
+        assert finding.wait(10)
+        second_started.set()
+        results.append(cached_json("kind/key.json", find))
+
+    both = [threading.Thread(target=lambda: results.append(cached_json("kind/key.json", find)))]
+    both.append(threading.Thread(target=second))
+    for thread in both:
+        thread.start()
+    for thread in both:
+        thread.join()
+    assert results == [{"1": "wrong"}] * 2 and asked == [1]
+    (tmp_path / "file").write_text("not a folder")
+    monkeypatch.setenv("STEPSNET_CACHE", str(tmp_path / "file"))
+    with pytest.raises(UserError, match=r"cannot write .*file/kind: Not a directory; STEPSNET_CACHE names another"):
+        cached_json("kind/key.json", find)

@@ -1,0 +1,82 @@
+"""Detection's AP, counted by hand, and the records that it is counted from."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+import torch
+from coco_images import KINDS, write_coco
+from detection_tasks import CPU, Knowing, make_task
+from pycocotools import mask as coco_mask
+
+from stepsnet.engine.task import BatchShard
+from stepsnet.tasks.detection.data import load_coco
+from stepsnet.tasks.detection.task import average_precision, found_objects
+
+pytestmark = pytest.mark.usefixtures("session_cache")
+
+
+@pytest.fixture(scope="module")
+def coco(tmp_path_factory):
+    return write_coco(tmp_path_factory.mktemp("coco") / "data")
+
+
+def test_perfect_detections_have_an_ap_of_100(coco):
+    task = make_task(coco)
+    scores = task.evaluate(Knowing(task.data), BatchShard(), CPU)
+    assert scores.keys() == {f"{k}_{m}" for k in ("box", "mask") for m in ("ap", "ap50", "ap75", "ap_small")}
+    assert set(scores.values()) == {100.0}  # all objects are below 32×32, and other sizes have none
+
+
+def test_ap_counted_by_hand(coco):
+    """One class, two objects, one found with an IoU of 0.6: AP is interpolated at 101 recalls."""
+    split = load_coco(f"coco:{coco}").val.split
+    images, (image,) = split.images, split.images[1:2]
+    objects = split.annotations[image["id"]]
+    split = dataclasses.replace(split, images=(image,))
+    x, y, w, h = objects[0]["bbox"]
+    shape = (image["height"], image["width"])
+
+    def record(box, score, category=3):
+        rle = KINDS[2](*box, shape)
+        return {
+            "image_id": image["id"],
+            "category_id": category,
+            "bbox": list(box),
+            "score": score,
+            "segmentation": rle,
+        }
+
+    found = [record((x, y, w, h), 0.8), record(tuple(objects[1]["bbox"]), 0.9, 7)]
+    assert average_precision(split, found)["box_ap"] == 100.0
+    wide = record((x, y, w, int(h * 0.6)), 0.8)  # within the object: IoU 0.6 at thresholds 0.5, 0.55 and 0.6
+    scores = average_precision(split, [wide, found[1]])
+    assert scores["box_ap50"] == 100.0 and scores["box_ap75"] == 50.0  # one of two classes
+    assert scores["box_ap"] == pytest.approx((3 * 100 + 7 * 50) / 10, abs=1e-3)
+    assert scores["mask_ap"] == scores["box_ap"]
+    before = record((x, y + 30, 4, 4), 0.95)  # a false positive above the true one halves its precision
+    assert average_precision(split, [before, *found])["box_ap50"] == pytest.approx((50 + 100) / 2, abs=1e-3)
+    assert average_precision(split, [])["box_ap"] == 0.0
+    # a detection in a crowd is neither right nor wrong
+    crowded = dataclasses.replace(split, images=images[:1])
+    right = [{**record(tuple(a["bbox"]), 0.5, a["category_id"]), "image_id": 1} for a in split.annotations[1]]
+    crowd = next(a for a in split.annotations[1] if a["iscrowd"])
+    size = (images[0]["height"], images[0]["width"])
+    right = [{**r, "segmentation": KINDS[2](*r["bbox"], size)} for r in right if r["bbox"] != crowd["bbox"]]
+    inside = {**right[0], "bbox": [4, 31, 8, 5], "score": 0.99, "category_id": 3}
+    inside["segmentation"] = KINDS[2](4, 31, 8, 5, size)
+    assert average_precision(crowded, [*right, inside])["box_ap"] == 100.0
+    assert average_precision(crowded, [*right, inside])["mask_ap"] == 100.0
+
+
+def test_found_objects_are_cocos_records():
+    masks = torch.zeros(2, 1, 20, 30)
+    masks[0, 0, 2:6, 3:9] = 0.9
+    masks[1, 0, 5:8, 5:8] = 0.4  # not surer than half
+    objects = {"boxes": torch.tensor([[3.0, 2, 9, 6], [5, 5, 8, 8]]), "labels": torch.tensor([2, 1])}
+    first, second = found_objects({**objects, "scores": torch.tensor([0.5, 0.25]), "masks": masks}, 12, [3, 7])
+    assert (first["image_id"], first["category_id"], first["bbox"], first["score"]) == (12, 7, [3, 2, 6, 4], 0.5)
+    assert np.array_equal(coco_mask.decode(first["segmentation"]), (masks[0, 0] > 0.5).numpy())
+    assert second["category_id"] == 3 and coco_mask.area(second["segmentation"]) == 0
+    json.dumps([first, second])

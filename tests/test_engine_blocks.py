@@ -1,0 +1,102 @@
+"""Blocks of a model that are recomputed or compiled one by one."""
+
+import dataclasses
+
+import pytest
+import timm
+import torch
+from line_fits import ALONE, SETTINGS, Points, made, trained_with
+from torch import nn
+from torch._dynamo.testing import CompileCounter
+
+from stepsnet.engine.prepare import compile_blocks
+from stepsnet.engine.train import train
+from stepsnet.errors import UserError
+from stepsnet.models.blocks import blocks_of, recompute_blocks
+
+
+def test_recomputed_blocks_give_the_same_run(tmp_path):
+    calls = []
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear, self.dropout = nn.Linear(8, 8), nn.Dropout(0.5)
+
+        def forward(self, x):
+            calls.append(torch.is_grad_enabled())
+            return x + self.dropout(self.linear(x))
+
+    def make():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(3, 8), nn.Sequential(Block(), Block()), nn.Linear(8, 1))
+
+    plain, _, _ = trained_with(made(tmp_path / "plain"), make)
+    passes = len(calls)
+    again, _, _ = trained_with(made(tmp_path / "again"), make, grad_checkpointing=1.0)
+    assert len(calls) - passes == passes + 2 * 15  # each of 2 blocks once more in 15 updates
+    assert all(torch.equal(a, b) for a, b in zip(plain.parameters(), again.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("settings", [{"grad_checkpointing": 0.5}, {"compile": True}])
+def test_a_model_without_blocks_says_so(tmp_path, settings):
+    with pytest.raises(UserError, match="no sequence of blocks was found"):
+        trained_with(tmp_path, **settings)
+
+
+def test_the_blocks_of_chosen_steps_are_recomputed(tmp_path):
+    model = timm.create_model("test_steps_deit", widths=(32, 48, 64), depths=(2, 3, 1), img_size=32)
+    expected = [step for step, depth in enumerate((2, 3, 1), 1) for _ in range(depth)]
+    for chosen in ((1,), (2, 3), (3, 1)):
+        found = blocks_of(model, chosen)
+        assert found == [block for block, step in zip(blocks_of(model), expected) if step in chosen]
+    passes = dict.fromkeys(range(6), 0)
+
+    def progress_bar(number):
+        def hook(module, inputs):
+            passes[number] += 1
+
+        return hook
+
+    for number, block in enumerate(blocks_of(model)):
+        block.norm1.register_forward_pre_hook(progress_bar(number))
+
+    class Images(Points):
+        steps_per_epoch = 1
+
+        def batches(self, epoch, start, shard, device):
+            yield torch.randn(4, 3, 32, 32), torch.zeros(4, dtype=torch.long)
+
+        def loss(self, model, batch):
+            return nn.functional.cross_entropy(model(batch[0]), batch[1]), {}
+
+        def evaluate(self, model, shard, device):
+            return {"score": 0.0}
+
+    settings = dataclasses.replace(SETTINGS, epochs=1, warmup_epochs=0, grad_checkpointing=(2,))
+    train(model, Images(), settings, made(tmp_path), ALONE, report=lambda event: None)
+    assert list(passes.values()) == [1, 1, 2, 2, 2, 1]
+
+
+def test_steps_that_are_not_there_are_refused(tmp_path):
+    with pytest.raises(UserError, match=r"grad_checkpointing: got steps \[2\], expected some of the model's 0"):
+        trained_with(tmp_path, grad_checkpointing=(2,))
+
+
+@pytest.mark.parametrize("recomputed", [False, True])
+@pytest.mark.parametrize("drop_path_rate", [0.0, 0.1])
+def test_the_number_of_graphs_does_not_grow_with_the_depth(drop_path_rate, recomputed):
+    counts, sizes = [], []
+    for depths in ((2, 1, 1), (9, 4, 3)):
+        torch._dynamo.reset()
+        model = timm.create_model(
+            "test_steps_deit", widths=(32, 48, 64), depths=depths, img_size=32, drop_path_rate=drop_path_rate
+        )
+        counter = CompileCounter()
+        blocks = blocks_of(model) if recomputed else []
+        compile_blocks(model, blocks, backend=counter)
+        recompute_blocks(blocks)
+        model(torch.randn(2, 3, 32, 32)).sum().backward()
+        counts.append(counter.frame_count)
+        sizes.append(len(blocks_of(model)))
+    assert sizes == [4, 16] and counts[0] == counts[1] > 0, counts

@@ -1,0 +1,114 @@
+"""An update: its data and random numbers, rate and decay, parts and precision, and the averages."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from line_fits import ALONE, SETTINGS, Points, made, make_model, make_quiet_model, trained_with
+from torch import nn
+
+from stepsnet.checkpoint import latest
+from stepsnet.config import TrainingSettings
+from stepsnet.engine.optim import build_optimizer, build_schedule
+from stepsnet.engine.prepare import prepare
+from stepsnet.engine.randomness import data_order, seed_step
+from stepsnet.engine.train import train
+
+
+def test_the_data_order_is_a_function_of_seed_and_epoch():
+    order = data_order(3, 5, 100)
+    assert sorted(order) == list(range(100))
+    assert (order == data_order(3, 5, 100)).all()
+    assert (order != data_order(3, 6, 100)).any() and (order != data_order(4, 5, 100)).any()
+
+
+def test_what_an_update_draws_is_a_function_of_seed_step_and_rank():
+    def draw(*place):
+        seed_step(*place)
+        return torch.rand(4).tolist()
+
+    assert draw(1, 2, 0) == draw(1, 2, 0)
+    assert len({tuple(draw(*place)) for place in [(1, 2, 0), (2, 2, 0), (1, 3, 0), (1, 2, 1)]}) == 4
+
+
+def test_the_schedule_written_out():
+    settings = TrainingSettings(epochs=10, lr=1.0, warmup_epochs=2, warmup_lr=0.1, min_lr=0.05)
+    optimizer = build_optimizer(make_model(), settings)
+    schedule = build_schedule(optimizer, settings, steps_per_epoch=7)
+    for step in (0, 1, 13, 14, 40, 69, 3):  # in any order
+        schedule.step_update(step)
+        expected = 0.1 + step * (1.0 - 0.1) / 14
+        if step >= 14:
+            expected = 0.05 + 0.5 * (1.0 - 0.05) * (1 + math.cos(math.pi * step / 70))
+        assert all(group["lr"] == pytest.approx(expected) for group in optimizer.param_groups), step
+
+
+def test_steps_of_the_rate_written_out():
+    settings = TrainingSettings(epochs=12, lr=1.0, sched="multistep", milestones=(8, 11), warmup_epochs=0.5)
+    settings = dataclasses.replace(settings, warmup_lr=0.1, decay_rate=0.1)
+    optimizer = build_optimizer(make_model(), settings)
+    schedule = build_schedule(optimizer, settings, steps_per_epoch=10)
+    wanted = {0: 0.1, 1: 0.28, 5: 1.0, 79: 1.0, 80: 0.1, 109: 0.1, 110: 0.01, 119: 0.01, 4: 0.82}
+    for step, expected in wanted.items():
+        schedule.step_update(step)
+        assert all(group["lr"] == pytest.approx(expected) for group in optimizer.param_groups), step
+
+
+def test_norms_and_biases_are_not_decayed():
+    groups = build_optimizer(make_model(), SETTINGS).param_groups
+    decayed = {parameter.ndim for group in groups if group["weight_decay"] for parameter in group["params"]}
+    spared = {parameter.ndim for group in groups if not group["weight_decay"] for parameter in group["params"]}
+    assert (decayed, spared) == ({2}, {1})
+
+
+def test_accumulated_parts_make_the_same_update(tmp_path):
+    whole, _, _ = trained_with(tmp_path / "whole", make_quiet_model)
+    parts, _, events = trained_with(tmp_path / "parts", make_quiet_model, accumulation_steps=2)
+    for ours, theirs in zip(parts.parameters(), whole.parameters()):
+        assert torch.allclose(ours, theirs, atol=1e-5)
+    assert "effective batch 4 = 1 rank × 2 accumulated × 2" in events[0]["text"]
+
+
+def test_averages_written_out_are_what_is_evaluated(tmp_path):
+    weights = []
+
+    class Watched(Points):
+        def loss(self, model, batch):
+            weights.append(model[0].weight.detach().clone())
+            return super().loss(model, batch)
+
+    settings = dataclasses.replace(SETTINGS, ema_decay=0.8)
+    model = make_quiet_model()
+    fitted = train(model, Watched(), settings, made(tmp_path), ALONE, report=lambda event: None)
+    expected = weights[0]
+    for after in [*weights[1:], model[0].weight.detach()]:
+        expected = 0.8 * expected + 0.2 * after
+    assert torch.allclose(fitted.weights["0.weight"], expected, atol=1e-6)
+    found, _ = latest(tmp_path / "checkpoints")
+    assert torch.equal(found.weights()["0.weight"], fitted.weights["0.weight"])
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("bfloat16", 0.1), ("float16", 0.3)])
+def test_half_precision_trains_close_to_float32(tmp_path, dtype, tolerance):
+    _, exact, _ = trained_with(tmp_path / "exact", make_quiet_model)
+    model, metrics, _ = trained_with(tmp_path / dtype, make_quiet_model, amp_dtype=dtype)
+    assert model[0].weight.dtype == torch.float32
+    assert metrics["val_loss"] == pytest.approx(exact["val_loss"], rel=tolerance) and metrics != exact
+    scale = latest(tmp_path / dtype / "checkpoints")[0].state["scaler"].get("scale")
+    assert (scale is None) if dtype == "bfloat16" else (1 <= scale <= 2.0**16)  # halved after an overflow
+
+
+def test_a_tied_weight_is_averaged_once_an_update():
+    model = nn.ModuleDict(
+        {"embedding": nn.Embedding(5, 4), "norm": nn.LayerNorm(4), "head": nn.Linear(4, 5, bias=False)}
+    )
+    model["head"].weight = model["embedding"].weight
+    trained, _ = prepare(model, dataclasses.replace(SETTINGS, ema_decay=0.9), ALONE)
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 1
+    trained.averages.update(model)
+    for parameter, old in zip(trained.averages.module.parameters(), before, strict=True):
+        torch.testing.assert_close(parameter, old + 0.1)

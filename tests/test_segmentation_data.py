@@ -1,0 +1,159 @@
+"""Segmentation's data: what is read, and what is refused before a run."""
+
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from segmentation_images import CLASSES, write_pair
+from segmentation_tasks import Pointwise, batches, task_of, tiny_recipe
+
+from stepsnet.cli import main
+from stepsnet.errors import UserError
+from stepsnet.tasks import build_task
+from stepsnet.tasks.segmentation import data as segmentation_data
+from stepsnet.tasks.segmentation.data import IGNORED, load_pairs
+
+pytestmark = pytest.mark.usefixtures("own_cache")
+
+
+def test_ade20k_ignores_0_and_shifts_the_others(tmp_path):
+    labels = np.array([[0, 1], [150, 2]])
+    for split in ("training", "validation"):
+        write_pair(tmp_path, split, "a", (2, 2), labels)
+    data = load_pairs(f"ade20k:{tmp_path}")
+    assert data.read(data.splits["val"].pairs[0])[1].tolist() == [[IGNORED, 0], [149, 1]]
+    assert len(data.classes) == 150 and data.classes[0] == "class 1"
+    names = [f"{n}\t0.1\t5\t6\t{f'name{n}, synonym'}" for n in range(1, 151)]
+    (tmp_path / "objectInfo150.txt").write_text("\n".join(["Idx\tRatio\tTrain\tVal\tName", *names]))
+    assert load_pairs(f"ade20k:{tmp_path}").classes[149] == "name150"
+
+
+def test_camvid_is_read_as_it_is(camvid):
+    data = load_pairs(f"camvid:{camvid}")
+    assert data.classes == CLASSES and list(data.splits) == ["train", "val"]
+    assert data.splits["val"].sizes == ((24, 40), (28, 40), (24, 40))
+    pair = data.splits["train"].pairs[2]
+    image, labels = data.read(pair)
+    assert np.array_equal(labels, np.asarray(Image.open(pair.annotation))) and (labels[:2] == IGNORED).all()
+    assert np.array_equal(np.asarray(image), np.asarray(Image.open(pair.image)))
+
+
+def spoil_label(root):
+    file = root / "annotations" / "train" / "train3.png"
+    labels = np.array(Image.open(file))
+    labels[5, 7] = 77
+    Image.fromarray(labels).save(file)
+
+
+def spoil_size(root):
+    file = root / "annotations" / "val" / "val1.png"
+    Image.open(file).resize((20, 20)).save(file)
+
+
+def spoil_mode(root):
+    file = root / "annotations" / "val" / "val0.png"
+    Image.open(file).convert("RGB").save(file)
+
+
+def spoil_bytes(root):
+    file = root / "images" / "train" / "train1.png"
+    file.write_bytes(file.read_bytes()[:900])
+
+
+SPOILT = {
+    "label": (spoil_label, "annotations/train/train3.png: got the label 77 in row 5, column 7 (1 pixels have no"),
+    "size": (spoil_size, "annotations/val/val1.png: got 20×20 pixels, expected its image's 40×28"),
+    "mode": (spoil_mode, "annotations/val/val0.png: got Pillow's mode RGB, expected one channel"),
+    "truncated": (spoil_bytes, "cannot read {root}/images/train/train1.png as an image: "),
+    "text": (lambda root: (root / "images/train/train2.png").write_text("hello"), "train2.png as an image: cannot"),
+    "missing": (
+        lambda root: (root / "annotations/val/val2.png").unlink(),
+        "images/val/val2.png has no annotation, exp",
+    ),
+    "alone": (lambda root: (root / "images/val/val2.png").unlink(), "annotations/val/val2.png has no image"),
+    "twice": (
+        lambda root: shutil.copy(root / "images/val/val2.png", root / "images/val/val2.jpg"),
+        "images/val has 2 images named val2, expected one",
+    ),
+    "no_split": (lambda root: shutil.rmtree(root / "images/val"), "images/val is not a folder, expected the images"),
+    "empty": (
+        lambda root: [file.unlink() for file in root.glob("*/train/*")],
+        "images/train is empty, expected images",
+    ),
+    "no_classes": (lambda root: (root / "classes.json").unlink(), "classes.json (no such file), expected classes"),
+    "classes": (lambda root: (root / "classes.json").write_text('{"classes": ["a", "a"]}'), "2 to 255 distinct names"),
+    "ignored": (
+        lambda root: (root / "classes.json").write_text('{"classes": ["a", "b"], "ignore_index": 1}'),
+        "ignore_index in {root}/classes.json: got 1, expected 2 to 255",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", SPOILT)
+def test_what_is_wrong_is_one_line_that_names_the_file(camvid, what):
+    spoil, expected = SPOILT[what]
+    spoil(camvid)
+    with pytest.raises(UserError) as raised:
+        load_pairs(f"camvid:{camvid}")
+    assert "\n" not in str(raised.value) and expected.replace("{root}", str(camvid)) in str(raised.value)
+
+
+def test_a_mistake_comes_before_the_run_folder(camvid, capsys):
+    spoil_label(camvid)
+    status = main(["train", "camvid/tiny", "--data", f"camvid:{camvid}", "--run", str(camvid.parent / "run")])
+    err = capsys.readouterr().err
+    assert status == 2 and len(err.splitlines()) == 1 and "got the label 77" in err
+    assert not (camvid.parent / "run").exists()
+
+
+def test_the_check_is_remembered_until_a_file_changes(camvid, monkeypatch):
+    looked = []
+    measure = segmentation_data._measure
+    monkeypatch.setattr(segmentation_data, "_measure", lambda *args, **kw: looked.append(1) or measure(*args, **kw))
+    first = load_pairs(f"camvid:{camvid}")
+    assert len(looked) == 9
+    again = load_pairs(f"camvid:{camvid}")
+    assert len(looked) == 9 and again.splits == first.splits
+    spoil_label(camvid)
+    with pytest.raises(UserError, match="got the label 77"):
+        load_pairs(f"camvid:{camvid}")
+    with pytest.raises(UserError, match="got the label 77"):  # nothing wrong is remembered as right
+        load_pairs(f"camvid:{camvid}")
+
+
+def test_an_annotation_without_a_label_is_told_and_kept(camvid):
+    write_pair(camvid, "train", "blank", (24, 40), np.full((24, 40), 255))
+    task = task_of(camvid)
+    (line,) = task.notices()
+    assert "annotations/train/blank.png" in line and task.notices() == []
+    assert task.facts()["unlabelled"] == 1 and len(task.samples) == 7
+    images, labels = torch.zeros(2, 3, 8, 8), torch.full((2, 8, 8), IGNORED)
+    loss, others = task.loss(Pointwise(), (images, labels))
+    assert loss == 0 and others["pixel_accuracy"] == 0
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["model.args.num_classes=4"], "model.args.num_classes: got 4, expected the data's 3"),
+        (['model={"name": "test_vit", "args": {}}'], "model: got 'test_vit', expected upernet for segmentation"),
+        (["batch_size=7"], "batch_size: got 7, expected 1 to the 6 training images"),
+        (["batch_size=1"], "batch_size: got 1 images per forward pass, expected at least 2 for batch norm"),
+        (["eval_stride=4"], "eval_stride: got 4, expected at most eval_window, None"),
+        (["eval_scales=[]"], "eval_scales: got [], expected at least 1 of them"),
+        (["augment.scale_range=[2,1]"], "augment.scale_range: got 2.0, 1.0, expected the smaller one first"),
+        (["model.args.backbone=swin_tny"], "backbone: got 'swin_tny', expected a timm or StepsNet model"),
+        (["model.args.width=3"], "unexpected keyword argument 'width'"),
+        (["backbone=nowhere"], "backbone: got nowhere, expected the folder of a run or a checkpoint file"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(camvid, overrides, expected):
+    with pytest.raises(UserError) as raised:
+        model, task = build_task(tiny_recipe(camvid, *overrides))
+        task.load_pretrained(model)
+        batches(task)
+    assert expected in str(raised.value)
+    with pytest.raises(UserError, match="has no split 'test', expected one of train, val"):
+        build_task(tiny_recipe(camvid), f"camvid:{camvid}@test")

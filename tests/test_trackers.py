@@ -1,0 +1,42 @@
+"""Where a run's metrics go besides its folder."""
+
+import json
+import sys
+
+import pytest
+from line_fits import SETTINGS, trained_with
+
+from stepsnet.errors import UserError
+
+
+def test_metrics_go_to_tensorboard_and_where_they_are_sent(tmp_path, monkeypatch):
+    """TensorBoard's own reader finds each line; a service that cannot be had here is stood in for by its two calls."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    sent = []
+
+    class Service:
+        @classmethod
+        def init(cls, **kwargs):
+            sent.append(kwargs)
+            return cls()
+
+        def log(self, values, step):
+            sent.append((step, values))
+
+    monkeypatch.setitem(sys.modules, "trackio", Service)
+    _, _, _ = trained_with(tmp_path / "run", tracker="trackio", log_interval=2)
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    epochs = [(line["step"], line["val_loss"]) for line in lines if line["kind"] == "epoch"]
+    events = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
+    events.Reload()
+    assert [(e.step, e.value) for e in events.Scalars("val_loss")] == [(s, pytest.approx(v)) for s, v in epochs]
+    assert [e.step for e in events.Scalars("grad_norm")] == [2, 4, 6, 8, 10, 12, 14]
+    assert sent[0]["name"] == "run" and sent[0]["config"]["lr"] == SETTINGS.lr
+    assert [(step, values["val_loss"]) for step, values in sent[1:] if "val_loss" in values] == epochs
+
+
+def test_a_tracker_that_is_not_installed_is_named(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(UserError, match=r"tracker: wandb is not installed, expected `pip install stepsnet\[wandb\]`"):
+        trained_with(tmp_path, tracker="wandb")
