@@ -20,7 +20,7 @@ from stepsnet.study import conductor
 from stepsnet.study.declare import Cell, find_study, studies
 from stepsnet.study.render import render_study
 from stepsnet.study.results import flatness_of, settings_of
-from stepsnet.study.schedule import Planned, check_models, choice_of, due, progress, recipe_of
+from stepsnet.study.run_plan import Planned, check_models, choice_of, due, progress, recipe_of
 from stepsnet.study.verdict import interval, judge, judge_study
 
 

@@ -13,7 +13,7 @@ from .conductor import check_results, conduct
 from .declare import Study
 from .render import render_study, write_study
 from .results import read_results
-from .schedule import check_models
+from .run_plan import check_models
 
 __all__ = ["run_study"]
 

@@ -17,7 +17,7 @@ from ..run_folder import lock_folder
 from ..runs.launch import Job, run_all
 from .declare import Study
 from .results import diverged_record, read_results, record_of, settings_of, write_record
-from .schedule import Planned, check_models, due, recipe_of
+from .run_plan import Planned, check_models, due, recipe_of
 
 __all__ = ["check_results", "conduct"]
 

@@ -14,12 +14,14 @@ from matplotlib.ticker import NullFormatter, NullLocator, ScalarFormatter
 
 from ..colors import OKABE_ITO
 from ..files import write_atomically
+from ..markdown import markdown_table
 from ..metrics import find_metric
 from ..report.figure import STYLE, make_panels, save_figure, write_csv
 from ..report.words import count, number
+from ..summary_stats import format_mean_std
 from .declare import Cell, Study
 from .results import flatness_of
-from .schedule import choice_of, progress
+from .run_plan import choice_of, progress
 from .verdict import Judged, finals_of, judge_study
 
 __all__ = ["draw_study", "render_study", "rows_of", "write_study"]
@@ -72,46 +74,57 @@ def rows_of(study: Study, results: Results) -> list[dict[str, Any]]:
 
 def render_study(study: Study, results: Results) -> str:
     """Markdown: how many runs are there, the cells, the rates that were tried, and the verdicts."""
-    there, all_of = progress(study, results)
-    metric = find_metric(study.metric)
-    name, unit = metric.name, metric.unit
-    digits = 1 if unit == "%" else 3
-    shown = f" ({unit})" if unit else ""
+    there, total = progress(study, results)
     rows = rows_of(study, results)
-    with_top1 = any(row["clean_top1"] for row in rows)
-    head = ["contender", study.point, "blocks", "parameters", "MACs", "rate", "seeds", f"test {name}{shown}"]
-    head += [f"held-out {name}{shown}", "train loss, clean", *["train accuracy, clean (%)"] * with_top1, "last tenth"]
-    lines = [f"{there} of {all_of} runs.", "", "| " + " | ".join(head) + " |"]
-    lines[-1] = lines[-1].replace("last tenth", f"loss moved in the last {study.flatness.share:.0%}")
-    lines.append("|---" + "|---:" * (len(head) - 1) + "|")
-    for row in rows:
-        rate = "–" if row["rate"] is None else f"{row['variant']} {row['rate']:g}".strip() + " (edge)" * row["at_edge"]
-        cells = [row["contender"], str(row["point"]), str(row["blocks"] or "–")]
-        cells += [count(row["params"]), count(row["macs"]), rate]
-        cells += [str(len(row["seeds"])), _spread(row["test"], digits), _spread(row["val"], digits)]
-        cells += [_spread(row["clean_loss"], 3), *[_spread(row["clean_top1"], 1)] * with_top1]
-        cells.append("–" if row["moved"] is None else f"{row['moved']:.1%}")
-        lines.append("| " + " | ".join(cells) + " |")
+    name = find_metric(study.metric).name
     note = f"Mean ± sample standard deviation over the final seeds; {name} in tuning, held-out split, by rate:"
-    lines += ["", note, ""]
-    lines += [f"- {line}" for line in _tried(study, rows, digits)] or ["- none yet"]
-    if study.criteria:
-        points = f" ({metric.difference_unit})" if metric.difference_unit else ""
-        lines += ["", f"| criterion | left | right | expected | difference{points} | interval | verdict |"]
-        lines.append("|---|---|---|---|---:|---:|---|")
+    tried = [f"- {line}" for line in _tried(study, rows)] or ["- none yet"]
+    lines = [f"{there} of {total} runs.", "", _cells_table(study, rows), "", note, "", *tried]
     outcome = judge_study(study, results)
-    for criterion, judged in zip(study.criteria, outcome.criteria):
-        expected = criterion.expect.replace("_", " ") + (f", margin {criterion.margin:g}" if criterion.margin else "")
-        cells = [criterion.name, criterion.left, criterion.right, expected, *_numbers(judged, digits, criterion.level)]
-        reason = f": {judged.reason}" if judged.reason else ""
-        lines.append("| " + " | ".join(cells) + f" | {judged.verdict}{reason} |")
-    for said in outcome.claims:
-        lines += ["", f"**{said.verdict}**: {said.text}"]
+    if study.criteria:
+        lines += ["", _criteria_table(study, outcome.criteria)]
+    for claim in outcome.claims:
+        lines += ["", f"**{claim.verdict}**: {claim.text}"]
     return "\n".join(lines)
 
 
+def _cells_table(study: Study, rows: Sequence[Mapping[str, Any]]) -> str:
+    metric = find_metric(study.metric)
+    unit = f" ({metric.unit})" if metric.unit else ""
+    with_top1 = any(row["clean_top1"] for row in rows)
+    headers = ["contender", study.point, "blocks", "parameters", "MACs", "rate", "seeds"]
+    headers += [f"test {metric.name}{unit}", f"held-out {metric.name}{unit}", "train loss, clean"]
+    headers += [*["train accuracy, clean (%)"] * with_top1, f"loss moved in the last {study.flatness.share:.0%}"]
+    cells = []
+    for row in rows:
+        rate = "–" if row["rate"] is None else f"{row['variant']} {row['rate']:g}".strip() + " (edge)" * row["at_edge"]
+        scores = [_mean_std(row["test"], metric.spec), _mean_std(row["val"], metric.spec)]
+        scores += [_mean_std(row["clean_loss"], ".3f"), *[_mean_std(row["clean_top1"], ".1f")] * with_top1]
+        moved = "–" if row["moved"] is None else f"{row['moved']:.1%}"
+        size = [row["blocks"] or "–", count(row["params"]), count(row["macs"])]
+        cells.append([row["contender"], row["point"], *size, rate, len(row["seeds"]), *scores, moved])
+    return markdown_table(headers, cells, "l" + "r" * (len(headers) - 1))
+
+
+def _criteria_table(study: Study, judgements: Sequence[Judged]) -> str:
+    metric = find_metric(study.metric)
+    unit = f" ({metric.difference_unit})" if metric.difference_unit else ""
+    cells = []
+    for criterion, judged in zip(study.criteria, judgements):
+        expected = criterion.expect.replace("_", " ") + (f", margin {criterion.margin:g}" if criterion.margin else "")
+        spec = f".{metric.decimals + 1}f"  # of an interval
+        mean, interval = "–", "–"
+        if judged.mean is not None:
+            mean = number(judged.mean, spec)
+            interval = f"{number(judged.low, spec)} to {number(judged.high, spec)} ({criterion.level:.0%})"
+        verdict = judged.verdict + (f": {judged.reason}" if judged.reason else "")
+        cells.append([criterion.name, criterion.left, criterion.right, expected, mean, interval, verdict])
+    headers = ["criterion", "left", "right", "expected", f"difference{unit}", "interval", "verdict"]
+    return markdown_table(headers, cells, "llllrrl")
+
+
 def draw_study(study: Study, results: Results) -> Figure | None:
-    """The metric on the test split and the loss on clean training samples against the points, a curve a contender.
+    """The metric on the test split and the loss on clean training samples against the points, one curve per contender.
 
     A contender at one point is a marker. Bands reach from the lowest to the highest seed. None without a final run.
     """
@@ -166,28 +179,16 @@ def _values(finals: Mapping[int, Mapping[str, Any]], key: str) -> list[float]:
     return [value for value in found if value is not None]
 
 
-def _spread(values: Sequence[float], digits: int) -> str:
-    if not values:
-        return "–"
-    deviation = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
-    return number(statistics.fmean(values), f".{digits}f") + deviation
+def _mean_std(values: Sequence[float], spec: str) -> str:
+    return format_mean_std(values, spec) if values else "–"
 
 
-def _tried(study: Study, rows: Sequence[Mapping[str, Any]], digits: int) -> list[str]:
+def _tried(study: Study, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    spec = find_metric(study.metric).spec
     lines = []
     for row in rows:
         if row["tried"]:
             in_order = sorted(row["tried"].items(), key=lambda item: (item[0].split()[:-1], float(item[0].split()[-1])))
-            tried = (
-                f"{rate}: {'diverged' if value is None else number(value, f'.{digits}f')}" for rate, value in in_order
-            )
+            tried = (f"{rate}: {'diverged' if value is None else number(value, spec)}" for rate, value in in_order)
             lines.append(f"{row['contender']}, {row['point']} {study.point}: {', '.join(tried)}")
     return lines
-
-
-def _numbers(judged: Judged, digits: int, level: float) -> tuple[str, str]:
-    if judged.mean is None:
-        return "–", "–"
-    spec = f".{digits + 1}f"
-    ends = (number(value, spec) for value in (judged.low, judged.high))
-    return number(judged.mean, spec), f"{' to '.join(ends)} ({level:.0%})"

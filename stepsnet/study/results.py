@@ -17,7 +17,7 @@ from ..files import write_atomically
 from ..provenance import without_folders
 from ..report.load_runs import load_run
 from .declare import Study
-from .schedule import Planned
+from .run_plan import Planned
 
 __all__ = ["diverged_record", "flatness_of", "read_results", "record_of", "settings_of", "write_record"]
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from ..metrics import higher_is_better
 from .declare import Cell, Claim, Criterion, Study
 from .results import flatness_of
-from .schedule import Planned, choice_of
+from .run_plan import Planned, choice_of
 
 __all__ = ["Judged", "Outcome", "Said", "finals_of", "interval", "judge", "judge_claim", "judge_study", "outcome"]
 
