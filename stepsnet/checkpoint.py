@@ -1,4 +1,4 @@
-"""Weights and checkpoints on the disk: how they are read, and how a damaged one is noticed.
+"""Weights and checkpoints on the disk: reading them, and detecting damaged ones.
 
 A checkpoint is a folder ``step-00001234``. Of one process, or of DDP, it holds ``model.safetensors`` (weights
 and buffers), ``averages.safetensors`` where weights are averaged, and ``state.pt`` (optimizer by parameter
@@ -93,7 +93,7 @@ def valid_checkpoints(folder: Path) -> list[Checkpoint]:
 
 
 def load_into(model: nn.Module, weights: Mapping[str, Any]) -> None:
-    """Load weights into a model that nothing is put around; tied ones need to be there once.
+    """Load weights into a model without wrappers. Of tied weights, one is enough.
 
     Raises:
         UserError: with the first tensors that differ.
@@ -122,7 +122,7 @@ def load_weights(path: Path) -> dict[str, Any]:
 
 
 def check_fit(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Raises UserError with the first tensors that differ, where ``load_state_dict`` prints them all."""
+    """Raises UserError with the first tensors that differ; ``load_state_dict`` would list all of them."""
     own: dict[str, Any] = get_model_state_dict(model)  # by the names without what is put around the model
     expected = {name: tuple(tensor.shape) for name, tensor in own.items()}
     got = {name: tuple(tensor.shape) for name, tensor in weights.items()}
@@ -133,14 +133,14 @@ def check_fit(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
 
 
 def _ties(model: nn.Module) -> dict[str, str]:
-    """Names of parameters that are another's too -> the first name of each."""
+    """Tied parameters: each further name of a parameter -> its first name."""
     first: dict[int, str] = {}
     every = model.named_parameters(remove_duplicate=False)
     return {name: first[id(p)] for name, p in every if first.setdefault(id(p), name) != name}
 
 
 def untied(model: nn.Module, weights: Mapping[str, Any]) -> dict[str, Any]:
-    """Without second names, which safetensors refuses and an embedding is too large for."""
+    """Without the further names of tied weights: safetensors refuses them, and an embedding is large."""
     ties = _ties(model)
     return {name: tensor for name, tensor in weights.items() if name not in ties}
 

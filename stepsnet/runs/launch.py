@@ -1,4 +1,4 @@
-"""Many runs, as processes side by side: the threads and the queue of the parent, and the child's end of it.
+"""Many runs as processes side by side: the parent's threads and queue, and what each child runs.
 
 A child is ``python -m stepsnet.runs.launch``. It reads one :class:`Job` as JSON from its standard input and writes
 what it reports, a JSON object per line, to its standard output.
@@ -121,7 +121,7 @@ def run_all(
 
 
 class _Launcher:
-    """Starts the jobs, shows their events as they come, and stops all of them when one fails or a signal comes."""
+    """Starts the jobs, shows their events, and stops all of them when one fails or a signal arrives."""
 
     def __init__(self, waiting: list[Job], jobs: int, display: Display, ended: Ended):
         self.waiting, self.at_once, self.display, self.ended = waiting, jobs, display, ended
@@ -194,7 +194,7 @@ class _Launcher:
             self.last_line[name] = line.strip()
 
     def stop_children(self) -> None:
-        """Each ends after its update and a checkpoint."""
+        """Interrupt all children; each ends after its current update and a checkpoint."""
         for process in set(self.running.values()) - self.told:
             process.send_signal(signal.SIGINT)
             self.told.add(process)

@@ -1,4 +1,4 @@
-"""One run: train a recipe in a folder, and say in ``summary.json`` what came of it."""
+"""One run: train a recipe in a folder, and write its results to ``summary.json``."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _train(
 def _summarize(
     recipe: Recipe, folder: Path, task: Task, result: TrainResult, label: str, seconds: float, ranks: int
 ) -> dict[str, Any]:
-    """What a run that has ended says of itself in ``summary.json``."""
+    """The content of ``summary.json``."""
     epochs = [line for line in read_metrics(folder) if line["kind"] == "epoch"]
     monitored = [line[f"val_{task.monitor}"] for line in epochs]
     model = build_model(recipe.model)  # as it was before the settings put anything around it
@@ -109,7 +109,7 @@ def _summarize(
 
 
 def _score_test(recipe: Recipe, folder: Path, weights: dict[str, torch.Tensor]) -> dict[str, float]:
-    """Metrics on the test split, which nothing has opened before."""
+    """Metrics on the test split, which has not been read before."""
     model, task = build_task(recipe, f"{recipe.data}@test", folder)
     load_into(model, weights)
     device = pick_device(recipe.device)

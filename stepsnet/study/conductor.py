@@ -1,4 +1,4 @@
-"""Run a study: every run an ordinary ``stepsnet train`` in a folder of its own, resumable at any moment."""
+"""Run a study. Each run is an ordinary training in a folder of its own, and the study can be resumed at any moment."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def conduct(
         return override(recipe_of(study, run, data), free)
 
     def fill() -> None:
-        """Put what is due now, and neither running nor there, in the order of its value."""
+        """Queue the runs that can start now and have not started, the most valuable first."""
         started = planned.keys() - {job.name for job in waiting}
         waiting.clear()
         for run in due(study, there):
@@ -107,7 +107,7 @@ def conduct(
 
 
 def check_results(study: Study, results: Path, data: str | None = None) -> dict[str, dict[str, Any]]:
-    """The records in a folder.
+    """The results in a folder.
 
     Raises:
         UserError: one was made under other settings than the declaration's, or cannot be read.

@@ -1,4 +1,4 @@
-"""The declaration of a study: a YAML file, read into frozen dataclasses, its mistakes said in one line.
+"""The declaration of a study: a YAML file that is read into frozen dataclasses; a mistake in it is one line.
 
 A contender is a model in one setting at several *points*, such as depths. Contenders at the same point are to be of
 like compute. A *cell* is a contender at a point; it is written ``contender@point``.
@@ -87,7 +87,7 @@ class Criterion:
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """A sentence that may be said if every criterion named is met, and whose denial if one is met the other way."""
+    """A sentence that may be stated if all of its criteria are met, and its denial, if one is met the other way."""
 
     text: str
     denial: str
@@ -105,7 +105,7 @@ class Cell:
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
-    """``settings`` go before a contender's, and those before its point's and its variant's."""
+    """``settings`` are applied first, then those of the contender, of its point and of its variant."""
 
     name: str
     question: str
@@ -131,7 +131,7 @@ class Study:
 
     @cached_property
     def groups(self) -> tuple[tuple[Cell, ...], ...]:
-        """The cells in the order of their runs."""
+        """The cells (a contender at a point) in the order in which they are run."""
         named = tuple(tuple(self.cell(text, "order") for text in group) for group in self.order)
         rest = tuple(cell for cell in self.cells if not any(cell in group for group in named))
         return (*named, rest) if rest else named
@@ -158,7 +158,7 @@ def studies() -> dict[str, Path]:
 
 
 def find_study(name: str) -> Study | None:
-    """A study by its name or from a .yaml file; None for what is neither, such as the name of a recipe.
+    """A study by its name or from a .yaml file; None if it is neither, such as the name of a recipe.
 
     Raises:
         UserError: the file cannot be read, or something in the declaration is wrong.
@@ -170,7 +170,7 @@ def find_study(name: str) -> Study | None:
 
 
 def read_study(path: Path) -> Study:
-    """Raises UserError: the file cannot be read, is no YAML, or has a wrong key or value."""
+    """Raises UserError if the file cannot be read, is not YAML, or has a wrong key or value."""
     import yaml
 
     try:
@@ -211,7 +211,7 @@ def _typed(values: Mapping[str, Any], where: str) -> Study:
 
 
 def _check(study: Study) -> None:
-    """Raises UserError for what no type can say; models are built elsewhere."""
+    """Raises UserError for mistakes that types do not find. Models are checked in run_plan.py."""
     tuning, flat = study.tuning, study.flatness
     if study.metric not in METRICS:
         expected = f"{', '.join(METRICS)}{nearest(study.metric, METRICS)}"

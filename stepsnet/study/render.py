@@ -1,4 +1,4 @@
-"""A study's results as a table, verdicts and a figure; partial results say how many runs are there."""
+"""The results of a study as a table, verdicts and a figure; partial results say how many of the runs have ended."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Results = Mapping[str, Mapping[str, Any]]
 
 
 def write_study(study: Study, results: Results, folder: Path) -> str:
-    """Write ``study.md``, ``study.json`` and, with something to draw, the figure and its numbers; returns the first."""
+    """Write ``study.md``, ``study.json`` and, if a final run has ended, the figure and its numbers; returns the table."""
     text, rows = render_study(study, results), rows_of(study, results)
     write_atomically(folder / "study.md", text + "\n")
     there, all_of = progress(study, results)
@@ -45,7 +45,7 @@ def write_study(study: Study, results: Results, folder: Path) -> str:
 
 
 def rows_of(study: Study, results: Results) -> list[dict[str, Any]]:
-    """A row a cell: what it is, the rate that was chosen and, over its final runs, means and single values."""
+    """One row per cell: its model, the rate that was chosen, and the values of its final runs."""
     rows = []
     for cell in study.cells:
         choice, finals = choice_of(study, cell, results), finals_of(study, cell, results)
@@ -73,7 +73,7 @@ def rows_of(study: Study, results: Results) -> list[dict[str, Any]]:
 
 
 def render_study(study: Study, results: Results) -> str:
-    """Markdown: how many runs are there, the cells, the rates that were tried, and the verdicts."""
+    """Markdown: how many runs have ended, the cells, the rates that were tried, and the verdicts."""
     there, total = progress(study, results)
     rows = rows_of(study, results)
     name = find_metric(study.metric).name

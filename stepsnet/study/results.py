@@ -1,4 +1,4 @@
-"""A small JSON for each finished run: all that tables, figures and verdicts are made from, without the run's folder."""
+"""A small JSON file per finished run, from which tables, figures and verdicts are made without the run's folder."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _MEASUREMENTS = {"tuning": 1, "final": 4}  # of the residual stream that are kep
 
 
 def read_results(folder: Path, study: Study) -> dict[str, dict[str, Any]]:
-    """Records by the name of their run; a file that is not this study's is left out.
+    """Records by the name of their run; files of other studies are left out.
 
     Raises:
         UserError: a file that cannot be read.
@@ -46,7 +46,7 @@ def read_results(folder: Path, study: Study) -> dict[str, dict[str, Any]]:
 
 
 def settings_of(recipe: Recipe) -> dict[str, Any]:
-    """What a result depends on: the recipe without what may change from machine to machine, and without its place."""
+    """What a result depends on: the recipe without the fields that may differ from machine to machine."""
     plain = json.loads(json.dumps(dataclasses.asdict(recipe)))
     return {
         key: value
@@ -56,7 +56,7 @@ def settings_of(recipe: Recipe) -> dict[str, Any]:
 
 
 def record_of(study: Study, planned: Planned, recipe: Recipe, run: Path, command: str) -> dict[str, Any]:
-    """From the folder of a run that has ended.
+    """The record of a run that has ended, from its folder.
 
     Args:
         command: that of the study, without folders of this machine.
@@ -77,7 +77,7 @@ def record_of(study: Study, planned: Planned, recipe: Recipe, run: Path, command
 
 
 def diverged_record(study: Study, planned: Planned, recipe: Recipe, said: str, command: str) -> dict[str, Any]:
-    """Of a run that stopped because its loss was not finite: a result, and the worst one."""
+    """The record of a run that stopped because its loss was not finite. It counts as the worst result."""
     return {**_head(study, planned, command), "settings": settings_of(recipe), "diverged": without_folders(said)}
 
 
@@ -86,7 +86,7 @@ def write_record(folder: Path, record: Mapping[str, Any]) -> None:
 
 
 def _text(record: Mapping[str, Any]) -> str:
-    """A line a key, and of lists of lists a line an entry: small, and a difference can be read."""
+    """JSON with one line per key, and one per entry of a list of mappings, so that differences can be read."""
     lines = []
     for key, value in record.items():
         nested = isinstance(value, list) and value and isinstance(value[0], dict)
@@ -129,13 +129,13 @@ def _head(study: Study, planned: Planned, command: str) -> dict[str, Any]:
 
 
 def _per_block(measured: StreamMeasurement) -> dict[str, list[float | None]]:
-    """γ of the whole stream and of what is read, and the loss gradient's norm, a number a block, to three digits."""
+    """γ of the whole stream, γ of the part that is read, and the norm of the gradient, per block, to three digits."""
     kept = ("gamma", "gamma_read", "gradient")
     return {name: [float(f"{v:.3g}") if math.isfinite(v) else None for v in measured.values(name)] for name in kept}
 
 
 def _spaced(steps: list[int], count: int) -> list[int]:
-    """Some of them, from the first to the last, by equal factors."""
+    """``count`` of the steps from the first to the last, about equally spaced on a logarithmic scale."""
     if count < 2 or len(steps) <= count:
         return steps[:count]
     wanted = [steps[0] * (steps[-1] / steps[0]) ** (i / (count - 1)) for i in range(count)]

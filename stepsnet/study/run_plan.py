@@ -1,4 +1,4 @@
-"""The runs of a study: which are due, as a function of the declaration and of the results that are there."""
+"""The runs of a study: which of them can start, as a function of the declaration and the results so far."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Planned:
 
 @dataclass(frozen=True)
 class Choice:
-    """What the tuning of a cell came to; ``at_edge`` where the grid could not grow around the best."""
+    """The result of tuning a cell; ``at_edge`` if the best rate is at an edge of a grid that may not grow further."""
 
     variant: str
     rate: float
@@ -137,7 +137,7 @@ def due(study: Study, results: Mapping[str, Mapping[str, Any]]) -> list[Planned]
 
 
 def choice_of(study: Study, cell: Cell, results: Mapping[str, Mapping[str, Any]]) -> Choice | None:
-    """The variant and rate that did best; None until every run of the grid is there, as far as it has to grow."""
+    """The best variant and rate; None until all runs of the grid, as far as it has to grow, have ended."""
     grid = _grid(study, cell, results)
     if any(planned.name not in results for planned in grid):
         return None
@@ -149,7 +149,7 @@ def choice_of(study: Study, cell: Cell, results: Mapping[str, Mapping[str, Any]]
 
 
 def progress(study: Study, results: Mapping[str, Mapping[str, Any]]) -> tuple[int, int]:
-    """Runs that are there, and runs that the study will have, as far as its grids have grown."""
+    """How many runs have ended, and how many there will be, as far as the grids have grown."""
     tuning = [planned.name for cell in study.cells for planned in _grid(study, cell, results)]
     finals = [f"{cell.contender}-{cell.point}" for cell in study.cells for _ in study.seeds]
     there = sum(name in results for name in tuning)
@@ -163,7 +163,7 @@ def progress(study: Study, results: Mapping[str, Mapping[str, Any]]) -> tuple[in
 
 
 def _grid(study: Study, cell: Cell, results: Mapping[str, Mapping[str, Any]]) -> list[Planned]:
-    """The tuning runs of a cell, as far as the grid has to grow by the results that are there."""
+    """The tuning runs of a cell, as far as the results so far make the grid grow."""
     tuning, variants = study.tuning, list(study.contender(cell.contender).variants) or [""]
     rates = {variant: list(tuning.rates) for variant in variants}
     while True:
@@ -181,7 +181,7 @@ def _grid(study: Study, cell: Cell, results: Mapping[str, Mapping[str, Any]]) ->
 
 
 def _best(study: Study, grid: Sequence[Planned], results: Mapping[str, Mapping[str, Any]]) -> Planned | None:
-    """The lower rate of two that are equal; None where every run diverged."""
+    """The best of the runs, and of two equal ones that with the lower rate; None if all diverged."""
     sign = 1 if higher_is_better(study.metric) else -1
     scored = []
     for planned in grid:

@@ -1,4 +1,4 @@
-"""What the results carry: paired differences with their t-interval, and a verdict for each criterion and claim."""
+"""What the results support: paired differences with t-intervals, and a verdict for each criterion and claim."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Results = Mapping[str, Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Judged:
-    """A criterion's verdict; the numbers are None while there are none."""
+    """The verdict of a criterion. The numbers are None until the runs have ended."""
 
     name: str
     verdict: Result
@@ -34,7 +34,7 @@ class Judged:
 
 @dataclass(frozen=True)
 class Said:
-    """A claim's verdict and the sentence that may be said, if any may."""
+    """The verdict of a claim, and the sentence that may be stated."""
 
     verdict: Result
     text: str
@@ -67,7 +67,7 @@ def interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float
 
 
 def finals_of(study: Study, cell: Cell, results: Results) -> dict[int, Mapping[str, Any]]:
-    """The final runs of a cell by seed; of those at the chosen rate alone."""
+    """The final runs of a cell at its chosen rate, by seed."""
     choice = choice_of(study, cell, results)
     if choice is None:
         return {}
@@ -76,7 +76,7 @@ def finals_of(study: Study, cell: Cell, results: Results) -> dict[int, Mapping[s
 
 
 def judge(study: Study, criterion: Criterion, results: Results) -> Judged:
-    """A criterion's verdict: ``not yet`` before all of its runs are there.
+    """The verdict of a criterion: ``not yet`` until all of its runs have ended.
 
     It is ``undecided`` whatever the interval where a run diverged or was still changing at its end, or where a
     rate was chosen at the edge of a grid that could not grow.
@@ -123,7 +123,7 @@ def _unsound(study: Study, cells: Sequence[Cell], finals: Sequence[Mapping[int, 
 
 
 def judge_claim(claim: Claim, judged: Sequence[Judged]) -> Said:
-    """The claim where all of its criteria are met, its denial where one is met the other way, else neither."""
+    """The claim if all of its criteria are met, its denial if one is met the other way, otherwise neither."""
     verdicts = {found.name: found.verdict for found in judged if found.name in claim.criteria}
     if any(verdict == "not yet" for verdict in verdicts.values()):
         waiting = [name for name, verdict in verdicts.items() if verdict == "not yet"]

@@ -1,4 +1,4 @@
-"""Which samples of a data set are for what: to train, to choose settings by, and to score at the very end.
+"""How a data set is divided: samples to train on, samples to choose settings by, and samples to score at the end.
 
 A source has two splits, of which the second is what runs are validated on. Who chooses settings by it has nothing left
 to report honestly: with ``holdout`` a fixed part of the training split takes its place, and the second split is
@@ -50,7 +50,7 @@ def divide(
     holdout: int | None = None,
     clean_samples: int = 0,
 ) -> Parts:
-    """Divide a source of two splits; a function of the labels alone, so that every run and seed divides alike.
+    """Divide a source of two splits. This depends on the labels only, so it is the same for every run and seed.
 
     Args:
         train_labels: of the training split.
@@ -102,7 +102,7 @@ def _first_of_each(labels: Sequence[int], among: np.ndarray, count: int | None, 
 
 
 class InMemory:
-    """Images decoded once, of those at ``indices``, and kept as arrays of uint8; any other is read as before.
+    """The images at ``indices``, decoded once and kept as arrays of uint8; other images are read from the source.
 
     One that cannot be decoded is not kept, so that reading it raises what it did.
     """
