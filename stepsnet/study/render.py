@@ -30,7 +30,7 @@ Results = Mapping[str, Mapping[str, Any]]
 
 
 def write_study(study: Study, results: Results, folder: Path) -> str:
-    """Write ``study.md``, ``study.json`` and, if a final run has ended, the figure and its numbers; returns the table."""
+    """Write ``study.md``, ``study.json`` and, once a final run has ended, a figure and its CSV; returns the text."""
     text, rows = render_study(study, results), rows_of(study, results)
     write_atomically(folder / "study.md", text + "\n")
     there, all_of = progress(study, results)
