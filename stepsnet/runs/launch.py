@@ -163,7 +163,8 @@ class _Launcher:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            text=True,
+            encoding="utf-8",
+            errors="replace",  # a library may print anything
             env=self.environment,
         )
         assert process.stdin is not None
@@ -174,9 +175,11 @@ class _Launcher:
 
     def forward(self, name: str, process: subprocess.Popen) -> None:
         assert process.stdout is not None
-        for line in process.stdout:
-            self.lines.put((name, line))
-        self.lines.put((name, None))
+        try:
+            for line in process.stdout:
+                self.lines.put((name, line))
+        finally:
+            self.lines.put((name, None))  # whatever happens: the parent waits for it
 
     def handle_next_line(self, interrupted: bool) -> None:
         try:
