@@ -43,6 +43,7 @@ TABLES = {
     "digits": render_runs.digits_table,
     "methods": render_runs.methods_table,
     "analysis": render_runs.analysis_table,
+    "study": render_runs.study_table,
     "paper-depths": render_runs.paper_depths,
     "benchmarks": render_benchmarks.benchmarks_table,
     "language": render_benchmarks.language_table,

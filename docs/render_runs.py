@@ -12,6 +12,9 @@ from stepsnet.markdown import markdown_table
 from stepsnet.metrics import find_metric, format_metric, metric_label
 from stepsnet.paper.tables import all_rows, printed_rows
 from stepsnet.recipes import ablations
+from stepsnet.study.declare import find_study
+from stepsnet.study.render import render_study
+from stepsnet.study.results import read_results
 from stepsnet.summary_stats import format_mean_std
 
 
@@ -213,3 +216,18 @@ def difference(ours: list[dict], theirs: list[dict], key: str = "val_top1") -> s
     a, b = by_seed(ours, key), by_seed(theirs, key)
     pairs = [a[seed] - b[seed] for seed in sorted(a) if seed in b]
     return format_mean_std(pairs, f"+{find_metric(key).spec}", std_spec=find_metric(key).spec)
+
+
+def study_table(name: str) -> str:
+    """A declared study, as far as its runs have ended."""
+    study = find_study(name)
+    assert study is not None, name
+    results = read_results(RESULTS / study.folder, study)
+    machines = sorted({record["hardware"]["cpu"] for record in results.values()})
+    versions = sorted({record["versions"]["torch"] for record in results.values()})
+    commits = sorted({record["commit"] for record in results.values()})
+    note = (
+        f"{', '.join(machines)}, one thread per run; torch {', '.join(versions)}; commit {', '.join(commits)}. "
+        f"The runs are in `results/{study.folder}/`, each with its command."
+    )
+    return render_study(study, results) + "\n\n" + note

@@ -108,7 +108,7 @@ def _cells_table(study: Study, rows: Sequence[Mapping[str, Any]]) -> str:
 
 def _criteria_table(study: Study, judgements: Sequence[Judged]) -> str:
     metric = find_metric(study.metric)
-    unit = f" ({metric.difference_unit})" if metric.difference_unit else ""
+    unit = f" ({metric.difference_unit.strip()})" if metric.difference_unit else ""
     cells = []
     for criterion, judged in zip(study.criteria, judgements):
         expected = criterion.expect.replace("_", " ") + (f", margin {criterion.margin:g}" if criterion.margin else "")
