@@ -109,6 +109,7 @@ MAY_CHANGE_ON_RESUME = {
     "accumulation_steps",
     "parallel",
     "tracker",
+    "stream_epochs",
     "stream_interval",
     "title",
     "cache",
@@ -181,7 +182,7 @@ class ModelSpec:
 class Recipe(TrainingSettings):
     """What every task's recipe has; ``task`` says which kind it is."""
 
-    name: str = Field(description="of the recipe; the run folder is named after it")
+    name: str = Field(min_length=1, description="of the recipe; the run folder is named after it")
     title: str = Field(default="", description="what it is, in a line")
     task: str = Field(description="classification, detection, language or segmentation")
     model: ModelSpec = Field(description="the model that is trained")
@@ -209,7 +210,7 @@ class ClassificationRecipe(Recipe):
     )
     cache: Literal["memory"] | None = Field(default=None, description="memory: keep the images decoded")
     img_size: int | None = Field(default=None, ge=1, description="side of the input; null: the model's own")
-    crop_pct: Share | None = Field(
+    crop_pct: Annotated[float, Field(gt=0, le=1)] | None = Field(
         default=None, description="share of the resized image that is evaluated; null: the model's"
     )
     augment: Augment | None = Field(default=None, description="null: no augmentation")

@@ -35,6 +35,7 @@ def override(recipe: Recipe, assignments: Sequence[str]) -> Recipe:
         key, equals, text = assignment.partition("=")
         if not equals:
             raise UserError(f"override: got {assignment!r}, expected key=value")
+        key = _new_name(key, "override")
         *parents, last = key.split(".")
         inner, path = values, ""
         for part in parents:
@@ -65,11 +66,17 @@ def read_recipe(path: Path) -> Recipe:
     if not isinstance(values, dict):
         raise UserError(f"recipe: got {type(values).__name__} in {path}, expected a mapping of keys to values")
     values.setdefault("task", "classification")
-    for old, new in RENAMED.items():
-        if old in values:
-            values.setdefault(new, values.pop(old))
-            print(f"stepsnet: {path}: {old} is now called {new}, and is read as that", file=sys.stderr)
+    for old in RENAMED.keys() & values.keys():
+        values.setdefault(_new_name(old, str(path)), values.pop(old))
     return _validated(values, str(path))
+
+
+@lru_cache
+def _new_name(key: str, where: str) -> str:
+    """The name that a field has now, with a line that says so, once for each file."""
+    if key in RENAMED:
+        print(f"stepsnet: {where}: {key} is now called {RENAMED[key]}, and is read as that", file=sys.stderr)
+    return RENAMED.get(key, key)
 
 
 def to_yaml(recipe: Recipe) -> str:
@@ -106,6 +113,8 @@ _EXPECTED = {
     "less_than_equal": "at most {le:g}",
     "less_than": "less than {lt:g}",
     "too_short": "at least {min_length} of them",
+    "too_long": "at most {max_length} of them",
+    "missing": "one more",
 }
 
 

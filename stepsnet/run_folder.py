@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -41,11 +42,12 @@ def open_run_folder(folder: Path, recipe: Recipe, resume: bool) -> None:
     """
     config = folder / "config.yaml"
     if config.exists() and resume:
+        _check_channel_order(folder)
         theirs, ours = dataclasses.asdict(read_recipe(config)), dataclasses.asdict(recipe)
         for key, value in ours.items():
             if key in MAY_CHANGE_ON_RESUME or key == "data":  # the same data may have moved
                 continue
-            if json.dumps(theirs[key]) != json.dumps(value):
+            if json.dumps(theirs[key], sort_keys=True) != json.dumps(value, sort_keys=True):
                 raise UserError(f"--run: {folder} holds a run with {key} {theirs[key]!r}, got {value!r}")
         return
     try:
@@ -84,7 +86,22 @@ def read_run_recipe(folder: Path) -> Recipe:
     """Raises UserError where the folder is not a run's."""
     if not (folder / "config.yaml").exists():
         raise UserError(f"run: got {folder}, expected the folder of a run (it has no config.yaml)")
+    _check_channel_order(folder)
     return read_recipe(folder / "config.yaml")
+
+
+def _check_channel_order(folder: Path) -> None:
+    """Raises UserError for a run with reverse=True of an earlier version, which ordered the channels otherwise.
+
+    Its weights would load, into other channels. Those versions wrote no ``title``.
+    """
+    config = folder / "config.yaml"
+    text = config.read_text(encoding="utf-8", errors="replace") if config.exists() else ""
+    if re.search(r"^\s+reverse: true$", text, re.MULTILINE) and not re.search(r"^title:", text, re.MULTILINE):
+        raise UserError(
+            f"run: {folder} was trained with reverse=True by an earlier version, which ordered the channels otherwise; "
+            "expected a run of this version"
+        )
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
@@ -106,6 +123,7 @@ def read_weights(folder: Path) -> Mapping[str, Tensor]:
     """
     from .checkpoint import latest, load_weights
 
+    _check_channel_order(folder)
     if (folder / "model.safetensors").exists():
         return load_weights(folder / "model.safetensors")
     checkpoint, _ = latest(folder / "checkpoints")

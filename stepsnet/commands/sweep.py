@@ -46,6 +46,8 @@ def run(options: argparse.Namespace) -> None:
     patterns = [text for text in options.patterns if "=" not in text]
     overrides = [text for text in options.patterns if "=" in text] + options.overrides
     if not patterns:
+        if overrides or options.run or options.results or options.render or options.data or options.seeds:
+            raise UserError("sweep: got neither a study nor recipes, expected some, such as 'digits/steps_*'")
         print("\n".join(studies()))
         return
     if study := find_study(patterns[0]):

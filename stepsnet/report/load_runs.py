@@ -15,7 +15,9 @@ import yaml
 
 from ..analysis.block_statistics import StreamMeasurement, read_line
 from ..colors import OKABE_ITO
+from ..config import MAY_CHANGE_ON_RESUME, RECIPE_TYPES, ClassificationRecipe
 from ..errors import UserError
+from ..overrides import RENAMED
 
 STEPS, BASELINE = "StepsNet", "baseline"
 LINESTYLES = ("-", "--", ":", "-.")
@@ -40,7 +42,8 @@ class Run:
     @property
     def recipe_key(self) -> str:
         """The recipe without its seed, which is what the seeds of one model have in common."""
-        return json.dumps({k: v for k, v in self.config.items() if k != "seed"}, sort_keys=True, default=str)
+        without = MAY_CHANGE_ON_RESUME | {"seed"}
+        return json.dumps({k: v for k, v in self.config.items() if k not in without}, sort_keys=True, default=str)
 
     @property
     def widths(self) -> list[int]:
@@ -155,7 +158,17 @@ def load_run(folder: Path) -> Run:
         elif measured := read_line(entry):
             stream[measured.at][measured.epoch if measured.at == "epoch_end" else measured.step] = measured
     result = json.loads(summary.read_text(encoding="utf-8")) if summary.exists() else {}
-    return Run(folder, text, yaml.safe_load(text) or {}, result, epochs, stream["epoch_end"], stream["update"])
+    config = _as_written_now(yaml.safe_load(text) or {})
+    return Run(folder, text, config, result, epochs, stream["epoch_end"], stream["update"])
+
+
+def _as_written_now(config: dict[str, Any]) -> dict[str, Any]:
+    """The config of any version with today's names and the defaults of fields that it lacks, so that seeds compare."""
+    kind = RECIPE_TYPES.get(config.get("task", "classification"), ClassificationRecipe)
+    fields = kind.__pydantic_fields__  # type: ignore[attr-defined]
+    defaults = {name: field.default for name, field in fields.items() if not field.is_required()}
+    known = {name: value for name, value in defaults.items() if isinstance(value, (str, int, float, type(None)))}
+    return {**known, **{RENAMED.get(key, key): value for key, value in config.items()}}
 
 
 def group_runs(runs: Sequence[Run]) -> list[Group]:

@@ -87,11 +87,14 @@ def train_grid(
     from ..overrides import to_yaml
     from ..run_folder import open_run_folder, read_summary
 
-    waiting, runs = [], []
+    waiting: list[Job] = []
+    runs: list[Path] = []
     for seed in seeds:
         for contender in contenders:
             recipe = dataclasses.replace(contender.recipe, baseline=None, seed=seed)
             run = folder / f"{contender.name.lower().replace('/', '-')}-seed{seed}"
+            if run in runs:
+                raise UserError(f"name: got {contender.name} twice, expected names that differ: both go into {run}")
             runs.append(run)
             if read_summary(run):
                 open_run_folder(run, recipe, resume=True)  # raises where it is of another recipe
@@ -188,12 +191,18 @@ class _Launcher:
             return
         if line is None:
             status = self.running.pop(name).wait()
+            if status < 0:
+                self.last_line[name] = f"it was killed by {signal.Signals(-status).name}"
             if not interrupted and not self.ended(self.jobs[name], status, self.last_line.get(name, "")):
                 self.failed.append(name)
             return
         try:
-            self.display.show({**json.loads(line), "run": name})
+            event = json.loads(line)
         except ValueError:
+            event = None
+        if isinstance(event, dict) and "kind" in event:
+            self.display.show({**event, "run": name})
+        else:
             self.last_line[name] = line.strip()
 
     def stop_children(self) -> None:

@@ -24,7 +24,17 @@ __all__ = ["diverged_record", "flatness_of", "read_results", "record_of", "setti
 # of summary.json; the widths, one a block, are in the recipe
 _KEPT = ("seed", "epochs", "lr", "batch_size", "data", "split", "samples", "text", "blocks", "layers", "params", "macs")
 _KEPT_TOO = ("metrics", "seconds", "samples_per_second", "hardware", "versions", "commit")
-_CURVE = ("epoch", "step", "train_loss", "train_top1", "train_clean_loss", "train_clean_top1", "val_loss", "val_top1")
+_CURVE = (
+    "epoch",
+    "step",
+    "train_loss",
+    "train_top1",
+    "train_mixed_top1",
+    "train_clean_loss",
+    "train_clean_top1",
+    "val_loss",
+    "val_top1",
+)
 _MEASUREMENTS = {"tuning": 1, "final": 4}  # of the residual stream that are kept, the first and the last among them
 
 
