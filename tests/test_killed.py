@@ -46,14 +46,15 @@ def finish(process):
     assert process.returncode == 0, out
 
 
-def kill(process, checkpoints, wait, writing):
-    """Kill a run some time after it has begun, where ``writing`` as soon as a checkpoint is half-written then.
+def kill(process, checkpoints, step, writing):
+    """Kill a run once it has written the checkpoint of an update, or with ``writing`` while it writes the next one.
 
-    Returns whether the kill has left one.
+    Returns whether the kill has left a half-written checkpoint.
     """
     while "effective batch" not in process.stdout.readline():
         assert process.poll() is None
-    time.sleep(wait)
+    while not any(int(path.name[5:]) >= step for path in checkpoints.glob("step-*")):
+        assert process.poll() is None, process.communicate()[0]
     began = time.time()
     while writing and process.poll() is None and not half_written(checkpoints, began):
         pass
@@ -89,9 +90,9 @@ def test_a_run_killed_anywhere_ends_as_if_it_had_not_been(pictures, tmp_path):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     finish(start(pictures, whole))
     moments, torn = random.Random(0), 0
-    for workers, writing in ((4, True), (0, True), (4, False)):
+    for first, (workers, writing) in zip((1, 7, 13), ((4, True), (0, True), (4, False))):  # of 24 updates
         process = start(pictures, killed, f"workers={workers}")
-        torn += kill(process, killed / "checkpoints", moments.uniform(0.0, 1.0), writing)
+        torn += kill(process, killed / "checkpoints", moments.randrange(first, first + 6), writing)
         assert not (killed / "summary.json").exists()
     assert torn, "no kill hit a checkpoint that was being written"
     finish(start(pictures, killed, "workers=1"))
