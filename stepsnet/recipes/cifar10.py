@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from ..config import Augment, ClassificationRecipe, ModelSpec
-from .digits import DEPTHS
+from .digits import DEPTHS, depth_pair
 from .table_rows import by_name
 
 __all__ = ["RECIPES"]
@@ -56,22 +56,8 @@ DEEP = dataclasses.replace(
 )
 
 
-def _depth(blocks: int) -> list[ClassificationRecipe]:
-    of_one_width = dataclasses.replace(
-        DEEP,
-        name=f"cifar10/fixed_width_{blocks}",
-        title=f"Table 5a in small: {blocks} blocks of one width",
-        model=_one_width(blocks),
-        baseline=None,
-    )
-    in_steps = dataclasses.replace(
-        DEEP,
-        name=f"cifar10/steps_{blocks}",
-        title=f"Table 5a in small: {blocks} blocks in three steps",
-        model=_steps(blocks),
-        baseline=_one_width(blocks),
-    )
-    return [of_one_width, in_steps]
-
-
-RECIPES = by_name(SHALLOW, DEEP, *(recipe for blocks in DEPTHS for recipe in _depth(blocks)))
+RECIPES = by_name(
+    SHALLOW,
+    DEEP,
+    *(recipe for blocks in DEPTHS for recipe in depth_pair(DEEP, blocks, _one_width(blocks), _steps(blocks))),
+)

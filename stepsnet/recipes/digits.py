@@ -15,7 +15,7 @@ from ..config import ClassificationRecipe, ModelSpec
 from ..plan import heads_for
 from .table_rows import by_name
 
-__all__ = ["DEPTHS", "RECIPES"]
+__all__ = ["DEPTHS", "RECIPES", "depth_pair"]
 
 
 def _deit(widths: Sequence[int], depths: Sequence[int], heads: Sequence[int], **args: Any) -> ModelSpec:
@@ -64,22 +64,16 @@ DEEP = dataclasses.replace(
 )
 
 
-def _depth(blocks: int) -> list[ClassificationRecipe]:
-    of_one_width = dataclasses.replace(
-        DEEP,
-        name=f"digits/fixed_width_{blocks}",
-        title=f"Table 5a in small: {blocks} blocks of one width",
-        model=_one_width(blocks),
-        baseline=None,
-    )
-    in_steps = dataclasses.replace(
-        DEEP,
-        name=f"digits/steps_{blocks}",
-        title=f"Table 5a in small: {blocks} blocks in three steps",
-        model=_steps(blocks),
-        baseline=_one_width(blocks),
-    )
-    return [of_one_width, in_steps]
+def depth_pair(
+    base: ClassificationRecipe, blocks: int, one_width: ModelSpec, in_steps: ModelSpec
+) -> list[ClassificationRecipe]:
+    """Table 5a in small: ``base`` with so many blocks of one width, and with as many in three steps."""
+    family, title = base.name.partition("/")[0], f"Table 5a in small: {blocks} blocks"
+    plain, steps = f"{family}/fixed_width_{blocks}", f"{family}/steps_{blocks}"
+    return [
+        dataclasses.replace(base, name=plain, title=f"{title} of one width", model=one_width, baseline=None),
+        dataclasses.replace(base, name=steps, title=f"{title} in three steps", model=in_steps, baseline=one_width),
+    ]
 
 
 # Tables 8 to 10 in small: 96 in place of the 384 of Steps-DeiT-S; the depths are the paper's
@@ -145,7 +139,7 @@ def _method(name: str, args: dict[str, str]) -> list[ClassificationRecipe]:
 RECIPES = by_name(
     TINY,
     DEEP,
-    *(recipe for blocks in DEPTHS for recipe in _depth(blocks)),
+    *(recipe for blocks in DEPTHS for recipe in depth_pair(DEEP, blocks, _one_width(blocks), _steps(blocks))),
     *(_ablation("8", name, depths, None if name == "steps_1" else (12,)) for name, depths in _TABLE_8.items()),
     *(_ablation("9", name, depths, (12,)) for name, depths in _TABLE_9.items()),
     _ablation("10", "wide_to_narrow", (12, 6, 6), (12, 6, 6), widest_first=True),

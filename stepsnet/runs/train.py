@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ..checkpoint import latest, load_into, save_weights
+from ..checkpoint import checkpoint_folders, load_into, save_weights
 from ..config import Recipe
 from ..console import Display
 from ..engine.distributed import DistributedContext, init_distributed, pick_device
@@ -52,7 +52,7 @@ def _train(
 ) -> dict[str, Any] | None:
     torch.manual_seed(recipe.seed)
     model, task = build_task(recipe)
-    if latest(folder / "checkpoints")[0] is None:
+    if not checkpoint_folders(folder / "checkpoints"):  # which the training loop verifies and restores
         task.load_pretrained(model)
     if context.is_main:
         open_run_folder(folder, recipe, resume)
