@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import os
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +43,8 @@ def cache_folder() -> Path:
 def cached_json(name: str, compute: Callable[[], Any]) -> Any:
     """What ``compute`` returns, as JSON reads it back. It is called once; a second process waits for the first.
 
+    An entry that is damaged is computed again, and a line says so. A cache that is filled may be read-only.
+
     Args:
         name: of the file in :func:`cache_folder`.
 
@@ -47,15 +52,56 @@ def cached_json(name: str, compute: Callable[[], Any]) -> Any:
         UserError: the folder cannot be written, or what ``compute`` raises; then nothing is cached.
     """
     path = cache_folder() / name
+    found = _read_entry(path)
+    if found is None:
+        with locked_entry(path):
+            found = _read_entry(path)  # another process may have written it meanwhile
+            if found is None:
+                say_damaged(path)
+                found = json.dumps(compute())
+                write_atomically(path, f"{_checksum(found)}\n{found}")
+    return json.loads(found)
+
+
+@contextmanager
+def locked_entry(path: Path) -> Iterator[None]:
+    """Hold the lock of an entry of the cache while it is written.
+
+    Raises:
+        UserError: the cache cannot be written.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(f"{path}.lock")
+        lock.acquire()
     except OSError as error:
-        where = f"{path.parent}: {error.strerror}"
-        raise UserError(f"data: cannot write {where}; STEPSNET_CACHE names another folder") from None
-    with FileLock(f"{path}.lock"):
-        if not path.exists():
-            write_atomically(path, json.dumps(compute()))
-        return json.loads(path.read_text(encoding="utf-8"))
+        reason = error.strerror or error
+        raise UserError(f"cannot write {path.parent}: {reason}; STEPSNET_CACHE names another folder") from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def say_damaged(entry: Path) -> None:
+    """A line on stderr where an entry of the cache that cannot be used is there."""
+    if entry.exists():
+        print(
+            f"stepsnet: the cache entry {entry} is damaged or of an earlier version, it is made again", file=sys.stderr
+        )
+
+
+def _read_entry(path: Path) -> str | None:
+    """The JSON of an entry, whose first line is its checksum; None where there is none, or none that is whole."""
+    try:
+        checksum, _, content = path.read_text(encoding="utf-8").partition("\n")
+    except (OSError, ValueError):
+        return None
+    return content if checksum == _checksum(content) else None
+
+
+def _checksum(content: str) -> str:
+    return f"sha256 {hashlib.sha256(content.encode()).hexdigest()}"
 
 
 def png_bytes(image: Image) -> bytes:

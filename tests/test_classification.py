@@ -4,6 +4,7 @@ import hashlib
 import json
 import pickle
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,6 +26,7 @@ from stepsnet.tasks import build_task
 from stepsnet.tasks.classification.data import load_images
 from stepsnet.tasks.classification.task import Classification
 from stepsnet.tasks.classification.transforms import InputSpec
+from stepsnet.tasks.images import UnreadableImage
 from stepsnet.tasks.prediction import read_files
 
 SPEC = InputSpec((3, 16, 16), (0.5,) * 3, (0.25,) * 3, crop_pct=1.0)
@@ -168,10 +170,31 @@ def test_a_sample_that_cannot_be_decoded_gives_way_to_its_neighbour(folder):
         batches(make_task(folder, max_undecodable=0))
 
 
+def test_images_that_cannot_be_decoded_are_left_out_of_the_scores(folder):
+    """Neither a neighbour nor a guess stands in for them, and they are named."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, 2))
+    task = make_task(folder, augment=None)
+    logits = torch.cat([model(task.data.val[0, index, 0][0][None]) for index in range(6)])
+    labels = torch.tensor([task.data.val[0, index, 0][1] for index in range(6)])
+    kept = [1, 2, 4]
+    for index in {*range(6)} - {*kept}:
+        Path(task.data.val.images.name(index)).write_text("this is a text")
+    task = make_task(folder, augment=None)
+    scores = task.evaluate(model, BatchShard(), CPU)
+    assert scores["loss"] == pytest.approx(nn.functional.cross_entropy(logits[kept], labels[kept]).item(), abs=1e-5)
+    assert scores["top1"] == pytest.approx((logits.argmax(1) == labels)[kept].float().mean().item() * 100, abs=1e-3)
+    assert len(task.notices()) == task.facts()["undecodable"] == 3
+    for index in kept:
+        Path(task.data.val.images.name(index)).unlink()
+        Path(task.data.val.images.name(index)).touch()
+    with pytest.raises(UserError, match="none of the 6 images to evaluate can be decoded"):
+        make_task(folder, augment=None).evaluate(model, BatchShard(), CPU)
+
+
 @pytest.mark.parametrize(
     ("spoil", "expected"),
     [
-        (lambda f: [p.unlink() for p in (f / "train" / "cat").iterdir()], "no valid file for the classes cat"),
+        (lambda f: [p.unlink() for p in (f / "train" / "cat").iterdir()], "found no images for the class cat in"),
         (lambda f: (f / "val" / "dog").rename(f / "val" / "fox"), "1 are missing (dog, …), 1 are new (fox, …)"),
         (lambda f: (f / "val").rename(f / "elsewhere"), "has no folder val or validation or valid or test"),
     ],
@@ -244,6 +267,8 @@ def test_all_files_are_read_before_the_first_is_used_and_then_one_at_a_time(tmp_
 
     def read(file):
         seen.append(file.name)
+        if not file.exists():
+            raise UnreadableImage("no such file")
         return file.read_bytes()
 
     files = [tmp_path / "a", tmp_path / "b"]

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import tarfile
 
 import pytest
@@ -79,8 +80,15 @@ def test_class_names_come_from_their_file(shards):
         ([("x", {"png": png(0)})], r"bad-train.tar: x.png has no class, expected x.cls"),
         (
             [("x", {"png": png(0), "cls": b"cat"})],
-            r"cannot read .*bad-train.tar as a WebDataset shard: invalid literal",
+            r"bad-train.tar: x.cls: got b'cat', expected the number of a class",
         ),
+        ([("x", {"cls": b"0"})], r"x has a class and no image, expected such as .jpg"),
+        ([("x", {"heic": b"", "cls": b"0"})], r"x has a class and no image"),
+        ([("x", {"png": png(0), "JPG": png(1), "cls": b"0"})], r"two images for one key, x.png and x.JPG, expected"),
+        ([("x", {"png": png(0), "json": b'{"label": [1]}'})], r"x.json: got the class \[1\], expected 0 to 999,999"),
+        ([("x", {"png": png(0), "json": b'{"label": 1e999}'})], r"x.json: got the class inf, expected 0 to"),
+        ([("x", {"png": png(0), "cls": b"99999999999"})], r"x.cls: got the class 99999999999, expected 0 to"),
+        ([("x", {"png": png(0), "json": b"[" * 100_000})], r"x.json: got b'.*', expected the number of a class"),
         (None, r"cannot read .*bad-train.tar as a WebDataset shard: .*"),
     ],
 )
@@ -135,3 +143,33 @@ def test_hugging_face_data_are_read_through_timms_reader(tmp_path):
 def test_what_hugging_face_cannot_load_is_one_line(tmp_path):
     with pytest.raises(UserError, match=r"cannot load hfds:.*nowhere"):
         load_images(f"hfds:{tmp_path}/nowhere", SPEC)
+
+
+def test_a_damaged_shard_is_refused_and_not_read_up_to_the_damage(shards):
+    """tarfile ends in silence at a header that is damaged, and at the end of a file that is cut off between members."""
+    path = shards / "set-train-01.tar"
+    whole = path.read_bytes()
+    with tarfile.open(path) as tar:
+        second = tar.getmembers()[2].offset
+    flipped = bytearray(whole)
+    flipped[second + 3] ^= 16  # in the name, so that the header's checksum is wrong
+    for damaged, expected in {
+        bytes(flipped): f"set-train-01.tar is damaged at byte {second:,}",
+        whole[:second]: "set-train-01.tar has no end-of-archive mark, expected a whole tar file; it may be cut off",
+        whole + whole: "set-train-01.tar is damaged at byte",  # cat a.tar b.tar
+    }.items():
+        path.write_bytes(damaged)
+        with pytest.raises(UserError, match=re.escape(expected)):
+            load_images(f"wds:{shards}", SPEC)
+    path.unlink()
+    (shards / "set-train-01.tar.gz").touch()
+    with pytest.raises(UserError, match=r"set-train-01.tar.gz is compressed, expected .tar, which can be read at any"):
+        load_images(f"wds:{shards}", SPEC)
+
+
+def test_members_of_every_image_format_count(shards):
+    content = io.BytesIO()
+    Image.new("RGB", (16, 16)).save(content, "GIF")
+    samples = [(f"{n}", {suffix: content.getvalue(), "cls": b"0"}) for n, suffix in enumerate(("gif", "tif", "BMP"))]
+    write_shard(shards / "more-train.tar", samples)
+    assert len(load_images(f"wds:{shards}", SPEC).train) == 6 + 3

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import timm.models
+import torch
+from torch import nn
 
 from ..checkpoint import load_into
 from ..config import ClassificationRecipe, ModelSpec
 from ..engine.distributed import pick_device
-from ..engine.task import BatchShard
+from ..engine.task import BatchShard, Task
 from ..errors import UserError
 from ..overrides import override
 from ..run_folder import read_run_recipe
@@ -44,7 +47,7 @@ def evaluate_run(
     recipe = override(recipe, overrides)
     model, task = build_task(recipe, data, folder)
     model, device = load_trained(folder, recipe, model)
-    return task.evaluate(model, BatchShard(), device)
+    return _scores(task, model, device)
 
 
 def evaluate_checkpoint(path: Path, model_name: str, data: str, args: dict[str, Any] | None = None) -> dict[str, float]:
@@ -64,4 +67,12 @@ def evaluate_checkpoint(path: Path, model_name: str, data: str, args: dict[str, 
     except Exception as error:  # of torch, pickle, safetensors or the file system
         raise UserError(f"checkpoint: cannot read {path}: {' '.join(str(error).split())[:300]}") from None
     load_into(model, weights)
-    return task.evaluate(model.to(device).eval(), BatchShard(), device)
+    return _scores(task, model.to(device).eval(), device)
+
+
+def _scores(task: Task, model: nn.Module, device: torch.device) -> dict[str, float]:
+    """The task's metrics; what was left out is said on stderr, since a number must not hide it."""
+    scores = task.evaluate(model, BatchShard(), device)
+    for notice in task.notices():
+        print(f"stepsnet: {notice}", file=sys.stderr)
+    return scores

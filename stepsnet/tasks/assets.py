@@ -9,14 +9,32 @@ from pathlib import Path
 from ..errors import UserError
 from ..files import write_atomically
 
-__all__ = ["CLASSES_FILE", "read_classes", "save_classes"]
+__all__ = ["CLASSES_FILE", "check_classes", "read_classes", "save_classes"]
 
 CLASSES_FILE = "classes.json"
 
 
 def save_classes(folder: Path, classes: Sequence[str]) -> None:
-    """Write the class names as a JSON list, in the order of the model's outputs."""
+    """Write the class names as a JSON list, in the order of the model's outputs.
+
+    Raises:
+        UserError: the folder has others, since the data of a run that is resumed have changed.
+    """
+    check_classes(folder, classes)
     write_atomically(folder / CLASSES_FILE, json.dumps(classes, indent=1) + "\n")
+
+
+def check_classes(run: Path, classes: Sequence[str]) -> None:
+    """Raises UserError where a run's class names, if it has any, are not these in this order."""
+    if not (run / CLASSES_FILE).exists() or list(classes) == (known := read_classes(run)):
+        return
+    if len(known) != len(classes):
+        raise UserError(f"data: got {len(classes)} classes, expected the {len(known)} that {run} was trained on")
+    number = next(number for number, (ours, theirs) in enumerate(zip(classes, known)) if ours != theirs)
+    raise UserError(
+        f"data: got {classes[number]!r} as class {number}, expected {known[number]!r} as in {run}; with other classes "
+        "or another order its scores would be wrong"
+    )
 
 
 def read_classes(run: Path) -> list[str]:

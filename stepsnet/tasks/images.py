@@ -1,32 +1,185 @@
-"""Reading image files: what every task that reads images needs."""
+"""Reading image files as a person sees them: what every task that reads images needs."""
 
 from __future__ import annotations
 
+import os
+import stat
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
+from typing import IO, Any
 
-from PIL import Image
+import numpy as np
+from PIL import ExifTags, Image, ImageOps
 
-__all__ = ["UNREADABLE", "open_image", "why_unreadable"]
+from ..errors import UserError
 
-# what Pillow raises for a file that is missing, damaged, too large or not an image
-UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
+__all__ = ["UnreadableImage", "as_seen", "find_images", "image_sizes", "image_suffixes", "open_image", "open_stored"]
+
+# What is opened. Pillow also knows formats that it hands on to other programs (EPS to Ghostscript) or only recognizes.
+_FORMATS = (
+    *("JPEG", "PNG", "GIF", "BMP", "DIB", "TIFF", "WEBP", "AVIF", "JPEG2000", "PPM"),
+    *("TGA", "DDS", "ICO", "ICNS", "PCX", "SGI", "QOI", "XBM", "XPM", "PSD"),
+)
+
+MAX_PIXELS = "STEPSNET_MAX_IMAGE_PIXELS"  # an environment variable; a small file may claim to be a huge image
+_DEFAULT_MAX_PIXELS = 2 * 89_478_485  # where Pillow itself refuses
+
+# They are about damaged metadata, and about large images, which are checked here. Filters of a block of code would not
+# be safe among threads.
+warnings.filterwarnings("ignore", module=r"PIL\.")
 
 
-def open_image(path: Path, mode: str = "RGB") -> Image.Image:
-    """Decode an image file.
+class UnreadableImage(Exception):
+    """A file that is missing, damaged, too large or not an image; the message is a short reason without the path."""
+
+
+def open_image(file: Path | IO[bytes], mode: str = "RGB", stored_size: tuple[int, int] | None = None) -> Image.Image:
+    """Decode an image: the first frame, upright by its EXIF orientation, on white where it is transparent.
+
+    Channels of 16 bits are scaled to 8, not cut off. Decoded pixels may be converted alike by :func:`as_seen`.
 
     Args:
-        mode: one of Pillow's modes, to which the image is converted.
+        file: a path, or a file that is open for reading.
+        mode: "RGB" or "L".
+        stored_size: (width, height) of the annotations that belong to the image. Where the image has this size as it
+            is stored and not when it is upright, it stays as it is stored.
 
     Raises:
-        one of :data:`UNREADABLE`: the file cannot be decoded.
+        UnreadableImage: the file cannot be decoded.
     """
-    with Image.open(path) as image:
-        return image.convert(mode)
+    with _opened(file) as image:
+        upright = ImageOps.exif_transpose(image)
+        if stored_size and upright.size != stored_size == image.size:
+            upright = image
+        return as_seen(upright, mode, image.format)
 
 
-def why_unreadable(path: Path, error: BaseException) -> str:
-    """A short reason for an exception of :data:`UNREADABLE`, without the path that Pillow repeats in it."""
-    if not path.exists():
-        return "no such file"
-    return " ".join(str(error).split()).split(" '")[0].split(":")[0]
+def open_stored(path: Path) -> Image.Image:
+    """Decode an image of labels: its values and size as they are stored, in its own mode.
+
+    Raises:
+        UnreadableImage: the file cannot be decoded.
+    """
+    with _opened(path) as image:
+        image.load()
+        return image.copy()
+
+
+def as_seen(image: Image.Image, mode: str = "RGB", format: str | None = None) -> Image.Image:
+    """Convert decoded pixels to "RGB" or "L" as a person sees them.
+
+    Args:
+        format: of the file, by Pillow's name. PNG and PPM keep 16 bits in Pillow's mode of 32.
+
+    Raises:
+        UnreadableImage: pixels of 32 bits, whose range of values is not known.
+    """
+    if image.mode.startswith("I;16") or (image.mode == "I" and format in ("PNG", "PPM")):
+        values = np.asarray(image, dtype=np.uint32)  # (H, W), 0 … 65535
+        image = Image.fromarray(((values * 255 + 32767) // 65535).astype(np.uint8))
+    if image.mode in ("I", "F"):
+        raise UnreadableImage("its pixels have 32 bits, expected 8 or 16 per channel")
+    if image.has_transparency_data:
+        seen = image.convert("RGBA")
+        white = Image.new("RGBA", seen.size, "white")
+        image = Image.alpha_composite(white, seen)
+    return image.convert(mode)
+
+
+def image_sizes(path: Path) -> set[tuple[int, int]]:
+    """(width, height) as the image is stored, and when it is upright, from the file's header alone.
+
+    Raises:
+        UnreadableImage: the header cannot be read.
+    """
+    with _opened(path) as image:
+        width, height = image.size
+        on_its_side = image.getexif().get(ExifTags.Base.Orientation, 1) in (5, 6, 7, 8)
+        return {(width, height), (height, width) if on_its_side else (width, height)}
+
+
+@cache
+def _formats() -> tuple[str, ...]:
+    Image.init()  # a build of Pillow may lack some
+    return tuple(name for name in _FORMATS if name in Image.OPEN)
+
+
+@cache
+def image_suffixes() -> frozenset[str]:
+    """The suffixes of file names, such as ``.jpg``, of the formats that are read."""
+    return frozenset(suffix for suffix, name in Image.registered_extensions().items() if name in _formats())
+
+
+def find_images(folder: Path) -> tuple[list[Path], list[Path]]:
+    """The images below a folder by their suffixes, and the other files, both in order. Hidden files are left out.
+
+    Symbolic links are followed, each folder once: one that leads to its own parent ends there.
+    """
+    images: list[Path] = []
+    others: list[Path] = []
+    for path in _files_below(folder, {os.path.realpath(folder)}):
+        (images if path.suffix.lower() in image_suffixes() else others).append(path)
+    return images, others
+
+
+def _files_below(folder: Path, visited: set[str]) -> Iterator[Path]:
+    with os.scandir(folder) as entries:
+        found = sorted(entries, key=lambda entry: entry.name)
+    for entry in found:
+        if entry.name.startswith("."):
+            continue
+        if not entry.is_dir():
+            yield Path(entry.path)
+        elif (real := os.path.realpath(entry.path)) not in visited:
+            visited.add(real)
+            yield from _files_below(Path(entry.path), visited)
+
+
+@contextmanager
+def _opened(file: Path | IO[bytes]) -> Iterator[Image.Image]:
+    """Raises UnreadableImage for whatever goes wrong inside."""
+    if isinstance(file, Path):
+        _check_regular(file)
+    try:
+        with Image.open(file, formats=_formats()) as image:
+            _check_pixels(image.size)
+            yield image
+    except (UnreadableImage, UserError):
+        raise
+    except Exception as error:  # Pillow's plugins raise whatever parsing raises: struct.error, IndexError, …
+        raise UnreadableImage(_reason(error)) from None
+
+
+def _check_regular(path: Path) -> None:
+    """Raises UnreadableImage for what is not a file: opening a pipe would wait for ever."""
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise UnreadableImage("it is not a file")
+    except FileNotFoundError:
+        raise UnreadableImage("no such file") from None
+    except (OSError, ValueError) as error:
+        raise UnreadableImage(_reason(error)) from None
+
+
+def _check_pixels(size: tuple[int, int]) -> None:
+    text: Any = os.environ.get(MAX_PIXELS, _DEFAULT_MAX_PIXELS)
+    if not str(text).isdecimal():
+        raise UserError(f"{MAX_PIXELS}: got {text!r}, expected a number of pixels")
+    most = int(text)
+    if size[0] * size[1] > most:
+        raise UnreadableImage(
+            f"it has {size[0]} × {size[1]} pixels, expected at most {most:,}; {MAX_PIXELS} allows more"
+        )
+
+
+def _reason(error: BaseException) -> str:
+    """Of an exception, without the path that Pillow repeats in it."""
+    if isinstance(error, Image.UnidentifiedImageError):
+        return "cannot identify image file"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    text = " ".join(str(error).split()).split(" '")[0].split(":")[0]
+    return text[:200] or type(error).__name__

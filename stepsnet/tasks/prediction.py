@@ -16,7 +16,7 @@ from ..console import progress_bar
 from ..engine.distributed import pick_device
 from ..errors import UserError
 from ..run_folder import read_weights
-from .images import UNREADABLE, why_unreadable
+from .images import UnreadableImage
 
 __all__ = ["PredictInputs", "Prediction", "load_trained", "read_files"]
 
@@ -78,5 +78,5 @@ def read_files(files: Sequence[Path], read: Callable[[Path], T]) -> Iterator[T]:
 def _read(file: Path, read: Callable[[Path], T]) -> T:
     try:
         return read(file)
-    except UNREADABLE as error:
-        raise UserError(f"predict: cannot read {file} as an image: {why_unreadable(file, error)}") from None
+    except UnreadableImage as error:
+        raise UserError(f"predict: cannot read {file} as an image: {error}") from None

@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
 from ...config import Augment
 from ...engine.randomness import seed_sample
 from ...errors import UserError, nearest
-from ..images import UNREADABLE
+from ..images import UnreadableImage
 from .digits import load_digits
 from .held_out import InMemory, divide, split_of
 from .sources import SOURCES, Arrays, Splits, StoredImages
@@ -22,36 +23,49 @@ __all__ = ["ImageData", "SampleKey", "Samples", "evaluation_transform", "load_im
 
 SampleKey = tuple[int, int, int]  # epoch, index, copy
 
-_NEIGHBORS = 10  # samples that are tried where one cannot be decoded
+_NEIGHBORS = 9  # training samples that are tried where one cannot be decoded
 
 
 class Samples(Dataset):
     """Images as inputs: sample (epoch, index, copy) is a function of these numbers and the seed.
 
-    A sample is the input (C, H, W), its label, and the name of the image that could not be decoded, if there is one:
-    it is replaced by the next image that can be.
+    A sample is the input (C, H, W), its label, and the name of the image that could not be decoded, if there is one.
+    In training the next image that can be decoded takes its place; in evaluation nothing may.
+
+    Args:
+        indices: of the images.
+        neighbors: how many images after one that cannot be decoded are tried in its place.
     """
 
-    def __init__(self, images: StoredImages, transform: Transform, indices: np.ndarray, seed: int = 0):
+    def __init__(
+        self, images: StoredImages, transform: Transform, indices: np.ndarray, seed: int = 0, neighbors: int = 0
+    ):
         self.images, self.transform, self.indices, self.seed = images, transform, indices, seed
+        self.neighbors = neighbors
 
     def __len__(self) -> int:
         return len(self.indices)
 
     def __getitem__(self, key: SampleKey) -> tuple[Tensor, int, str]:
-        """Raises UserError where ten images in a row cannot be decoded."""
+        """Without neighbors, an image that cannot be decoded is an input of (0, 0, 0).
+
+        Raises:
+            UserError: no neighbor can be decoded either.
+        """
         epoch, position, copy = key
         failed = ""
-        for step in range(_NEIGHBORS):
+        for step in range(1 + self.neighbors):
             index = int(self.indices[(position + step) % len(self)])
             try:
                 image = self.images.read(index)
-            except UNREADABLE as error:
-                failed = failed or f"{self.images.name(index)}: {' '.join(str(error).split())}"
+            except UnreadableImage as error:
+                failed = failed or f"{self.images.name(index)}: {error}"
                 continue
             seed_sample(self.seed, epoch, index, copy)
             return self.transform(image), int(self.images.labels[index]), failed
-        raise UserError(f"data: {_NEIGHBORS} samples in a row cannot be decoded, the first is {failed}")
+        if not self.neighbors:
+            return torch.zeros(0, 0, 0), int(self.images.labels[self.indices[position]]), failed
+        raise UserError(f"data: {1 + self.neighbors} samples in a row cannot be decoded, the first is {failed}")
 
 
 @dataclass(frozen=True)
@@ -104,7 +118,7 @@ def load_images(
         other = other if parts.of_training else InMemory(other, parts.evaluated)
     return ImageData(
         classes,
-        Samples(train, training, parts.train, seed),
+        Samples(train, training, parts.train, seed, _NEIGHBORS),
         Samples(train if parts.of_training else other, evaluation, parts.evaluated, seed),
         evaluation_transform(data, spec),
         Samples(train, evaluation, parts.clean, seed),
@@ -113,7 +127,7 @@ def load_images(
 
 
 def evaluation_transform(data: str, spec: InputSpec) -> Transform:
-    """A Pillow image of any size and mode -> (C, H, W), normalized, as in the evaluation on ``data``.
+    """A Pillow image of any size, in a mode of 8 bits -> (C, H, W), normalized, as in the evaluation on ``data``.
 
     The data are not opened.
     """

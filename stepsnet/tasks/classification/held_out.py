@@ -15,7 +15,7 @@ import numpy as np
 from PIL import Image
 
 from ...errors import UserError
-from ..images import UNREADABLE
+from ..images import UnreadableImage
 
 __all__ = ["InMemory", "Parts", "divide", "split_of"]
 
@@ -113,7 +113,7 @@ class InMemory:
         for index in map(int, indices):
             try:
                 self.kept[index] = np.asarray(images.read(index))
-            except UNREADABLE:
+            except UnreadableImage:
                 continue
 
     def read(self, index: int) -> Image.Image:

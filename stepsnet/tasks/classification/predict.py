@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from PIL import Image
 from torch import Tensor, nn
 
 from ...config import ClassificationRecipe
 from ...models.build import build_model
 from ..assets import CLASSES_FILE, read_classes
+from ..images import open_image
 from ..prediction import PredictInputs, Prediction, load_trained, read_files
 from .data import evaluation_transform, load_images
 from .task import input_spec
@@ -33,8 +33,7 @@ def predict(run: Path, recipe: ClassificationRecipe, inputs: PredictInputs) -> l
     classes = _classes_of(run, recipe, model)
 
     def read(file: Path) -> Tensor:
-        with Image.open(file) as image:
-            return transform(image)
+        return transform(open_image(file))
 
     images = read_files(files, read)
     probabilities = torch.cat([model(image[None].to(device)).softmax(-1) for image in images])  # (files, classes)

@@ -17,20 +17,21 @@ from typing import Any
 from PIL import Image
 
 from ...errors import UserError
+from ..images import image_suffixes, open_image
 
 __all__ = ["Shards", "find_shards"]
 
-_SUFFIXES = {"jpg", "jpeg", "png", "webp", "ppm"}
+_MOST_CLASSES = 1_000_000  # where a label is not one of classnames.txt, it is a number that someone mistyped
 
 
 class Shards:
     """The images of tar files whose members are ``KEY.jpg`` (or png, webp, …) and ``KEY.cls`` or ``KEY.json``.
 
-    ``.cls`` holds the number of the class; ``.json`` has it under ``label``.
+    ``.cls`` holds the number of the class; ``.json`` has it under ``label``. Members of other kinds are left out.
     """
 
     def __init__(self, paths: Sequence[Path], mode: str):
-        """Raises UserError for a file that is not a tar file, and for an image without a class."""
+        """Raises UserError for a file that is damaged or not a tar file, and for an image without a class."""
         self.mode = mode
         self.labels: list[int] = []
         self.members: list[tuple[Path, str, int, int]] = []  # file, name, offset and length in bytes
@@ -45,35 +46,68 @@ class Shards:
                 for member in tar:
                     folder, _, name = member.name.rpartition("/")
                     stem, _, suffix = name.partition(".")
-                    key = f"{folder}/{stem}"
-                    if suffix.lower() in _SUFFIXES:
+                    key, suffix = f"{folder}/{stem}", suffix.lower()
+                    if f".{suffix}" in image_suffixes():
+                        if key in images:
+                            both = f"{images[key][0]} and {member.name}"
+                            raise UserError(f"data: {path}: got two images for one key, {both}, expected one")
+                        if not member.isfile():
+                            raise UserError(f"data: {path}: {member.name} is a link, expected an image")
                         images[key] = (member.name, member.offset_data, member.size)
                     elif suffix in ("cls", "json") and (file := tar.extractfile(member)):
-                        text = file.read()
-                        label = int(text) if suffix == "cls" else json.loads(text).get("label")
+                        label = _label(file.read(), suffix, f"{path}: {member.name}")
                         if label is not None:
-                            labels[key] = int(label)
-        except (OSError, tarfile.TarError, ValueError, AttributeError) as error:
+                            labels[key] = label
+                _check_end(path, tar.offset)
+        except (OSError, tarfile.TarError, ValueError, KeyError) as error:
             raise UserError(f"data: cannot read {path} as a WebDataset shard: {error}") from None
         for key, image in images.items():
-            if labels.get(key, -1) < 0:
+            if key not in labels:
                 raise UserError(f"data: {path}: {image[0]} has no class, expected {key.lstrip('/')}.cls with a number")
             self.members.append((path, *image))
             self.labels.append(labels[key])
+        for key in labels:
+            if key not in images:
+                raise UserError(f"data: {path}: {key.lstrip('/')} has a class and no image, expected such as .jpg")
 
     def read(self, index: int) -> Image.Image:
+        """Raises UnreadableImage where the image cannot be decoded."""
         path, _, offset, size = self.members[index]
         with path.open("rb") as file:
             file.seek(offset)
-            content = io.BytesIO(file.read(size))
-        with Image.open(content) as image:
-            return image.convert(self.mode)
+            return open_image(io.BytesIO(file.read(size)), self.mode)
 
     def name(self, index: int) -> str:
         path, member, *_ = self.members[index]
         return f"{path}:{member}"
 
 
+def _label(content: bytes, suffix: str, where: str) -> int | None:
+    """The class in a ``.cls`` or ``.json`` member; None for JSON without one."""
+    try:
+        label = int(content) if suffix == "cls" else json.loads(content).get("label")
+    except (ValueError, AttributeError, RecursionError):
+        raise UserError(f"data: {where}: got {content[:40]!r}, expected the number of a class") from None
+    if label is not None and not (type(label) is int and 0 <= label < _MOST_CLASSES):
+        raise UserError(f"data: {where}: got the class {label!r}, expected 0 to {_MOST_CLASSES - 1:,}")
+    return label
+
+
+def _check_end(path: Path, offset: int) -> None:
+    """Raises UserError unless the archive ends where its members do: tarfile stops at a damaged header in silence."""
+    with path.open("rb") as file:
+        file.seek(offset)
+        rest = file.read(_MARK)
+        if len(rest) < _MARK:
+            raise UserError(f"data: {path} has no end-of-archive mark, expected a whole tar file; it may be cut off")
+        while rest:
+            if rest.strip(b"\0"):
+                raise UserError(f"data: {path} is damaged at byte {offset:,}, expected a member or the archive's end")
+            offset += len(rest)
+            rest = file.read(1 << 20)
+
+
+_MARK = 2 * tarfile.BLOCKSIZE  # two blocks of zeros
 _SPLITS = {"train": "train(ing)?", "val": "val(id(ation)?)?", "test": "test(ing)?"}
 
 
@@ -98,6 +132,8 @@ def find_shards(folder: str, mode: str) -> tuple[tuple[str, ...], Any, Any]:
     if not root.is_dir():
         raise UserError(f"data: {folder} is not a folder, expected --data wds:PATH")
     tars = sorted(root.rglob("*.tar"))
+    if compressed := sorted(path for suffix in ("gz", "bz2", "xz", "zst") for path in root.rglob(f"*.tar.{suffix}")):
+        raise UserError(f"data: {compressed[0]} is compressed, expected .tar, which can be read at any place")
     by_name = {name: [path for path in tars if _is_of(path.relative_to(root), name)] for name in _SPLITS}
     if both := set(by_name["train"]) & {*by_name["val"], *by_name["test"]}:
         raise UserError(f"data: {min(both)} is named as training and as validation, expected one of them")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 
 from ...errors import UserError
-from ..images import open_image
+from ..images import find_images, open_image
 from .shards import find_shards
 
 __all__ = ["SOURCES", "Arrays", "Splits", "StoredImages"]
@@ -24,7 +24,7 @@ class StoredImages(Protocol):
     def labels(self) -> Sequence[int]: ...
 
     def read(self, index: int) -> Any:
-        """An image; raises one of :data:`~stepsnet.tasks.images.UNREADABLE` where it cannot be decoded."""
+        """An image; raises :class:`~stepsnet.tasks.images.UnreadableImage` where it cannot be decoded."""
         ...
 
     def name(self, index: int) -> str:
@@ -54,16 +54,16 @@ class Arrays:
 class _Files:
     """Image files, labelled by their folder."""
 
-    def __init__(self, samples: Sequence[tuple[str, int]], mode: str):
-        self.paths = [path for path, _ in samples]
-        self.labels = [label for _, label in samples]
+    def __init__(self, by_class: Mapping[str, Sequence[Path]], mode: str):
+        self.paths = [path for images in by_class.values() for path in images]
+        self.labels = [label for label, images in enumerate(by_class.values()) for _ in images]
         self.mode = mode
 
     def read(self, index: int) -> Image.Image:
-        return open_image(Path(self.paths[index]), self.mode)
+        return open_image(self.paths[index], self.mode)
 
     def name(self, index: int) -> str:
-        return self.paths[index]
+        return str(self.paths[index])
 
 
 class _TimmReader:
@@ -74,8 +74,8 @@ class _TimmReader:
         self.labels = [int(target) for target in reader.iter_targets()]
 
     def read(self, index: int) -> Image.Image:
-        with self.reader[index][0] as file, Image.open(file) as image:
-            return image.convert(self.mode)
+        with self.reader[index][0] as file:
+            return open_image(file, self.mode)
 
     def name(self, index: int) -> str:
         return f"sample {index} ({self.reader.filename(index, basename=True)})"
@@ -83,8 +83,6 @@ class _TimmReader:
 
 def _folder(path: str, mode: str) -> Splits:
     """Folders ``train`` and ``val`` (or validation, test), with one folder of images per class: ImageNet's layout."""
-    from torchvision.datasets import ImageFolder
-
     root = Path(path)
     if not root.is_dir():
         raise UserError(f"data: {path} is not a folder, expected --data folder:PATH")
@@ -94,18 +92,30 @@ def _folder(path: str, mode: str) -> Splits:
         if found is None:
             inside = ", ".join(sorted(path.name for path in root.iterdir())[:5]) or "nothing"
             raise UserError(f"data: {root} has no folder {' or '.join(names)}, got {inside}")
-        try:
-            splits.append(ImageFolder(str(found)))
-        except FileNotFoundError as error:
-            raise UserError(f"data: {str(error).split(' Supported')[0].rstrip('.')} in {found}") from None
-    train, val = splits
-    if train.classes != val.classes:
-        missing, more = sorted(set(train.classes) - set(val.classes)), sorted(set(val.classes) - set(train.classes))
+        splits.append((found, _images_by_class(found)))
+    (train_root, train), (val_root, val) = splits
+    if train.keys() != val.keys():
+        missing, more = sorted(train.keys() - val.keys()), sorted(val.keys() - train.keys())
         raise UserError(
-            f"data: {val.root} has other classes than {train.root}: {len(missing)} are missing"
+            f"data: {val_root} has other classes than {train_root}: {len(missing)} are missing"
             f"{f' ({missing[0]}, …)' if missing else ''}, {len(more)} are new{f' ({more[0]}, …)' if more else ''}"
         )
-    return Splits(tuple(train.classes), _Files(train.samples, mode), _Files(val.samples, mode))
+    return Splits(tuple(train), _Files(train, mode), _Files(val, mode))
+
+
+def _images_by_class(split: Path) -> dict[str, list[Path]]:
+    """The images of each class folder, both in alphabetical order."""
+    found: dict[str, list[Path]] = {}
+    for folder in sorted(path for path in split.iterdir() if path.is_dir()):
+        images, others = find_images(folder)
+        if not images:
+            suffixes = sorted({path.suffix or path.name for path in others})
+            got = f", got files of {', '.join(suffixes[:5])}" if suffixes else ""
+            raise UserError(f"data: found no images for the class {folder.name} in {split}{got}")
+        found[folder.name] = images
+    if not found:
+        raise UserError(f"data: {split} has no folders, expected one for each class")
+    return found
 
 
 def _cifar(name: Literal["CIFAR10", "CIFAR100"]) -> Callable[[str, str], Splits]:

@@ -13,7 +13,7 @@ from timm.data import Mixup, resolve_model_data_config
 from timm.loss import SoftTargetCrossEntropy
 from torch import Tensor, nn
 from torch.utils.data import Dataset
-from torchmetrics import MeanMetric
+from torchmetrics import MeanMetric, SumMetric
 from torchmetrics.classification import MulticlassAccuracy
 
 from ...analysis.complexity import Complexity, count_complexity
@@ -22,7 +22,7 @@ from ...engine.randomness import data_order
 from ...engine.task import BatchShard, Task
 from ...errors import UserError
 from ...models.build import build_model
-from ..assets import save_classes
+from ..assets import check_classes, save_classes
 from ..loading import loaded
 from .data import ImageData, SampleKey, Samples, load_images
 from .held_out import split_of
@@ -66,6 +66,8 @@ def build(
         max_undecodable=recipe.max_undecodable,
     )
     _check_classes(model, images)
+    if run:
+        check_classes(run, images.classes)
     return model, task
 
 
@@ -181,6 +183,8 @@ class Classification(Task):
     def example_batch(self, device: torch.device) -> Batch:
         count = min(_EXAMPLES, len(self.data.val))
         images, labels, _ = _collate([self.data.val[0, index, 0] for index in range(count)])
+        if not len(labels):
+            raise UserError(f"data: the first {count} images to evaluate cannot be decoded, expected some that can")
         return images.to(device), labels.to(device)
 
     def complexity(self, model: nn.Module) -> Complexity:
@@ -188,7 +192,13 @@ class Classification(Task):
 
     @torch.no_grad()
     def evaluate(self, model: nn.Module, shard: BatchShard, device: torch.device) -> dict[str, float]:
-        """Cross-entropy, and top-1 and top-5 accuracy in percent; and of the clean training samples, if any."""
+        """Cross-entropy, and top-1 and top-5 accuracy in percent; and of the clean training samples, if any.
+
+        Images that cannot be decoded are left out, and :meth:`notices` names them.
+
+        Raises:
+            UserError: more images than ``max_undecodable`` cannot be decoded, or all of them.
+        """
         scores = self._score(self.data.val, model, shard, device)
         if not len(self.data.clean):
             return scores
@@ -198,6 +208,7 @@ class Classification(Task):
     def _score(self, samples: Samples, model: nn.Module, shard: BatchShard, device: torch.device) -> dict[str, float]:
         classes = len(self.data.classes)
         metrics = {
+            "scored": SumMetric(),
             "loss": MeanMetric(),
             "top1": MulticlassAccuracy(classes, average="micro"),
             "top5": MulticlassAccuracy(classes, average="micro", top_k=min(5, classes)),
@@ -206,15 +217,21 @@ class Classification(Task):
             metric.to(device)
         batches = shard.evaluation_batches(len(samples), _EVALUATION_BATCH_SIZE)
         keys = [[(0, index, 0) for index in batch.indices] for batch in batches]
+        skipped = 0
         with self._loaded(samples, keys, device) as found:
             for batch, (images, labels, failed) in zip(batches, found):
-                self._count_undecodable(failed)
+                skipped += self._count_undecodable(failed)
+                if not len(labels):  # every rank calls the model equally often, as FSDP asks
+                    images = images.new_zeros(1, *self.input_size)
                 logits = model(images).float()
-                if batch.is_padding:
+                metrics["scored"].update(0 if batch.is_padding else len(labels))
+                if batch.is_padding or not len(labels):
                     continue
                 metrics["loss"].update(nn.functional.cross_entropy(logits, labels), weight=len(labels))
                 metrics["top1"].update(logits, labels)
                 metrics["top5"].update(logits, labels)
+        if skipped and not metrics["scored"].compute():
+            raise UserError(f"data: none of the {len(samples)} images to evaluate can be decoded")
         loss, top1, top5 = (metrics[name].compute().item() for name in ("loss", "top1", "top5"))
         return {"loss": loss, "top1": round(100 * top1, 4), "top5": round(100 * top5, 4)}
 
@@ -231,13 +248,15 @@ class Classification(Task):
         self.reported = len(self.undecodable)
         return [f"skipped a sample that cannot be decoded, {name}" for name in new]
 
-    def _count_undecodable(self, failed: Sequence[str]) -> None:
+    def _count_undecodable(self, failed: Sequence[str]) -> int:
+        """How many of these samples could not be decoded. Raises UserError where too many have been so far."""
         self.undecodable |= dict.fromkeys(name for name in failed if name)
         if len(self.undecodable) > self.max_undecodable:
             raise UserError(
                 f"data: {len(self.undecodable)} samples cannot be decoded, expected at most max_undecodable="
                 f"{self.max_undecodable}; the latest is {list(self.undecodable)[-1]}"
             )
+        return len(list(filter(None, failed)))
 
     def _loaded(
         self, samples: Dataset, keys: list[list[SampleKey]], device: torch.device
@@ -250,5 +269,8 @@ def _accuracy(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def _collate(samples: Sequence[tuple[Tensor, int, str]]) -> tuple[Tensor, Tensor, list[str]]:
-    images, labels, failed = zip(*samples)
-    return torch.stack(images), torch.from_numpy(np.asarray(labels, dtype=np.int64)), list(failed)
+    """Samples as a batch, without those that have no input, and what could not be decoded."""
+    failed = [name for _, _, name in samples]
+    decoded = [(image, label) for image, label, _ in samples if image.numel()]
+    images, labels = zip(*decoded) if decoded else ((torch.zeros(0, 0, 0),), ())
+    return torch.stack(images), torch.from_numpy(np.asarray(labels, dtype=np.int64)), failed

@@ -21,7 +21,7 @@ from torch.utils.data import Dataset
 from ...config import DetectionAugment
 from ...engine.randomness import data_order, seed_sample
 from ...errors import UserError, nearest
-from ..images import UNREADABLE, open_image
+from ..images import UnreadableImage, open_image
 from .transforms import Target, augmented, clamped
 from .validate import Record, check_split, encode_segmentation, read_annotations
 
@@ -84,8 +84,8 @@ class DetectionSamples(Dataset):
         epoch, index = key
         record = self.split.images[index]
         try:
-            image = read_pixels(self.split.folder / record["file_name"])
-        except UNREADABLE as error:
+            image = read_pixels(self.split.folder / record["file_name"], (record["width"], record["height"]))
+        except UnreadableImage as error:
             return torch.zeros(3, 1, 1), {}, f"{self.split.folder / record['file_name']}: {error}"
         target = self.target(index)
         if self.augment:
@@ -148,9 +148,9 @@ def load_coco(
     return CocoData(classes, DetectionSamples(train, augment, seed), DetectionSamples(val, None, seed))
 
 
-def read_pixels(path: Path) -> Tensor:
-    """An image file of any mode -> (3, H, W) with values in 0 … 1. Raises the same as ``open_image``."""
-    return torch.from_numpy(np.array(open_image(path))).permute(2, 0, 1).float() / 255
+def read_pixels(path: Path, stored_size: tuple[int, int] | None = None) -> Tensor:
+    """An image file of any mode -> (3, H, W) with values in 0 … 1. Takes and raises the same as ``open_image``."""
+    return torch.from_numpy(np.array(open_image(path, stored_size=stored_size))).permute(2, 0, 1).float() / 255
 
 
 def grouped_order(samples: DetectionSamples, epoch: int, batch_size: int) -> list[int]:

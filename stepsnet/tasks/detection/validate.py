@@ -14,14 +14,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Annotated, Any, Literal
 
-from PIL import Image
 from pycocotools import mask as coco_mask
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ...console import progress_bar
 from ...errors import UserError
 from ...files import cached_json
-from ..images import UNREADABLE, why_unreadable
+from ..images import UnreadableImage, image_sizes
 
 __all__ = ["MIN_SIDE", "check_split", "encode_segmentation", "read_annotations"]
 
@@ -184,14 +183,13 @@ def _check_file(file: Path, folder: Path, image: Record) -> None:
     """Raises UserError where an image cannot be opened, or has another size than its record."""
     path = folder / image["file_name"]
     try:
-        with Image.open(path) as opened:  # reads the header
-            width, height = opened.size
-    except UNREADABLE as error:
-        reason = why_unreadable(path, error)
-        raise UserError(f"data: {file}: image {image['id']}: cannot read {path} as an image: {reason}") from None
-    if (height, width) != (image["height"], image["width"]):
+        sizes = image_sizes(path)
+    except UnreadableImage as error:
+        raise UserError(f"data: {file}: image {image['id']}: cannot read {path} as an image: {error}") from None
+    if (image["width"], image["height"]) not in sizes:
         expected = f"{image['width']}×{image['height']} as {file} says of image {image['id']}"
-        raise UserError(f"data: {path}: got {width}×{height} pixels, expected {expected}")
+        got = " or ".join(f"{width}×{height}" for width, height in sorted(sizes))
+        raise UserError(f"data: {path}: got {got} pixels, expected {expected}")
 
 
 def _wrong_box(box: Sequence[float], height: int, width: int) -> str:

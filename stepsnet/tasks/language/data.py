@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from filelock import FileLock
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from ...checkpoint import SUMS, sha256
 from ...console import progress_bar
 from ...errors import UserError, nearest
-from ...files import cache_folder
+from ...files import cache_folder, locked_entry, say_damaged
 
 __all__ = ["Split", "TextData", "Texts", "load_text", "load_tokenizer"]
 
@@ -82,11 +82,21 @@ def load_text(
             raise UserError(f"data: the split {name} of {data} is empty, expected text")
     made_from = [kind, vocab_size] if tokenizer is None else [tokenizer.to_str()]
     folder = cache_folder() / "text" / _fingerprint(texts, made_from)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(f"{folder}.lock"):  # one process writes, the others wait and read
-        if not folder.exists():
-            _pack(texts, tokenizer or (lambda: _make_tokenizer(texts["train"], kind, vocab_size)), folder)
+    if not _is_whole(folder):
+        with locked_entry(folder):  # one process writes, the others wait and read
+            if not _is_whole(folder):
+                say_damaged(folder)
+                _pack(texts, tokenizer or (lambda: _make_tokenizer(texts["train"], kind, vocab_size)), folder)
     return _open(folder)
+
+
+def _is_whole(folder: Path) -> bool:
+    """Whether a cache entry is there, with every file as it was written."""
+    try:
+        sums = [line.split(maxsplit=1) for line in (folder / SUMS).read_text().splitlines()]
+        return bool(sums) and all(sha256(folder / name) == expected for expected, name in sums)
+    except (OSError, ValueError):
+        return False
 
 
 def _held_out(data: str, texts: Texts, share: float) -> Texts:
@@ -211,9 +221,13 @@ def _pack(texts: Texts, tokenizer: Tokenizer | Callable[[], Tokenizer], folder: 
             words = sum(len(document.split()) for document in documents)
             facts[name] = {"tokens": count, "characters": sum(map(len, documents)), "words": words}
         (beside / "facts.json").write_text(json.dumps(facts))
+        sums = [f"{sha256(path)}  {path.name}" for path in sorted(beside.iterdir())]
+        (beside / SUMS).write_text("\n".join(sums) + "\n")
+        shutil.rmtree(folder, ignore_errors=True)
         beside.rename(folder)
     except OSError as error:
-        raise UserError(f"data: cannot write {folder}: {error.strerror}; STEPSNET_CACHE names another folder") from None
+        reason = error.strerror or error
+        raise UserError(f"cannot write {folder}: {reason}; STEPSNET_CACHE names another folder") from None
 
 
 def _chunks(documents: Sequence[str]) -> Iterator[str | None]:

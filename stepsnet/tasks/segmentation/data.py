@@ -14,7 +14,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -22,7 +21,7 @@ from PIL import Image
 from ...console import progress_bar
 from ...errors import UserError, nearest
 from ...files import cached_json
-from ..images import UNREADABLE, why_unreadable
+from ..images import UnreadableImage, open_image, open_stored
 
 __all__ = ["IGNORED", "Pair", "SegmentationData", "Split", "load_pairs"]
 
@@ -208,7 +207,8 @@ def _measure(pair: Pair, table: np.ndarray) -> tuple[int, int, int]:
 
 
 def _read(pair: Pair, table: np.ndarray) -> tuple[Image.Image, np.ndarray]:
-    image, stored = _decode(pair.image, "RGB"), _decode(pair.annotation, None)
+    stored = _decode(pair.annotation, open_stored)
+    image = _decode(pair.image, partial(open_image, stored_size=stored.size))
     if stored.mode not in ("L", "P"):
         raise UserError(f"data: {pair.annotation}: got Pillow's mode {stored.mode}, expected one channel of 8 bits")
     if stored.size != image.size:
@@ -225,11 +225,8 @@ def _read(pair: Pair, table: np.ndarray) -> tuple[Image.Image, np.ndarray]:
     return image, labels.astype(np.uint8)
 
 
-def _decode(path: Path, mode: str | None) -> Any:
-    """An image file in ``mode``, or in its own."""
+def _decode(path: Path, decode: Callable[[Path], Image.Image]) -> Image.Image:
     try:
-        with Image.open(path) as image:
-            image.load()
-            return image.convert(mode) if mode else image
-    except UNREADABLE as error:
-        raise UserError(f"data: cannot read {path} as an image: {why_unreadable(path, error)}") from None
+        return decode(path)
+    except UnreadableImage as error:
+        raise UserError(f"data: cannot read {path} as an image: {error}") from None

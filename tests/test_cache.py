@@ -1,0 +1,77 @@
+"""The cache of what is computed once: damaged entries are made again, and a filled cache may be read-only."""
+
+import json
+
+import numpy as np
+import pytest
+
+from stepsnet.errors import UserError
+from stepsnet.files import cache_folder, cached_json
+from stepsnet.tasks.language.data import load_text
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("STEPSNET_CACHE", str(tmp_path / "cache"))
+
+
+def counted(value):
+    calls = []
+
+    def compute():
+        calls.append(1)
+        return value
+
+    return compute, calls
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda content: b"",
+        lambda content: content[:-1],
+        lambda content: content.replace(b"[7", b"[8"),
+        lambda content: b"\0" * len(content),
+        lambda content: b"\xff" + content,
+        lambda content: content.partition(b"\n")[2],  # as an earlier version wrote it
+    ],
+)
+def test_a_damaged_entry_is_made_again_and_a_line_says_so(damage, capsys):
+    compute, calls = counted({"sizes": [7, 7]})
+    assert cached_json("kind/entry.json", compute) == cached_json("kind/entry.json", compute) == {"sizes": [7, 7]}
+    assert len(calls) == 1 and capsys.readouterr() == ("", "")
+    path = cache_folder() / "kind" / "entry.json"
+    path.write_bytes(damage(path.read_bytes()))
+    assert cached_json("kind/entry.json", compute) == {"sizes": [7, 7]} and len(calls) == 2
+    line = f"stepsnet: the cache entry {path} is damaged or of an earlier version, it is made again"
+    assert capsys.readouterr().err.splitlines() == [line]
+    assert cached_json("kind/entry.json", compute) == {"sizes": [7, 7]} and len(calls) == 2
+
+
+def test_a_filled_cache_needs_no_lock(monkeypatch):
+    """As on a read-only file system that a cluster shares; root may write into read-only folders."""
+    compute, calls = counted([1])
+    cached_json("kind/entry.json", compute)
+
+    def no_lock(*args, **kwargs):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("stepsnet.files.FileLock", no_lock)
+    assert cached_json("kind/entry.json", compute) == [1] and len(calls) == 1
+    with pytest.raises(UserError, match=r"^cannot write .*kind: Permission denied; STEPSNET_CACHE names another"):
+        cached_json("kind/other.json", compute)
+
+
+def test_zeroed_tokens_are_never_trained_on(tmp_path, capsys):
+    text = tmp_path / "text.txt"
+    text.write_text("step by step, " * 300)
+    data = load_text(f"text:{text}", "characters", None)
+    expected = {name: np.array(split.tokens) for name, split in data.splits.items()}
+    (entry,) = (path for path in (cache_folder() / "text").iterdir() if path.is_dir())
+    for name in ("train.bin", "facts.json", "tokenizer.json", "SHA256SUMS"):
+        content = (entry / name).read_bytes()
+        (entry / name).write_bytes({"train.bin": bytes(len(content)), "SHA256SUMS": b""}.get(name, content[:-1]))
+        again = load_text(f"text:{text}", "characters", None)
+        assert all(np.array_equal(again.splits[split].tokens, tokens) for split, tokens in expected.items())
+        assert f"{entry} is damaged" in capsys.readouterr().err
+    assert json.loads((entry / "facts.json").read_text())["train"]["tokens"] == len(expected["train"])
