@@ -1,0 +1,203 @@
+"""Reading JSON, YAML and text from outside: every way of being unreadable is one line with the file's name."""
+
+from __future__ import annotations
+
+import json
+import re
+import stat
+from collections.abc import Callable, Hashable
+from pathlib import Path
+from typing import Any
+
+from .errors import UserError
+
+__all__ = ["dump_yaml", "parse_json", "parse_yaml", "read_json", "read_text", "read_yaml"]
+
+_MOST_NODES = 100_000  # of a YAML file, with what its aliases stand for: a few lines can stand for billions
+_MOST_DEPTH = 100
+
+
+def read_text(path: Path, what: str) -> str:
+    """The text of a file in UTF-8, with or without a byte order mark.
+
+    Args:
+        what: the file is, in messages, such as "recipe".
+
+    Raises:
+        UserError: it is missing, not a regular file, unreadable, not UTF-8, or has a zero byte.
+    """
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would wait for ever
+            raise UserError(f"{what}: cannot read {path}: it is not a file")
+        content = path.read_bytes()
+    except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
+        raise UserError(f"{what}: cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise UserError(f"{what}: cannot read {path}: it is not UTF-8 (line {line})") from None
+    if "\0" in text:
+        line = text.count("\n", 0, text.index("\0")) + 1
+        raise UserError(f"{what}: cannot read {path}: it has a zero byte (line {line}), expected text")
+    return text
+
+
+def read_json(path: Path, what: str, kind: type | None = None) -> Any:
+    """The content of a JSON file.
+
+    Args:
+        kind: dict or list, if it has to be one.
+
+    Raises:
+        UserError: as :func:`read_text`, and where it is not JSON or of another kind.
+    """
+    return _of_kind(
+        parse_json(read_text(path, what), f"{what}: cannot read {path}"), kind, f"{what}: got", f" in {path}"
+    )
+
+
+def parse_json(text: str, where: str) -> Any:
+    """Raises UserError, which begins with ``where``, for what is not JSON. ``NaN`` and ``Infinity`` are not."""
+    try:
+        return json.loads(text, parse_constant=_no_constant)
+    except json.JSONDecodeError as error:
+        raise UserError(f"{where}: {error.msg} (line {error.lineno}, column {error.colno})") from None
+    except RecursionError:
+        raise UserError(f"{where}: it is nested too deeply") from None
+    except ValueError as error:  # a number of more digits than Python converts, or no number
+        raise UserError(f"{where}: {str(error).partition(';')[0]}") from None
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON, expected a number or null")
+
+
+def read_yaml(path: Path, what: str) -> dict[str, Any]:
+    """The mapping in a YAML file.
+
+    Raises:
+        UserError: as :func:`read_text`, and where it is not YAML or not a mapping.
+    """
+    content = parse_yaml(read_text(path, what), f"{what}: cannot read {path}")
+    return _of_kind(content, dict, f"{what}: got", f" in {path}")
+
+
+def parse_yaml(text: str, where: str) -> Any:
+    """YAML of plain data, with YAML 1.2's numbers: 1e-3 is a number, 1:30, ``no`` and 2026-01-01 are text.
+
+    Raises:
+        UserError: it begins with ``where``: no YAML, a key that is given twice or is not text, tags, aliases that
+            repeat themselves or stand for more than 100,000 values.
+    """
+    import yaml
+
+    try:
+        content = yaml.load(text, _loader())
+        _check_size(content)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        at = f" (line {mark.line + 1}, column {mark.column + 1})" if mark else ""
+        raise UserError(f"{where}: {error.problem or error.context}{at}") from None
+    except yaml.YAMLError as error:  # a character that YAML does not allow
+        raise UserError(f"{where}: {' '.join(str(error).split())}") from None
+    except RecursionError:
+        raise UserError(f"{where}: it is nested too deeply") from None
+    except ValueError as error:
+        raise UserError(f"{where}: {str(error).partition(';')[0]}") from None
+    return content
+
+
+def dump_yaml(content: Any) -> str:
+    """Plain data as YAML that :func:`parse_yaml` and YAML 1.1's readers read back as they are."""
+    import yaml
+
+    return yaml.dump(content, Dumper=_dumper(), sort_keys=False, allow_unicode=True)
+
+
+def _of_kind(content: Any, kind: type | None, got: str, behind: str) -> Any:
+    if kind is None or isinstance(content, kind):
+        return content
+    names: dict[type, str] = {dict: "a mapping of keys to values", list: "a list"}
+    raise UserError(f"{got} {type(content).__name__}{behind}, expected {names[kind]}")
+
+
+def _check_size(content: Any) -> None:
+    """Raises ValueError for aliases that repeat themselves, too many values, and too many levels."""
+    sizes: dict[int, int] = {}  # of what aliases share, each counted once
+
+    def size(value: Any, above: tuple[int, ...]) -> int:
+        if not isinstance(value, dict | list):
+            return 1
+        if id(value) in above:
+            raise ValueError("an alias stands for what it is part of")
+        if len(above) > _MOST_DEPTH:
+            raise ValueError(f"it has more than {_MOST_DEPTH} levels")
+        if id(value) not in sizes:
+            parts = value.values() if isinstance(value, dict) else value
+            sizes[id(value)] = 1 + sum(size(part, (*above, id(value))) for part in parts)
+        if sizes[id(value)] > _MOST_NODES:
+            raise ValueError(f"it stands for more than {_MOST_NODES:,} values")
+        return sizes[id(value)]
+
+    size(content, ())
+
+
+# The core schema of YAML 1.2 (10.3.2). PyYAML's own is that of YAML 1.1.
+_SCALARS = {
+    "null": (r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+    "bool": (r"true|True|TRUE|false|False|FALSE", [*"tTfF"]),
+    "int": (r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+", [*"-+0123456789"]),
+    "float": (
+        r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
+        [*"-+.0123456789"],
+    ),
+}
+
+
+def _add_schema(kind: Any, resolvers: dict[str, Any]) -> None:
+    kind.yaml_implicit_resolvers = resolvers
+    for name, (pattern, first) in _SCALARS.items():
+        kind.add_implicit_resolver(f"tag:yaml.org,2002:{name}", re.compile(f"^(?:{pattern})$"), first)
+
+
+def _loader() -> Any:
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Hashable, Any]:
+            self.flatten_mapping(node)
+            seen = set()
+            for key, _ in node.value:
+                if not isinstance(key, yaml.ScalarNode):
+                    raise yaml.constructor.ConstructorError(None, None, "a key is not text", key.start_mark)
+                if key.value in seen:
+                    problem = f"the key {key.value!r} is given twice"
+                    raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+                seen.add(key.value)
+            return super().construct_mapping(node, deep)
+
+        def flatten_mapping(self, node: Any) -> None:  # no merge keys, which YAML 1.2 does not have
+            pass
+
+    _add_schema(Loader, {})
+    plain = {f"tag:yaml.org,2002:{name}" for name in ("null", "bool", "str", "seq", "map")} | {None}  # None: refused
+    Loader.yaml_constructors = {tag: make for tag, make in yaml.SafeLoader.yaml_constructors.items() if tag in plain}
+    numbers: dict[str, Callable[[Any, Any], Any]] = {
+        "int": lambda loader, node: int(node.value, 0 if node.value[:2] in ("0o", "0x") else 10),
+        "float": lambda loader, node: float(node.value.replace(".inf", "inf").replace(".nan", "nan")),
+    }
+    for name, construct in numbers.items():
+        Loader.add_constructor(f"tag:yaml.org,2002:{name}", construct)
+    return Loader
+
+
+def _dumper() -> Any:
+    """PyYAML's, which quotes what either version would read as something else than text."""
+    import yaml
+
+    class Dumper(yaml.SafeDumper):
+        pass
+
+    _add_schema(Dumper, {first: list(rules) for first, rules in yaml.SafeDumper.yaml_implicit_resolvers.items()})
+    return Dumper
