@@ -15,6 +15,7 @@ import pydantic
 
 from .config import RECIPE_TYPES, AnyRecipe, Recipe
 from .errors import UserError, nearest
+from .reading import dump_yaml, read_yaml
 
 __all__ = ["override", "read_recipe", "to_plain", "to_yaml"]
 
@@ -48,6 +49,8 @@ def override(recipe: Recipe, assignments: Sequence[str]) -> Recipe:
             inner[last] = json.loads(text)
         except json.JSONDecodeError:
             inner[last] = text
+        except (ValueError, RecursionError):  # a number of thousands of digits, brackets in brackets
+            raise UserError(f"override: {key}: got {text[:40]}…, expected a shorter value") from None
     return _validated(values, "override")
 
 
@@ -57,14 +60,7 @@ def read_recipe(path: Path) -> Recipe:
     Raises:
         UserError: the file cannot be read, is not YAML, or has a wrong key or value.
     """
-    import yaml
-
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UserError(f"recipe: cannot read {path}: {' '.join(str(error).split())}") from None
-    if not isinstance(values, dict):
-        raise UserError(f"recipe: got {type(values).__name__} in {path}, expected a mapping of keys to values")
+    values = read_yaml(path, "recipe")
     values.setdefault("task", "classification")
     for old in RENAMED.keys() & values.keys():
         values.setdefault(_new_name(old, str(path)), values.pop(old))
@@ -80,9 +76,7 @@ def _new_name(key: str, where: str) -> str:
 
 
 def to_yaml(recipe: Recipe) -> str:
-    import yaml
-
-    return yaml.safe_dump(to_plain(recipe), sort_keys=False, allow_unicode=True)
+    return dump_yaml(to_plain(recipe))
 
 
 def to_plain(recipe: Recipe) -> dict[str, Any]:

@@ -43,24 +43,28 @@ def read_text(path: Path, what: str) -> str:
     return text
 
 
-def read_json(path: Path, what: str, kind: type | None = None) -> Any:
+def read_json(path: Path, what: str, kind: type | None = None, *, allow_nan: bool = False) -> Any:
     """The content of a JSON file.
 
     Args:
         kind: dict or list, if it has to be one.
+        allow_nan: leave ``NaN`` and ``Infinity`` to the caller, who can name the record that has them.
 
     Raises:
         UserError: as :func:`read_text`, and where it is not JSON or of another kind.
     """
     return _of_kind(
-        parse_json(read_text(path, what), f"{what}: cannot read {path}"), kind, f"{what}: got", f" in {path}"
+        parse_json(read_text(path, what), f"{what}: cannot read {path}", allow_nan=allow_nan),
+        kind,
+        f"{what}: got",
+        f" in {path}",
     )
 
 
-def parse_json(text: str, where: str) -> Any:
+def parse_json(text: str, where: str, *, allow_nan: bool = False) -> Any:
     """Raises UserError, which begins with ``where``, for what is not JSON. ``NaN`` and ``Infinity`` are not."""
     try:
-        return json.loads(text, parse_constant=_no_constant)
+        return json.loads(text, parse_constant=None if allow_nan else _no_constant)
     except json.JSONDecodeError as error:
         raise UserError(f"{where}: {error.msg} (line {error.lineno}, column {error.colno})") from None
     except RecursionError:

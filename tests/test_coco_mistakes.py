@@ -39,7 +39,10 @@ def without(image):
 
 
 BAD = {
-    "no JSON": (lambda c: (c / "instances_train.json").write_text("{not"), "instances_train.json is not JSON"),
+    "no JSON": (
+        lambda c: (c / "instances_train.json").write_text("{not"),
+        "instances_train.json: Expecting property name",
+    ),
     "a list": (lambda c: (c / "instances_val.json").write_text("[1, 2]"), "instances_val.json is not a COCO file of"),
     "captions": (
         lambda c: (c / "instances_train.json").write_text('{"images": [], "annotations": []}'),

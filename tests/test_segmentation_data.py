@@ -82,7 +82,7 @@ SPOILT = {
         lambda root: [file.unlink() for file in root.glob("*/train/*")],
         "images/train is empty, expected images",
     ),
-    "no_classes": (lambda root: (root / "classes.json").unlink(), "classes.json (no such file), expected classes"),
+    "no_classes": (lambda root: (root / "classes.json").unlink(), "classes.json: No such file or directory"),
     "classes": (lambda root: (root / "classes.json").write_text('{"classes": ["a", "a"]}'), "2 to 255 distinct names"),
     "ignored": (
         lambda root: (root / "classes.json").write_text('{"classes": ["a", "b"], "ignore_index": 1}'),

@@ -23,7 +23,7 @@ WIDE = {"name": "wide", "points": {2: {"model.args.widths": [32], "model.args.de
         ({"criteria": [{**TOY["criteria"][0], "right": "plain@3"}]}, "got 'plain@3'"),
         ({"tuning": {"rates": [0.001, 0.002]}}, "tuning.rates: got [0.001, 0.002], expected at least 3"),
         ({"tuning": {"rates": [0.001, 0.004, 0.002]}}, "that increase"),
-        ({"tuning": {"rates": [0.001, 0.002, "4e-3"]}}, "tuning.rates.2: got '4e-3', expected a valid number"),
+        ({"tuning": {"rates": [0.001, 0.002, "fast"]}}, "tuning.rates.2: got 'fast', expected a valid number"),
         ({"tuning": {**TOY["tuning"], "seed": 1}}, "seeds: got 1 among them, the tuning's seed"),
         ({"seeds": [1]}, "seeds: got [1], expected at least 2"),
         ({"seeds": [1, 1]}, "seeds: got [1, 1]"),

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from ..errors import UserError, nearest
 from ..metrics import METRICS
+from ..reading import read_yaml
 
 __all__ = [
     "Cell",
@@ -171,14 +172,7 @@ def find_study(name: str) -> Study | None:
 
 def read_study(path: Path) -> Study:
     """Raises UserError if the file cannot be read, is not YAML, or has a wrong key or value."""
-    import yaml
-
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UserError(f"study: cannot read {path}: {' '.join(str(error).split())}") from None
-    if not isinstance(values, dict):
-        raise UserError(f"study: got {type(values).__name__} in {path}, expected a mapping of keys to values")
+    values = read_yaml(path, "study")
     _known_keys(values, Study, f"{path}")
     kinds = {"tuning": Tuning, "flatness": Flatness, "contenders": Contender, "criteria": Criterion, "claims": Claim}
     for key, kind in kinds.items():

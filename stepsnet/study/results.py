@@ -12,9 +12,9 @@ from typing import Any
 
 from ..analysis.block_statistics import StreamMeasurement
 from ..config import MAY_CHANGE_ON_RESUME, Recipe
-from ..errors import UserError
 from ..files import write_atomically
 from ..provenance import without_folders
+from ..reading import read_json
 from ..report.load_runs import load_run
 from .declare import Study
 from .run_plan import Planned
@@ -46,10 +46,7 @@ def read_results(folder: Path, study: Study) -> dict[str, dict[str, Any]]:
     """
     found = {}
     for file in sorted(folder.glob("*.json")):
-        try:
-            record = json.loads(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise UserError(f"results: cannot read {file}: {' '.join(str(error).split())}") from None
+        record = read_json(file, "results")
         if isinstance(record, dict) and record.get("study") == study.name and "run" in record:
             found[record["run"]] = record
     return found

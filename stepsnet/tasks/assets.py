@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ..errors import UserError
 from ..files import write_atomically
+from ..reading import read_json
 
 __all__ = ["CLASSES_FILE", "check_classes", "read_classes", "save_classes"]
 
@@ -40,10 +41,7 @@ def check_classes(run: Path, classes: Sequence[str]) -> None:
 def read_classes(run: Path) -> list[str]:
     """Raises UserError where the file is missing, or is not a list of names."""
     file = run / CLASSES_FILE
-    try:
-        classes = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"run: cannot read {file}: {' '.join(str(error).split())}") from None
+    classes = read_json(file, "run")
     if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
         raise UserError(f"run: got {str(classes)[:80]} in {file}, expected a list of class names")
     return classes

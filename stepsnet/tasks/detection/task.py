@@ -27,6 +27,7 @@ from ...files import write_atomically
 from ...models.backbone import load_backbone
 from ...models.build import build_model
 from ...models.mask_rcnn import Detector
+from ...reading import read_json
 from ..loading import loaded
 from .data import CocoData, CocoSplit, DetectionSamples, grouped_order, load_coco
 from .transforms import Target
@@ -191,10 +192,7 @@ class Detection(Task):
 
 def read_categories(run: Path) -> list[Record]:
     """The categories that a run was trained on. Raises UserError where their file is missing or broken."""
-    try:
-        return json.loads((run / CATEGORIES_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"run: cannot read {run / CATEGORIES_FILE}: {error}") from None
+    return read_json(run / CATEGORIES_FILE, "run", list)
 
 
 def found_objects(objects: dict[str, Tensor], image_id: int, categories: Sequence[int]) -> list[dict[str, Any]]:

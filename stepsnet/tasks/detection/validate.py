@@ -7,7 +7,6 @@ image, so that only the first run on a data set waits for it.
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -20,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from ...console import progress_bar
 from ...errors import UserError
 from ...files import cached_json
+from ...reading import read_json
 from ..images import UnreadableImage, image_sizes
 
 __all__ = ["MIN_SIDE", "check_split", "encode_segmentation", "read_annotations"]
@@ -63,12 +63,7 @@ def read_annotations(file: Path) -> dict[str, Any]:
     Raises:
         UserError: the file is missing, is not JSON, or has no images, annotations or categories.
     """
-    try:
-        content = json.loads(file.read_bytes())
-    except OSError as error:
-        raise UserError(f"data: cannot read {file}: {error.strerror}") from None
-    except ValueError as error:  # also of the encoding
-        raise UserError(f"data: {file} is not JSON: {' '.join(str(error).split())[:200]}") from None
+    content = read_json(file, "data", allow_nan=True)
     for key in ("images", "annotations", "categories"):
         found = content.get(key) if isinstance(content, dict) else None
         if not isinstance(found, list) or not all(isinstance(record, dict) for record in found):

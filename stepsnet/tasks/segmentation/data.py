@@ -6,7 +6,6 @@ In memory a label is a class from 0 on, or :data:`IGNORED`. A table of 256 entri
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -21,6 +20,7 @@ from PIL import Image
 from ...console import progress_bar
 from ...errors import UserError, nearest
 from ...files import cached_json
+from ...reading import read_json, read_text
 from ..images import UnreadableImage, open_image, open_stored
 
 __all__ = ["IGNORED", "Pair", "SegmentationData", "Split", "load_pairs"]
@@ -78,7 +78,7 @@ def _ade20k(root: Path) -> _Layout:
     listed = root / "objectInfo150.txt"
     if listed.exists():
         # tab-separated, after a line of headings: number, share, counts, and synonyms, the first of which is the name
-        lines = listed.read_text(encoding="utf-8").splitlines()[1:]
+        lines = read_text(listed, "data").splitlines()[1:]
         names = [line.split("\t")[-1].split(",")[0].strip() for line in lines if line.strip()]
         if len(names) != _ADE20K_CLASSES:
             raise UserError(f"data: got {len(names)} classes in {listed}, expected {_ADE20K_CLASSES}")
@@ -91,16 +91,12 @@ def _ade20k(root: Path) -> _Layout:
 def _camvid(root: Path) -> _Layout:
     """images/{train,val,test}, annotations/… and classes.json: ``{"classes": [names], "ignore_index": 255}``."""
     listed = root / "classes.json"
-    try:
-        found = json.loads(listed.read_text(encoding="utf-8"))
-        classes, ignored = found["classes"], found.get("ignore_index", IGNORED)
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-        reason = "no such file" if not listed.exists() else f"{type(error).__name__}: {' '.join(str(error).split())}"
-        raise UserError(f"data: cannot read {listed} ({reason}), expected classes and ignore_index as JSON") from None
+    found = read_json(listed, "data", dict)
+    classes, ignored = found.get("classes"), found.get("ignore_index", IGNORED)
     names = isinstance(classes, list) and all(isinstance(name, str) for name in classes)
     if not names or not 2 <= len(set(classes)) == len(classes) <= IGNORED:
         raise UserError(f"data: classes in {listed}: got {str(classes)[:80]}, expected 2 to {IGNORED} distinct names")
-    if not isinstance(ignored, int) or not len(classes) <= ignored <= 255:
+    if type(ignored) is not int or not len(classes) <= ignored <= 255:
         raise UserError(f"data: ignore_index in {listed}: got {ignored!r}, expected {len(classes)} to 255")
     table = np.full(256, _UNKNOWN, dtype=np.int16)
     table[: len(classes)] = np.arange(len(classes))
