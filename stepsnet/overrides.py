@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
 import typing
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
@@ -16,6 +15,7 @@ import pydantic
 from .config import RECIPE_TYPES, AnyRecipe, Recipe
 from .errors import UserError, nearest
 from .reading import dump_yaml, read_yaml
+from .terminal import say
 
 __all__ = ["override", "read_recipe", "to_plain", "to_yaml"]
 
@@ -71,7 +71,7 @@ def read_recipe(path: Path) -> Recipe:
 def _new_name(key: str, where: str) -> str:
     """The name that a field has now, with a line that says so, once for each file."""
     if key in RENAMED:
-        print(f"stepsnet: {where}: {key} is now called {RENAMED[key]}, and is read as that", file=sys.stderr)
+        say(f"stepsnet: {where}: {key} is now called {RENAMED[key]}, and is read as that", error=True)
     return RENAMED.get(key, key)
 
 

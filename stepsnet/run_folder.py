@@ -10,7 +10,7 @@ import dataclasses
 import json
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 __all__ = [
+    "folder_name",
     "lock_folder",
     "open_run_folder",
     "read_metrics",
@@ -32,6 +33,11 @@ __all__ = [
     "read_summary",
     "read_weights",
 ]
+
+
+def folder_name(name: str) -> str:
+    """What a run of that name is called among others: one folder, whatever the name holds, and not a hidden one."""
+    return re.sub(r"[^\w.+=@-]", "-", name).lstrip(".-")[:60] or "run"
 
 
 def open_run_folder(folder: Path, recipe: Recipe, resume: bool) -> None:
@@ -78,6 +84,10 @@ def lock_folder(folder: Path, writes: bool = True) -> Iterator[None]:
         raise UserError(f"--run: {folder} is in use by a run that is still alive") from None
     try:
         yield
+    except Exception as error:
+        with suppress(AttributeError):
+            error.run_folder = folder  # type: ignore[attr-defined] # where an unforeseen one is recorded
+        raise
     finally:
         lock.release()
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import UserError
 from ..markdown import markdown_table
 from ..summary_stats import format_mean_std
+from ..terminal import say
 
 if TYPE_CHECKING:
     from torch import nn
@@ -36,18 +37,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     if options.each and options.kind != "drop":
         raise UserError(f"analyze: got --each with {options.kind}, expected it with drop")
-    if options.kind == "shortcut":
-        rows = analyze_shortcut(options.runs, options.out, options.data)
-    elif options.kind == "mask":
-        rows = analyze_mask(options.runs, options.data)
-    else:
-        rows = analyze_drop(options.runs, options.data, options.each)
+    from ..console import working
+
+    with working(f"analysing {', '.join(map(str, options.runs))}"):
+        if options.kind == "shortcut":
+            rows = analyze_shortcut(options.runs, options.out, options.data)
+        elif options.kind == "mask":
+            rows = analyze_mask(options.runs, options.data)
+        else:
+            rows = analyze_drop(options.runs, options.data, options.each)
     if options.json:
         from ..provenance import provenance
 
-        print(json.dumps({"rows": rows, **provenance()}))
+        say(json.dumps({"rows": rows, **provenance()}))
     else:
-        print(render_rows(rows))
+        say(render_rows(rows))
 
 
 Evaluate = Callable[["nn.Module"], dict[str, float]]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import UserError
 from ..markdown import markdown_table
 from ..summary_stats import format_quartiles
+from ..terminal import say
 from .options import integers
 
 if TYPE_CHECKING:
@@ -51,10 +51,10 @@ def run(options: argparse.Namespace) -> None:
         raise UserError(f"--memory: got {','.join(map(str, memory))}, expected two batch sizes such as 32,64, or 0")
     names = ("batch_size", "rounds", "device", "amp_dtype", "compile")
     settings = {name: getattr(options, name) for name in names}
-    note = partial(print, file=sys.stderr, flush=True)
+    note = partial(say, error=True)
     candidates = find_candidates(options.models)
     result = bench(candidates, options.out, memory_batches=memory, train=not options.no_train, note=note, **settings)
-    print(json.dumps(result) if options.json else render_bench(result))
+    say(json.dumps(result) if options.json else render_bench(result))
 
 
 @dataclass(frozen=True)

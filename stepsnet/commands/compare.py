@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..runs.launch import Contender, check_grid, train_grid
+from ..terminal import counted, say
 from .options import add_grid_options, add_run_options, recipe_and_folder
 
 if TYPE_CHECKING:
@@ -39,8 +40,8 @@ def run(options: argparse.Namespace) -> None:
     for name in ("StepsNet", "baseline"):
         means = {key: value["mean"] for key, value in summary[name].items()}
         said.append(f"{name} {headline(means, 'val')}")
-    print(
-        f"report: {folder / 'report.html'} — validation after {recipe.epochs} epochs"
+    say(
+        f"report: {folder / 'report.html'} — validation after {counted(recipe.epochs, 'epoch')}"
         f"{f', mean of {len(seeds)} seeds' if len(seeds) > 1 else ''}: {', '.join(said)}"
     )
 

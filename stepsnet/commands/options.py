@@ -14,7 +14,9 @@ __all__ = ["add_grid_options", "add_run_options", "integers", "recipe_and_folder
 
 
 def add_run_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("overrides", metavar="key=value", nargs="*", help="changes to the recipe, such as epochs=3")
+    parser.add_argument(
+        "overrides", metavar="key=value", nargs="*", default=[], help="changes to the recipe, such as epochs=3"
+    )
     parser.add_argument("--data", help="where the data are: a folder, or KIND:PATH such as cifar10:PATH, hfds:NAME")
     parser.add_argument("--run", metavar="DIR", type=Path, help="the run folder (default: runs/ and the recipe's name)")
     parser.add_argument("--resume", action="store_true", help="continue the run in that folder, if there is one")
@@ -40,10 +42,11 @@ def recipe_and_folder(options: argparse.Namespace) -> tuple[Recipe, Path]:
     """
     from ..overrides import override, read_recipe
     from ..recipes import find_recipe
+    from ..run_folder import folder_name
 
     is_file = options.recipe.endswith((".yaml", ".yml"))
     recipe = read_recipe(Path(options.recipe)) if is_file else find_recipe(options.recipe)
     if options.data:
         recipe = dataclasses.replace(recipe, data=options.data)
     recipe = override(recipe, options.overrides)
-    return recipe, options.run or Path("runs") / recipe.name.replace("/", "-")
+    return recipe, options.run or Path("runs") / folder_name(recipe.name)

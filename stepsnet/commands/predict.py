@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from ..errors import UserError
+from ..terminal import say
 
 HELP = "print the likeliest classes of images, draw what is in them, or go on with a text"
 
@@ -44,14 +45,14 @@ def run(options: argparse.Namespace) -> None:
         top=options.top,
         out=options.out,
         min_score=options.least,
-        emit=(lambda text: None) if options.json else partial(print, end="", flush=True),
+        emit=(lambda text: None) if options.json else partial(say, end="", flush=True),
     )
     predictions = predict(options.run, inputs)
     if options.json:
-        print(json.dumps([prediction.record for prediction in predictions]))
+        say(json.dumps([prediction.record for prediction in predictions]))
     for prediction in predictions:
         if prediction.line and not options.json:
-            print(prediction.line)
+            say(prediction.line)
 
 
 def _expand(patterns: Sequence[str]) -> list[Path]:

@@ -7,6 +7,8 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from ..terminal import say
+
 if TYPE_CHECKING:
     from ..config import Recipe
 
@@ -23,9 +25,9 @@ def run(options: argparse.Namespace) -> None:
 
     found = matching(options.patterns) if options.patterns else list(RECIPES.values())
     if len(options.patterns) == 1 and options.patterns[0] in RECIPES and not options.json:
-        print(explain(found[0]))
+        say(explain(found[0]))
     elif options.json:
-        print(json.dumps({recipe.name: recipe.title for recipe in found}))
+        say(json.dumps({recipe.name: recipe.title for recipe in found}))
     else:
         _print_list(found)
 
@@ -34,7 +36,7 @@ def _print_list(found: Sequence[Recipe]) -> None:
     width = max(len(recipe.name) for recipe in found)
     for recipe in found:
         printed = ", ".join(f"{name.removeprefix('val_')} {value:g}" for name, value in recipe.expected.items())
-        print(f"{recipe.name:<{width}} {recipe.title}{f'; the paper prints {printed}' if printed else ''}")
+        say(f"{recipe.name:<{width}} {recipe.title}{f'; the paper prints {printed}' if printed else ''}")
 
 
 def explain(recipe: Recipe) -> str:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError, nearest
 from ..runs.launch import Contender, check_grid, train_grid
+from ..terminal import counted, say
 from .options import add_grid_options, add_run_options
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def run(options: argparse.Namespace) -> None:
     if not patterns:
         if overrides or options.run or options.results or options.render or options.data or options.seeds:
             raise UserError("sweep: got neither a study nor recipes, expected some, such as 'digits/steps_*'")
-        print("\n".join(studies()))
+        say("\n".join(studies()))
         return
     if study := find_study(patterns[0]):
         from ..study.command import run_study
@@ -68,7 +69,9 @@ def run(options: argparse.Namespace) -> None:
     folder = options.run or Path("runs") / "sweep"
     with choose_display() as display:
         rows = sweep(recipes, folder, options.seeds or [0], options.jobs, display, options.resume)
-    print(f"report: {folder / 'report.html'} — {len(rows)} runs of {len(recipes)} recipes")
+    say(
+        f"report: {folder / 'report.html'} — {len(rows)} run{'s' * (len(rows) > 1)} of {len(recipes)} recipe{'s' * (len(recipes) > 1)}"
+    )
 
 
 def sweep(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from ..terminal import counted, say
 from .options import add_run_options, recipe_and_folder
 
 HELP = "train a recipe, or continue a run"
@@ -25,4 +26,4 @@ def run(options: argparse.Namespace) -> None:
     if summary:
         parts = {SPLITS[split]: headline(summary["metrics"], split) for split in ("val", "train")}
         said = ", ".join(f"{split} {text}" for split, text in parts.items() if text)
-        print(f"report: {folder / 'report.html'} — after {summary['epochs']} epochs: {said}")
+        say(f"report: {folder / 'report.html'} — after {counted(summary['epochs'], 'epoch')}: {said}")

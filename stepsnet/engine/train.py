@@ -191,6 +191,7 @@ class Trainer:
     def evaluate(self, epoch: int) -> tuple[dict[str, Any], dict[str, Any]]:
         """Score the validation split; returns the epoch's line of metrics, and its progress."""
         means = {f"train_{name}": total / self.task.steps_per_epoch for name, total in self.position.sums.items()}
+        self.report({"kind": "phase", "text": f"epoch {epoch + 1}/{self.settings.epochs}: evaluating"})
         self.evaluated_model.eval()
         broadcast_buffers(self.context, self.evaluated_model)
         with autocast(self.settings.amp_dtype, self.context.device):

@@ -85,14 +85,14 @@ def train_grid(
     """
     from ..files import write_atomically
     from ..overrides import to_yaml
-    from ..run_folder import open_run_folder, read_summary
+    from ..run_folder import folder_name, open_run_folder, read_summary
 
     waiting: list[Job] = []
     runs: list[Path] = []
     for seed in seeds:
         for contender in contenders:
             recipe = dataclasses.replace(contender.recipe, baseline=None, seed=seed)
-            run = folder / f"{contender.name.lower().replace('/', '-')}-seed{seed}"
+            run = folder / f"{folder_name(contender.name.lower())}-seed{seed}"
             if run in runs:
                 raise UserError(f"name: got {contender.name} twice, expected names that differ: both go into {run}")
             runs.append(run)

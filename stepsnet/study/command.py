@@ -9,6 +9,7 @@ from pathlib import Path
 from ..config import MAY_CHANGE_ON_RESUME
 from ..console import choose_display
 from ..errors import UserError
+from ..terminal import say
 from .conductor import check_results, conduct
 from .declare import Study
 from .render import render_study, write_study
@@ -44,9 +45,9 @@ def run_study(study: Study, more: Sequence[str], overrides: Sequence[str], optio
     if options.render:
         check_models(study)
         check_results(study, results, options.data)
-        print(write() if options.run else render_study(study, read_results(results, study)))
+        say(write() if options.run else render_study(study, read_results(results, study)))
         return
     settings = {"data": options.data, "free": tuple(overrides), "resume": options.resume, "after": write}
     with choose_display() as display:
         conduct(study, folder, results, options.jobs, display, **settings)
-    print(write())
+    say(write())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from torch import Tensor, nn
 
 from ...config import ClassificationRecipe
 from ...models.build import build_model
+from ...terminal import say
 from ..assets import CLASSES_FILE, read_classes
 from ..images import open_image
 from ..prediction import PredictInputs, Prediction, load_trained, read_files
@@ -50,7 +50,8 @@ def _classes_of(run: Path, recipe: ClassificationRecipe, model: nn.Module) -> Se
     """The run's class names, or those of its data where the run is older than ``classes.json``."""
     if (run / CLASSES_FILE).exists():
         return read_classes(run)
-    print(
-        f"stepsnet: {run} has no {CLASSES_FILE}: the class names are read from its data, {recipe.data}", file=sys.stderr
+    say(
+        f"stepsnet: {run} has no {CLASSES_FILE}: the class names are read from its data, {recipe.data}",
+        error=True,
     )
     return load_images(recipe.data, input_spec(recipe, model)).classes
