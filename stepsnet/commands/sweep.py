@@ -69,9 +69,8 @@ def run(options: argparse.Namespace) -> None:
     folder = options.run or Path("runs") / "sweep"
     with choose_display() as display:
         rows = sweep(recipes, folder, options.seeds or [0], options.jobs, display, options.resume)
-    say(
-        f"report: {folder / 'report.html'} — {len(rows)} run{'s' * (len(rows) > 1)} of {len(recipes)} recipe{'s' * (len(recipes) > 1)}"
-    )
+    done = f"{counted(len(rows), 'run')} of {counted(len(recipes), 'recipe')}"
+    say(f"report: {folder / 'report.html'} — {done}")
 
 
 def sweep(
