@@ -261,7 +261,7 @@ def test_a_detector_learns_squares_on_images_that_it_has_not_seen(tmp_path, name
     model = build_model(ModelSpec(name, args))
     data = load_coco(
         f"coco:{write_coco(tmp_path / 'data', train=12, val=6)}",
-        DetectionAugment(sizes=(56, 64, 72), max_size=110, crop=0.0),
+        DetectionAugment(sizes=(56, 64, 72), max_size=110, flip=0.5),
     )
     task = Detection(data, batch_size)
     optimizer = torch.optim.AdamW(model.parameters())
