@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 __all__ = [
+    "check_run_folder",
     "folder_name",
     "lock_folder",
     "open_run_folder",
@@ -44,6 +46,21 @@ def open_run_folder(folder: Path, recipe: Recipe, resume: bool) -> None:
     """Make the run folder and write ``config.yaml``, or check that it holds this very recipe.
 
     Raises:
+        UserError: as :func:`check_run_folder`, or the folder cannot be made.
+    """
+    if check_run_folder(folder, recipe, resume):
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--run: cannot use {folder}: {error.strerror}") from None
+    write_atomically(folder / "config.yaml", to_yaml(recipe))
+
+
+def check_run_folder(folder: Path, recipe: Recipe, resume: bool) -> bool:
+    """Whether the folder holds this very recipe, which goes on there; nothing is written.
+
+    Raises:
         UserError: the folder is not empty, or holds another recipe.
     """
     config = folder / "config.yaml"
@@ -55,15 +72,17 @@ def open_run_folder(folder: Path, recipe: Recipe, resume: bool) -> None:
                 continue
             if json.dumps(theirs[key], sort_keys=True) != json.dumps(value, sort_keys=True):
                 raise UserError(f"--run: {folder} holds a run with {key} {theirs[key]!r}, got {value!r}")
-        return
+        return True
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if any(folder.iterdir()):
+        if folder.exists() and any(folder.iterdir()):
             hint = "--resume continues the run in it" if config.exists() else "nothing in it is overwritten"
             raise UserError(f"--run: {folder} is not empty, expected a new folder ({hint})")
     except OSError as error:
         raise UserError(f"--run: cannot use {folder}: {error.strerror}") from None
-    write_atomically(config, to_yaml(recipe))
+    there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    if not (there.is_dir() and os.access(there, os.W_OK)):
+        raise UserError(f"--run: cannot use {folder}: {there} is not a folder that may be written to")
+    return False
 
 
 @contextmanager

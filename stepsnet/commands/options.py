@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from ..terminal import say
 
 if TYPE_CHECKING:
     from ..config import Recipe
 
-__all__ = ["add_grid_options", "add_run_options", "integers", "recipe_and_folder"]
+__all__ = ["add_grid_options", "add_run_options", "integers", "recipe_and_folder", "say_forecasts"]
 
 
 def add_run_options(parser: argparse.ArgumentParser) -> None:
@@ -19,12 +22,25 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--data", help="where the data are: a folder, or KIND:PATH such as cifar10:PATH, hfds:NAME")
     parser.add_argument("--run", metavar="DIR", type=Path, help="the run folder (default: runs/ and the recipe's name)")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="show what would be trained: recipe, updates, sizes; train nothing"
+    )
     parser.add_argument("--resume", action="store_true", help="continue the run in that folder, if there is one")
 
 
 def add_grid_options(parser: argparse.ArgumentParser, seeds: list[int] | None, seeds_help: str) -> None:
     parser.add_argument("--seeds", metavar="S,S,…", type=integers, default=seeds, help=seeds_help)
     parser.add_argument("--jobs", type=int, default=2, help="runs at once, which share the cores (default: 2)")
+
+
+def say_forecasts(recipes: Sequence[tuple[Recipe, str]], about: str) -> None:
+    """What ``--dry-run`` shows, of each recipe with what its model is called in reports."""
+    from ..console import working
+    from ..runs.dry_run import forecast, render_forecasts
+
+    with working("building the model and loading a batch"):
+        found = [forecast(recipe, label) for recipe, label in recipes]
+    say(render_forecasts(found, about))
 
 
 def integers(text: str) -> list[int]:
