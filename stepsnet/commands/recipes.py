@@ -66,6 +66,8 @@ def explain(recipe: Recipe) -> str:
 
 
 def _lines(values: Mapping[str, Any], schema: Schema, defined: Schema) -> Iterator[str]:
+    from ..reading import dump_yaml
+
     for key, value in values.items():
         field = schema["properties"][key]
         inside = _settings_inside(field, defined)
@@ -77,19 +79,7 @@ def _lines(values: Mapping[str, Any], schema: Schema, defined: Schema) -> Iterat
         if inside:
             yield "# a mapping of these keys, each with what it is where it is not named:"
             yield from (f"#   {name}: {_meaning(of_name)}" for name, of_name in inside["properties"].items())
-        yield _as_yaml({key: value})
-
-
-def _as_yaml(values: Mapping[str, Any]) -> str:
-    """With lists in one line."""
-    import yaml
-
-    class Dumper(yaml.SafeDumper):
-        pass
-
-    tag = "tag:yaml.org,2002:seq"
-    Dumper.add_representer(list, lambda dumper, value: dumper.represent_sequence(tag, value, flow_style=True))
-    return yaml.dump(values, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=116).rstrip()
+        yield dump_yaml({key: value}, lists_in_line=True).rstrip()
 
 
 def _settings_inside(field: Schema, defined: Schema) -> Schema | None:
