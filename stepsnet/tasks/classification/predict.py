@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -24,10 +25,24 @@ __all__ = ["predict"]
 def predict(run: Path, recipe: ClassificationRecipe, inputs: PredictInputs) -> list[Prediction]:
     """The ``inputs.top`` likeliest classes of each image, with probabilities.
 
+    With ``inputs.out`` they are written there too, as ``predictions.json``.
+
     Raises:
-        UserError: a file is missing or is not an image; then nothing is predicted.
+        UserError: a file is missing or is not an image, or something of somebody else's is where the result would be;
+            then nothing is predicted.
     """
     files = inputs.require_files(run, recipe)
+    listed = inputs.outputs.folder / "predictions.json"
+    with inputs.outputs.reserved([listed] if inputs.out else [], files) as outputs:
+        predictions = _classify(run, recipe, inputs, files)
+        if inputs.out:
+            outputs.write(listed, json.dumps([prediction.record for prediction in predictions], indent=1) + "\n")
+    return predictions
+
+
+def _classify(
+    run: Path, recipe: ClassificationRecipe, inputs: PredictInputs, files: Sequence[Path]
+) -> list[Prediction]:
     model, device = load_trained(run, recipe, build_model(recipe.model))
     transform = evaluation_transform(recipe.data, input_spec(recipe, model))
     classes = _classes_of(run, recipe, model)
