@@ -7,7 +7,7 @@ import io
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,6 +34,13 @@ def write_atomically(path: Path, content: str | bytes) -> None:
         os.replace(temporary, path)
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def require_new(paths: Iterable[Path], force: bool) -> None:
+    """Raises UserError for the first of these files that is there, unless it may be replaced."""
+    there = next((path for path in paths if os.path.lexists(path)), None)
+    if there is not None and not force:
+        raise UserError(f"--out: {there} is there already; --force replaces it")
 
 
 def cache_folder() -> Path:

@@ -29,6 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("runs", metavar="RUN", nargs="+", type=Path)
     parser.add_argument("--out", metavar="DIR", type=Path, default=Path("analysis"), help="for the figures of shortcut")
+    parser.add_argument("--force", action="store_true", help="replace earlier figures in --out")
     parser.add_argument("--each", action="store_true", help="with drop: each single block in turn")
     parser.add_argument("--data", help="other data than the run's, such as folder:PATH")
     parser.add_argument("--json", action="store_true")
@@ -38,7 +39,10 @@ def run(options: argparse.Namespace) -> None:
     if options.each and options.kind != "drop":
         raise UserError(f"analyze: got --each with {options.kind}, expected it with drop")
     from ..console import working
+    from ..files import require_new
 
+    if options.kind == "shortcut":
+        require_new([options.out / f"stream.{kind}" for kind in ("csv", "png", "svg")], options.force)
     with working(f"analysing {', '.join(map(str, options.runs))}"):
         if options.kind == "shortcut":
             rows = analyze_shortcut(options.runs, options.out, options.data)
