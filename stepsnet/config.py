@@ -90,8 +90,8 @@ class TrainingSettings:
         default=0, ge=0, description="updates between checkpoints within an epoch; 0: at its end"
     )
     log_interval: int = Field(default=50, ge=1, description="updates between lines in metrics.jsonl")
-    tracker: Literal["trackio", "wandb"] | None = Field(
-        default=None, description="besides metrics.jsonl and TensorBoard"
+    tracker: Literal["tensorboard", "trackio", "wandb"] | None = Field(
+        default=None, description="besides metrics.jsonl, and besides TensorBoard where it is installed; null: no other"
     )
     stream_epochs: int = Field(
         default=0, ge=0, description="epochs between measurements of the residual stream; 0: never"
