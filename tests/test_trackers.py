@@ -43,9 +43,7 @@ def test_tensorboard_by_name_is_required(tmp_path, monkeypatch):
     monkeypatch.setattr("stepsnet.engine.tracking.find_spec", lambda name: None)
     trained_with(tmp_path / "none")
     assert not (tmp_path / "none" / "tensorboard").exists()
-    with pytest.raises(
-        UserError, match=r"tensorboard is not installed, .*stepsnet\[tensorboard\]"
-    ):
+    with pytest.raises(UserError, match=r"tensorboard is not installed, .*stepsnet\[tensorboard\]"):
         trained_with(tmp_path / "missing", tracker="tensorboard")
 
 
