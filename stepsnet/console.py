@@ -41,8 +41,8 @@ class Lines:
     A run does not end because its log cannot be written: it goes on without.
     """
 
-    def __init__(self, out: TextIO | None = None, silence: float = _MOST_SECONDS_OF_SILENCE):
-        self.out, self.silence = out, silence
+    def __init__(self, out: TextIO | None = None, silence: float | None = None):
+        self.out, self.silence = out, _MOST_SECONDS_OF_SILENCE if silence is None else silence
         # of each run that goes on: what it does, how the time since then is said, and since when
         self.where: dict[str, tuple[str, str, float]] = {}
         self.has_begun = False
