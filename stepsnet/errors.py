@@ -26,7 +26,7 @@ from typing import Any
 from . import __version__
 from .terminal import OutputLost, abandon, flush, prepare_streams, say
 
-__all__ = ["Stopped", "UserError", "exit_status", "nearest"]
+__all__ = ["Fault", "Stopped", "UserError", "exit_status", "nearest"]
 
 # packages that only some of the commands need -> the extra of ours that has them
 EXTRAS = {
@@ -55,6 +55,12 @@ class Stopped(Exception):
     """Something outside ended the work in good order, such as a signal; ``status`` is the exit status."""
 
     status: int
+
+
+class Fault(Stopped):
+    """A fault of the program in another process, which has recorded it."""
+
+    status = 70
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
