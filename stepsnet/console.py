@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Sized
 from contextlib import contextmanager, suppress
+from functools import cache
 from typing import Any, Protocol, TextIO, TypeVar
 
 from rich.console import Console
@@ -201,9 +202,15 @@ def choose_display() -> Display:
     return Bars(console) if console.is_interactive and console.width >= _NARROWEST_FOR_BARS else Lines()
 
 
+@cache
+def _stderr() -> Console:
+    """One for all, since rich stacks the live displays of one console."""
+    return Console(stderr=True)
+
+
 def progress_bar(items: Iterable[T], description: str, total: int | None = None) -> Iterable[T]:
     """Iterate over the items, with a bar on stderr that disappears at the end; outside a terminal with lines."""
-    console = Console(stderr=True)
+    console = _stderr()
     count = total if total is not None or not isinstance(items, Sized) else len(items)
     if console.is_interactive:
         return track(items, description, count, console=console, transient=True)
@@ -222,7 +229,7 @@ def _with_lines(items: Iterable[T], description: str, count: int | None) -> Iter
 @contextmanager
 def working(what: str) -> Iterator[None]:
     """Show on stderr that the block goes on: the time on a terminal, and elsewhere a line every ten seconds."""
-    console = Console(stderr=True)
+    console = _stderr()
     if console.is_interactive:
         columns = (SpinnerColumn(), _column("{task.description}"), TimeElapsedColumn())
         with Progress(*columns, console=console, transient=True) as bars:
