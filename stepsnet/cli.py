@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import re
+import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from . import __version__
-from .errors import exit_status
+from .errors import UserError, exit_status, nearest
+from .terminal import say
 
 VERBS = (
     "train",
@@ -24,32 +27,63 @@ VERBS = (
     "plan",
     "table",
 )
+SHELLS = ("bash", "zsh", "fish")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit status: 0, 2 for bad input, 130 or 143 for a signal."""
+    """Run one command; returns the exit status (errors.py lists them)."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    return exit_status(lambda: _run(given), "--debug" in given)
+
+
+def _run(given: list[str]) -> None:
     parser = _parser()
-    options, rest = parser.parse_known_args(arguments)
-    if rest and (not hasattr(options, "overrides") or any(argument.startswith("-") for argument in rest)):
-        parser.error(f"got {' '.join(rest)}, expected none of it")
+    if not given:  # as of git, click and clap: the help, but a script that has lost its verb has failed
+        say(parser.format_help(), error=True, end="")
+        raise SystemExit(2)
+    if not given[0].startswith("-") and given[0] not in VERBS:
+        raise UserError(f"got {given[0]!r}, expected a verb that `stepsnet --help` lists{nearest(given[0], VERBS)}")
+    options, rest = parser.parse_known_args(given)
+    unknown = [argument for argument in rest if argument.startswith("-") or not hasattr(options, "overrides")]
+    if unknown:
+        hint = nearest(
+            unknown[0].partition("=")[0], dict.fromkeys(re.findall(r"--[\w-]+", options.parser.format_help()))
+        )
+        options.parser.error(f"got {' '.join(unknown)}, expected none of it{hint}")
     if rest:
-        options.overrides += rest  # argparse takes no positional arguments after an option's
-    return exit_status(lambda: options.verb(options), options.debug)
+        options.overrides = [*options.overrides, *rest]  # argparse takes no positional arguments after an option's
+    options.verb(options)
 
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
+        say(f"{self.prog}: {message} (see {self.prog} --help)", error=True)
+        raise SystemExit(2)
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """argparse passes over what cannot be written."""
+        say(message, error=file is not sys.stdout, end="")
+
+
+class _PrintCompletion(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, namespace: Any, shell: Any, option_string: Any = None) -> None:
+        from .completion import completion_script
+
+        say(completion_script(parser, shell))
+        raise SystemExit(0)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="stepsnet", description="Step by Step Network: very deep networks that train.")
     parser.add_argument("--version", action="version", version=f"stepsnet {__version__}")
+    parser.add_argument(
+        "--print-completion", choices=SHELLS, action=_PrintCompletion, help="print a script that completes commands"
+    )
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
     for name in VERBS:
         command = importlib.import_module(f"stepsnet.commands.{name}")
         sub = verbs.add_parser(name, help=command.HELP, description=command.HELP)
         sub.add_argument("--debug", action="store_true", help="show the traceback of an error")
         command.add_arguments(sub)
-        sub.set_defaults(verb=command.run)
+        sub.set_defaults(verb=command.run, parser=sub)
     return parser

@@ -90,8 +90,8 @@ class TrainingSettings:
         default=0, ge=0, description="updates between checkpoints within an epoch; 0: at its end"
     )
     log_interval: int = Field(default=50, ge=1, description="updates between lines in metrics.jsonl")
-    tracker: Literal["trackio", "wandb"] | None = Field(
-        default=None, description="besides metrics.jsonl and TensorBoard"
+    tracker: Literal["tensorboard", "trackio", "wandb"] | None = Field(
+        default=None, description="besides metrics.jsonl, and besides TensorBoard where it is installed; null: no other"
     )
     stream_epochs: int = Field(
         default=0, ge=0, description="epochs between measurements of the residual stream; 0: never"
@@ -118,17 +118,19 @@ MAY_CHANGE_ON_RESUME = {
 
 @dataclass(frozen=True, kw_only=True, config=_STRICT)
 class Augment:
-    """timm's augmentation, by timm's names. The defaults are the paper's: Swin's."""
+    """timm's augmentation, by timm's names. What is not named is off; the paper's is in recipes/imagenet.py."""
 
-    scale: tuple[Positive, Positive] = Field(default=(0.08, 1.0), description="share of the image that a crop covers")
-    ratio: tuple[Positive, Positive] = Field(default=(3 / 4, 4 / 3), description="width over height of a crop")
-    hflip: Share = Field(default=0.5, description="probability of a horizontal flip")
-    color_jitter: float = Field(default=0.4, ge=0, description="strength; without auto_augment")
-    auto_augment: str | None = Field(default="rand-m9-mstd0.5-inc1", description="one of timm's policies")
-    re_prob: Share = Field(default=0.25, description="probability of random erasing")
+    scale: tuple[Positive, Positive] = Field(
+        default=(1.0, 1.0), description="share of the image that a crop covers; 1, 1: the largest square in its middle"
+    )
+    ratio: tuple[Positive, Positive] = Field(default=(1.0, 1.0), description="width over height of a crop")
+    hflip: Share = Field(default=0.0, description="probability of a horizontal flip")
+    color_jitter: float = Field(default=0.0, ge=0, description="strength; without auto_augment")
+    auto_augment: str | None = Field(default=None, description="one of timm's policies, such as rand-m9-mstd0.5-inc1")
+    re_prob: Share = Field(default=0.0, description="probability of random erasing")
     re_mode: Literal["const", "rand", "pixel"] = Field(default="pixel", description="what erased parts are filled with")
-    mixup: float = Field(default=0.8, ge=0, description="alpha; 0: no Mixup")
-    cutmix: float = Field(default=1.0, ge=0, description="alpha; 0: no CutMix")
+    mixup: float = Field(default=0.0, ge=0, description="alpha; 0: no Mixup")
+    cutmix: float = Field(default=0.0, ge=0, description="alpha; 0: no CutMix")
     mixup_prob: Share = Field(default=1.0, description="probability of either, per batch")
     mixup_switch_prob: Share = Field(default=0.5, description="probability of CutMix where both are on")
     aug_repeats: int = Field(default=1, ge=1, description="copies of a sample per epoch, each augmented in its own way")
@@ -136,15 +138,15 @@ class Augment:
 
 @dataclass(frozen=True, kw_only=True, config=_STRICT)
 class DetectionAugment:
-    """Sizes and crops of a detector's training images. The defaults are those of Swin's detectors."""
+    """Sizes and crops of a detector's training images. What is not named is off; Swin's are in recipes/coco.py."""
 
-    sizes: tuple[Side, ...] = Field(
-        default=tuple(range(480, 801, 32)), min_length=1, description="of the shorter side, one drawn per image"
+    sizes: Annotated[tuple[Side, ...], Field(min_length=1)] | None = Field(
+        default=None, description="of the shorter side, one drawn per image; null: that of evaluation"
     )
-    max_size: Side = Field(default=1333, description="of the longer side")
-    flip: Share = Field(default=0.5, description="probability of a horizontal flip")
+    max_size: Side | None = Field(default=None, description="of the longer side; null: that of evaluation")
+    flip: Share = Field(default=0.0, description="probability of a horizontal flip")
     crop: Share = Field(
-        default=0.5, description="probability of a resize to crop_sizes and a crop before that to sizes"
+        default=0.0, description="probability of a resize to crop_sizes and a crop before that to sizes"
     )
     crop_sizes: tuple[Side, ...] = Field(
         default=(400, 500, 600), min_length=1, description="shorter side before a crop"
@@ -157,14 +159,12 @@ class DetectionAugment:
 
 @dataclass(frozen=True, kw_only=True, config=_STRICT)
 class SegmentationAugment:
-    """What an image and its labels undergo in training. The defaults are Swin's for ADE20K."""
+    """What crops of an image and its labels undergo. What is not named is off; Swin's is in recipes/ade20k.py."""
 
-    scale_range: tuple[Positive, Positive] = Field(default=(0.5, 2.0), description="factors of the recipe's scale")
-    max_class_share: Share = Field(
-        default=0.75, description="of a crop's labelled pixels, if one of ten tries has less"
-    )
-    hflip: Share = Field(default=0.5, description="probability of a horizontal flip")
-    photometric: bool = Field(default=True, description="changes of brightness, contrast, saturation and hue")
+    scale_range: tuple[Positive, Positive] = Field(default=(1.0, 1.0), description="factors of the recipe's scale")
+    max_class_share: Share = Field(default=1.0, description="of a crop's labelled pixels, if one of ten tries has less")
+    hflip: Share = Field(default=0.0, description="probability of a horizontal flip")
+    photometric: bool = Field(default=False, description="changes of brightness, contrast, saturation and hue")
 
     def __post_init__(self) -> None:
         _check_range("augment.scale_range", self.scale_range)
@@ -213,7 +213,7 @@ class ClassificationRecipe(Recipe):
     crop_pct: Annotated[float, Field(gt=0, le=1)] | None = Field(
         default=None, description="share of the resized image that is evaluated; null: the model's"
     )
-    augment: Augment | None = Field(default=None, description="null: no augmentation")
+    augment: Augment | None = Field(default=None, description="of the training images; null: none")
     label_smoothing: Share = Field(default=0.0, description="of the targets")
     max_undecodable: int = Field(default=100, ge=0, description="samples that may be skipped before the run stops")
 
@@ -258,7 +258,9 @@ class DenseRecipe(Recipe):
 @dataclass(frozen=True, kw_only=True, config=_STRICT)
 class DetectionRecipe(DenseRecipe):
     task: Literal["detection"] = "detection"
-    augment: DetectionAugment | None = Field(default=None, description="null: the sizes of evaluation")
+    augment: DetectionAugment | None = Field(
+        default=None, description="of the training images; null: the sizes of evaluation"
+    )
     max_invalid: int = Field(
         default=0, ge=0, description="annotations outside their image or without area that are left out"
     )

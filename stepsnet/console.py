@@ -1,23 +1,33 @@
-"""The progress of runs: live bars on a terminal, one line per epoch in a log, or events for a parent process.
+"""The progress of runs: live bars on a terminal, lines in a log, or events for a parent process.
 
-A run reports events, which are plain dictionaries: ``{"run", "kind": "progress" | "epoch" | "note", …}``.
+A run reports events, which are plain dictionaries: ``{"run", "kind": "progress" | "phase" | "epoch" | "note", …}``.
+Outside a terminal something is said at least every ten seconds, so that a log tells a slow run from one that hangs.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
-from collections.abc import Iterable, Sized
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sized
+from contextlib import contextmanager, suppress
+from functools import cache
 from typing import Any, Protocol, TextIO, TypeVar
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn, track
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn, track
+from rich.text import Text
 
 from .metrics import format_metric, headline
+from .terminal import OutputLost, printable, say
 
-__all__ = ["Bars", "Display", "Events", "Lines", "choose_display", "progress_bar"]
+__all__ = ["Bars", "Display", "Events", "Lines", "choose_display", "progress_bar", "working"]
 
 T = TypeVar("T")
+_MOST_SECONDS_OF_SILENCE = 10.0
+_NARROWEST_FOR_BARS = 60  # columns of a terminal
 
 
 class Display(Protocol):
@@ -27,28 +37,84 @@ class Display(Protocol):
 
 
 class Lines:
-    """A plain log: one line per epoch and per note."""
+    """A log: a line for each epoch and note, and where these are rare one for where each run is.
 
-    def __init__(self, out: TextIO | None = None):
-        self.out = out or sys.stdout
+    A run does not end because its log cannot be written: it goes on without.
+    """
+
+    def __init__(self, out: TextIO | None = None, silence: float | None = None):
+        self.out, self.silence = out, _MOST_SECONDS_OF_SILENCE if silence is None else silence
+        # of each run that goes on: what it does, how the time since then is said, and since when
+        self.where: dict[str, tuple[str, str, float]] = {}
+        self.has_begun = False
+        self.started_at = self.written_at = time.monotonic()
+        self.writing, self.ended = threading.RLock(), threading.Event()
 
     def __enter__(self) -> Lines:
+        threading.Thread(target=self._break_silence, daemon=True).start()
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self.out.flush()
+        self.ended.set()
 
     def show(self, event: dict[str, Any]) -> None:
-        text = {"epoch": epoch_line, "note": lambda e: e["text"]}.get(event["kind"])
-        if text:
-            print(f"{event['run']}: {text(event)}", file=self.out, flush=True)
+        kind, run = event["kind"], event["run"]
+        with self.writing:
+            self.has_begun = True
+            if kind == "progress":
+                self.where[run] = (_progress_line(event), "{:.0f} s ago", time.monotonic())
+            elif kind == "phase":
+                self.where[run] = (event["text"], "for {:.0f} s", time.monotonic())
+            elif kind == "note":
+                self.write(f"{run}: {event['text']}")
+                self.where.setdefault(run, ("starting", "for {:.0f} s", time.monotonic()))
+            elif kind == "epoch":
+                self.write(f"{run}: {epoch_line(event)}")
+                if event["epoch"] == event["epochs"]:
+                    self.where.pop(run, None)
+
+    def write(self, line: str) -> None:
+        self.written_at = time.monotonic()
+        with suppress(OutputLost, OSError, ValueError):
+            if self.out is None:
+                say(line, flush=True)
+            else:
+                print(printable(line), file=self.out, flush=True)
+
+    def _break_silence(self) -> None:
+        often = min(self.silence / 4, 1.0)
+        while not self.ended.wait(often):
+            with self.writing:
+                if time.monotonic() - self.written_at >= self.silence - often and not self.ended.is_set():
+                    self._say_where()
+
+    def _say_where(self) -> None:
+        now = time.monotonic()
+        for run, (what, how_long, since) in self.where.items():
+            waiting = f" ({how_long.format(now - since)})" if now - since >= self.silence / 2 else ""
+            self.write(f"{run}: {what}{waiting}")
+        if not self.where:
+            self.write(f"{'finishing' if self.has_begun else 'starting'} (for {now - self.started_at:.0f} s)")
 
 
-class Events(Lines):
-    """One JSON object per line, for the process that started this one."""
+class Silence:
+    """For a process beside the one that shows what they do together."""
+
+    def __enter__(self) -> Silence:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        return None
 
     def show(self, event: dict[str, Any]) -> None:
-        print(json.dumps(event), file=self.out, flush=True)
+        return None
+
+
+class Events(Silence):
+    """One JSON object per line, for the process that started this one; without it the run ends."""
+
+    def show(self, event: dict[str, Any]) -> None:
+        say(json.dumps(event), flush=True)
 
 
 class Bars:
@@ -56,16 +122,16 @@ class Bars:
 
     def __init__(self, console: Console | None = None):
         self.bars = Progress(
-            TextColumn("[bold]{task.description}"),
+            _column("{task.description}", style="bold"),
             BarColumn(bar_width=None),
-            TextColumn("epoch {task.fields[epoch]}/{task.fields[epochs]}"),
-            TextColumn("loss {task.fields[loss]}"),
-            TextColumn("{task.fields[metrics]}"),
-            TextColumn("lr {task.fields[lr]:.2g}"),
-            TextColumn("{task.fields[speed]}"),
-            TextColumn("{task.fields[memory]:.1f} GiB"),
+            _column("epoch {task.fields[epoch]}/{task.fields[epochs]}"),
+            _column("loss {task.fields[loss]}"),
+            _column("{task.fields[metrics]}"),
+            _column("lr {task.fields[lr]:.2g}"),
+            _column("{task.fields[speed]}"),
+            _column("{task.fields[memory]:.1f} GiB"),
             TimeRemainingColumn(compact=True),
-            TextColumn("left"),
+            _column("left"),
             console=console,
             refresh_per_second=4,
             expand=True,
@@ -91,12 +157,20 @@ class Bars:
                 "memory": event["memory_gib"],
             }
             if event["run"] not in self.tasks:
-                self.tasks[event["run"]] = self.bars.add_task(event["run"], total=event["steps"], **fields)
+                name = printable(event["run"])
+                self.tasks[event["run"]] = self.bars.add_task(name, total=event["steps"], **fields)
             self.bars.update(self.tasks[event["run"]], completed=event["step"], **fields)
         elif event["kind"] == "epoch":
-            self.bars.console.print(f"[dim]{event['run']}: {epoch_line(event)}", highlight=False)
+            self.write(f"{event['run']}: {epoch_line(event)}", style="dim")
         elif event["kind"] == "note":
-            self.bars.console.print(f"{event['run']}: {event['text']}", highlight=False)
+            self.write(f"{event['run']}: {event['text']}")
+
+    def write(self, line: str, style: str = "") -> None:
+        self.bars.console.print(Text(printable(line), style))  # a Text: neither markup nor emoji are looked for
+
+
+def _column(text: str, **settings: Any) -> TextColumn:
+    return TextColumn(text, markup=False, **settings)
 
 
 def epoch_line(event: dict[str, Any]) -> str:
@@ -106,19 +180,62 @@ def epoch_line(event: dict[str, Any]) -> str:
             parts.append(f"{split} loss {format_metric(loss, event[loss])}")
         if metrics := headline(event, split):
             parts.append(metrics)
-    parts += [event["speed"], f"{event['memory_gib']:.1f} GiB"]
+    return ", ".join([*parts, event["speed"], f"{event['memory_gib']:.1f} GiB", _time_left(event)])
+
+
+def _progress_line(event: dict[str, Any]) -> str:
+    parts = [f"epoch {event['epoch']}/{event['epochs']}", f"update {event['step']}/{event['steps']}"]
+    parts += [f"loss {format_metric('loss', event['loss'])}", headline(event), event["speed"], _time_left(event)]
+    return ", ".join(filter(None, parts))
+
+
+def _time_left(event: dict[str, Any]) -> str:
     minutes, seconds = divmod(round(event["seconds_left"]), 60)
-    parts.append(f"{minutes}:{seconds:02d} left")
-    return ", ".join(parts)
+    return f"{minutes}:{seconds:02d} left"
 
 
 def choose_display() -> Display:
-    """Bars on a terminal and lines elsewhere."""
-    return Bars() if sys.stdout.isatty() else Lines()
+    """Bars on a terminal that can draw them, and lines elsewhere; of torchrun's processes the first shows them."""
+    if os.environ.get("RANK", "0") != "0":
+        return Silence()
+    console = Console()
+    return Bars(console) if console.is_interactive and console.width >= _NARROWEST_FOR_BARS else Lines()
+
+
+@cache
+def _stderr() -> Console:
+    """One for all, since rich stacks the live displays of one console."""
+    return Console(stderr=True)
 
 
 def progress_bar(items: Iterable[T], description: str, total: int | None = None) -> Iterable[T]:
-    """Iterate over the items with a progress bar, on stderr, which disappears at the end; none outside a terminal."""
-    console = Console(stderr=True)
+    """Iterate over the items, with a bar on stderr that disappears at the end; outside a terminal with lines."""
+    console = _stderr()
     count = total if total is not None or not isinstance(items, Sized) else len(items)
-    return track(items, description, count, console=console, transient=True, disable=not console.is_terminal)
+    if console.is_interactive:
+        return track(items, description, count, console=console, transient=True)
+    return _with_lines(items, description, count)
+
+
+def _with_lines(items: Iterable[T], description: str, count: int | None) -> Iterator[T]:
+    said_at = time.monotonic()
+    for number, item in enumerate(items):
+        if time.monotonic() - said_at >= _MOST_SECONDS_OF_SILENCE:
+            said_at = time.monotonic()
+            say(f"stepsnet: {description}: {number:,}{f' of {count:,}' if count else ''}", error=True)
+        yield item
+
+
+@contextmanager
+def working(what: str) -> Iterator[None]:
+    """Show on stderr that the block goes on: the time on a terminal, and elsewhere a line every ten seconds."""
+    console = _stderr()
+    if console.is_interactive:
+        columns = (SpinnerColumn(), _column("{task.description}"), TimeElapsedColumn())
+        with Progress(*columns, console=console, transient=True) as bars:
+            bars.add_task(printable(what), total=None)
+            yield
+        return
+    with Lines(sys.stderr) as lines:
+        lines.show({"run": "stepsnet", "kind": "phase", "text": what})
+        yield

@@ -1,18 +1,37 @@
-"""Bad input: one clear line that names the thing, the value and what was expected, and an exit status."""
+"""What ends a command: one line that names the thing, the value and what was expected, and an exit status.
+
+==== ============================================================
+0    done
+2    a mistake in what was given, such as an unknown key
+70   a fault of the program; the line says where its traceback is
+74   standard output cannot be written; what goes to files is there
+130  interrupted, by Ctrl-C; 143 by SIGTERM
+141  the reader of standard output has gone
+==== ============================================================
+"""
 
 from __future__ import annotations
 
 import difflib
+import errno
+import os
+import shlex
 import sys
+import tempfile
+import traceback
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any
 
-__all__ = ["UserError", "exit_status", "nearest"]
+from . import __version__
+from .terminal import OutputLost, abandon, flush, prepare_streams, say
+
+__all__ = ["Fault", "Stopped", "UserError", "exit_status", "nearest"]
 
 # packages that only some of the commands need -> the extra of ours that has them
 EXTRAS = {
     **dict.fromkeys(
-        ("pydantic", "yaml", "rich", "filelock", "sklearn", "matplotlib", "jinja2", "torchmetrics"), "train"
+        ("pydantic", "yaml", "rich", "filelock", "sklearn", "matplotlib", "jinja2", "torchmetrics", "shtab"), "train"
     ),
     "pycocotools": "detection",
     "transformers": "language",
@@ -20,9 +39,28 @@ EXTRAS = {
     "datasets": "data",
 }
 
+# what the machine refuses, wherever it is met: no fault of the program
+_REFUSED = {
+    getattr(errno, name)
+    for name in ("EACCES", "EPERM", "ENOSPC", "EDQUOT", "EROFS", "EIO", "EMFILE", "ENFILE", "ELOOP", "ENAMETOOLONG")
+    if hasattr(errno, name)
+}
+
 
 class UserError(Exception):
     """A mistake of the caller's; the command line prints it as one line and exits with status 2."""
+
+
+class Stopped(Exception):
+    """Something outside ended the work in good order, such as a signal; ``status`` is the exit status."""
+
+    status: int
+
+
+class Fault(Stopped):
+    """A fault of the program in another process, which has recorded it."""
+
+    status = 70
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -33,31 +71,63 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 def exit_status(run: Callable[[], Any], debug: bool = False) -> int:
     """Run a function and turn what it raises into one line and an exit status; with ``debug`` let it through."""
+    prepare_streams()
+    try:
+        status = _status_of(run, debug)
+        flush()
+    except (OutputLost, BrokenPipeError) as lost:
+        abandon(sys.stdout)
+        if isinstance(lost, BrokenPipeError) or lost.reader_has_gone:
+            return 141
+        say(f"stepsnet: {lost}", error=True)
+        return 74
+    return status
+
+
+def _status_of(run: Callable[[], Any], debug: bool) -> int:
     try:
         run()
         return 0
-    except UserError as error:
+    except (OutputLost, BrokenPipeError):
+        raise
+    except SystemExit as ended:  # of argparse, which has said why
+        return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    except KeyboardInterrupt:
+        say("stepsnet: interrupted", error=True)
+        return 130
+    except Exception as error:
         if debug:
             raise
-        print(f"stepsnet: {error}", file=sys.stderr)
-        return 2
-    except ModuleNotFoundError as error:
-        package = (error.name or "").partition(".")[0]
-        if package not in EXTRAS or debug:
-            raise
-        print(
-            f"stepsnet: {package} is not installed, expected `pip install stepsnet[{EXTRAS[package]}]`", file=sys.stderr
-        )
-        return 2
-    except KeyboardInterrupt:
-        print("stepsnet: interrupted", file=sys.stderr)
-        return 130
-    except BrokenPipeError:  # the reader of our output has gone
-        sys.stderr.close()
-        return 141
-    except Exception as error:
-        status = getattr(error, "status", None)  # a run that a signal stopped
-        if status is None or debug:
-            raise
-        print(f"stepsnet: {error}", file=sys.stderr)
+        text, status = _line(error)
+        say(f"stepsnet: {text}", error=True)
         return status
+
+
+def _line(error: Exception) -> tuple[str, int]:
+    """What is said of an exception, and the exit status."""
+    if isinstance(error, UserError):
+        return str(error), 2
+    if isinstance(error, Stopped):
+        return str(error), error.status
+    if isinstance(error, ModuleNotFoundError) and (package := (error.name or "").partition(".")[0]) in EXTRAS:
+        return f"{package} is not installed, expected `pip install stepsnet[{EXTRAS[package]}]`", 2
+    if isinstance(error, OSError) and error.errno in _REFUSED:
+        where = f"{os.fspath(error.filename)!s}: " if error.filename is not None else ""
+        return f"{where}{error.strerror}", 2
+    if isinstance(error, MemoryError):
+        return f"out of memory{f': {error}' if str(error) else ''}", 2
+    what = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+    return f"this is a fault of stepsnet, please report it: {what} ({_kept(error)}; --debug shows it)", 70
+
+
+def _kept(error: Exception) -> str:
+    """Write the traceback into the run's folder, or else the temporary one; says where it is."""
+    command = shlex.join(["stepsnet", *sys.argv[1:]])
+    text = f"stepsnet {__version__}, Python {sys.version}\n{command}\n\n{''.join(traceback.format_exception(error))}"
+    for folder in (getattr(error, "run_folder", None), None):  # None: the temporary one
+        with suppress(OSError):
+            number, name = tempfile.mkstemp(".txt", "fault-" if folder else "stepsnet-fault-", folder)
+            with open(number, "w", encoding="utf-8", errors="backslashreplace") as file:
+                file.write(text)
+            return f"the full traceback is in {name}"
+    return "its traceback could not be written anywhere"

@@ -6,8 +6,8 @@ import hashlib
 import io
 import json
 import os
-import sys
-from collections.abc import Callable, Iterator
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from filelock import FileLock
 
 from .errors import UserError
+from .terminal import say
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -35,9 +36,31 @@ def write_atomically(path: Path, content: str | bytes) -> None:
         raise UserError(f"cannot write {path}: {error.strerror or error}") from error
 
 
+def require_new(paths: Iterable[Path], force: bool) -> None:
+    """Raises UserError for the first of these files that is there, unless it may be replaced."""
+    there = next((path for path in paths if os.path.lexists(path)), None)
+    if there is not None and not force:
+        raise UserError(f"--out: {there} is there already; --force replaces it")
+
+
 def cache_folder() -> Path:
-    """Where files computed once per data set are kept: ``STEPSNET_CACHE``, by default ``~/.cache/stepsnet``."""
-    return Path(os.environ.get("STEPSNET_CACHE") or Path.home() / ".cache" / "stepsnet")
+    """Where files computed once per data set are kept: ``STEPSNET_CACHE``, by default ``~/.cache/stepsnet``.
+
+    A user without a home, as in some containers, has one of their own among the temporary files.
+
+    Raises:
+        UserError: that one belongs to somebody else.
+    """
+    if named := os.environ.get("STEPSNET_CACHE"):
+        return Path(named)
+    try:
+        return Path.home() / ".cache" / "stepsnet"
+    except RuntimeError:
+        folder = Path(tempfile.gettempdir()) / f"stepsnet-{os.getuid()}"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        if folder.is_symlink() or folder.stat().st_uid != os.getuid():
+            raise UserError(f"cache: {folder} is somebody else's; STEPSNET_CACHE names another folder") from None
+        return folder
 
 
 def cached_json(name: str, compute: Callable[[], Any]) -> Any:
@@ -86,9 +109,7 @@ def locked_entry(path: Path) -> Iterator[None]:
 def say_damaged(entry: Path) -> None:
     """A line on stderr where an entry of the cache that cannot be used is there."""
     if entry.exists():
-        print(
-            f"stepsnet: the cache entry {entry} is damaged or of an earlier version, it is made again", file=sys.stderr
-        )
+        say(f"stepsnet: the cache entry {entry} is damaged or of an earlier version, it is made again", error=True)
 
 
 def _read_entry(path: Path) -> str | None:

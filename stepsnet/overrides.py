@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
 import typing
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
@@ -16,6 +15,7 @@ import pydantic
 from .config import RECIPE_TYPES, AnyRecipe, Recipe
 from .errors import UserError, nearest
 from .reading import dump_yaml, read_yaml
+from .terminal import say
 
 __all__ = ["override", "read_recipe", "to_plain", "to_yaml"]
 
@@ -26,12 +26,13 @@ RENAMED = {"probe_epochs": "stream_epochs", "signal_interval": "stream_interval"
 def override(recipe: Recipe, assignments: Sequence[str]) -> Recipe:
     """Apply ``key=value`` assignments; ``model.args.widths=[24,34,48]`` reaches inside.
 
-    Values are JSON, or else plain text.
+    Values are JSON, or else plain text. A mapping takes the place of the whole: ``augment={"hflip":0.5}`` is flips and
+    nothing else. ``augment.hflip=0.5`` leaves the rest as it is, which is off where there is no augmentation yet.
 
     Raises:
         UserError: no ``=``, an unknown key, or a value of another type or out of bounds.
     """
-    values = to_plain(recipe)
+    values, known = to_plain(recipe), _known_keys(type(recipe))
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
         if not equals:
@@ -39,12 +40,14 @@ def override(recipe: Recipe, assignments: Sequence[str]) -> Recipe:
         key = _new_name(key, "override")
         *parents, last = key.split(".")
         inner, path = values, ""
+        if parents and values.get(parents[0], ...) is None and _may_be_empty(recipe, parents[0]):
+            values[parents[0]] = {}
         for part in parents:
             if not isinstance(inner.get(part), dict):
-                raise UserError(_unknown(key, _keys(values)))
+                raise UserError(_unknown(key, {*known, *_keys(values)}))
             inner, path = inner[part], f"{path}{part}."
-        if last not in inner and not path.endswith("args."):  # args are the model's own
-            raise UserError(_unknown(key, _keys(values)))
+        if last not in inner and not path.endswith("args.") and key not in known:  # args are the model's own
+            raise UserError(_unknown(key, {*known, *_keys(values)}))
         try:
             inner[last] = json.loads(text)
         except json.JSONDecodeError:
@@ -71,7 +74,7 @@ def read_recipe(path: Path) -> Recipe:
 def _new_name(key: str, where: str) -> str:
     """The name that a field has now, with a line that says so, once for each file."""
     if key in RENAMED:
-        print(f"stepsnet: {where}: {key} is now called {RENAMED[key]}, and is read as that", file=sys.stderr)
+        say(f"stepsnet: {where}: {key} is now called {RENAMED[key]}, and is read as that", error=True)
     return RENAMED.get(key, key)
 
 
@@ -127,6 +130,16 @@ def _first_mistake(error: pydantic.ValidationError, values: Mapping[str, Any]) -
     return f"{key}: got {got!r}, expected {expected}"
 
 
+def _may_be_empty(recipe: Recipe, key: str) -> bool:
+    """Whether a recipe's field holds settings that all have defaults, such as its augmentation."""
+    hint = typing.get_type_hints(type(recipe))[key]
+    inside = [inner for inner in (hint, *typing.get_args(hint)) if dataclasses.is_dataclass(inner)]
+    return bool(inside) and all(
+        field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
+        for field in dataclasses.fields(inside[0])
+    )
+
+
 def _known_keys(kind: type, prefix: str = "") -> list[str]:
     """The keys of a recipe type and of the settings inside it, such as ``augment.mixup``."""
     found = []
@@ -148,4 +161,5 @@ def _keys(values: Mapping[str, Any], prefix: str = "") -> list[str]:
 
 
 def _unknown(key: str, known: Iterable[str]) -> str:
-    return f"unknown key {key!r}, expected one of a recipe's{nearest(key, sorted(set(known) - {key}))}"
+    hint = nearest(key, sorted(set(known) - {key}))
+    return f"unknown key {key!r}, expected one of a recipe's{hint}; `stepsnet recipes NAME` explains each of them"

@@ -112,11 +112,15 @@ def parse_yaml(text: str, where: str) -> Any:
     return content
 
 
-def dump_yaml(content: Any) -> str:
+def dump_yaml(content: Any, *, lists_in_line: bool = False) -> str:
     """Plain data as YAML that :func:`parse_yaml` and YAML 1.1's readers read back as they are."""
     import yaml
 
-    return yaml.dump(content, Dumper=_dumper(), sort_keys=False, allow_unicode=True)
+    dumper = _dumper()
+    if lists_in_line:
+        tag = "tag:yaml.org,2002:seq"
+        dumper.add_representer(list, lambda own, value: own.represent_sequence(tag, value, flow_style=True))
+    return yaml.dump(content, Dumper=dumper, sort_keys=False, allow_unicode=True)
 
 
 def _of_kind(content: Any, kind: type | None, got: str, behind: str) -> Any:

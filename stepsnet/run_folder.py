@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 __all__ = [
+    "check_run_folder",
+    "folder_name",
     "lock_folder",
     "open_run_folder",
     "read_metrics",
@@ -34,8 +37,28 @@ __all__ = [
 ]
 
 
+def folder_name(name: str) -> str:
+    """What a run of that name is called among others: one folder, whatever the name holds, and not a hidden one."""
+    return re.sub(r"[^\w.+=@-]", "-", name).lstrip(".-")[:60] or "run"
+
+
 def open_run_folder(folder: Path, recipe: Recipe, resume: bool) -> None:
     """Make the run folder and write ``config.yaml``, or check that it holds this very recipe.
+
+    Raises:
+        UserError: as :func:`check_run_folder`, or the folder cannot be made.
+    """
+    if check_run_folder(folder, recipe, resume):
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--run: cannot use {folder}: {error.strerror}") from None
+    write_atomically(folder / "config.yaml", to_yaml(recipe))
+
+
+def check_run_folder(folder: Path, recipe: Recipe, resume: bool) -> bool:
+    """Whether the folder holds this very recipe, which goes on there; nothing is written.
 
     Raises:
         UserError: the folder is not empty, or holds another recipe.
@@ -49,15 +72,17 @@ def open_run_folder(folder: Path, recipe: Recipe, resume: bool) -> None:
                 continue
             if json.dumps(theirs[key], sort_keys=True) != json.dumps(value, sort_keys=True):
                 raise UserError(f"--run: {folder} holds a run with {key} {theirs[key]!r}, got {value!r}")
-        return
+        return True
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if any(folder.iterdir()):
+        if folder.exists() and any(folder.iterdir()):
             hint = "--resume continues the run in it" if config.exists() else "nothing in it is overwritten"
             raise UserError(f"--run: {folder} is not empty, expected a new folder ({hint})")
     except OSError as error:
         raise UserError(f"--run: cannot use {folder}: {error.strerror}") from None
-    write_atomically(config, to_yaml(recipe))
+    there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    if not (there.is_dir() and os.access(there, os.W_OK)):
+        raise UserError(f"--run: cannot use {folder}: {there} is not a folder that may be written to")
+    return False
 
 
 @contextmanager
@@ -78,6 +103,10 @@ def lock_folder(folder: Path, writes: bool = True) -> Iterator[None]:
         raise UserError(f"--run: {folder} is in use by a run that is still alive") from None
     try:
         yield
+    except Exception as error:
+        with suppress(AttributeError):
+            error.run_folder = folder  # type: ignore[attr-defined] # where an unforeseen one is recorded
+        raise
     finally:
         lock.release()
 

@@ -5,11 +5,12 @@ Results over seeds are given as mean ± sample standard deviation, timings as me
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["format_mean_std", "format_quartiles", "quartiles"]
+__all__ = ["format_mean_std", "format_number", "format_quartiles", "quartiles"]
 
 
 def format_mean_std(values: Sequence[float], spec: str = ".2f", unit: str = "", std_spec: str | None = None) -> str:
@@ -29,7 +30,17 @@ def quartiles(values: Sequence[float]) -> dict[str, Any]:
     return {"median": median, "quartiles": [first, third], "n": len(values)}
 
 
-def format_quartiles(found: Mapping[str, Any], spec: str = ".2f") -> str:
-    """What :func:`quartiles` returned, as ``median (first to third quartile)``."""
-    first, third = found["quartiles"]
-    return f"{found['median']:{spec}} ({first:{spec}} to {third:{spec}})"
+def format_quartiles(found: Mapping[str, Any], spec: str | None = ".2f") -> str:
+    """What :func:`quartiles` returned, as ``median (first to third quartile)``; without a spec by format_number."""
+    values = (found["median"], *found["quartiles"])
+    median, first, third = (format_number(value) if spec is None else f"{value:{spec}}" for value in values)
+    return f"{median} ({first} to {third})"
+
+
+def format_number(value: float, digits: int = 3) -> str:
+    """With so many significant digits, every one before the point, and no exponent: 0.0123, 45.6, 1,423."""
+    if not value or not math.isfinite(value):
+        return f"{value:g}"
+    rounded = float(f"{value:.{digits - 1}e}")  # 9.996 has one digit before the point, and 10.0 has two
+    decimals = max(0, digits - 1 - math.floor(math.log10(abs(rounded))))
+    return f"{value:,.{decimals}f}"

@@ -12,7 +12,7 @@ from stepsnet.tasks.detection.data import load_coco
 from stepsnet.tasks.detection.task import Detection
 
 CPU = torch.device("cpu")
-AUGMENT = DetectionAugment(sizes=(48, 64), max_size=96, crop=0.5, crop_sizes=(64, 80), crop_range=(40, 64))
+AUGMENT = DetectionAugment(sizes=(48, 64), max_size=96, flip=0.5, crop=0.5, crop_sizes=(64, 80), crop_range=(40, 64))
 TINY = ["epochs=2", "batch_size=2", "device=cpu", "log_interval=1", "warmup_epochs=0", "model.args.num_classes=2"]
 TINY += ["model.args.backbone=test_steps_swin", "model.args.backbone_args={}", "model.args.size=64"]
 TINY += ["model.args.max_size=96", "model.args.channels=8", "model.args.hidden=16", "model.args.samples=16"]

@@ -1,7 +1,9 @@
 """Speed and memory: what is written is what was timed, and every model is visited in every round."""
 
 import csv
+import itertools
 import json
+import re
 
 import pytest
 import timm
@@ -12,10 +14,11 @@ from stepsnet.analysis import speed
 from stepsnet.analysis.memory import activation_bytes
 from stepsnet.analysis.speed import Measured, measure_memory, measure_speed
 from stepsnet.cli import main
-from stepsnet.commands.bench import find_candidates
+from stepsnet.commands.bench import find_candidates, render_bench
 from stepsnet.errors import UserError
 from stepsnet.paper.tables import printed_rows
-from stepsnet.summary_stats import format_mean_std, format_quartiles, quartiles
+from stepsnet.report import speed as report_speed
+from stepsnet.summary_stats import format_mean_std, format_number, format_quartiles, quartiles
 
 CPU = torch.device("cpu")
 
@@ -66,6 +69,7 @@ def test_what_would_not_fit_is_said_before_it_is_tried(monkeypatch):
 
 
 def test_quartiles():
+    assert [format_number(value) for value in (0, 9.996, 0.00098765, -12.34)] == ["0", "10.0", "0.000988", "-12.3"]
     assert quartiles([5.0, 1.0, 3.0, 2.0, 4.0]) == {"median": 3.0, "quartiles": [1.5, 4.5], "n": 5}
     assert quartiles([2.0]) == {"median": 2.0, "quartiles": [2.0, 2.0], "n": 1}
     assert format_quartiles(quartiles([5.0, 1.0, 3.0, 2.0, 4.0]), ".1f") == "3.0 (1.5 to 4.5)"
@@ -92,6 +96,7 @@ def test_runs_and_names_from_the_command_line(tmp_path, capsys):
     places = [str(steps), str(base), str(deeper / "summary.json"), "test_vit"]
     small = ["--rounds", "3", "--batch-size", "2", "--memory", "1,2", "--device", "cpu"]
     assert main(["bench", *places, *small, "--out", str(tmp_path / "out")]) == 0
+    before = (tmp_path / "out" / "speed.json").read_bytes()
     printed = capsys.readouterr().out.splitlines()
     assert printed[0].startswith("| model | blocks | MACs (G) | inference /s | training /s | latency (ms) |")
     assert len(printed) == 6 and printed[2].startswith("| steps | 5 |")
@@ -111,6 +116,38 @@ def test_runs_and_names_from_the_command_line(tmp_path, capsys):
         with Image.open(tmp_path / "out" / f"{name}.png") as image:
             assert len(image.convert("RGB").getcolors(1 << 24)) > 50
         assert "</svg>" in (tmp_path / "out" / f"{name}.svg").read_text()
+    assert main(["bench", *places, *small, "--out", str(tmp_path / "out")]) == 2  # at once
+    assert "speed.json is there already; --force replaces it" in capsys.readouterr().err
+    assert (tmp_path / "out" / "speed.json").read_bytes() == before
+
+
+def row(model, curve, blocks, speed):
+    timed = {"median": speed, "quartiles": [0.9 * speed, 1.1 * speed], "n": 3}
+    counts = {"blocks": blocks, "layers": 9, "params": 9, "macs": 12_345_678_900_000, "accuracy": 70.0}
+    return {"model": model, "curve": curve, **counts, "accuracy_of": "", "inference": timed, "latency_ms": timed}
+
+
+def test_numbers_are_plain_and_the_kinds_have_colors(monkeypatch, tmp_path):
+    """Of two families, each StepsNet beside its baseline, and of a model that is neither."""
+    curves = ("ResNet", "Steps-ResNet", "DeiT", "Steps-DeiT", "VGG")
+    rows = [row(f"{curve} {n}", curve, n, speed) for curve in curves for n, speed in ((24, 1423.4), (25, 0.01234))]
+    result = {"rows": rows, "device": "cpu", "amp_dtype": "float32", "batch_size": 2}
+    table = render_bench(result)
+    assert "| 12,346 | 1,423 (1,281 to 1,566) |" in table and "0.0123 (0.0111 to 0.0136)" in table
+    assert not re.search(r"\de[+-]\d", table)
+    figures = {}
+    monkeypatch.setattr(report_speed, "save_figure", lambda figure, path: figures.update({path.name: figure}))
+    report_speed.draw_speed(result, tmp_path)
+    for figure in figures.values():
+        lines = {line.get_label(): line for line in figure.axes[0].lines if not line.get_label().startswith("_")}
+        colors = {name: line.get_color() for name, line in lines.items()}
+        assert colors["Steps-ResNet"] == colors["Steps-DeiT"] != colors["ResNet"] == colors["DeiT"] != colors["VGG"]
+        markers = {name: line.get_marker() for name, line in lines.items()}
+        assert markers["Steps-ResNet"] == markers["ResNet"] != markers["DeiT"] == markers["Steps-DeiT"]
+        figure.canvas.draw()
+        boxes = [text.get_window_extent() for text in figure.axes[0].get_xticklabels() if text.get_text()]
+        assert boxes and not any(a.overlaps(b) for a, b in itertools.combinations(boxes, 2))
+        assert all(figure.bbox.contains(*text.get_window_extent().max) for text in figure.legends[0].get_texts())
 
 
 def test_the_rows_of_a_table_carry_the_printed_accuracy():

@@ -75,3 +75,21 @@ def test_zeroed_tokens_are_never_trained_on(tmp_path, capsys):
         assert all(np.array_equal(again.splits[split].tokens, tokens) for split, tokens in expected.items())
         assert f"{entry} is damaged" in capsys.readouterr().err
     assert json.loads((entry / "facts.json").read_text())["train"]["tokens"] == len(expected["train"])
+
+
+def test_a_user_without_a_home_has_a_cache(tmp_path, monkeypatch):
+    """As in a container that runs under a number of its own; what somebody else has put there is not used."""
+    monkeypatch.delenv("STEPSNET_CACHE")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+    def no_home():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr("stepsnet.files.Path.home", no_home)
+    folder = cache_folder()
+    assert folder.parent == tmp_path and folder.stat().st_mode & 0o777 == 0o700 and cache_folder() == folder
+    folder.rmdir()
+    (tmp_path / "theirs").mkdir()
+    folder.symlink_to(tmp_path / "theirs", target_is_directory=True)
+    with pytest.raises(UserError, match="STEPSNET_CACHE names another folder"):
+        cache_folder()

@@ -1,5 +1,6 @@
 """Images from folders: what the batches depend on, what is skipped, and what is refused."""
 
+import dataclasses
 import hashlib
 import json
 import pickle
@@ -16,10 +17,11 @@ from torchvision.datasets import CIFAR10
 
 from stepsnet.checkpoint import save_weights
 from stepsnet.cli import main
-from stepsnet.config import Augment, ClassificationRecipe, ModelSpec
+from stepsnet.config import ClassificationRecipe, ModelSpec
 from stepsnet.engine.task import BatchShard
 from stepsnet.errors import UserError
 from stepsnet.recipes import find_recipe
+from stepsnet.recipes.imagenet import IMAGENET
 from stepsnet.run_folder import lock_folder, open_run_folder
 from stepsnet.runs.evaluate import evaluate_checkpoint
 from stepsnet.tasks import build_task
@@ -47,7 +49,7 @@ def folder(tmp_path):
 
 
 def make_task(folder, batch_size=4, **settings):
-    augment = settings.pop("augment", Augment())
+    augment = settings.pop("augment", IMAGENET.augment)
     data = load_images(f"folder:{folder}", SPEC, augment, settings.get("seed", 0), settings.pop("train_samples", None))
     return Classification(data, batch_size, input_size=SPEC.input_size, augment=augment, **settings)
 
@@ -82,7 +84,7 @@ def test_ranks_and_parts_share_out_the_very_same_batch(folder):
 
 
 def test_repeated_augmentation_shows_copies_that_differ(folder):
-    task = make_task(folder, augment=Augment(aug_repeats=2))
+    task = make_task(folder, augment=dataclasses.replace(IMAGENET.augment, aug_repeats=2))
     order = task.order(0)
     assert len(order) == 16 and len({index for _, index, _ in order}) == 8
     assert [copy for _, _, copy in order] == [0, 1] * 8

@@ -7,6 +7,7 @@ from coco_images import SIZES, write_coco
 from detection_tasks import load
 
 from stepsnet.config import DetectionAugment
+from stepsnet.recipes.coco import COCO
 from stepsnet.tasks.detection.data import DetectionSamples, grouped_order
 from stepsnet.tasks.detection.transforms import resized_size
 
@@ -72,7 +73,7 @@ def test_boxes_and_masks_go_with_the_image(coco, augment):
 def test_sizes_are_written_out(coco):
     assert resized_size(480, 640, 800, 1333) == (800, 1066)
     assert resized_size(400, 1000, 800, 1333) == (533, 1333)  # the longer side
-    defaults = DetectionAugment()
+    defaults = COCO.augment
     assert defaults.sizes == (480, 512, 544, 576, 608, 640, 672, 704, 736, 768, 800) and defaults.max_size == 1333
     assert (defaults.flip, defaults.crop, defaults.crop_sizes) == (0.5, 0.5, (400, 500, 600))
     assert defaults.crop_range == (384, 600)
@@ -81,7 +82,9 @@ def test_sizes_are_written_out(coco):
 
 
 def test_a_sample_is_a_function_of_seed_epoch_and_index(coco):
-    augment = DetectionAugment(sizes=(48, 64, 80), max_size=120, crop_sizes=(60, 70), crop_range=(40, 60))
+    augment = DetectionAugment(
+        sizes=(48, 64, 80), max_size=120, flip=0.5, crop=0.5, crop_sizes=(60, 70), crop_range=(40, 60)
+    )
     data = load(coco, augment)
     first, _, _ = data.train[3, 2]
     torch.rand(3)
@@ -118,7 +121,7 @@ def test_cocos_own_layout(coco):
 
 
 def test_a_crop_may_leave_no_object(coco):
-    augment = DetectionAugment(sizes=(48,), max_size=96, crop=1.0, crop_sizes=(128,), crop_range=(24, 32))
+    augment = DetectionAugment(sizes=(48,), max_size=96, flip=0.5, crop=1.0, crop_sizes=(128,), crop_range=(24, 32))
     data = load(coco, augment)
     counts = []
     for epoch in range(20):

@@ -2,7 +2,9 @@
 
 import dataclasses
 import json
+import os
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -145,12 +147,14 @@ def test_predict_draws_and_writes_cocos_json(run, coco, tmp_path, capsys):
     finally:
         shutil.move(str(tmp_path / "instances_val.json"), coco)
     out = capsys.readouterr().out.splitlines()
-    assert len(out) == 3 and "1-val1.png" in out[0] and "val2.png" in out[1] and "3-val1.png" in out[2]
+    root = os.path.commonpath([coco / "images", tmp_path])  # the outputs mirror the folders below it
+    drawn = [tmp_path / "out" / Path(name).relative_to(root).with_suffix(".png") for name in names]
+    assert [line.rpartition(" → ")[2] for line in out] == list(map(str, drawn)) and len(set(drawn)) == 3
     records = json.loads((tmp_path / "out" / "predictions.json").read_text())
     assert records and {record["category_id"] for record in records} <= {3, 7}
     keys = {"image_id", "category_id", "bbox", "score", "segmentation", "file_name"}
     assert all(record.keys() == keys for record in records)
-    with Image.open(tmp_path / "out" / "1-val1.png") as image, Image.open(files[0]) as original:
+    with Image.open(drawn[0]) as image, Image.open(files[0]) as original:
         assert image.size == original.size and image.mode == "RGB"
         assert not np.array_equal(np.asarray(image), np.asarray(original))
     predict(folder, PredictInputs(files=files[:1], out=tmp_path / "none", min_score=1.1))
@@ -261,7 +265,7 @@ def test_a_detector_learns_squares_on_images_that_it_has_not_seen(tmp_path, name
     model = build_model(ModelSpec(name, args))
     data = load_coco(
         f"coco:{write_coco(tmp_path / 'data', train=12, val=6)}",
-        DetectionAugment(sizes=(56, 64, 72), max_size=110, crop=0.0),
+        DetectionAugment(sizes=(56, 64, 72), max_size=110, flip=0.5),
     )
     task = Detection(data, batch_size)
     optimizer = torch.optim.AdamW(model.parameters())

@@ -1,6 +1,7 @@
 """The pages: their Python code runs, their commands parse, and their links, files and figures are there."""
 
 import argparse
+import itertools
 import json
 import re
 import shlex
@@ -52,7 +53,8 @@ def commands(page: Path) -> list[list[str]]:
     found = []
     for line in lines:
         if match := re.search(r"(?:^|-m -- )stepsnet (?=[a-z])(.*)", line):
-            found.append(shlex.split(match[1], comments=True))
+            arguments = shlex.split(match[1], comments=True)
+            found.append(list(itertools.takewhile(lambda argument: argument not in (">", "|"), arguments)))
     return [arguments for arguments in found if "VERB" not in arguments]
 
 

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from stepsnet.errors import UserError
+from stepsnet.errors import UserError, exit_status
 from stepsnet.runs import launch
 from stepsnet.runs.launch import Job, run_all
 
@@ -40,3 +40,9 @@ def test_only_events_are_shown(monkeypatch):
 def test_a_child_that_fails_is_named_with_its_reason(monkeypatch, code, said):
     with pytest.raises(UserError, match=said):
         run_child(monkeypatch, code)
+
+
+def test_a_fault_of_the_program_stays_one(monkeypatch, capsys):
+    code = "import sys; sys.stdin.read(); print('stepsnet: this is a fault'); sys.exit(70)"
+    assert exit_status(lambda: run_child(monkeypatch, code)) == 70
+    assert capsys.readouterr().err == "stepsnet: run a failed: this is a fault\n"

@@ -88,7 +88,7 @@ def test_groups_whose_blocks_are_not_known_have_no_number(tmp_path):
 def test_speed_is_drawn_of_models_whose_blocks_are_known(tmp_path):
     names = ["inception_v3", "resnet10t"]
     candidates = find_candidates(names)
-    result = bench(candidates, tmp_path, batch_size=1, rounds=1, memory_batches=None, train=False, device="cpu")
+    result = bench(candidates, batch_size=1, rounds=1, memory_batches=None, train=False, device="cpu")
     assert [row["blocks"] for row in result["rows"]] == [None, 4]
     assert "| inception_v3 | — |" in render_bench(result)
 

@@ -6,20 +6,23 @@ import json
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from recipe_names import AT_SCALE, DETECTION, NAMES, plain
 
 from stepsnet.analysis.complexity import count_complexity
-from stepsnet.config import ModelSpec
+from stepsnet.config import Augment, ModelSpec, SegmentationAugment
 from stepsnet.engine.optim import scaled_lr
 from stepsnet.errors import UserError
 from stepsnet.models import baseline_of
 from stepsnet.models.build import build_model
-from stepsnet.overrides import read_recipe, to_yaml
+from stepsnet.overrides import override, read_recipe, to_yaml
 from stepsnet.paper.tables import ALLOCATION_IS_OURS, TABLE_1, model_of, note_of, printed_rows
 from stepsnet.recipes import RECIPES, find_recipe
 from stepsnet.tasks.classification.task import input_spec
+from stepsnet.tasks.classification.transforms import InputSpec
 
 
 @functools.cache
@@ -274,3 +277,19 @@ def test_small_segmentation_models_are_of_like_compute():
     models = [on_meta(spec.name, json.dumps(spec.args)) for spec in (recipe.model, recipe.baseline)]
     params, macs = zip(*((c.params, c.macs) for c in (count_complexity(model, (3, 128, 128)) for model in models)))
     assert macs[0] == pytest.approx(macs[1], rel=0.02) and params[0] == pytest.approx(params[1], rel=0.05)
+
+
+def test_a_partial_augmentation_keeps_off_what_it_does_not_name(tmp_path):
+    """Given as a mapping it is the whole; a single key of it leaves the others as they are, or off."""
+    plain_digits, cifar = find_recipe("digits/tiny"), find_recipe("cifar10/shallow")
+    (tmp_path / "mine.yaml").write_text(to_yaml(plain_digits).replace("augment: null", "augment: {hflip: 0.5}"))
+    flips = Augment(hflip=0.5)
+    assert read_recipe(tmp_path / "mine.yaml").augment == flips
+    assert override(plain_digits, ["augment.hflip=0.5"]).augment == flips
+    assert override(cifar, ['augment={"hflip":0.5}']).augment == flips
+    assert override(cifar, ["augment.hflip=0.2"]).augment == dataclasses.replace(cifar.augment, hflip=0.2)
+    assert override(find_recipe("camvid/tiny"), ["augment={}"]).augment == SegmentationAugment()
+    # of an image that is no square, the middle, and the same each time
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (24, 48, 3), dtype=np.uint8))
+    spec = InputSpec((3, 24, 24), (0.5,) * 3, (0.5,) * 3, crop_pct=1.0)
+    assert torch.equal(spec.training(Augment())(image), spec.evaluation()(image))

@@ -121,12 +121,16 @@ def test_predict_draws_overlays_and_writes_segments(trained, camvid, tmp_path, c
     shutil.copy(file, tmp_path / "other" / "val1.png")
     (tmp_path / "other" / "text.png").write_text("not an image")
     for names, expected in (
-        ([file, tmp_path / "other" / "val1.png"], "expected names that differ"),
         ([tmp_path / "other" / "text.png"], "text.png as an image: cannot identify"),
         ([tmp_path / "other" / "none.png"], "none.png as an image: no such file"),
     ):
         assert main(["predict", str(run), *map(str, names), "--out", str(tmp_path / "no")]) == 2
         assert expected in capsys.readouterr().err and not (tmp_path / "no").exists()
+    both = [str(file), str(tmp_path / "other" / "val1.png")]
+    assert main(["predict", str(run), *both, "--out", str(tmp_path / "both")]) == 0
+    written = sorted(path.relative_to(tmp_path / "both") for path in (tmp_path / "both").rglob("*.segments.png"))
+    assert [str(path.parent) for path in written] == ["camvid/images/val", "other"]  # as the inputs are
+    capsys.readouterr()
 
 
 def test_a_backbone_starts_from_a_classification_run(camvid, tmp_path):

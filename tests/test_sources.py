@@ -9,9 +9,9 @@ import pytest
 from PIL import Image
 from test_classification import CPU, batches
 
-from stepsnet.config import Augment
 from stepsnet.engine.task import BatchShard
 from stepsnet.errors import UserError
+from stepsnet.recipes.imagenet import IMAGENET
 from stepsnet.tasks.classification.data import InputSpec, load_images
 from stepsnet.tasks.classification.task import Classification
 
@@ -134,7 +134,7 @@ def test_hugging_face_data_are_read_through_timms_reader(tmp_path):
     for index in range(4):
         image, label, failed = data.val[(0, index, 0)]
         assert not failed and shades([image])[0] - index % 2 == (30, 90)[label]
-    data = load_images(f"hfds:{tmp_path / 'set'}", SPEC, Augment(), 0)
+    data = load_images(f"hfds:{tmp_path / 'set'}", SPEC, IMAGENET.augment, 0)
     task = Classification(data, 4, input_size=SPEC.input_size, workers=2)
     images, labels = next(task.batches(0, 0, BatchShard(), CPU))
     assert images.shape == (4, 3, 16, 16) and set(labels.tolist()) <= {0, 1}

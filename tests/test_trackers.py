@@ -36,6 +36,17 @@ def test_metrics_go_to_tensorboard_and_where_they_are_sent(tmp_path, monkeypatch
     assert [(step, values["val_loss"]) for step, values in sent[1:] if "val_loss" in values] == epochs
 
 
+def test_tensorboard_by_name_is_required(tmp_path, monkeypatch):
+    """It is written wherever it is installed; who names it wants to hear that it is not."""
+    trained_with(tmp_path / "named", tracker="tensorboard")
+    assert list((tmp_path / "named" / "tensorboard").iterdir())
+    monkeypatch.setattr("stepsnet.engine.tracking.find_spec", lambda name: None)
+    trained_with(tmp_path / "none")
+    assert not (tmp_path / "none" / "tensorboard").exists()
+    with pytest.raises(UserError, match=r"tensorboard is not installed, .*stepsnet\[tensorboard\]"):
+        trained_with(tmp_path / "missing", tracker="tensorboard")
+
+
 def test_a_tracker_that_is_not_installed_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(UserError, match=r"tracker: wandb is not installed, expected `pip install stepsnet\[wandb\]`"):

@@ -75,9 +75,9 @@ TASKS = {
     "detection": """
         from stepsnet.tasks.detection.data import load_coco
         from stepsnet.tasks.detection.task import Detection
-        from stepsnet.config import DetectionAugment
+        from stepsnet.recipes.coco import COCO
         def make(root):
-            return Detection(load_coco(f"coco:{root / 'data'}", DetectionAugment(), 0), 2, workers=2)
+            return Detection(load_coco(f"coco:{root / 'data'}", COCO.augment, 0), 2, workers=2)
     """,
     "segmentation": """
         from stepsnet.recipes import find_recipe

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -26,7 +26,16 @@ from ..errors import UserError, nearest
 from ..markdown import markdown_table
 from ..models.blocks import blocks_of, recompute_blocks
 
-__all__ = ["Memory", "activation_bytes", "plan_memory", "render_memory", "training_memory"]
+__all__ = [
+    "Memory",
+    "activation_bytes",
+    "peak_bytes",
+    "plan_memory",
+    "readable_bytes",
+    "render_memory",
+    "states_memory",
+    "training_memory",
+]
 
 
 @dataclass(frozen=True)
@@ -86,7 +95,10 @@ def training_memory(
     """
     _check(micro_batch=micro_batch, devices=devices, optimizer_states=(optimizer_states, 0))
     activations = activation_bytes(model, input_size, micro_batch, grad_checkpointing, amp_dtype)
-    return _with_states(model, activations, devices if shard else 1, optimizer_states, average)
+    shards = devices if shard else 1
+    return states_memory(
+        model, optimizer_states=optimizer_states, average=average, shards=shards, activations=activations
+    )
 
 
 def activation_bytes(
@@ -110,19 +122,66 @@ def activation_bytes(
         raise UserError(f"grad_checkpointing: got {grad_checkpointing}, expected 0 to 1")
     if amp_dtype not in AMP_DTYPES:
         raise UserError(f"amp_dtype: got {amp_dtype!r}, expected one of {', '.join(AMP_DTYPES)}")
+
+    def sum_of_outputs(model: nn.Module, inputs: Tensor) -> Tensor:
+        output = model(inputs)
+        outputs = output if isinstance(output, tuple) else (output,)
+        return torch.stack([one.float().sum() for one in outputs]).sum()
+
+    inputs = torch.empty(micro_batch, *input_size, device="meta")
+    return peak_bytes(
+        model, inputs, sum_of_outputs, lambda model: _recompute_first(model, grad_checkpointing), amp_dtype
+    )
+
+
+def peak_bytes(
+    model: nn.Module,
+    batch: Any,
+    loss: Callable[[nn.Module, Any], Tensor],
+    recompute: Callable[[nn.Module], None],
+    amp_dtype: str = "float32",
+) -> int:
+    """Peak bytes of ``loss(model, batch)`` and its backward pass, beyond what :func:`activation_bytes` leaves out too.
+
+    Args:
+        model: on any device; it is not changed.
+        batch: tensors on any device, or tuples, lists and dictionaries of them; their values are not read.
+        recompute: is given a copy of the model, and marks what the backward pass recomputes.
+
+    Raises:
+        Exception: whatever torch raises for a loss whose course depends on values, such as a detector's.
+    """
     with FakeTensorMode():
-        model = _fake_copy(model)
-        _recompute_first(model, grad_checkpointing)
+        model, batch = _fake_copy(model), _fake(batch)
+        recompute(model)
         for parameter in model.parameters():
             # gradients have a term of their own; here they live as long as it takes to add them up
             parameter.register_post_accumulate_grad_hook(lambda parameter: setattr(parameter, "grad", None))
-        inputs = torch.empty(micro_batch, *input_size)
-        with _LiveBytes((inputs, *model.parameters(), *model.buffers())) as live:
-            with autocast(amp_dtype, inputs.device):
-                output = model(inputs)
-            outputs = output if isinstance(output, tuple) else (output,)
-            torch.stack([one.float().sum() for one in outputs]).sum().backward()
+        with _LiveBytes((*_tensors_in(batch), *model.parameters(), *model.buffers())) as live:
+            with autocast(amp_dtype, torch.device("cpu")):
+                value = loss(model, batch)
+            value.backward()
     return live.peak
+
+
+def states_memory(
+    model: nn.Module, *, optimizer_states: float = 2, average: bool = False, shards: int = 1, activations: int = 0
+) -> Memory:
+    """Bytes of weights, gradients, optimizer states and averages in float32, whatever autocast does.
+
+    Buffers, a few kB, are left out, and frozen weights have neither gradients nor states.
+
+    Args:
+        optimizer_states: numbers that the optimizer keeps for each parameter.
+        shards: the number of devices that FSDP shards over.
+        activations: what :func:`peak_bytes` gives.
+    """
+    weights, trained = _bytes(model.parameters()), _bytes(p for p in model.parameters() if p.requires_grad)
+    blocks = [_bytes(block.parameters()) for block in blocks_of(model)]
+    # FSDP gathers one block's weights and holds its unsharded gradient; parameters outside the blocks stay gathered
+    gathered = weights - sum(blocks) + 2 * max(blocks, default=0) if shards > 1 else 0
+    share, of_trained = -(-weights // shards), -(-trained // shards)
+    return Memory(share, of_trained, round(optimizer_states * of_trained), average * share, gathered, activations)
 
 
 def plan_memory(
@@ -164,7 +223,10 @@ def plan_memory(
     return {
         **dict(model=name, input_size=input_size, batch_size=batch_size, devices=devices, micro_batch=micro_batch),
         **dict(accumulation_steps=accumulation_steps, grad_checkpointing=grad_checkpointing, amp_dtype=amp_dtype),
-        **{way: _with_states(model, activations, shards, 2, average).as_dict() for way, shards in ways.items()},
+        **{
+            way: states_memory(model, average=average, shards=shards, activations=activations).as_dict()
+            for way, shards in ways.items()
+        },
     }
 
 
@@ -178,12 +240,13 @@ def render_memory(plan: dict[str, Any]) -> str:
         f"{plan['devices']} × {plan['accumulation_steps']} (devices × accumulation_steps) of {shape}"
     )
     terms = [term for term in plan["ddp"] if any(plan[way][term] for way in ways)]
-    rows = [[term, *(_readable(plan[way][term]) for way in ways)] for term in terms]
+    rows = [[term, *(readable_bytes(plan[way][term]) for way in ways)] for term in terms]
     table = markdown_table(["", *(way.upper() for way in ways)], rows, "l" + "r" * len(ways))
     return f"{title}\n\n{table}"
 
 
-def _readable(size: int) -> str:
+def readable_bytes(size: int) -> str:
+    """``1.25 GiB``, or ``12.3 MiB`` of what is less."""
     return f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"
 
 
@@ -194,14 +257,20 @@ def _check(**numbers: int | tuple[int, int]) -> None:
             raise UserError(f"{name}: got {value}, expected at least {least}")
 
 
-def _with_states(model: nn.Module, activations: int, shards: int, optimizer_states: int, average: bool) -> Memory:
-    """In float32, whatever autocast does; buffers, a few kB, are left out."""
-    weights = _bytes(model.parameters())
-    blocks = [_bytes(block.parameters()) for block in blocks_of(model)]
-    # FSDP gathers one block's weights and holds its unsharded gradient; parameters outside the blocks stay gathered
-    gathered = weights - sum(blocks) + 2 * max(blocks, default=0) if shards > 1 else 0
-    share = -(-weights // shards)
-    return Memory(share, share, optimizer_states * share, average * share, gathered, activations)
+def _fake(batch: Any) -> Any:
+    """The tensors of a batch without their values, where fake tensors are made."""
+    if isinstance(batch, Tensor):
+        return torch.empty(batch.shape, dtype=batch.dtype)
+    if isinstance(batch, dict):
+        return {key: _fake(value) for key, value in batch.items()}
+    return type(batch)(map(_fake, batch)) if isinstance(batch, (list, tuple)) else batch
+
+
+def _tensors_in(batch: Any) -> list[Tensor]:
+    if isinstance(batch, Tensor):
+        return [batch]
+    inside = batch.values() if isinstance(batch, dict) else batch if isinstance(batch, (list, tuple)) else ()
+    return [tensor for value in inside for tensor in _tensors_in(value)]
 
 
 def _bytes(tensors: Iterable[Tensor]) -> int:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import UserError
 from ..markdown import markdown_table
 from ..summary_stats import format_mean_std
+from ..terminal import say
 
 if TYPE_CHECKING:
     from torch import nn
@@ -28,6 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("runs", metavar="RUN", nargs="+", type=Path)
     parser.add_argument("--out", metavar="DIR", type=Path, default=Path("analysis"), help="for the figures of shortcut")
+    parser.add_argument("--force", action="store_true", help="replace earlier figures in --out")
     parser.add_argument("--each", action="store_true", help="with drop: each single block in turn")
     parser.add_argument("--data", help="other data than the run's, such as folder:PATH")
     parser.add_argument("--json", action="store_true")
@@ -36,18 +38,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     if options.each and options.kind != "drop":
         raise UserError(f"analyze: got --each with {options.kind}, expected it with drop")
+    from ..console import working
+    from ..files import require_new
+
     if options.kind == "shortcut":
-        rows = analyze_shortcut(options.runs, options.out, options.data)
-    elif options.kind == "mask":
-        rows = analyze_mask(options.runs, options.data)
-    else:
-        rows = analyze_drop(options.runs, options.data, options.each)
+        require_new([options.out / f"stream.{kind}" for kind in ("csv", "png", "svg")], options.force)
+    with working(f"analysing {', '.join(map(str, options.runs))}"):
+        if options.kind == "shortcut":
+            rows = analyze_shortcut(options.runs, options.out, options.data)
+        elif options.kind == "mask":
+            rows = analyze_mask(options.runs, options.data)
+        else:
+            rows = analyze_drop(options.runs, options.data, options.each)
     if options.json:
         from ..provenance import provenance
 
-        print(json.dumps({"rows": rows, **provenance()}))
+        say(json.dumps({"rows": rows, **provenance()}))
     else:
-        print(render_rows(rows))
+        say(render_rows(rows))
 
 
 Evaluate = Callable[["nn.Module"], dict[str, float]]

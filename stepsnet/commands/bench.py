@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -13,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
 from ..markdown import markdown_table
-from ..summary_stats import format_quartiles
+from ..summary_stats import format_number, format_quartiles
+from ..terminal import say
 from .options import integers
 
 if TYPE_CHECKING:
     from ..config import ModelSpec
 
-__all__ = ["bench", "find_candidates", "render_bench"]
+__all__ = ["bench", "find_candidates", "render_bench", "write_bench"]
 
 HELP = "measure the speed and memory of models side by side (Fig. 6)"
 TOKENS = 128  # of a language model's samples
@@ -32,7 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         help="a timm or StepsNet name, table:5b for a table's rows, a run folder or its summary.json",
     )
-    parser.add_argument("--out", metavar="DIR", type=Path, default=Path("speed"), help="for speed.json and the figures")
+    parser.add_argument("--out", metavar="DIR", type=Path, help="where speed.json and the figures are written")
+    parser.add_argument("--force", action="store_true", help="replace earlier results in --out")
     parser.add_argument("--batch-size", type=int, default=32, help="samples per forward pass (default: 32)")
     parser.add_argument("--rounds", type=int, default=10, help="timings of each model (default: 10)")
     parser.add_argument(
@@ -51,10 +52,19 @@ def run(options: argparse.Namespace) -> None:
         raise UserError(f"--memory: got {','.join(map(str, memory))}, expected two batch sizes such as 32,64, or 0")
     names = ("batch_size", "rounds", "device", "amp_dtype", "compile")
     settings = {name: getattr(options, name) for name in names}
-    note = partial(print, file=sys.stderr, flush=True)
+    note = partial(say, error=True)
+    if options.out:
+        from ..files import require_new
+        from ..report.speed import FILES
+
+        require_new([options.out / name for name in ("speed.json", *FILES)], options.force)
     candidates = find_candidates(options.models)
-    result = bench(candidates, options.out, memory_batches=memory, train=not options.no_train, note=note, **settings)
-    print(json.dumps(result) if options.json else render_bench(result))
+    result = bench(candidates, memory_batches=memory, train=not options.no_train, note=note, **settings)
+    try:
+        if options.out:
+            write_bench(result, options.out)
+    finally:  # what took so long is shown where it cannot be written, and written where it cannot be shown
+        say(json.dumps(result) if options.json else render_bench(result))
 
 
 @dataclass(frozen=True)
@@ -118,7 +128,6 @@ def _of_run(path: Path) -> Candidate:
 
 def bench(
     candidates: Sequence[Candidate],
-    out: Path,
     *,
     batch_size: int = 32,
     rounds: int = 10,
@@ -129,7 +138,7 @@ def bench(
     compile: bool = False,
     note: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
-    """Measure and write ``speed.json`` and the figures, with their numbers as CSV, in ``out``.
+    """Measure speed and memory.
 
     Args:
         memory_batches: the two batch sizes between which memory a sample is taken; None leaves memory out.
@@ -145,11 +154,9 @@ def bench(
     from ..analysis.speed import Measured, measure_memory, measure_speed
     from ..engine.distributed import pick_device
     from ..engine.prepare import compile_blocks
-    from ..files import write_atomically
     from ..models.blocks import is_transformers_model
     from ..models.build import DETECTORS, build_model, input_size_of
     from ..provenance import provenance
-    from ..report.speed import draw_speed
     from ..summary_stats import quartiles
 
     for name, value in (("batch-size", batch_size), ("rounds", rounds)):
@@ -191,11 +198,16 @@ def bench(
             note(f"memory of {one.name}")
             row["memory"] = measure_memory(one, memory_batches, where, amp_dtype, train)
     settings = {"batch_size": batch_size, "rounds": rounds, "amp_dtype": amp_dtype, "compile": compile}
-    result = {"device": str(where), **settings, "rows": rows, **provenance()}
-    out.mkdir(parents=True, exist_ok=True)
+    return {"device": str(where), **settings, "rows": rows, **provenance()}
+
+
+def write_bench(result: dict[str, Any], out: Path) -> None:
+    """Write ``speed.json`` and the figures, with their numbers as CSV, in ``out``."""
+    from ..files import write_atomically
+    from ..report.speed import draw_speed
+
     write_atomically(out / "speed.json", json.dumps(result, indent=1) + "\n")
     draw_speed(result, out)
-    return result
 
 
 def render_bench(result: dict[str, Any]) -> str:
@@ -203,12 +215,12 @@ def render_bench(result: dict[str, Any]) -> str:
     rows = result["rows"]
     columns: dict[str, Callable[[dict[str, Any]], str]] = {
         "blocks": lambda row: str(row["blocks"] or "—"),
-        "MACs (G)": lambda row: f"{row['macs'] / 1e9:.3g}",
-        "inference /s": lambda row: format_quartiles(row["inference"], ".3g"),
+        "MACs (G)": lambda row: format_number(row["macs"] / 1e9),
+        "inference /s": lambda row: format_quartiles(row["inference"], None),
     }
     if "training" in rows[0]:
-        columns["training /s"] = lambda row: format_quartiles(row["training"], ".3g")
-    columns["latency (ms)"] = lambda row: format_quartiles(row["latency_ms"], ".3g")
+        columns["training /s"] = lambda row: format_quartiles(row["training"], None)
+    columns["latency (ms)"] = lambda row: format_quartiles(row["latency_ms"], None)
     for kind in rows[0].get("memory", {}):
         columns[f"{kind} MiB per sample"] = partial(_memory, kind)
     cells = [[row["model"], *(show(row) for show in columns.values())] for row in rows]
@@ -216,4 +228,4 @@ def render_bench(result: dict[str, Any]) -> str:
 
 
 def _memory(kind: str, row: dict[str, Any]) -> str:
-    return f"{row['memory'][kind]['per_sample'] / 2**20:.1f}"
+    return f"{row['memory'][kind]['per_sample'] / 2**20:,.1f}"

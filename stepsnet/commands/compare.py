@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..runs.launch import Contender, check_grid, train_grid
-from .options import add_grid_options, add_run_options, recipe_and_folder
+from ..terminal import counted, say
+from .options import add_grid_options, add_run_options, recipe_and_folder, say_forecasts
 
 if TYPE_CHECKING:
     from ..config import Recipe
@@ -30,17 +31,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     from ..console import choose_display
     from ..metrics import headline
+    from ..run_folder import check_run_folder
 
     recipe, folder = recipe_and_folder(options)
     seeds = options.seeds or [recipe.seed]
+    if options.dry_run:
+        contenders = _contenders(recipe)
+        check_grid([contender.recipe for contender in contenders], seeds, options.jobs)
+        check_run_folder(folder, recipe, options.resume)
+        runs = f"{counted(2 * len(seeds), 'run')}, {options.jobs} at once, would be in {folder}"
+        say_forecasts([(contender.recipe, contender.label) for contender in contenders], runs)
+        return
     with choose_display() as display:
         summary = compare(recipe, folder, seeds, options.jobs, display, options.resume)
     said = []
     for name in ("StepsNet", "baseline"):
         means = {key: value["mean"] for key, value in summary[name].items()}
         said.append(f"{name} {headline(means, 'val')}")
-    print(
-        f"report: {folder / 'report.html'} — validation after {recipe.epochs} epochs"
+    say(
+        f"report: {folder / 'report.html'} — validation after {counted(recipe.epochs, 'epoch')}"
         f"{f', mean of {len(seeds)} seeds' if len(seeds) > 1 else ''}: {', '.join(said)}"
     )
 
@@ -59,10 +68,9 @@ def compare(
     """
     from ..files import write_atomically
     from ..report import write_report
-    from ..report.load_runs import BASELINE, STEPS
     from ..run_folder import open_run_folder, read_summary
 
-    contenders = [Contender("StepsNet", STEPS, recipe), Contender("baseline", BASELINE, recipe.of_baseline())]
+    contenders = _contenders(recipe)
     check_grid([contender.recipe for contender in contenders], seeds, jobs)
     open_run_folder(folder, recipe, resume)
     runs = train_grid(contenders, folder, seeds, jobs, display)
@@ -70,6 +78,12 @@ def compare(
     write_atomically(folder / "comparison.json", json.dumps(summary, indent=2) + "\n")
     write_report(runs, folder / "report.html", f"{recipe.name}: StepsNet and its baseline")
     return summary
+
+
+def _contenders(recipe: Recipe) -> list[Contender]:
+    from ..report.load_runs import BASELINE, STEPS
+
+    return [Contender("StepsNet", STEPS, recipe), Contender("baseline", BASELINE, recipe.of_baseline())]
 
 
 def summarize(summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 from ..errors import UserError
+from ..terminal import say
 
 HELP = "score a run, or a checkpoint of any timm or StepsNet model, on a validation split"
 
@@ -21,16 +22,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
+    from ..console import working
     from ..metrics import find_metric, format_metric
     from ..runs.evaluate import evaluate_checkpoint, evaluate_run
 
     if options.model and not options.data:
         raise UserError("eval: --model needs --data, expected such as --data folder:PATH")
-    if options.model:
-        metrics = evaluate_checkpoint(options.run, options.model, options.data)
-    else:
-        metrics = evaluate_run(options.run, options.data, options.stride, options.overrides)
+    with working(f"scoring {options.run}"):
+        if options.model:
+            metrics = evaluate_checkpoint(options.run, options.model, options.data)
+        else:
+            metrics = evaluate_run(options.run, options.data, options.stride, options.overrides)
     if options.json:
-        print(json.dumps(metrics))
+        say(json.dumps(metrics))
     else:
-        print(", ".join(f"{find_metric(name).name} {format_metric(name, value)}" for name, value in metrics.items()))
+        say(", ".join(f"{find_metric(name).name} {format_metric(name, value)}" for name, value in metrics.items()))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 
+from ..terminal import say
+
 HELP = "list the models, their baselines and sizes"
 
 
@@ -26,9 +28,9 @@ def run(options: argparse.Namespace) -> None:
         baseline = baseline_of(name) if name.startswith("steps_") else None
         rows.append({"model": name, "baseline": baseline, **vars(counts)})
     if options.json:
-        print(json.dumps(rows))
+        say(json.dumps(rows))
         return
-    print("| model | baseline | blocks | layers | params (M) | MACs (G) |\n|---|---|---:|---:|---:|---:|")
+    say("| model | baseline | blocks | layers | params (M) | MACs (G) |\n|---|---|---:|---:|---:|---:|")
     for row in rows:
         numbers = f"{row['blocks']} | {row['layers']} | {row['params'] / 1e6:.1f} | {row['macs'] / 1e9:.1f}"
-        print(f"| {row['model']} | {row['baseline'] or '–'} | {numbers} |")
+        say(f"| {row['model']} | {row['baseline'] or '–'} | {numbers} |")

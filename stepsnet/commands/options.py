@@ -4,25 +4,43 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from ..terminal import say
 
 if TYPE_CHECKING:
     from ..config import Recipe
 
-__all__ = ["add_grid_options", "add_run_options", "integers", "recipe_and_folder"]
+__all__ = ["add_grid_options", "add_run_options", "integers", "recipe_and_folder", "say_forecasts"]
 
 
 def add_run_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("overrides", metavar="key=value", nargs="*", help="changes to the recipe, such as epochs=3")
+    parser.add_argument(
+        "overrides", metavar="key=value", nargs="*", default=[], help="changes to the recipe, such as epochs=3"
+    )
     parser.add_argument("--data", help="where the data are: a folder, or KIND:PATH such as cifar10:PATH, hfds:NAME")
     parser.add_argument("--run", metavar="DIR", type=Path, help="the run folder (default: runs/ and the recipe's name)")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="show what would be trained: recipe, updates, sizes; train nothing"
+    )
     parser.add_argument("--resume", action="store_true", help="continue the run in that folder, if there is one")
 
 
 def add_grid_options(parser: argparse.ArgumentParser, seeds: list[int] | None, seeds_help: str) -> None:
     parser.add_argument("--seeds", metavar="S,S,…", type=integers, default=seeds, help=seeds_help)
     parser.add_argument("--jobs", type=int, default=2, help="runs at once, which share the cores (default: 2)")
+
+
+def say_forecasts(recipes: Sequence[tuple[Recipe, str]], about: str) -> None:
+    """What ``--dry-run`` shows, of each recipe with what its model is called in reports."""
+    from ..console import working
+    from ..runs.dry_run import forecast, render_forecasts
+
+    with working("building the model and loading a batch"):
+        found = [forecast(recipe, label) for recipe, label in recipes]
+    say(render_forecasts(found, about))
 
 
 def integers(text: str) -> list[int]:
@@ -40,10 +58,11 @@ def recipe_and_folder(options: argparse.Namespace) -> tuple[Recipe, Path]:
     """
     from ..overrides import override, read_recipe
     from ..recipes import find_recipe
+    from ..run_folder import folder_name
 
     is_file = options.recipe.endswith((".yaml", ".yml"))
     recipe = read_recipe(Path(options.recipe)) if is_file else find_recipe(options.recipe)
     if options.data:
         recipe = dataclasses.replace(recipe, data=options.data)
     recipe = override(recipe, options.overrides)
-    return recipe, options.run or Path("runs") / recipe.name.replace("/", "-")
+    return recipe, options.run or Path("runs") / folder_name(recipe.name)

@@ -6,6 +6,7 @@ import argparse
 import json
 
 from ..errors import UserError
+from ..terminal import say
 
 HELP = "plan the widths and depths of a StepsNet"
 _MEMORY_SETTINGS = (
@@ -74,13 +75,13 @@ def _plan_widths(options: argparse.Namespace) -> None:
     except ValueError as error:
         raise UserError(f"plan: {error}") from None
     if options.json:
-        print(json.dumps({name: p.as_dict(options.tokens) for name, p in (("plan", plan), ("one_step", base))}))
+        say(json.dumps({name: p.as_dict(options.tokens) for name, p in (("plan", plan), ("one_step", base))}))
     else:
-        print(render_plan(plan, base, options.tokens))
+        say(render_plan(plan, base, options.tokens))
 
 
 def _plan_memory(options: argparse.Namespace) -> None:
     from ..analysis.memory import plan_memory, render_memory
 
     plan = plan_memory(options.model, **{name: getattr(options, name) for name in _MEMORY_SETTINGS})
-    print(json.dumps(plan) if options.json else render_memory(plan))
+    say(json.dumps(plan) if options.json else render_memory(plan))

@@ -5,26 +5,34 @@ from __future__ import annotations
 import argparse
 import glob
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
 from ..errors import UserError
+from ..terminal import counted, say
 
 HELP = "print the likeliest classes of images, draw what is in them, or go on with a text"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", type=Path)
-    parser.add_argument("files", metavar="FILE", nargs="*", help="an image, a folder or a pattern")
+    parser.add_argument(
+        "files", metavar="FILE", nargs="*", help="an image, a folder with images at any depth, or a pattern"
+    )
     parser.add_argument("--prompt", help="the text that a language model goes on with")
     parser.add_argument("--tokens", type=int, default=200, help="how many it generates at most (default: 200)")
     parser.add_argument("--temperature", type=float, default=0.8, help="0 takes the likeliest token (default: 0.8)")
     parser.add_argument("--seed", type=int, default=0, help="of what it draws (default: 0)")
     parser.add_argument("--top", type=int, default=5, help="classes per image (default: 5)")
     parser.add_argument(
-        "--out", metavar="DIR", type=Path, default=Path("predictions"), help="for images that are drawn"
+        "--out",
+        metavar="DIR",
+        type=Path,
+        help="for results, in folders as the inputs are (default: predictions, where images are drawn)",
     )
+    parser.add_argument("--force", action="store_true", help="replace files that predict did not write itself")
     parser.add_argument("--least", type=float, default=0.5, help="score from which an object is drawn (default: 0.5)")
     parser.add_argument("--json", action="store_true")
 
@@ -35,8 +43,11 @@ def run(options: argparse.Namespace) -> None:
 
     if (options.prompt is None) == (not options.files):
         raise UserError("predict: expected images, or --prompt for a language model")
+    files, root = _find(options.files, options.out or Path("predictions"))
     inputs = PredictInputs(
-        files=_expand(options.files),
+        files=files,
+        root=root,
+        force=options.force,
         prompt=options.prompt,
         max_new_tokens=options.tokens,
         temperature=options.temperature,
@@ -44,27 +55,54 @@ def run(options: argparse.Namespace) -> None:
         top=options.top,
         out=options.out,
         min_score=options.least,
-        emit=(lambda text: None) if options.json else partial(print, end="", flush=True),
+        emit=(lambda text: None) if options.json else partial(say, end="", flush=True),
     )
     predictions = predict(options.run, inputs)
     if options.json:
-        print(json.dumps([prediction.record for prediction in predictions]))
+        say(json.dumps([prediction.record for prediction in predictions]))
     for prediction in predictions:
         if prediction.line and not options.json:
-            print(prediction.line)
+            say(prediction.line)
 
 
-def _expand(patterns: Sequence[str]) -> list[Path]:
-    """Files, the files of folders, and what patterns match."""
+def _find(arguments: Sequence[str], out: Path) -> tuple[list[Path], Path | None]:
+    """The images that files, folders and patterns stand for, each once, and the folder that all of them are in.
+
+    What predict has written into a folder itself is none of its inputs.
+    """
+    from ..tasks.images import find_images
+    from ..tasks.outputs import Outputs, common_folder
+
     found: list[Path] = []
-    for pattern in patterns:
-        path = Path(pattern)
-        matches = sorted(glob.glob(pattern)) if glob.has_magic(pattern) and not path.exists() else [pattern]
-        if not matches:
-            raise UserError(f"predict: nothing matches {pattern}")
-        for match in map(Path, matches):
-            inside = sorted(file for file in match.iterdir() if file.is_file()) if match.is_dir() else [match]
-            if not inside:
-                raise UserError(f"predict: the folder {match} is empty")
-            found += inside
-    return found
+    places: list[Path] = []  # folders as they are given, and those of single files
+    for match in _matches(arguments):
+        if not match.is_dir():
+            found.append(match)
+            places.append(match.absolute().parent)
+            continue
+        ours = Outputs(out, match.absolute())
+        images, others = find_images(match)
+        images = [image for image in images if not ours.wrote(image.absolute())]
+        if not images:
+            raise UserError(f"predict: the folder {match} is empty, expected images in it or below it")
+        if others:
+            left_out = f"{counted(len(others), 'file')} without an image's suffix, such as {others[0].name}"
+            say(f"stepsnet: {match}: left out {left_out}", error=True)
+        found += sorted(images, key=_in_order)
+        places.append(match)
+    return list({file.absolute(): file for file in found}.values()), common_folder(places) if places else None
+
+
+def _matches(arguments: Sequence[str]) -> Iterator[Path]:
+    for argument in arguments:
+        if not glob.has_magic(argument) or Path(argument).exists():
+            yield Path(argument)
+        elif matches := glob.glob(argument, recursive=True):
+            yield from sorted(map(Path, matches), key=_in_order)
+        else:
+            raise UserError(f"predict: nothing matches {argument}")
+
+
+def _in_order(path: Path) -> list[str | int]:
+    """2.png before 10.png."""
+    return [int(part) if part.isdecimal() else part for part in re.split(r"([0-9]+)", str(path))]

@@ -4,61 +4,105 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from textwrap import indent
 from typing import TYPE_CHECKING, Any
+
+from ..terminal import say
 
 if TYPE_CHECKING:
     from ..config import Recipe
 
+__all__ = ["explain"]
+
 HELP = "list the recipes, or print one with the meaning of each key"
+
+Schema = Mapping[str, Any]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("patterns", metavar="NAME", nargs="*", help="one recipe, or patterns such as 'cifar10/*'")
+    parser.add_argument(
+        "patterns",
+        metavar="NAME",
+        nargs="*",
+        help="one recipe or a .yaml file, which are explained, or patterns such as 'cifar10/*'",
+    )
     parser.add_argument("--json", action="store_true")
 
 
 def run(options: argparse.Namespace) -> None:
+    from ..overrides import read_recipe
     from ..recipes import RECIPES, matching
 
-    found = matching(options.patterns) if options.patterns else list(RECIPES.values())
-    if len(options.patterns) == 1 and options.patterns[0] in RECIPES and not options.json:
-        print(explain(found[0]))
-    elif options.json:
-        print(json.dumps({recipe.name: recipe.title for recipe in found}))
+    if len(options.patterns) == 1 and options.patterns[0].endswith((".yaml", ".yml")):
+        found, is_one = [read_recipe(Path(options.patterns[0]))], True
     else:
-        _print_list(found)
+        found = matching(options.patterns) if options.patterns else list(RECIPES.values())
+        is_one = options.patterns == [found[0].name]
+    if options.json:
+        say(json.dumps({recipe.name: recipe.title for recipe in found}))
+    elif is_one:
+        say(explain(found[0]))
+    else:
+        _say_list(found)
 
 
-def _print_list(found: Sequence[Recipe]) -> None:
+def _say_list(found: Sequence[Recipe]) -> None:
     width = max(len(recipe.name) for recipe in found)
     for recipe in found:
         printed = ", ".join(f"{name.removeprefix('val_')} {value:g}" for name, value in recipe.expected.items())
-        print(f"{recipe.name:<{width}} {recipe.title}{f'; the paper prints {printed}' if printed else ''}")
+        say(f"{recipe.name:<{width}} {recipe.title}{f'; the paper prints {printed}' if printed else ''}")
 
 
 def explain(recipe: Recipe) -> str:
-    """The recipe as YAML, with each key's type, bounds, default and meaning as a comment."""
+    """The recipe as YAML, with each key's meaning, type, bounds and default as a comment."""
     import pydantic
-    import yaml
 
     from ..overrides import to_plain
 
-    fields = pydantic.TypeAdapter(type(recipe)).json_schema()["properties"]
-    lines = [f"# {recipe.title}"]
-    for key, value in to_plain(recipe).items():
-        field = fields[key]
-        default = f"; default {json.dumps(field['default'])}" if "default" in field else ""
-        lines.append(f"# {field.get('description', 'the kind of recipe')}: {_type_of(field)}{default}")
-        lines.append(yaml.safe_dump({key: value}, sort_keys=False, allow_unicode=True, width=116).rstrip())
-    return "\n".join(lines)
+    schema = pydantic.TypeAdapter(type(recipe)).json_schema()
+    return "\n".join([f"# {recipe.title or recipe.name}", *_lines(to_plain(recipe), schema, schema["$defs"])])
+
+
+def _lines(values: Mapping[str, Any], schema: Schema, defined: Schema) -> Iterator[str]:
+    from ..reading import dump_yaml
+
+    for key, value in values.items():
+        field = schema["properties"][key]
+        inside = _settings_inside(field, defined)
+        yield f"# {_meaning(field)}"
+        if inside and value is not None:
+            yield f"{key}:"
+            yield from (indent(line, "  ") for line in _lines(value, inside, defined))
+            continue
+        if inside:
+            yield "# a mapping of these keys, each with what it is where it is not named:"
+            yield from (f"#   {name}: {_meaning(of_name)}" for name, of_name in inside["properties"].items())
+        yield dump_yaml({key: value}, lists_in_line=True).rstrip()
+
+
+def _settings_inside(field: Schema, defined: Schema) -> Schema | None:
+    """The schema of the settings that a field holds, such as an augmentation's."""
+    names = [one["$ref"].rpartition("/")[2] for one in (field, *field.get("anyOf", ())) if "$ref" in one]
+    return defined[names[0]] if names else None
+
+
+def _meaning(field: Schema) -> str:
+    default = f"; default {json.dumps(field['default'])}" if "default" in field else ""
+    return f"{field.get('description', 'the kind of recipe')} ({_type_of(field)}{default})"
 
 
 _TYPES = {"integer": "whole number", "number": "number", "string": "text", "boolean": "true or false", "null": "null"}
-_BOUNDS = {"minimum": "at least", "exclusiveMinimum": "more than", "maximum": "at most"}
+_BOUNDS = {
+    "minimum": "at least",
+    "exclusiveMinimum": "more than",
+    "maximum": "at most",
+    "exclusiveMaximum": "less than",
+}
 
 
-def _type_of(schema: dict[str, Any]) -> str:
+def _type_of(schema: Schema) -> str:
     """A JSON schema as a user reads it: ``whole number, at least 1``."""
     if "anyOf" in schema:
         return " or ".join(map(_type_of, schema["anyOf"]))
@@ -66,8 +110,6 @@ def _type_of(schema: dict[str, Any]) -> str:
         return " or ".join(schema.get("enum") or [schema["const"]])
     if schema.get("type") == "array":
         parts = schema.get("prefixItems")
-        return f"list of {len(parts)} times {_type_of(parts[0])}" if parts else f"list of {_type_of(schema['items'])}"
-    bounds = [f"{text} {schema[key]:g}" for key, text in _BOUNDS.items() if key in schema]
-    return ", ".join(
-        [_TYPES.get(schema.get("type", ""), "null" if schema.get("type") == "null" else "mapping"), *bounds]
-    )
+        return f"list{f' of {len(parts)}' if parts else ''}, each a {_type_of(parts[0] if parts else schema['items'])}"
+    bounds = [f"{text} {schema[key]}" for key, text in _BOUNDS.items() if key in schema]
+    return ", ".join([_TYPES.get(schema.get("type", ""), "mapping"), *bounds])

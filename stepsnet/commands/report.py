@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from ..terminal import counted, say
+
 HELP = "write one HTML page for any runs, finished or not"
 
 
@@ -19,4 +21,4 @@ def run(options: argparse.Namespace) -> None:
 
     runs = find_runs(options.runs)
     write_report(runs, options.out, options.title)
-    print(f"report: {options.out} — {len(runs)} run{'s' * (len(runs) > 1)}")
+    say(f"report: {options.out} — {counted(len(runs), 'run')}")

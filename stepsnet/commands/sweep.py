@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError, nearest
 from ..runs.launch import Contender, check_grid, train_grid
-from .options import add_grid_options, add_run_options
+from ..terminal import counted, say
+from .options import add_grid_options, add_run_options, say_forecasts
 
 if TYPE_CHECKING:
     from ..config import Recipe
@@ -48,7 +49,7 @@ def run(options: argparse.Namespace) -> None:
     if not patterns:
         if overrides or options.run or options.results or options.render or options.data or options.seeds:
             raise UserError("sweep: got neither a study nor recipes, expected some, such as 'digits/steps_*'")
-        print("\n".join(studies()))
+        say("\n".join(studies()))
         return
     if study := find_study(patterns[0]):
         from ..study.command import run_study
@@ -66,9 +67,16 @@ def run(options: argparse.Namespace) -> None:
         recipes = [dataclasses.replace(recipe, data=options.data) for recipe in recipes]
     recipes = [override(recipe, overrides) for recipe in recipes]
     folder = options.run or Path("runs") / "sweep"
+    seeds = options.seeds or [0]
+    if options.dry_run:
+        contenders = _contenders(recipes, folder, seeds, options.jobs, options.resume)
+        runs = f"{counted(len(seeds) * len(recipes), 'run')}, {options.jobs} at once, would be in {folder}"
+        say_forecasts([(contender.recipe, f"{contender.name} ({contender.label})") for contender in contenders], runs)
+        return
     with choose_display() as display:
-        rows = sweep(recipes, folder, options.seeds or [0], options.jobs, display, options.resume)
-    print(f"report: {folder / 'report.html'} — {len(rows)} runs of {len(recipes)} recipes")
+        rows = sweep(recipes, folder, seeds, options.jobs, display, options.resume)
+    done = f"{counted(len(rows), 'run')} of {counted(len(recipes), 'recipe')}"
+    say(f"report: {folder / 'report.html'} — {done}")
 
 
 def sweep(
@@ -89,10 +97,24 @@ def sweep(
             another recipe, or a run failed.
     """
     from ..files import write_atomically
-    from ..models.blocks import widths_of
     from ..report import write_report
-    from ..report.load_runs import BASELINE, STEPS
     from ..run_folder import read_summary
+
+    contenders = _contenders(recipes, folder, seeds, jobs, resume)
+    runs = train_grid(contenders, folder, seeds, jobs, display)
+    rows = [{key: summary[key] for key in KEPT} for run in runs if (summary := read_summary(run))]
+    write_atomically(folder / "sweep.json", json.dumps(rows, indent=1) + "\n")
+    families = dict.fromkeys(recipe.name.partition("/")[0] for recipe in recipes)
+    write_report(runs, folder / "report.html", f"{', '.join(families)}: {len(recipes)} recipes")
+    return rows
+
+
+def _contenders(
+    recipes: Sequence[Recipe], folder: Path, seeds: Sequence[int], jobs: int, resume: bool
+) -> list[Contender]:
+    """Raises UserError for the mistakes that :func:`sweep` finds before it trains."""
+    from ..models.blocks import widths_of
+    from ..report.load_runs import BASELINE, STEPS
 
     if not recipes:
         raise UserError("sweep: got no recipe, expected at least one")
@@ -100,10 +122,4 @@ def sweep(
         raise UserError(f"--run: {folder} is not empty, expected a new folder (--resume trains what is missing in it)")
     models = check_grid(recipes, seeds, jobs)
     labels = [STEPS if len(set(widths_of(model))) > 1 else BASELINE for model in models]
-    contenders = [Contender(recipe.name, label, recipe) for recipe, label in zip(recipes, labels)]
-    runs = train_grid(contenders, folder, seeds, jobs, display)
-    rows = [{key: summary[key] for key in KEPT} for run in runs if (summary := read_summary(run))]
-    write_atomically(folder / "sweep.json", json.dumps(rows, indent=1) + "\n")
-    families = dict.fromkeys(recipe.name.partition("/")[0] for recipe in recipes)
-    write_report(runs, folder / "report.html", f"{', '.join(families)}: {len(recipes)} recipes")
-    return rows
+    return [Contender(recipe.name, label, recipe) for recipe, label in zip(recipes, labels)]

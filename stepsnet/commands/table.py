@@ -11,6 +11,7 @@ from typing import Any
 
 from ..markdown import markdown_table
 from ..paper.tables import model_of, note_of, printed_rows
+from ..terminal import say
 
 __all__ = ["compare_table", "render_table"]
 
@@ -24,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     compared = compare_table(options.table)
-    print(json.dumps(compared, indent=1) if options.json else render_table(options.table, compared))
+    say(json.dumps(compared, indent=1) if options.json else render_table(options.table, compared))
 
 
 def as_printed(value: float) -> float:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from .options import add_run_options, recipe_and_folder
+from ..terminal import counted, say
+from .options import add_run_options, recipe_and_folder, say_forecasts
 
 HELP = "train a recipe, or continue a run"
 
@@ -17,12 +18,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     from ..console import choose_display
     from ..metrics import SPLITS, headline
+    from ..run_folder import check_run_folder
     from ..runs.train import train_run
 
     recipe, folder = recipe_and_folder(options)
+    if options.dry_run:
+        check_run_folder(folder, recipe, options.resume)
+        say_forecasts([(recipe, "")], f"the run would be in {folder}")
+        return
     with choose_display() as display:
         summary = train_run(recipe, folder, display, options.resume)
     if summary:
         parts = {SPLITS[split]: headline(summary["metrics"], split) for split in ("val", "train")}
         said = ", ".join(f"{split} {text}" for split, text in parts.items() if text)
-        print(f"report: {folder / 'report.html'} — after {summary['epochs']} epochs: {said}")
+        say(f"report: {folder / 'report.html'} — after {counted(summary['epochs'], 'epoch')}: {said}")

@@ -7,10 +7,12 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from ..errors import Stopped
+
 __all__ = ["Interrupted", "catch_signals"]
 
 
-class Interrupted(Exception):
+class Interrupted(Stopped):
     """A signal ended a run, or several; each wrote a checkpoint first. ``status`` is 128 + the signal's number."""
 
     def __init__(self, number: int, step: int | None = None):

@@ -17,7 +17,7 @@ from .distributed import DistributedContext, parallelize
 from .optim import build_optimizer
 from .train_state import TrainState
 
-__all__ = ["compile_blocks", "prepare"]
+__all__ = ["blocks_to_recompute", "compile_blocks", "prepare"]
 
 
 def prepare(model: nn.Module, settings: TrainingSettings, context: DistributedContext) -> tuple[TrainState, nn.Module]:
@@ -34,7 +34,7 @@ def prepare(model: nn.Module, settings: TrainingSettings, context: DistributedCo
         tied = len(list(model.named_parameters(remove_duplicate=False))) > len(list(model.parameters()))
         # batch norms' statistics are not sharded as weights are: one by one then
         averages = ModelEmaV3(model, decay=settings.ema_decay, foreach=not sharded, exclude_buffers=tied)
-    chosen = _blocks_to_recompute(model, settings.grad_checkpointing)
+    chosen = blocks_to_recompute(model, settings.grad_checkpointing)
     if settings.compile:
         compile_blocks(model, chosen)
     recompute_blocks(chosen)
@@ -45,7 +45,7 @@ def prepare(model: nn.Module, settings: TrainingSettings, context: DistributedCo
     return TrainState(model, build_optimizer(model, settings), averages, context, sharded), wrapped
 
 
-def _blocks_to_recompute(model: nn.Module, chosen: float | tuple[int, ...]) -> list[nn.Module]:
+def blocks_to_recompute(model: nn.Module, chosen: float | tuple[int, ...]) -> list[nn.Module]:
     """The first ``chosen`` share of the model's blocks, or those of the listed steps, counted from 1.
 
     Raises:

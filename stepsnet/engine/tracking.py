@@ -1,4 +1,4 @@
-"""Trackers of metrics: TensorBoard if it is installed, trackio or Weights & Biases on request.
+"""Trackers of metrics: TensorBoard where it is installed, trackio or Weights & Biases on request.
 
 ``metrics.jsonl`` is the record; what a tracker has not sent yet is lost when the process is killed.
 """
@@ -23,7 +23,8 @@ def open_trackers(tracker: str | None, folder: Path, step: int, config: Mapping[
     """A function for each place that metrics go to, from ``step`` on.
 
     Args:
-        tracker: "trackio", "wandb" or None.
+        tracker: "tensorboard", which is then required and not only used where it is installed, "trackio", "wandb" or
+            None.
 
     Raises:
         UserError: ``tracker`` is not installed, or would not start.
@@ -31,7 +32,9 @@ def open_trackers(tracker: str | None, folder: Path, step: int, config: Mapping[
     opened = []
     if find_spec("tensorboard"):
         opened.append(_tensorboard(folder / "tensorboard", step))
-    if tracker:
+    elif tracker == "tensorboard":
+        raise UserError(f"tracker: {tracker} is not installed, expected `pip install stepsnet[{tracker}]`")
+    if tracker in ("trackio", "wandb"):
         opened.append(_service(tracker, folder, config))
     return opened
 

@@ -32,7 +32,7 @@ from .tracking import open_trackers
 from .train_state import full_state_dict
 from .update import Update, Updater, unwrap
 
-__all__ = ["TrainResult", "train"]
+__all__ = ["TrainResult", "describe_batch", "train"]
 
 Report = Callable[[dict[str, Any]], None]
 _SECONDS_BETWEEN_REPORTS = 0.2
@@ -99,7 +99,7 @@ class Trainer:
         self.updater = Updater(wrapped, task, self.state.optimizer, schedule, settings, context, self.state.averages)
         self.evaluated_model = self.state.averages.module if self.state.averages else wrapped
         self.checkpoints, self.position = folder / "checkpoints", Position()
-        self.note(_describe_batch(settings, context, task))
+        self.note(describe_batch(settings, context, task))
         self.restore()
         trackers = []
         if context.is_main:
@@ -191,6 +191,7 @@ class Trainer:
     def evaluate(self, epoch: int) -> tuple[dict[str, Any], dict[str, Any]]:
         """Score the validation split; returns the epoch's line of metrics, and its progress."""
         means = {f"train_{name}": total / self.task.steps_per_epoch for name, total in self.position.sums.items()}
+        self.report({"kind": "phase", "text": f"epoch {epoch + 1}/{self.settings.epochs}: evaluating"})
         self.evaluated_model.eval()
         broadcast_buffers(self.context, self.evaluated_model)
         with autocast(self.settings.amp_dtype, self.context.device):
@@ -275,7 +276,8 @@ class Trainer:
         }
 
 
-def _describe_batch(settings: TrainingSettings, context: DistributedContext, task: Task) -> str:
+def describe_batch(settings: TrainingSettings, context: DistributedContext, task: Task) -> str:
+    """How a batch is divided, and the learning rate: ``effective batch 32 = 1 rank × 1 accumulated × 32, lr 0.004``."""
     size = BatchShard(0, context.world_size, settings.accumulation_steps).micro_batch_size(task.batch_size)
     text = (
         f"effective batch {task.batch_size} = {context.world_size} rank{'s' * (context.world_size > 1)} × "

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..config import ModelSpec, SegmentationRecipe
+from ..config import ModelSpec, SegmentationAugment, SegmentationRecipe
 from .table_rows import by_name, recipe_of_row
 
 __all__ = ["ADE20K", "RECIPES"]
@@ -25,6 +25,7 @@ ADE20K = SegmentationRecipe(
     data="ade20k:ade20k",
     scale=(2048, 512),
     crop_size=512,
+    augment=SegmentationAugment(scale_range=(0.5, 2.0), max_class_share=0.75, hflip=0.5, photometric=True),
     epochs=_UPDATES // _UPDATES_PER_EPOCH,
     epoch_updates=_UPDATES_PER_EPOCH,
     batch_size=16,

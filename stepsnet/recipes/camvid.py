@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from ..config import ModelSpec, SegmentationAugment
+from ..config import ModelSpec
 from .ade20k import ADE20K
 from .table_rows import by_name
 
@@ -47,7 +47,7 @@ TINY = dataclasses.replace(
     ),
     scale=(240, 180),
     crop_size=128,
-    augment=SegmentationAugment(scale_range=(0.75, 1.75)),
+    augment=dataclasses.replace(ADE20K.augment, scale_range=(0.75, 1.75)),
     epochs=10,
     epoch_updates=None,
     batch_size=8,

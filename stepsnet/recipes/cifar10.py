@@ -39,7 +39,7 @@ SHALLOW = ClassificationRecipe(
     model=_steps(24),
     baseline=_one_width(24),
     crop_pct=1.0,
-    augment=Augment(scale=(0.6, 1.0), color_jitter=0.0, auto_augment=None, re_prob=0.0, mixup=0.0, cutmix=0.0),
+    augment=Augment(scale=(0.6, 1.0), ratio=(3 / 4, 4 / 3), hflip=0.5),
     train_samples=10_000,
     epochs=8,
     batch_size=64,

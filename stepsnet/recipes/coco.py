@@ -22,7 +22,7 @@ COCO = DetectionRecipe(
     name="coco",
     model=ModelSpec("mask_rcnn"),
     data="coco:coco",
-    augment=DetectionAugment(),
+    augment=DetectionAugment(sizes=tuple(range(480, 801, 32)), max_size=1333, flip=0.5, crop=0.5),
     epochs=12,
     batch_size=16,
     opt="adamw",

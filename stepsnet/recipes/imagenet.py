@@ -21,7 +21,16 @@ IMAGENET = ClassificationRecipe(
     model=ModelSpec("deit_small_patch16_224"),
     data="folder:imagenet",
     crop_pct=0.875,  # 224 of 256
-    augment=Augment(),
+    augment=Augment(
+        scale=(0.08, 1.0),
+        ratio=(3 / 4, 4 / 3),
+        hflip=0.5,
+        color_jitter=0.4,
+        auto_augment="rand-m9-mstd0.5-inc1",
+        re_prob=0.25,
+        mixup=0.8,
+        cutmix=1.0,
+    ),
     label_smoothing=0.1,
     epochs=300,
     batch_size=1024,

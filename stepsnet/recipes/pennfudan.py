@@ -43,7 +43,7 @@ MASK_RCNN = DetectionRecipe(
     data="coco:data/pennfudan",
     model=ModelSpec("mask_rcnn", _STEPS),
     baseline=ModelSpec("mask_rcnn", _SWIN),
-    augment=DetectionAugment(sizes=(128, 144, 160, 176, 192), max_size=320, crop=0.0),
+    augment=DetectionAugment(sizes=(128, 144, 160, 176, 192), max_size=320, flip=0.5),
     epochs=30,
     batch_size=4,
     lr=1e-3,

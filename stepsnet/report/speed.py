@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from matplotlib import style
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, NullFormatter, ScalarFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from ..colors import OKABE_ITO
 from ..metrics import METRICS
 from .figure import STYLE, save_figure, write_csv
 from .load_runs import BASELINE, STEPS
 
-__all__ = ["draw_speed"]
+__all__ = ["FILES", "draw_speed"]
+
+FILES = ("speed.csv", *(f"speed-{name}.{kind}" for name in ("accuracy", "depth") for kind in ("png", "svg")))
 
 MIB = 2**20
+_OF_STEPS, _OF_BASELINE, *_REST = OKABE_ITO
+_MARKERS = "osD^vP"  # of the families
+_HALVES = (1.5, 2.5, 3.5)
+_PLAIN = FuncFormatter(lambda value, _: f"{value:,.10g}")
+_SHARE_OF_A_DIGIT = 0.023  # of a panel's width, in its labels
 Value = Callable[[dict[str, Any]], float]
 
 
@@ -53,9 +61,9 @@ def _draw(result: dict[str, Any], curves: dict[str, list[dict[str, Any]]], out: 
             )
             ax.set_xscale("log")
             _lines(ax, scored, _median(kind), lambda row: row["accuracy"], kind)
-            ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-            ax.xaxis.set_minor_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-            ax.tick_params(axis="x", which="minor", labelsize=6)
+            ax.xaxis.set_major_locator(LogLocator(subs=_subdivisions(*ax.get_xlim())))
+            ax.xaxis.set_major_formatter(_PLAIN)
+            ax.xaxis.set_minor_formatter(NullFormatter())
         _save(figure, axes, out / "speed-accuracy")
     with_blocks = {name: kept for name, line in curves.items() if (kept := [row for row in line if row["blocks"]])}
     if any(len({row["blocks"] for row in line}) > 1 for line in with_blocks.values()):
@@ -71,10 +79,10 @@ def _draw(result: dict[str, Any], curves: dict[str, list[dict[str, Any]]], out: 
         for ax, (title, axis, value, timed) in zip(axes, drawn):
             ax.set(title=title, xlabel="blocks", ylabel=axis, xscale="log")
             _lines(ax, with_blocks, lambda row: row["blocks"], value, timed, vertical=True)
-            ax.set_xticks(sorted({row["blocks"] for line in with_blocks.values() for row in line}))
-            ax.xaxis.set_major_formatter(ScalarFormatter())
-            ax.xaxis.set_minor_formatter(NullFormatter())
-            ax.tick_params(axis="x", labelsize=7)
+            blocks = sorted({row["blocks"] for line in with_blocks.values() for row in line})
+            ax.set_xticks(blocks, _labels_apart(blocks))
+            ax.minorticks_off()
+            ax.yaxis.set_major_formatter(_PLAIN)
             ax.set_ylim(bottom=0)
         _save(figure, axes, out / "speed-depth")
 
@@ -111,28 +119,59 @@ def _lines(
 ) -> None:
     """One line per curve, with bars from the first to the third quartile of what was timed (``kind``).
 
-    The line of a StepsNet is solid, and has the color of its baseline where there are several families.
+    A StepsNet's line is solid and blue, its baseline's dashed and orange; others have colors of their own. Markers of
+    StepsNets are filled. Where there are several families, such as ResNet and DeiT, each has its own marker.
     """
     families = list(dict.fromkeys(_family(name) for name in curves))
+    others = iter(_REST * len(curves))
     for name, line in curves.items():
-        in_steps = name.lower().startswith("steps")  # in the paper's rows, timm's names and the labels of runs
-        number = families.index(_family(name)) if len(families) > 1 else int(not in_steps)
-        color, marks = OKABE_ITO[number % len(OKABE_ITO)], "o-" if in_steps else "s--"
+        in_steps = _is_in_steps(name)
+        has_pair = any(_family(other) == _family(name) and _is_in_steps(other) for other in curves)
+        color = _OF_STEPS if in_steps else _OF_BASELINE if has_pair else next(others)
+        marks = f"{_MARKERS[families.index(_family(name)) % len(_MARKERS)]}{'-' if in_steps else '--'}"
         line = sorted(line, key=x)
-        ax.plot([x(row) for row in line], [y(row) for row in line], marks, color=color, label=name, markersize=4)
+        (drawn,) = ax.plot([x(row) for row in line], [y(row) for row in line], marks, color=color, label=name)
+        drawn.set(markersize=4, markerfacecolor=color if in_steps else "white")
         for row in line:
             if kind is None:
                 break
             ends = row[kind]["quartiles"]
             bar = ([x(row)] * 2, ends) if vertical else (ends, [y(row)] * 2)
-            ax.plot(*bar, color=color, linewidth=3, alpha=0.3)
+            ax.plot(*bar, color=color, linewidth=3, alpha=0.3, zorder=1)
+
+
+def _is_in_steps(name: str) -> bool:
+    """Of a curve, by the paper's rows, timm's names and the labels of runs."""
+    return name.lower().startswith("steps")
 
 
 def _family(name: str) -> str:
     return "" if name in (STEPS, BASELINE) else re.sub("^steps[-_]", "", name, flags=re.IGNORECASE)
 
 
+def _subdivisions(low: float, high: float) -> tuple[float, ...]:
+    """Where a logarithmic axis has labels within a decade: the more, the fewer decades it shows."""
+    decades = math.log10(high / low)
+    if decades > 1:
+        return (1,) if decades > 2 else (1, 2, 5)
+    return (1, 2, 3, 4, 6, 8) if decades > 0.5 else (*range(1, 10), *_HALVES)
+
+
+def _labels_apart(values: Sequence[float]) -> list[str]:
+    """The labels of a logarithmic axis, empty where there is no room behind the last one."""
+    labels, last, width = [], -math.inf, math.log(max(values) / min(values)) or 1.0
+    for value in values:
+        text = f"{value:,}"
+        place = math.log(value) / width
+        has_room = place - last > _SHARE_OF_A_DIGIT * (len(text) + 0.6)
+        labels.append(text if has_room else "")
+        last = place if has_room else last
+    return labels
+
+
 def _save(figure: Figure, axes: list[Axes], path: Path) -> None:
     handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper left", ncols=4)
+    points = 72 * figure.get_figwidth()
+    columns = int(points / (5.0 * max(map(len, labels)) + 40))  # 40: the line, and the gap to the next column
+    figure.legend(handles, labels, loc="outside upper left", ncols=min(max(columns, 1), 4))
     save_figure(figure, path)

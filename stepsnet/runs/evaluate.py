@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from ..overrides import override
 from ..run_folder import read_run_recipe
 from ..tasks import build_task
 from ..tasks.prediction import load_trained
+from ..terminal import say
 
 __all__ = ["evaluate_checkpoint", "evaluate_run"]
 
@@ -74,5 +74,5 @@ def _scores(task: Task, model: nn.Module, device: torch.device) -> dict[str, flo
     """The task's metrics; what was left out is said on stderr, since a number must not hide it."""
     scores = task.evaluate(model, BatchShard(), device)
     for notice in task.notices():
-        print(f"stepsnet: {notice}", file=sys.stderr)
+        say(f"stepsnet: {notice}", error=True)
     return scores

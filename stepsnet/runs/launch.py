@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import UserError, exit_status
+from ..errors import Fault, UserError, exit_status
 
 if TYPE_CHECKING:
     from torch import nn
@@ -85,14 +85,14 @@ def train_grid(
     """
     from ..files import write_atomically
     from ..overrides import to_yaml
-    from ..run_folder import open_run_folder, read_summary
+    from ..run_folder import folder_name, open_run_folder, read_summary
 
     waiting: list[Job] = []
     runs: list[Path] = []
     for seed in seeds:
         for contender in contenders:
             recipe = dataclasses.replace(contender.recipe, baseline=None, seed=seed)
-            run = folder / f"{contender.name.lower().replace('/', '-')}-seed{seed}"
+            run = folder / f"{folder_name(contender.name.lower())}-seed{seed}"
             if run in runs:
                 raise UserError(f"name: got {contender.name} twice, expected names that differ: both go into {run}")
             runs.append(run)
@@ -134,6 +134,7 @@ class _Launcher:
         self.running: dict[str, subprocess.Popen] = {}
         self.jobs: dict[str, Job] = {}
         self.last_line: dict[str, str] = {}
+        self.statuses: dict[str, int] = {}
         self.failed: list[str] = []
         self.told: set[subprocess.Popen] = set()
 
@@ -158,7 +159,8 @@ class _Launcher:
                 raise Interrupted(caught[0])
         if self.failed:
             first = self.failed[0]
-            raise UserError(f"run {first} failed: {self.last_line.get(first, 'no output')}")
+            said = self.last_line.get(first, "no output").removeprefix("stepsnet: ")
+            raise (Fault if self.statuses[first] == Fault.status else UserError)(f"run {first} failed: {said}")
 
     def start(self, job: Job) -> None:
         process = subprocess.Popen(
@@ -190,7 +192,7 @@ class _Launcher:
         except queue.Empty:
             return
         if line is None:
-            status = self.running.pop(name).wait()
+            status = self.statuses[name] = self.running.pop(name).wait()
             if status < 0:
                 self.last_line[name] = f"it was killed by {signal.Signals(-status).name}"
             if not interrupted and not self.ended(self.jobs[name], status, self.last_line.get(name, "")):

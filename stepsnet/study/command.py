@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from ..config import MAY_CHANGE_ON_RESUME
 from ..console import choose_display
 from ..errors import UserError
+from ..terminal import say
 from .conductor import check_results, conduct
 from .declare import Study
 from .render import render_study, write_study
 from .results import read_results
-from .run_plan import check_models
+from .run_plan import check_models, due, progress
 
 __all__ = ["run_study"]
 
@@ -44,9 +46,19 @@ def run_study(study: Study, more: Sequence[str], overrides: Sequence[str], optio
     if options.render:
         check_models(study)
         check_results(study, results, options.data)
-        print(write() if options.run else render_study(study, read_results(results, study)))
+        say(write() if options.run else render_study(study, read_results(results, study)))
+        return
+    if options.dry_run:
+        check_models(study)
+        say(_next_runs(study, check_results(study, results, options.data)))
         return
     settings = {"data": options.data, "free": tuple(overrides), "resume": options.resume, "after": write}
     with choose_display() as display:
         conduct(study, folder, results, options.jobs, display, **settings)
-    print(write())
+    say(write())
+
+
+def _next_runs(study: Study, there: Mapping[str, Any]) -> str:
+    done, expected = progress(study, there)
+    lines = [f"{done} of {expected} runs of {study.name} are there, as far as the grids of rates have grown; due are:"]
+    return "\n".join(lines + [f"  {run.name}" for run in due(study, there)])

@@ -17,6 +17,7 @@ from ..engine.distributed import pick_device
 from ..errors import UserError
 from ..run_folder import read_weights
 from .images import UnreadableImage
+from .outputs import Outputs, common_folder
 
 __all__ = ["PredictInputs", "Prediction", "load_trained", "read_files"]
 
@@ -33,9 +34,16 @@ class PredictInputs:
     temperature: float = 0.8  # 0 takes the likeliest token each time
     seed: int = 0
     top: int = 5  # classes per image
-    out: Path = Path("predictions")  # the folder for images that are drawn
+    out: Path | None = None  # the folder for what is written; where images are drawn, by default "predictions"
+    root: Path | None = None  # the folder that it mirrors; by default the one that all files have in common
+    force: bool = False  # replace what others have written there
     min_score: float = 0.5  # objects with a lower score are not drawn
     emit: Callable[[str], None] = lambda text: None  # called with each piece of a text as it is generated
+
+    @property
+    def outputs(self) -> Outputs:
+        root = self.root or common_folder([file.absolute().parent for file in self.files] or [Path()])
+        return Outputs(self.out or Path("predictions"), root, self.force)
 
     def require_files(self, run: Path, recipe: Recipe) -> Sequence[Path]:
         """The files. Raises UserError where a prompt is given in place of them."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ...config import ClassificationRecipe
 from ...models.build import build_model
+from ...terminal import say
 from ..assets import CLASSES_FILE, read_classes
 from ..images import open_image
 from ..prediction import PredictInputs, Prediction, load_trained, read_files
@@ -24,10 +25,24 @@ __all__ = ["predict"]
 def predict(run: Path, recipe: ClassificationRecipe, inputs: PredictInputs) -> list[Prediction]:
     """The ``inputs.top`` likeliest classes of each image, with probabilities.
 
+    With ``inputs.out`` they are written there too, as ``predictions.json``.
+
     Raises:
-        UserError: a file is missing or is not an image; then nothing is predicted.
+        UserError: a file is missing or is not an image, or something of somebody else's is where the result would be;
+            then nothing is predicted.
     """
     files = inputs.require_files(run, recipe)
+    listed = inputs.outputs.folder / "predictions.json"
+    with inputs.outputs.reserved([listed] if inputs.out else [], files) as outputs:
+        predictions = _classify(run, recipe, inputs, files)
+        if inputs.out:
+            outputs.write(listed, json.dumps([prediction.record for prediction in predictions], indent=1) + "\n")
+    return predictions
+
+
+def _classify(
+    run: Path, recipe: ClassificationRecipe, inputs: PredictInputs, files: Sequence[Path]
+) -> list[Prediction]:
     model, device = load_trained(run, recipe, build_model(recipe.model))
     transform = evaluation_transform(recipe.data, input_spec(recipe, model))
     classes = _classes_of(run, recipe, model)
@@ -50,7 +65,8 @@ def _classes_of(run: Path, recipe: ClassificationRecipe, model: nn.Module) -> Se
     """The run's class names, or those of its data where the run is older than ``classes.json``."""
     if (run / CLASSES_FILE).exists():
         return read_classes(run)
-    print(
-        f"stepsnet: {run} has no {CLASSES_FILE}: the class names are read from its data, {recipe.data}", file=sys.stderr
+    say(
+        f"stepsnet: {run} has no {CLASSES_FILE}: the class names are read from its data, {recipe.data}",
+        error=True,
     )
     return load_images(recipe.data, input_spec(recipe, model)).classes

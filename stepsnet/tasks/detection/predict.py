@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -18,7 +17,7 @@ from torchvision.utils import draw_bounding_boxes, draw_segmentation_masks
 
 from ...colors import OKABE_ITO
 from ...config import DetectionRecipe
-from ...files import png_bytes, write_atomically
+from ...files import png_bytes
 from ...models.build import build_model
 from ..prediction import PredictInputs, Prediction, load_trained, read_files
 from .data import read_pixels
@@ -40,26 +39,27 @@ def predict(run: Path, recipe: DetectionRecipe, inputs: PredictInputs) -> list[P
         For each image its objects: COCO's records with the file's name, where image_id counts the files from 1.
 
     Raises:
-        UserError: a file is missing or is not an image; then nothing is written.
+        UserError: a file is missing or is not an image, or something of somebody else's is where a result would be;
+            then nothing is written.
     """
-    files, out = inputs.require_files(run, recipe), inputs.out
+    files, outputs = inputs.require_files(run, recipe), inputs.outputs
     names = {category["id"]: category["name"] for category in read_categories(run)}
     model, device = load_trained(run, recipe, build_model(recipe.model))
-    stems = Counter(file.stem for file in files)
+    paths, listed = outputs.paths(files, ".png"), outputs.folder / "predictions.json"
     predictions: list[Prediction] = []
-    for number, (file, image) in enumerate(zip(files, read_files(files, read_pixels)), 1):
-        (objects,) = model([image.to(device)])
-        found = [{**record, "file_name": str(file)} for record in found_objects(objects, number, list(names))]
-        shown = [record for record in found if record["score"] >= inputs.min_score]
-        path = out / f"{f'{number}-' if stems[file.stem] > 1 else ''}{file.stem}.png"
-        drawn = draw_objects((image * 255).round().byte(), shown, names)
-        write_atomically(path, png_bytes(to_pil_image(drawn)))
-        what = ", ".join(f"{names[record['category_id']]} {record['score']:.2f}" for record in shown[:5])
-        more = f", … ({len(shown)} objects)" if len(shown) > 5 else ""
-        line = f"{file}: {what or f'nothing above a score of {inputs.min_score}'}{more} → {path}"
-        predictions.append(Prediction(line, found))
-    records = [record for prediction in predictions for record in prediction.record]
-    write_atomically(out / "predictions.json", json.dumps(records) + "\n")
+    with outputs.reserved([*paths, listed], files):
+        for number, (file, path, image) in enumerate(zip(files, paths, read_files(files, read_pixels)), 1):
+            (objects,) = model([image.to(device)])
+            found = [{**record, "file_name": str(file)} for record in found_objects(objects, number, list(names))]
+            shown = [record for record in found if record["score"] >= inputs.min_score]
+            drawn = draw_objects((image * 255).round().byte(), shown, names)
+            outputs.write(path, png_bytes(to_pil_image(drawn)))
+            what = ", ".join(f"{names[record['category_id']]} {record['score']:.2f}" for record in shown[:5])
+            more = f", … ({len(shown)} objects)" if len(shown) > 5 else ""
+            line = f"{file}: {what or f'nothing above a score of {inputs.min_score}'}{more} → {path}"
+            predictions.append(Prediction(line, found))
+        records = [record for prediction in predictions for record in prediction.record]
+        outputs.write(listed, json.dumps(records) + "\n")
     return predictions
 
 

@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 from collections.abc import Generator, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -53,7 +54,7 @@ def build(recipe: DetectionRecipe, data: str | None = None, run: Path | None = N
     as_evaluated = _augment_as_evaluated(model)
     coco = load_coco(
         data or recipe.data,
-        recipe.augment or as_evaluated,
+        _with_sizes(recipe.augment, as_evaluated),
         recipe.seed,
         max_invalid=recipe.max_invalid,
         without_objects=recipe.without_objects,
@@ -77,9 +78,16 @@ def build(recipe: DetectionRecipe, data: str | None = None, run: Path | None = N
     return model, task
 
 
+def _with_sizes(augment: DetectionAugment | None, as_evaluated: DetectionAugment) -> DetectionAugment:
+    """The recipe's augmentation with evaluation's sizes where it names none."""
+    augment = augment or as_evaluated
+    sizes, max_size = augment.sizes or as_evaluated.sizes, augment.max_size or as_evaluated.max_size
+    return replace(augment, sizes=sizes, max_size=max_size)
+
+
 def _augment_as_evaluated(model: Detector) -> DetectionAugment:
     size, max_size = model.transform.min_size[-1], model.transform.max_size
-    return DetectionAugment(sizes=(size,), max_size=max_size, flip=0.0, crop=0.0)
+    return DetectionAugment(sizes=(size,), max_size=max_size)
 
 
 class Detection(Task):

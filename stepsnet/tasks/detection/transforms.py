@@ -30,10 +30,12 @@ def augmented(image: Tensor, target: Target, augment: DetectionAugment) -> tuple
     Args:
         image: (3, H, W).
         target: "boxes" (N, 4) as x1, y1, x2, y2 in pixels, "labels" (N) and "masks" (N, H, W).
+        augment: with its sizes.
 
     Returns:
         The same at the new size. Objects that a crop leaves out are no longer in the target.
     """
+    assert augment.sizes is not None and augment.max_size is not None
     boxes, masks = _boxes(target["boxes"], image.shape[-2:]), tv_tensors.Mask(target["masks"])
     sample = {**target, "image": tv_tensors.Image(image), "boxes": boxes, "masks": masks}
     if random.random() < augment.flip:

@@ -27,6 +27,8 @@ def predict(run: Path, recipe: LanguageRecipe, inputs: PredictInputs) -> list[Pr
     if inputs.prompt is None:
         expected = "expected one of classification, detection or segmentation for images"
         raise UserError(f"predict: {run} is a run of language, {expected}")
+    if inputs.out is not None:
+        raise UserError(f"--out: got {inputs.out} with a prompt, expected it with images: a text is printed")
     tokens, temperature = inputs.max_new_tokens, inputs.temperature
     if tokens < 1 or temperature < 0:
         expected = "at least 1 token and a temperature of at least 0"

@@ -17,8 +17,7 @@ from torchvision.transforms.v2.functional import pil_to_tensor, to_pil_image
 from torchvision.utils import draw_segmentation_masks
 
 from ...config import SegmentationRecipe
-from ...errors import UserError
-from ...files import png_bytes, write_atomically
+from ...files import png_bytes
 from ...models.build import build_model
 from ...models.upernet import UPerNet
 from ..assets import read_classes
@@ -42,29 +41,27 @@ def predict(run: Path, recipe: SegmentationRecipe, inputs: PredictInputs) -> lis
         the categories.
 
     Raises:
-        UserError: a file is missing or is not an image, or two have the same name; then nothing is written.
+        UserError: a file is missing or is not an image, or something of somebody else's is where a result would be;
+            then nothing is written.
     """
-    files, out = inputs.require_files(run, recipe), inputs.out
-    by_stem: dict[str, Path] = {}
-    for file in files:
-        if (other := by_stem.setdefault(file.stem, file)) != file:
-            raise UserError(f"predict: got {other} and {file}, expected names that differ: both are written to {out}")
+    files, outputs = inputs.require_files(run, recipe), inputs.outputs
+    overlays, lists = (outputs.paths(files, f".segments.{kind}") for kind in ("png", "json"))
     model, device = load_trained(run, recipe, build_model(recipe.model))
     classes, inference = read_classes(run), inference_of(recipe, cast(UPerNet, model))
     categories = [{"id": i, "name": name, "color": color_of(i)} for i, name in enumerate(classes)]
     predictions = []
-    for file, image in zip(files, read_files(files, open_image)):
-        pixels = pil_to_tensor(image)  # (3, H, W)
-        likeliest = inference(model, pixels.to(device)).max(0)
-        labels, probabilities = likeliest.indices.cpu().numpy(), likeliest.values.exp().cpu().numpy()
-        segments = list_segments(labels, probabilities, classes)
-        described = {"file_name": file.name, "height": image.height, "width": image.width}
-        found = {"image": described, "segments": segments, "categories": categories}
-        path = out / f"{file.stem}.segments.png"
-        write_atomically(path, png_bytes(draw_segments(pixels, labels, segments)))
-        write_atomically(out / f"{file.stem}.segments.json", json.dumps(found) + "\n")
-        shares = [f"{one['category']} {100 * one['share']:.1f}%" for one in segments[:_CLASSES_PER_LINE]]
-        predictions.append(Prediction(f"{file}: {', '.join(shares)} → {path}", {"file": str(file), **found}))
+    with outputs.reserved([*overlays, *lists], files):
+        for file, path, listed, image in zip(files, overlays, lists, read_files(files, open_image)):
+            pixels = pil_to_tensor(image)  # (3, H, W)
+            likeliest = inference(model, pixels.to(device)).max(0)
+            labels, probabilities = likeliest.indices.cpu().numpy(), likeliest.values.exp().cpu().numpy()
+            segments = list_segments(labels, probabilities, classes)
+            described = {"file_name": file.name, "height": image.height, "width": image.width}
+            found = {"image": described, "segments": segments, "categories": categories}
+            outputs.write(path, png_bytes(draw_segments(pixels, labels, segments)))
+            outputs.write(listed, json.dumps(found) + "\n")
+            shares = [f"{one['category']} {100 * one['share']:.1f}%" for one in segments[:_CLASSES_PER_LINE]]
+            predictions.append(Prediction(f"{file}: {', '.join(shares)} → {path}", {"file": str(file), **found}))
     return predictions
 
 

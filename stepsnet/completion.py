@@ -1,0 +1,40 @@
+"""A script for bash, zsh or fish that completes verbs, options, recipes and files; made by shtab."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+
+__all__ = ["completion_script"]
+
+_FILES, _FOLDERS = ("files", "models"), ("run", "runs")  # arguments by their names in the parsers
+_RECIPES = ("recipe", "patterns")
+
+
+def completion_script(parser: argparse.ArgumentParser, shell: str) -> str:
+    """The script, which holds the names of today's recipes: completing runs no program."""
+    import shtab
+
+    from .recipes import RECIPES
+    from .study.declare import studies
+
+    # one name a line is what each of the shells splits
+    recipes = shtab.cmd(shlex.join(["printf", "%s\\n", *RECIPES]))
+    recipes_or_studies = shtab.cmd(shlex.join(["printf", "%s\\n", *RECIPES, *studies()]))
+    for verb, sub in _verbs(parser).items():
+        for action in sub._actions:
+            if action.dest in _RECIPES:
+                completed: object = recipes_or_studies if verb == "sweep" else recipes
+            elif action.dest in _FOLDERS or action.metavar == "DIR":
+                completed = shtab.DIRECTORY
+            elif action.dest in _FILES or action.metavar == "FILE":
+                completed = shtab.FILE
+            else:
+                continue
+            action.complete = completed  # type: ignore[attr-defined] # where shtab looks
+    return shtab.complete(parser, shell)
+
+
+def _verbs(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    subparsers = next(action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    return dict(subparsers.choices)

@@ -1,0 +1,161 @@
+"""What a run would do, found out without training: everything is built and the first batch loaded, as a run does."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..analysis.complexity import Complexity
+from ..analysis.memory import Memory, peak_bytes, readable_bytes, states_memory
+from ..config import Recipe
+from ..engine.distributed import DistributedContext, init_distributed
+from ..engine.optim import build_optimizer, build_schedule
+from ..engine.prepare import blocks_to_recompute, prepare
+from ..engine.task import BatchShard, Task
+from ..engine.train import describe_batch
+from ..models.blocks import recompute_blocks
+from ..models.build import build_model
+from ..overrides import to_yaml
+from ..tasks import build_task
+from ..terminal import counted
+
+__all__ = ["Forecast", "forecast", "render_forecasts"]
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What is known of a run before its first update."""
+
+    recipe: Recipe
+    label: str  # of the model, such as StepsNet or baseline
+    updates_per_epoch: int
+    complexity: Complexity
+    unit: str  # that the multiply-accumulates are of, such as image
+    effective_batch: str
+    first_batch: str  # shapes and dtypes of one rank's first forward pass
+    memory: Memory  # on one device
+    activations_unknown: str  # why they are not in ``memory``; empty where they are
+    notices: Sequence[str]
+
+
+def forecast(recipe: Recipe, label: str = "") -> Forecast:
+    """Build model, data, optimizer and schedule, and load the first batch. Under torchrun every rank calls it.
+
+    Only the cache of what is computed once per data set is written.
+
+    Raises:
+        UserError: as a run does before its first update.
+    """
+    with init_distributed(recipe.device) as context:
+        torch.manual_seed(recipe.seed)
+        model, task = build_task(recipe)
+        task.load_pretrained(model)
+        shard = BatchShard(context.rank, context.world_size, recipe.accumulation_steps)
+        effective_batch = describe_batch(recipe, context, task)
+        state, _ = prepare(model, recipe, context)
+        build_schedule(state.optimizer, recipe, task.steps_per_epoch)
+        with closing(task.batches(0, 0, shard, context.device)) as batches:
+            batch = next(batches)
+        built = build_model(recipe.model)
+        memory, unknown = _memory(built, task, recipe, batch, context)
+        return Forecast(
+            recipe,
+            label or recipe.model.name,
+            task.steps_per_epoch,
+            task.complexity(built),
+            task.unit.removesuffix("s"),
+            effective_batch,
+            _described(batch),
+            memory,
+            unknown,
+            task.notices(),
+        )
+
+
+def _memory(
+    model: nn.Module, task: Task, recipe: Recipe, batch: Any, context: DistributedContext
+) -> tuple[Memory, str]:
+    """The memory of training on one device, and why the activations are not in it, where they are not."""
+
+    def recompute(model: nn.Module) -> None:
+        recompute_blocks(blocks_to_recompute(model, recipe.grad_checkpointing))
+
+    activations, unknown = 0, ""
+    try:
+        activations = peak_bytes(model.train(), batch, lambda *given: task.loss(*given)[0], recompute, recipe.amp_dtype)
+    except Exception as error:  # of torch, where the loss asks for values: a detector's depends on what it finds
+        unknown = f"not predicted, since they depend on more than shapes ({type(error).__name__})"
+    sharded = context.world_size > 1 and recipe.parallel == "fsdp"
+    memory = states_memory(
+        model,
+        optimizer_states=_optimizer_states(recipe),
+        average=recipe.ema_decay is not None,
+        shards=context.world_size if sharded else 1,
+        activations=activations,
+    )
+    return memory, unknown
+
+
+def _optimizer_states(recipe: Recipe) -> float:
+    """Numbers that the optimizer keeps for each parameter, of an update of one matrix."""
+    matrix = nn.Linear(64, 64, bias=False)
+    optimizer = build_optimizer(matrix, dataclasses.replace(recipe, layer_decay=None))
+    matrix(torch.ones(1, 64)).sum().backward()
+    optimizer.step()
+    kept = [value for state in optimizer.state.values() for value in state.values()]
+    return sum(one.numel() for one in kept if isinstance(one, Tensor) and one.dim()) / matrix.weight.numel()
+
+
+def _described(value: Any) -> str:
+    """``float32 32×1×8×8, int64 32``; of a long list the first ones."""
+    if isinstance(value, Tensor):
+        shape = "×".join(map(str, value.shape)) or "scalar"
+        return f"{str(value.dtype).removeprefix('torch.')} {shape}"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{key}: {_described(inner)}' for key, inner in value.items())}}}"
+    if isinstance(value, tuple):
+        return ", ".join(map(_described, value))
+    if isinstance(value, list):
+        more = ", …" if len(value) > 1 else ""
+        return f"list of {len(value)} [{_described(value[0])}{more}]" if value else "list of 0"
+    return repr(value)
+
+
+def render_forecasts(forecasts: Sequence[Forecast], about: str) -> str:
+    """Each recipe as YAML, and behind it as comments what is known of its runs.
+
+    Args:
+        about: where the runs would be, and how many.
+    """
+    documents: dict[str, list[str]] = {}
+    for found in forecasts:
+        recipe = found.recipe  # of a comparison the same for both models
+        documents.setdefault(recipe.name, [to_yaml(recipe).rstrip()])
+        documents[recipe.name] += [f"# {line}" for line in _lines(found, len(forecasts) > 1)]
+    said = "\n---\n".join("\n".join(lines) for lines in documents.values())
+    return f"{said}\n# {about}; this was a dry run, which has trained nothing"
+
+
+def _lines(found: Forecast, named: bool) -> list[str]:
+    epochs, per_epoch, count = found.recipe.epochs, found.updates_per_epoch, found.complexity
+    blocks = f"{counted(count.blocks, 'block')}, " if count.blocks else ""
+    size = f"{blocks}{counted(count.params, 'parameter')}, {count.macs:,} MACs per {found.unit}"
+    memory = found.memory.as_dict()
+    terms = [f"{name} {readable_bytes(value)}" for name, value in memory.items() if value and name != "total"]
+    missing = f"; activations: {found.activations_unknown}" if found.activations_unknown else ""
+    return [
+        *([f"{found.label}:"] if named else []),
+        f"updates: {per_epoch:,} per epoch, {per_epoch * epochs:,} in {counted(epochs, 'epoch')}",
+        found.effective_batch,
+        f"model: {size}",
+        f"first batch: {found.first_batch}",
+        f"memory on each device, predicted: {readable_bytes(memory['total'])} ({', '.join(terms)}{missing}); "
+        "without the device's context, what its allocator cannot reuse, workspaces of kernels, and loading",
+        *found.notices,
+    ]

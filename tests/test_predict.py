@@ -1,0 +1,106 @@
+"""What predict takes and where it writes: folders of folders, each result beside none of anybody else's."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import timm
+from PIL import Image
+
+from stepsnet.checkpoint import save_weights
+from stepsnet.cli import main
+from stepsnet.errors import UserError
+from stepsnet.files import write_atomically
+from stepsnet.overrides import to_yaml
+from stepsnet.recipes import find_recipe
+from stepsnet.tasks.assets import save_classes
+from stepsnet.tasks.outputs import Outputs, common_folder
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A classifier of digits as a run leaves it, untrained."""
+    folder, recipe = tmp_path_factory.mktemp("run"), find_recipe("digits/tiny")
+    write_atomically(folder / "config.yaml", to_yaml(recipe))
+    save_weights(folder / "model.safetensors", timm.create_model(recipe.model.name, **recipe.model.args).state_dict())
+    save_classes(folder, [f"digit [/b] {number}" for number in range(10)])
+    return str(folder)
+
+
+def draw(path, shade=100):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(np.full((12, 12, 3), shade, np.uint8)).save(path)
+    return path
+
+
+def test_folders_of_folders_in_order_each_picture_once(run, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    names = ["2.png", "10.png", "a/1.jpg", "a/b/1.jpg"]
+    for name in reversed(names):
+        draw(tmp_path / "in" / name)
+    (tmp_path / "in" / "notes.txt").write_text("no picture")
+    draw(tmp_path / "in" / ".hidden.png")
+    (tmp_path / "in" / "a" / "round").symlink_to(tmp_path / "in", target_is_directory=True)
+    asked = ["predict", run, "in", "in/2.png", "--out", "found"]
+    assert main(asked) == 0
+    out, err = capsys.readouterr()
+    assert [line.partition(":")[0] for line in out.splitlines()] == [f"in/{name}" for name in names]
+    assert err == "stepsnet: in: left out 1 file without an image's suffix, such as notes.txt\n"
+    records = json.loads(Path("found/predictions.json").read_text())
+    assert [record["file"] for record in records] == [f"in/{name}" for name in names]
+    assert main([*asked, "--top", "1"]) == 0 and len(json.loads(Path("found/predictions.json").read_text())) == 4
+    Path("found/predictions.json").write_text("changed by hand")
+    capsys.readouterr()
+    assert main(asked) == 2 and "is there, and predict did not write it; --force replaces it" in capsys.readouterr().err
+    assert Path("found/predictions.json").read_text() == "changed by hand"
+    assert main([*asked, "--force"]) == 0 and Path("found/predictions.json").read_text().startswith("[")
+    (tmp_path / "none").mkdir()
+    capsys.readouterr()
+    assert main(["predict", run, "none"]) == 2 and "the folder none is empty" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("files", "written"),
+    [
+        (["a.jpg"], ["a.png"]),
+        (["x/a.jpg", "y/a.jpg"], ["x/a.png", "y/a.png"]),
+        (["a.jpg", "a.png", "b.png"], ["a.jpg.png", "a.png.png", "b.png"]),
+        (["a.jpg", "a.webp", "a.jpg.gif"], ["a.jpg.png", "a.webp.png", "a.jpg.gif.png"]),
+        (["a.b.jpg"], ["a.b.png"]),
+    ],
+)
+def test_each_input_has_an_output_of_its_own(files, written, tmp_path):
+    outputs = Outputs(tmp_path / "out", tmp_path)
+    assert outputs.paths([tmp_path / file for file in files], ".png") == [tmp_path / "out" / name for name in written]
+
+
+def test_the_common_folder_of_files_and_folders(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert common_folder([Path("a")]) == tmp_path / "a"
+    assert common_folder([Path("a/b"), Path("a/../a/c")]) == tmp_path / "a"
+
+
+def test_nothing_of_anybody_else_is_replaced(tmp_path):
+    picture, theirs = draw(tmp_path / "a.png"), tmp_path / "out" / "b.png"
+    draw(theirs)
+    before = theirs.read_bytes()
+    for force in (False, True):  # an input never, whatever it is called
+        (tmp_path / f"soft{force}.png").symlink_to(picture)
+        for path in (picture, tmp_path / f"soft{force}.png"):
+            with (
+                pytest.raises(UserError, match="is an input"),
+                Outputs(tmp_path, tmp_path, force).reserved([path], [picture]),
+            ):
+                raise AssertionError
+    with pytest.raises(UserError, match="--force replaces it"), Outputs(theirs.parent, tmp_path).reserved([theirs]):
+        raise AssertionError
+    assert theirs.read_bytes() == before
+    with Outputs(theirs.parent, tmp_path, force=True).reserved([theirs]) as outputs:
+        outputs.write(theirs, "ours")
+    again = Outputs(theirs.parent, tmp_path)
+    assert again.wrote(theirs) and not again.wrote(picture)
+    with pytest.raises(KeyboardInterrupt), again.reserved([theirs, theirs.with_name("c.png")]):
+        again.write(theirs.with_name("c.png"), b"of a run that was interrupted")
+        raise KeyboardInterrupt
+    assert Outputs(theirs.parent, tmp_path).wrote(theirs.with_name("c.png"))
