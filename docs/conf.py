@@ -19,8 +19,14 @@ project = "stepsnet"
 author = "the stepsnet contributors"
 version = release = stepsnet.__version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 exclude_patterns = ["_build"]
+nb_execution_mode = "force"  # the notebook is kept without outputs
+nb_execution_in_temp = True
+nb_execution_timeout = 300  # seconds for a cell, on a busy machine
+nb_execution_raise_on_error = True
+nb_output_stderr = "remove"
+nb_merge_streams = True
 myst_heading_anchors = 3
 suppress_warnings = ["myst.header"]  # the included README and changelog begin with their own titles
 
@@ -63,7 +69,7 @@ class Fields(SphinxDirective):
                 default = field.get_default(call_default_factory=True)
                 shown = "" if default is PydanticUndefined else f"`{json.dumps(plain(default))}`"
                 hint = readable(hints[name]).replace("|", "\\|")
-                lines.append(f"| `{name}` | `{hint}` | {shown} | {field.description or ''} |")
+                lines.append(f"| `{field.alias or name}` | `{hint}` | {shown} | {field.description or ''} |")
         return self.parse_text_to_nodes("\n".join(lines))
 
 

@@ -7,11 +7,11 @@ import statistics
 
 from render_parts import RESULTS, mean_difference, mean_std, origin, table_of_numbers
 
-from stepsnet.commands.compare import summarize
 from stepsnet.markdown import markdown_table
 from stepsnet.metrics import find_metric, format_metric, metric_label
 from stepsnet.paper.tables import all_rows, printed_rows
 from stepsnet.recipes import ablations
+from stepsnet.runs.compare import summarize
 from stepsnet.study.declare import find_study
 from stepsnet.study.render import render_study
 from stepsnet.study.results import read_results

@@ -14,32 +14,53 @@ from typing import TYPE_CHECKING
 import wrapt
 
 if TYPE_CHECKING:
+    from .api import compare, load, train
+    from .errors import UserError
     from .models import baseline_of, load_baseline
     from .models.steps_transformer import StepsTransformerConfig, StepsTransformerForCausalLM
     from .plan import StepPlan, plan_steps
+    from .runs.results import Comparison, Run
     from .steps import ReverseStepsNet, StepsNet
+    from .tasks import register_task
+    from .tasks.classification.sources import register_source
 
 __version__ = "0.1.0"
 __all__ = [
+    "Comparison",
     "ReverseStepsNet",
+    "Run",
     "StepPlan",
     "StepsNet",
     "StepsTransformerConfig",
     "StepsTransformerForCausalLM",
+    "UserError",
     "baseline_of",
+    "compare",
+    "load",
     "load_baseline",
     "plan_steps",
+    "register_source",
+    "register_task",
+    "train",
 ]
 
 _HOMES = {
+    "Comparison": "runs.results",
     "ReverseStepsNet": "steps",
+    "Run": "runs.results",
     "StepPlan": "plan",
     "StepsNet": "steps",
     "StepsTransformerConfig": "models.steps_transformer",
     "StepsTransformerForCausalLM": "models.steps_transformer",
+    "UserError": "errors",
     "baseline_of": "models",
+    "compare": "api",
+    "load": "api",
     "load_baseline": "models",
     "plan_steps": "plan",
+    "register_source": "tasks.classification.sources",
+    "register_task": "tasks",
+    "train": "api",
 }
 
 

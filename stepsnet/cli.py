@@ -22,6 +22,7 @@ VERBS = (
     "analyze",
     "bench",
     "report",
+    "push",
     "models",
     "recipes",
     "plan",

@@ -8,9 +8,9 @@ bounds and meaning in one line; pydantic checks them wherever a recipe is made, 
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
 from .errors import UserError
@@ -18,7 +18,6 @@ from .errors import UserError
 __all__ = [
     "MAY_CHANGE_ON_RESUME",
     "RECIPE_TYPES",
-    "AnyRecipe",
     "Augment",
     "ClassificationRecipe",
     "DetectionAugment",
@@ -29,13 +28,15 @@ __all__ = [
     "SegmentationAugment",
     "SegmentationRecipe",
     "TrainingSettings",
+    "key_of",
 ]
 
 # Strict: "3" is not a number and true is not 1. By the rules of JSON a list fills a tuple and 1 a float.
-_STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+_STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, validate_by_name=True, validate_by_alias=True)
 Share = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]
 Side = Annotated[int, Field(ge=1)]  # in pixels
+Names = Annotated[tuple[str, ...], BeforeValidator(lambda given: _as_names(given))]  # a single one, or a list
 
 
 @dataclass(frozen=True, kw_only=True, config=_STRICT)
@@ -113,6 +114,7 @@ MAY_CHANGE_ON_RESUME = {
     "stream_interval",
     "title",
     "cache",
+    "import_from",
 }
 
 
@@ -189,6 +191,15 @@ class Recipe(TrainingSettings):
     baseline: ModelSpec | None = Field(default=None, description="of similar compute, for `stepsnet compare`")
     data: str = Field(description="KIND:PATH, or the name of data that come with an installation")
     expected: dict[str, float] = Field(default_factory=dict, description="metrics that the paper prints")
+    imports: Names = Field(
+        default=(),
+        alias="import",
+        description="modules of your own that register a model, data or a task: one or a list",
+    )
+    import_from: str | None = Field(
+        default=None, description="folder in which these are looked up too; null: that of the recipe's file"
+    )
+    predicts_from: ClassVar[Literal["files", "prompt"]] = "files"
 
     def of_baseline(self) -> Recipe:
         """The same recipe with the baseline as its model. Raises UserError where there is none."""
@@ -222,6 +233,7 @@ class ClassificationRecipe(Recipe):
 class LanguageRecipe(Recipe):
     """``batch_size`` is in sequences."""
 
+    predicts_from: ClassVar[Literal["files", "prompt"]] = "prompt"
     task: Literal["language"] = "language"
     tokenizer: Literal["bpe", "characters", "gpt2"] = Field(
         default="bpe", description="bpe is trained on the training split"
@@ -296,15 +308,22 @@ class SegmentationRecipe(DenseRecipe):
             raise UserError(f"eval_stride: got {self.eval_stride}, expected at most eval_window, {self.eval_window}")
 
 
+# by task; tasks/__init__.py adds the types of tasks that a user's module registers
 RECIPE_TYPES: dict[str, type[Recipe]] = {
     "classification": ClassificationRecipe,
     "detection": DetectionRecipe,
     "language": LanguageRecipe,
     "segmentation": SegmentationRecipe,
 }
-AnyRecipe = Annotated[
-    ClassificationRecipe | DetectionRecipe | LanguageRecipe | SegmentationRecipe, Field(discriminator="task")
-]
+
+
+def key_of(kind: type, name: str) -> str:
+    """The key of a field in text: ``import`` is that of ``imports``, since Python allows no field of that name."""
+    return kind.__pydantic_fields__[name].alias or name  # type: ignore[attr-defined]
+
+
+def _as_names(given: Any) -> Any:
+    return (given,) if isinstance(given, str) else tuple(given) if isinstance(given, list) else given
 
 
 def _check_range(name: str, bounds: tuple[float, float]) -> None:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterable, Iterator, Sized
 from contextlib import contextmanager, suppress
 from functools import cache
+from importlib import import_module
 from typing import Any, Protocol, TextIO, TypeVar
 
 from rich.console import Console
@@ -23,7 +24,7 @@ from rich.text import Text
 from .metrics import format_metric, headline
 from .terminal import OutputLost, printable, say
 
-__all__ = ["Bars", "Display", "Events", "Lines", "choose_display", "progress_bar", "working"]
+__all__ = ["Bars", "Display", "Events", "Lines", "NotebookBars", "choose_display", "progress_bar", "working"]
 
 T = TypeVar("T")
 _MOST_SECONDS_OF_SILENCE = 10.0
@@ -173,6 +174,33 @@ def _column(text: str, **settings: Any) -> TextColumn:
     return TextColumn(text, markup=False, **settings)
 
 
+class NotebookBars(Bars):
+    """The same bars in a notebook: one output that is drawn anew, and a line for each epoch below it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shown: Any = None
+
+    def __enter__(self) -> NotebookBars:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        pass
+
+    def show(self, event: dict[str, Any]) -> None:
+        super().show(event)
+        if event["kind"] != "progress":
+            return
+        table = self.bars.make_tasks_table(self.bars.tasks)
+        if self.shown is None:
+            self.shown = import_module("IPython.display").display(table, display_id=True)
+        else:
+            self.shown.update(table)
+
+    def write(self, line: str, style: str = "") -> None:
+        say(line, flush=True)
+
+
 def epoch_line(event: dict[str, Any]) -> str:
     parts = [f"epoch {event['epoch']}/{event['epochs']}", f"lr {event['lr']:.2g}"]
     for split in ("train", "val"):
@@ -195,10 +223,15 @@ def _time_left(event: dict[str, Any]) -> str:
 
 
 def choose_display() -> Display:
-    """Bars on a terminal that can draw them, and lines elsewhere; of torchrun's processes the first shows them."""
+    """Bars in a notebook and on a terminal that can draw them, and lines elsewhere.
+
+    Of torchrun's processes the first shows them.
+    """
     if os.environ.get("RANK", "0") != "0":
         return Silence()
     console = Console()
+    if console.is_jupyter:
+        return NotebookBars()
     return Bars(console) if console.is_interactive and console.width >= _NARROWEST_FOR_BARS else Lines()
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import difflib
 import errno
+import importlib
 import os
 import shlex
 import sys
@@ -26,7 +27,7 @@ from typing import Any
 from . import __version__
 from .terminal import OutputLost, abandon, flush, prepare_streams, say
 
-__all__ = ["Fault", "Stopped", "UserError", "exit_status", "nearest"]
+__all__ = ["USER_CODE", "Fault", "Stopped", "UserError", "exit_status", "import_extra", "nearest"]
 
 # packages that only some of the commands need -> the extra of ours that has them
 EXTRAS = {
@@ -37,7 +38,11 @@ EXTRAS = {
     "transformers": "language",
     "tokenizers": "language",
     "datasets": "data",
+    "pandas": "notebook",
 }
+
+# files and folders of the user's modules that a recipe names (user_modules.py): a fault in them is not ours
+USER_CODE: set[str] = set()
 
 # what the machine refuses, wherever it is met: no fault of the program
 _REFUSED = {
@@ -45,6 +50,18 @@ _REFUSED = {
     for name in ("EACCES", "EPERM", "ENOSPC", "EDQUOT", "EROFS", "EIO", "EMFILE", "ENFILE", "ELOOP", "ENAMETOOLONG")
     if hasattr(errno, name)
 }
+
+
+def import_extra(package: str) -> Any:
+    """Import a package that only some uses need. Raises UserError, which says how it is installed, where it is not."""
+    try:
+        return importlib.import_module(package)
+    except ModuleNotFoundError:
+        raise UserError(_not_installed(package)) from None
+
+
+def _not_installed(package: str) -> str:
+    return f"{package} is not installed, expected `pip install stepsnet[{EXTRAS[package]}]`"
 
 
 class UserError(Exception):
@@ -110,13 +127,16 @@ def _line(error: Exception) -> tuple[str, int]:
     if isinstance(error, Stopped):
         return str(error), error.status
     if isinstance(error, ModuleNotFoundError) and (package := (error.name or "").partition(".")[0]) in EXTRAS:
-        return f"{package} is not installed, expected `pip install stepsnet[{EXTRAS[package]}]`", 2
+        return _not_installed(package), 2
     if isinstance(error, OSError) and error.errno in _REFUSED:
         where = f"{os.fspath(error.filename)!s}: " if error.filename is not None else ""
         return f"{where}{error.strerror}", 2
     if isinstance(error, MemoryError):
         return f"out of memory{f': {error}' if str(error) else ''}", 2
     what = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if frame.filename.startswith(tuple(USER_CODE)):
+            return f"{frame.filename}, line {frame.lineno}: {what} ({_kept(error)}; --debug shows it)", 70
     return f"this is a fault of stepsnet, please report it: {what} ({_kept(error)}; --debug shows it)", 70
 
 

@@ -1,4 +1,7 @@
-"""Recipes from text: ``key=value`` from the command line, and YAML such as a run's ``config.yaml``."""
+"""Recipes from text and from Python: ``key=value``, keyword arguments, and YAML such as a run's ``config.yaml``.
+
+What a recipe's ``import`` names is imported here, before the recipe is checked: it may register the recipe's type.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +15,13 @@ from typing import Any
 
 import pydantic
 
-from .config import RECIPE_TYPES, AnyRecipe, Recipe
+from .config import RECIPE_TYPES, Recipe, key_of
 from .errors import UserError, nearest
 from .reading import dump_yaml, read_yaml
 from .terminal import say
+from .user_modules import import_user_modules
 
-__all__ = ["override", "read_recipe", "to_plain", "to_yaml"]
+__all__ = ["override", "override_values", "read_recipe", "to_plain", "to_yaml"]
 
 # names that fields had in earlier versions, which old run folders still hold
 RENAMED = {"probe_epochs": "stream_epochs", "signal_interval": "stream_interval"}
@@ -32,12 +36,37 @@ def override(recipe: Recipe, assignments: Sequence[str]) -> Recipe:
     Raises:
         UserError: no ``=``, an unknown key, or a value of another type or out of bounds.
     """
-    values, known = to_plain(recipe), _known_keys(type(recipe))
+    changes: dict[str, Any] = {}
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
         if not equals:
             raise UserError(f"override: got {assignment!r}, expected key=value")
-        key = _new_name(key, "override")
+        try:
+            changes[key] = json.loads(text)
+        except json.JSONDecodeError:
+            changes[key] = text
+        except (ValueError, RecursionError):  # a number of thousands of digits, brackets in brackets
+            raise UserError(f"override: {key}: got {text[:40]}…, expected a shorter value") from None
+    return _changed(recipe, changes, merge=False)
+
+
+def override_values(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
+    """The same with values, as Python's callers give them: ``{"epochs": 3, "model.args.widths": (24, 34, 48)}``.
+
+    Here a mapping changes what it names and leaves the rest: ``{"model": {"args": {"depths": (2, 1, 1)}}}``. Settings
+    of config.py, such as a ``ModelSpec`` or an ``Augment``, take the place of the whole.
+
+    Raises:
+        UserError: as above.
+    """
+    return _changed(recipe, changes, merge=True)
+
+
+def _changed(recipe: Recipe, changes: Mapping[str, Any], merge: bool) -> Recipe:
+    values, known = to_plain(recipe), _known_keys(type(recipe))
+    keys = {field.name: key_of(type(recipe), field.name) for field in dataclasses.fields(recipe)}
+    for key, value in changes.items():
+        key = _new_name(keys.get(key, key), "override")
         *parents, last = key.split(".")
         inner, path = values, ""
         if parents and values.get(parents[0], ...) is None and _may_be_empty(recipe, parents[0]):
@@ -48,13 +77,16 @@ def override(recipe: Recipe, assignments: Sequence[str]) -> Recipe:
             inner, path = inner[part], f"{path}{part}."
         if last not in inner and not path.endswith("args.") and key not in known:  # args are the model's own
             raise UserError(_unknown(key, {*known, *_keys(values)}))
-        try:
-            inner[last] = json.loads(text)
-        except json.JSONDecodeError:
-            inner[last] = text
-        except (ValueError, RecursionError):  # a number of thousands of digits, brackets in brackets
-            raise UserError(f"override: {key}: got {text[:40]}…, expected a shorter value") from None
+        inner[last] = _merged(inner.get(last), value) if merge else value
     return _validated(values, "override")
+
+
+def _merged(old: Any, new: Any) -> Any:
+    if dataclasses.is_dataclass(new) and not isinstance(new, type):
+        return dataclasses.asdict(new)
+    if isinstance(old, dict) and isinstance(new, Mapping):
+        return old | {key: _merged(old.get(key), value) for key, value in new.items()}
+    return new
 
 
 def read_recipe(path: Path) -> Recipe:
@@ -65,6 +97,8 @@ def read_recipe(path: Path) -> Recipe:
     """
     values = read_yaml(path, "recipe")
     values.setdefault("task", "classification")
+    if values.get("import") and isinstance(folder := values.get("import_from") or ".", str):
+        values["import_from"] = str((path.parent / folder).resolve())
     for old in RENAMED.keys() & values.keys():
         values.setdefault(_new_name(old, str(path)), values.pop(old))
     return _validated(values, str(path))
@@ -84,24 +118,46 @@ def to_yaml(recipe: Recipe) -> str:
 
 def to_plain(recipe: Recipe) -> dict[str, Any]:
     """As JSON holds it: tuples become lists."""
-    return json.loads(json.dumps(dataclasses.asdict(recipe)))
+    plain = json.loads(json.dumps(dataclasses.asdict(recipe)))
+    return {key_of(type(recipe), name): value for name, value in plain.items()}
 
 
-@lru_cache(maxsize=1)
-def _reader() -> pydantic.TypeAdapter:
-    return pydantic.TypeAdapter(AnyRecipe)
+@lru_cache
+def _reader(kind: Any) -> pydantic.TypeAdapter:
+    return pydantic.TypeAdapter(kind)
 
 
 def _validated(values: Mapping[str, Any], where: str) -> Recipe:
     """Raises UserError with the first key that is wrong."""
     try:
-        text = json.dumps(values)
+        text = json.dumps(values, default=_plain)
     except (TypeError, ValueError) as error:  # dates and sets in YAML
         raise UserError(f"{where}: {error}, expected text, numbers, lists and mappings") from None
+    _import_modules_of(values)
+    if (task := values["task"]) not in [*RECIPE_TYPES]:
+        known = ", ".join(map(repr, RECIPE_TYPES))
+        raise UserError(f"{where}: task: got {task!r}, expected one of {known}, or of a module that import names")
+    kind: Any = RECIPE_TYPES[task]
     try:
-        return _reader().validate_json(text)
+        return _reader(kind).validate_json(text)
     except pydantic.ValidationError as error:
         raise UserError(f"{where}: {_first_mistake(error, values)}") from None
+
+
+def _plain(value: Any) -> Any:
+    """What Python callers give that JSON does not hold: paths, and settings within a mapping."""
+    if isinstance(value, Path):
+        return str(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.asdict(value)
+    raise TypeError(f"got a {type(value).__name__}")
+
+
+def _import_modules_of(values: Mapping[str, Any]) -> None:
+    names = values.get("import") or []
+    names = [names] if isinstance(names, str) else names
+    if isinstance(names, Sequence) and all(isinstance(name, str) for name in names):  # else pydantic says it
+        import_user_modules(names, values.get("import_from"))
 
 
 _EXPECTED = {
@@ -118,10 +174,8 @@ _EXPECTED = {
 def _first_mistake(error: pydantic.ValidationError, values: Mapping[str, Any]) -> str:
     first = error.errors()[0]
     kind, context, got = first["type"], first.get("ctx", {}), first["input"]
-    if kind == "union_tag_invalid":
-        return f"task: got {context['tag']!r}, expected one of {context['expected_tags']}"
     known = {*_known_keys(RECIPE_TYPES[values["task"]]), *_keys(values)}
-    parts = [str(part) for part in first["loc"][1:]]  # first comes the task, which chose the type
+    parts = [str(part) for part in first["loc"]]
     if kind == "unexpected_keyword_argument":
         return _unknown(".".join(parts), known)
     names = {name for key in known for name in key.split(".")}
@@ -143,7 +197,9 @@ def _may_be_empty(recipe: Recipe, key: str) -> bool:
 def _known_keys(kind: type, prefix: str = "") -> list[str]:
     """The keys of a recipe type and of the settings inside it, such as ``augment.mixup``."""
     found = []
-    for name, hint in typing.get_type_hints(kind).items():
+    hints = typing.get_type_hints(kind)
+    for field in dataclasses.fields(kind):
+        name, hint = key_of(kind, field.name), hints[field.name]
         found.append(prefix + name)
         for inner in (hint, *typing.get_args(hint)):
             if dataclasses.is_dataclass(inner):

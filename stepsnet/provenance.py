@@ -8,11 +8,30 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-__all__ = ["provenance", "without_folders"]
+__all__ = ["provenance", "recorded_command", "without_folders"]
+
+
+_command: ContextVar[Sequence[str] | None] = ContextVar("command", default=None)
+
+
+@contextmanager
+def recorded_command(*arguments: str) -> Iterator[None]:
+    """Record ``stepsnet ARGUMENTS``, in this block, as the command that results come from.
+
+    For what is not called from the command line, and whose ``sys.argv`` says nothing.
+    """
+    token = _command.set(arguments)
+    try:
+        yield
+    finally:
+        _command.reset(token)
 
 
 def provenance() -> dict[str, Any]:
@@ -20,7 +39,7 @@ def provenance() -> dict[str, Any]:
     import torch
 
     return {
-        "command": shlex.join(["stepsnet", *map(without_folders, sys.argv[1:])]),
+        "command": shlex.join(["stepsnet", *map(without_folders, _command.get() or sys.argv[1:])]),
         "commit": _commit(),
         "hardware": {
             "cpu": _cpu(),

@@ -6,7 +6,6 @@ the end, ``model.safetensors``, ``summary.json`` and ``report.html``.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import re
@@ -20,7 +19,7 @@ from filelock import FileLock, Timeout
 from .config import MAY_CHANGE_ON_RESUME, Recipe
 from .errors import UserError
 from .files import write_atomically
-from .overrides import read_recipe, to_yaml
+from .overrides import read_recipe, to_plain, to_yaml
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -66,11 +65,11 @@ def check_run_folder(folder: Path, recipe: Recipe, resume: bool) -> bool:
     config = folder / "config.yaml"
     if config.exists() and resume:
         _check_channel_order(folder)
-        theirs, ours = dataclasses.asdict(read_recipe(config)), dataclasses.asdict(recipe)
+        theirs, ours = to_plain(read_recipe(config)), to_plain(recipe)
         for key, value in ours.items():
             if key in MAY_CHANGE_ON_RESUME or key == "data":  # the same data may have moved
                 continue
-            if json.dumps(theirs[key], sort_keys=True) != json.dumps(value, sort_keys=True):
+            if theirs[key] != value:
                 raise UserError(f"--run: {folder} holds a run with {key} {theirs[key]!r}, got {value!r}")
         return True
     try:

@@ -1,7 +1,14 @@
 """Fixtures that several files use."""
 
+import sys
+
 import pytest
 from segmentation_images import write_camvid
+
+from stepsnet import tasks
+from stepsnet.config import RECIPE_TYPES
+from stepsnet.metrics import METRICS
+from stepsnet.tasks.classification.sources import SOURCES
 
 
 @pytest.fixture
@@ -14,6 +21,20 @@ def own_cache(tmp_path, monkeypatch):
 def session_cache(tmp_path_factory, monkeypatch):
     """Tests share what is cached, for data that they do not change."""
     monkeypatch.setenv("STEPSNET_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
+@pytest.fixture
+def own_registrations():
+    """What a test registers with stepsnet is gone after it, and so are the modules and the folders on the path."""
+    registries = (RECIPE_TYPES, METRICS, SOURCES, tasks._registered)
+    before, modules, path = [dict(registry) for registry in registries], set(sys.modules), list(sys.path)
+    yield
+    for registry, entries in zip(registries, before):
+        registry.clear()
+        registry.update(entries)
+    for name in [name for name in sys.modules if name.startswith("my_") and name not in modules]:
+        del sys.modules[name]
+    sys.path[:] = path
 
 
 @pytest.fixture

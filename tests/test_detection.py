@@ -152,7 +152,7 @@ def test_predict_draws_and_writes_cocos_json(run, coco, tmp_path, capsys):
     assert [line.rpartition(" → ")[2] for line in out] == list(map(str, drawn)) and len(set(drawn)) == 3
     records = json.loads((tmp_path / "out" / "predictions.json").read_text())
     assert records and {record["category_id"] for record in records} <= {3, 7}
-    keys = {"image_id", "category_id", "bbox", "score", "segmentation", "file_name"}
+    keys = {"image_id", "category_id", "category", "bbox", "score", "segmentation", "file_name"}
     assert all(record.keys() == keys for record in records)
     with Image.open(drawn[0]) as image, Image.open(files[0]) as original:
         assert image.size == original.size and image.mode == "RGB"

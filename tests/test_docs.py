@@ -6,6 +6,8 @@ import json
 import re
 import shlex
 import statistics
+import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -34,15 +36,17 @@ CODE = [(page, number) for page in PAGES for number in range(len(blocks(page, "p
 
 
 @pytest.mark.parametrize(("page", "number"), CODE, ids=[f"{named(page)}-{number}" for page, number in CODE])
+@pytest.mark.usefixtures("own_registrations")
 def test_python_code_runs(page, number, tmp_path, monkeypatch):
     """Each block in a namespace of its own; one that begins with ``# continues`` goes on from the page's first."""
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
     code = blocks(page, "python")
     parts = [code[0], code[number]] if code[number].startswith("# continues") else [code[number]]
-    namespace: dict = {"__name__": "page"}
+    module = types.ModuleType("page")  # timm asks for the module of a model
+    monkeypatch.setitem(sys.modules, "page", module)
     for part in parts:
-        exec(compile(part, named(page), "exec"), namespace)
+        exec(compile(part, named(page), "exec"), vars(module))
 
 
 def commands(page: Path) -> list[list[str]]:
@@ -70,6 +74,7 @@ def test_commands_parse(page, arguments):
     options, rest = _parser().parse_known_args(arguments)
     assert not [argument for argument in rest if argument.startswith("-")], page
     changes = [*getattr(options, "overrides", []), *rest]
+    changes = [change for change in changes if not change.startswith("import=")]  # a module of the reader's
     for recipe in recipes_of(options):
         assert isinstance(override(recipe, [change for change in changes if "=" in change]), Recipe)
 

@@ -11,7 +11,7 @@ from stepsnet.recipes import find_recipe
 from stepsnet.report.load_runs import load_run
 from stepsnet.run_folder import open_run_folder, read_run_recipe
 
-NEW_FIELDS = ("title", "holdout", "score_test", "clean_samples", "cache")
+NEW_FIELDS = ("title", "holdout", "score_test", "clean_samples", "cache", "import", "import_from")
 
 
 def earlier(folder, recipe):

@@ -122,8 +122,20 @@ def _of_run(path: Path) -> Candidate:
         accuracy = summary["metrics"].get("val_top1")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"bench: {file} is not the summary of a run ({type(error).__name__}: {error})") from None
+    _import_modules_of(summary, file)
     name = path.name if path.is_dir() else f"{path.parent.name}/{path.stem}"
     return Candidate(name, summary.get("label", name), spec, accuracy, "of the run" if accuracy is not None else "")
+
+
+def _import_modules_of(summary: dict[str, Any], file: Path) -> None:
+    """Those that register the model of a run; its config.yaml says where they were."""
+    from ..overrides import read_recipe
+    from ..user_modules import import_user_modules
+
+    if (config := file.with_name("config.yaml")).exists() and summary.get("import"):
+        read_recipe(config)
+    else:
+        import_user_modules(summary.get("import", ()))
 
 
 def bench(

@@ -3,21 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import json
-import statistics
-from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from ..runs.launch import Contender, check_grid, train_grid
 from ..terminal import counted, say
 from .options import add_grid_options, add_run_options, recipe_and_folder, say_forecasts
-
-if TYPE_CHECKING:
-    from ..config import Recipe
-    from ..console import Display
-
-__all__ = ["compare", "summarize"]
 
 HELP = "train a StepsNet and its baseline under one recipe, side by side"
 
@@ -32,11 +20,13 @@ def run(options: argparse.Namespace) -> None:
     from ..console import choose_display
     from ..metrics import headline
     from ..run_folder import check_run_folder
+    from ..runs.compare import compare, contenders_of
+    from ..runs.launch import check_grid
 
     recipe, folder = recipe_and_folder(options)
     seeds = options.seeds or [recipe.seed]
     if options.dry_run:
-        contenders = _contenders(recipe)
+        contenders = contenders_of(recipe)
         check_grid([contender.recipe for contender in contenders], seeds, options.jobs)
         check_run_folder(folder, recipe, options.resume)
         runs = f"{counted(2 * len(seeds), 'run')}, {options.jobs} at once, would be in {folder}"
@@ -52,61 +42,3 @@ def run(options: argparse.Namespace) -> None:
         f"report: {folder / 'report.html'} — validation after {counted(recipe.epochs, 'epoch')}"
         f"{f', mean of {len(seeds)} seeds' if len(seeds) > 1 else ''}: {', '.join(said)}"
     )
-
-
-def compare(
-    recipe: Recipe, folder: Path, seeds: Sequence[int], jobs: int, display: Display, resume: bool = False
-) -> dict[str, Any]:
-    """Train both models with every seed, ``jobs`` at once, and write ``comparison.json`` and ``report.html``.
-
-    Each run is an ordinary ``stepsnet train`` in a folder of its own, with its share of the cores; a
-    comparison that was stopped is resumed run by run.
-
-    Raises:
-        UserError: the recipe has no baseline, the folder is not empty, or a run failed.
-        Interrupted: a signal.
-    """
-    from ..files import write_atomically
-    from ..report import write_report
-    from ..run_folder import open_run_folder, read_summary
-
-    contenders = _contenders(recipe)
-    check_grid([contender.recipe for contender in contenders], seeds, jobs)
-    open_run_folder(folder, recipe, resume)
-    runs = train_grid(contenders, folder, seeds, jobs, display)
-    summary = summarize([summary for run in runs if (summary := read_summary(run))])
-    write_atomically(folder / "comparison.json", json.dumps(summary, indent=2) + "\n")
-    write_report(runs, folder / "report.html", f"{recipe.name}: StepsNet and its baseline")
-    return summary
-
-
-def _contenders(recipe: Recipe) -> list[Contender]:
-    from ..report.load_runs import BASELINE, STEPS
-
-    return [Contender("StepsNet", STEPS, recipe), Contender("baseline", BASELINE, recipe.of_baseline())]
-
-
-def summarize(summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Mean, sample standard deviation and the paired difference (StepsNet - baseline) over the seeds."""
-    by_label: dict[str, dict[int, dict[str, float]]] = {}
-    for summary in summaries:
-        by_label.setdefault(summary["label"], {})[summary["seed"]] = summary["metrics"]
-    steps, baseline = by_label["StepsNet"], by_label["baseline"]
-    names = [name for name in next(iter(steps.values())) if not name.startswith("best_")]
-    seeds = sorted(steps.keys() & baseline.keys())
-    return {
-        "recipe": summaries[0]["recipe"],
-        "seeds": seeds,
-        **{
-            label: {name: _mean_and_std([runs[seed][name] for seed in seeds]) for name in names}
-            for label, runs in by_label.items()
-        },
-        "difference": {
-            name: _mean_and_std([steps[seed][name] - baseline[seed][name] for seed in seeds]) for name in names
-        },
-    }
-
-
-def _mean_and_std(values: Sequence[float]) -> dict[str, Any]:
-    deviation = statistics.stdev(values) if len(values) > 1 else None
-    return {"mean": statistics.mean(values), "std": deviation, "values": list(values)}

@@ -56,12 +56,11 @@ def recipe_and_folder(options: argparse.Namespace) -> tuple[Recipe, Path]:
     Raises:
         UserError: there is no such recipe, or a change to it is wrong.
     """
-    from ..overrides import override, read_recipe
-    from ..recipes import find_recipe
+    from ..overrides import override
+    from ..recipes import find_or_read
     from ..run_folder import folder_name
 
-    is_file = options.recipe.endswith((".yaml", ".yml"))
-    recipe = read_recipe(Path(options.recipe)) if is_file else find_recipe(options.recipe)
+    recipe = find_or_read(options.recipe)
     if options.data:
         recipe = dataclasses.replace(recipe, data=options.data)
     recipe = override(recipe, options.overrides)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from ..terminal import counted, say
@@ -16,9 +18,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--title", help="default: the names of the recipes")
 
 
+def _import_modules_of(runs: Sequence[Path]) -> None:
+    """They may register metrics; where they are not found any more, the report leaves these metrics out."""
+    from ..errors import UserError
+    from ..reading import read_yaml
+    from ..user_modules import import_user_modules
+
+    for config in (run / "config.yaml" for run in runs):
+        with suppress(UserError):  # which the report itself finds, where it is one of the file
+            values = read_yaml(config, "run")
+            import_user_modules(values.get("import") or (), values.get("import_from"))
+
+
 def run(options: argparse.Namespace) -> None:
     from ..report import find_runs, write_report
 
     runs = find_runs(options.runs)
+    _import_modules_of(runs)
     write_report(runs, options.out, options.title)
     say(f"report: {options.out} — {counted(len(runs), 'run')}")

@@ -104,12 +104,12 @@ class Task(Protocol):
         ...
 
     def facts(self) -> dict[str, Any]:
-        """What ``summary.json`` says of the data."""
-        ...
+        """What ``summary.json`` says of the data; by default nothing."""
+        return {}
 
     def notices(self) -> list[str]:
-        """Messages since the last call, such as samples that were skipped."""
-        ...
+        """Messages since the last call, such as samples that were skipped; by default none."""
+        return []
 
     # what the commands ask
 

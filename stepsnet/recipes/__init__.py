@@ -8,12 +8,14 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
+from pathlib import Path
 
 from ..config import Recipe
 from ..errors import UserError, nearest
+from ..overrides import read_recipe
 from . import ablations, ade20k, camvid, cifar10, coco, deeper, digits, imagenet, pennfudan, text, wikitext103
 
-__all__ = ["RECIPES", "find_recipe", "matching"]
+__all__ = ["RECIPES", "find_or_read", "find_recipe", "matching"]
 
 RECIPES: dict[str, Recipe] = {
     name: recipe
@@ -32,6 +34,13 @@ def find_recipe(name: str) -> Recipe:
             f"recipe: got {name!r}, expected one that `stepsnet recipes` lists or a .yaml file{nearest(name, RECIPES)}"
         )
     return copy.deepcopy(RECIPES[name])
+
+
+def find_or_read(recipe: str | Path) -> Recipe:
+    """A recipe by its name, or from a YAML file. Raises UserError where there is none, or the file is wrong."""
+    if isinstance(recipe, Path) or recipe.endswith((".yaml", ".yml")):
+        return read_recipe(Path(recipe))
+    return find_recipe(recipe)
 
 
 def matching(patterns: Sequence[str]) -> list[Recipe]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any
 
+from matplotlib import style
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -43,6 +44,16 @@ STYLE = {
     "xtick.color": "#5c6675",
     "ytick.color": "#5c6675",
 }
+
+
+class InlineFigure(Figure):
+    """A figure that a notebook shows, whether pyplot has been imported or not."""
+
+    def _repr_png_(self) -> bytes:
+        content = io.BytesIO()
+        with style.context(["default", STYLE]):
+            self.savefig(content, format="png", dpi=110)
+        return content.getvalue()
 
 
 @dataclass(frozen=True)
@@ -88,7 +99,7 @@ def make_panels(narrow: bool, count: int, columns: int, height: float, **shared:
     """A figure of ``count`` panels, in columns or, in the narrow layout, one below the other."""
     columns = 1 if narrow else min(columns, count)
     rows = math.ceil(count / columns)
-    figure = Figure(figsize=(3.7 if narrow else 7.8, 0.4 + height * rows), layout="constrained")
+    figure = InlineFigure(figsize=(3.7 if narrow else 7.8, 0.4 + height * rows), layout="constrained")
     axes = list(figure.subplots(rows, columns, squeeze=False, **shared).flat)
     for unused in axes[count:]:
         unused.set_visible(False)

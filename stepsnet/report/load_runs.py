@@ -15,7 +15,7 @@ import yaml
 
 from ..analysis.block_statistics import StreamMeasurement, read_line
 from ..colors import OKABE_ITO
-from ..config import MAY_CHANGE_ON_RESUME, RECIPE_TYPES, ClassificationRecipe
+from ..config import MAY_CHANGE_ON_RESUME, RECIPE_TYPES, ClassificationRecipe, key_of
 from ..errors import UserError
 from ..overrides import RENAMED
 
@@ -166,8 +166,9 @@ def _as_written_now(config: dict[str, Any]) -> dict[str, Any]:
     """The config of any version with today's names and the defaults of fields that it lacks, so that seeds compare."""
     kind = RECIPE_TYPES.get(config.get("task", "classification"), ClassificationRecipe)
     fields = kind.__pydantic_fields__  # type: ignore[attr-defined]
-    defaults = {name: field.default for name, field in fields.items() if not field.is_required()}
-    known = {name: value for name, value in defaults.items() if isinstance(value, (str, int, float, type(None)))}
+    defaults = {key_of(kind, name): field.default for name, field in fields.items() if not field.is_required()}
+    plain = {key: list(value) if isinstance(value, tuple) else value for key, value in defaults.items()}
+    known = {key: value for key, value in plain.items() if isinstance(value, (str, int, float, list, type(None)))}
     return {**known, **{RENAMED.get(key, key): value for key, value in config.items()}}
 
 

@@ -31,7 +31,7 @@ from .shortcut_ratio import shortcut_ratio_figure
 from .widths import widths_figure
 from .words import count, duration, number, summarize_results, typeset
 
-__all__ = ["write_report"]
+__all__ = ["figures_of", "write_report"]
 
 _MAX_CURVES = 6  # models; more cannot be distinguished in one figure
 
@@ -57,7 +57,7 @@ def write_report(runs: Sequence[Path], out: Path, title: str | None = None) -> P
     loaded = [load_run(Path(run)) for run in runs]
     title = title or ", ".join(dict.fromkeys(str(run.config.get("name", run.folder.name)) for run in loaded))
     groups = group_runs(loaded)
-    figures = _figures(groups)
+    figures = figures_of(groups)
     _remove_old_files(page.parent / "figures", [name for name, figure in figures.items() if figure is None])
     columns = _metric_columns(groups)
     sentence, tiles = summarize_results(groups)
@@ -79,8 +79,8 @@ def write_report(runs: Sequence[Path], out: Path, title: str | None = None) -> P
     return page
 
 
-def _figures(groups: Sequence[Group]) -> dict[str, ReportFigure | None]:
-    """The figures by name; None where there is nothing to draw, or too many models to distinguish."""
+def figures_of(groups: Sequence[Group]) -> dict[str, ReportFigure | None]:
+    """The report's figures by name; None where there is nothing to draw, or too many models to distinguish."""
     few = groups if len(groups) <= _MAX_CURVES else []
     metrics = ["loss", *(metric.key for metric in METRICS.values() if metric.is_headline)]
     return {

@@ -217,10 +217,11 @@ class _Launcher:
 def _run_job(job: Job) -> Any:
     from ..console import Events
     from ..overrides import read_recipe
+    from ..provenance import recorded_command
     from .train import train_run
 
-    sys.argv[1:] = ["train", job.config, "--run", job.folder]  # the command that does the same, for its summary
-    return train_run(read_recipe(Path(job.config)), Path(job.folder), Events(), resume=True, label=job.label)
+    with recorded_command("train", job.config, "--run", job.folder):
+        return train_run(read_recipe(Path(job.config)), Path(job.folder), Events(), resume=True, label=job.label)
 
 
 if __name__ == "__main__":

@@ -93,6 +93,7 @@ def _summarize(
         "batch_size": recipe.batch_size,
         "data": without_folders(recipe.data),
         "model": dataclasses.asdict(recipe.model),
+        **({"import": list(recipe.imports)} if recipe.imports else {}),
         **dataclasses.asdict(task.complexity(model)),
         "widths": widths_of(model),
         "metrics": {

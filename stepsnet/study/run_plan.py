@@ -7,7 +7,6 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -16,8 +15,8 @@ from ..config import LanguageRecipe, Recipe
 from ..errors import UserError
 from ..metrics import higher_is_better
 from ..models.build import build_model
-from ..overrides import override, read_recipe
-from ..recipes import find_recipe
+from ..overrides import override
+from ..recipes import find_or_read
 from .declare import Cell, Study
 
 __all__ = ["Choice", "Planned", "check_models", "choice_of", "due", "progress", "recipe_of"]
@@ -58,7 +57,7 @@ def recipe_of(study: Study, planned: Planned, data: str | None = None) -> Recipe
     contender = study.contender(planned.cell.contender)
     source = contender.recipe or study.recipe
     try:
-        base = read_recipe(Path(source)) if source.endswith((".yaml", ".yml")) else find_recipe(source)
+        base = find_or_read(source)
     except UserError as error:
         raise UserError(f"{planned.cell}: {error}") from None
     name = f"{study.name}/{planned.cell.contender}-{planned.cell.point}"

@@ -1,22 +1,30 @@
 """The tasks, one package each: ``data.py`` reads, ``task.py`` trains and evaluates, ``predict.py`` uses a run.
 
 Each package has two functions: ``task.build(recipe, data, run) -> (model, task)`` and
-``predict.predict(run, recipe, inputs) -> predictions``.
+``predict.predict(run, recipe, inputs) -> predictions``; and perhaps ``task.check(recipe, model)`` and
+``publish.publish(run, recipe, folder) -> publication``. :func:`register_task` takes these functions for a task that is
+not in this folder.
 """
 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
-from ..config import Recipe
+from ..config import RECIPE_TYPES, Recipe
 from ..engine.task import Task
+from ..errors import UserError
+from ..metrics import METRICS, Metric
 from ..run_folder import read_run_recipe
 from .prediction import PredictInputs, Prediction
+from .publication import Publication
 
-__all__ = ["build_task", "check_recipe", "predict"]
+__all__ = ["build_task", "check_recipe", "predict", "publish", "register_task"]
 
 
 def build_task(recipe: Recipe, data: str | None = None, run: Path | None = None) -> tuple[nn.Module, Task]:
@@ -30,7 +38,7 @@ def build_task(recipe: Recipe, data: str | None = None, run: Path | None = None)
     Raises:
         UserError: the model or the data do not exist, or do not fit each other.
     """
-    return importlib.import_module(f"stepsnet.tasks.{recipe.task}.task").build(recipe, data, run)
+    return _function(recipe, "build")(recipe, data, run)
 
 
 def check_recipe(recipe: Recipe, model: nn.Module) -> None:
@@ -42,9 +50,8 @@ def check_recipe(recipe: Recipe, model: nn.Module) -> None:
     Raises:
         UserError: the model does not accept the recipe's inputs.
     """
-    task = importlib.import_module(f"stepsnet.tasks.{recipe.task}.task")
-    if hasattr(task, "check"):
-        task.check(recipe, model)
+    if check := _function(recipe, "check"):
+        check(recipe, model)
 
 
 def predict(run: Path, inputs: PredictInputs) -> list[Prediction]:
@@ -54,4 +61,74 @@ def predict(run: Path, inputs: PredictInputs) -> list[Prediction]:
         UserError: the folder is not a run's, or its task does not take these inputs.
     """
     recipe = read_run_recipe(run)
-    return importlib.import_module(f"stepsnet.tasks.{recipe.task}.predict").predict(run, recipe, inputs)
+    if apply := _function(recipe, "predict"):
+        return apply(run, recipe, inputs)
+    raise UserError(f"predict: {run} is a run of {recipe.task}, whose module registers no function for it")
+
+
+def publish(run: Path, recipe: Recipe, folder: Path) -> Publication:
+    """Write a run's model into an existing folder, in the form in which others load it.
+
+    Raises:
+        UserError: the run has no weights, or its task has no such form.
+    """
+    if write := _function(recipe, "publish"):
+        return write(run, recipe, folder)
+    raise UserError(f"push: {run} is a run of {recipe.task}, whose module registers no function for it")
+
+
+def register_task(
+    recipe_type: type[Recipe],
+    *,
+    build: Callable[[Any, str | None, Path | None], tuple[nn.Module, Task]],
+    predict: Callable[[Path, Any, PredictInputs], list[Prediction]] | None = None,
+    check: Callable[[Any, nn.Module], None] | None = None,
+    publish: Callable[[Path, Any, Path], Publication] | None = None,
+    metrics: Sequence[Metric] = (),
+) -> None:
+    """Add a task, as a module of the user's does that a recipe names under ``import``.
+
+    Args:
+        recipe_type: a pydantic dataclass that derives from :class:`~stepsnet.config.Recipe`. The default of its field
+            ``task`` is the task's name; a task of that name that was registered before is replaced.
+        build: as :func:`build_task`.
+        predict: as :func:`predict`, with the recipe as a second argument; None where there is nothing to predict.
+        check: as :func:`check_recipe`.
+        publish: as :func:`publish`, for `stepsnet push`; None where a run is not published.
+        metrics: what the task's ``evaluate`` returns, besides ``loss`` and what ``metrics.py`` lists.
+
+    Raises:
+        ValueError: it is no type of recipe, or its name is one of stepsnet's own tasks or metrics.
+    """
+    if not (isinstance(recipe_type, type) and issubclass(recipe_type, Recipe)):
+        raise ValueError(f"register_task: got {recipe_type!r}, expected a type that derives from Recipe")
+    name = recipe_type.task
+    if not isinstance(name, str):
+        raise ValueError(f"register_task: {recipe_type.__name__}.task has no default, expected the name of the task")
+    if name in RECIPE_TYPES and name not in _registered:
+        raise ValueError(f"register_task: got {name!r}, expected a name that is not one of stepsnet's own tasks")
+    for metric in metrics:
+        if METRICS.get(metric.key, metric) != metric:
+            raise ValueError(f"register_task: the metric {metric.key!r} is there already, as {METRICS[metric.key]}")
+    RECIPE_TYPES[name] = recipe_type
+    METRICS.update({metric.key: metric for metric in metrics})
+    _registered[name] = _TaskFunctions(build, predict, check, publish)
+
+
+@dataclass(frozen=True)
+class _TaskFunctions:
+    build: Callable[..., Any]
+    predict: Callable[..., Any] | None
+    check: Callable[..., Any] | None
+    publish: Callable[..., Any] | None
+
+
+_registered: dict[str, _TaskFunctions] = {}
+
+
+def _function(recipe: Recipe, name: str) -> Any:
+    """A function of the recipe's task; None where the task does not have it."""
+    if recipe.task in _registered:
+        return getattr(_registered[recipe.task], name)
+    file = name if name in ("predict", "publish") else "task"
+    return getattr(importlib.import_module(f"stepsnet.tasks.{recipe.task}.{file}"), name, None)

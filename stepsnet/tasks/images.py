@@ -13,10 +13,20 @@ from typing import IO, Any
 
 import numpy as np
 from PIL import ExifTags, Image, ImageOps
+from torch import Tensor
 
 from ..errors import UserError
 
-__all__ = ["UnreadableImage", "as_seen", "find_images", "image_sizes", "image_suffixes", "open_image", "open_stored"]
+__all__ = [
+    "UnreadableImage",
+    "as_image",
+    "as_seen",
+    "find_images",
+    "image_sizes",
+    "image_suffixes",
+    "open_image",
+    "open_stored",
+]
 
 # What is opened. Pillow also knows formats that it hands on to other programs (EPS to Ghostscript) or only recognizes.
 _FORMATS = (
@@ -36,13 +46,15 @@ class UnreadableImage(Exception):
     """A file that is missing, damaged, too large or not an image; the message is a short reason without the path."""
 
 
-def open_image(file: Path | IO[bytes], mode: str = "RGB", stored_size: tuple[int, int] | None = None) -> Image.Image:
+def open_image(
+    file: Path | IO[bytes] | Image.Image, mode: str = "RGB", stored_size: tuple[int, int] | None = None
+) -> Image.Image:
     """Decode an image: the first frame, upright by its EXIF orientation, on white where it is transparent.
 
     Channels of 16 bits are scaled to 8, not cut off. Decoded pixels may be converted alike by :func:`as_seen`.
 
     Args:
-        file: a path, or a file that is open for reading.
+        file: a path, a file that is open for reading, or one of Pillow's images, which is treated alike.
         mode: "RGB" or "L".
         stored_size: (width, height) of the annotations that belong to the image. Where the image has this size as it
             is stored and not when it is upright, it stays as it is stored.
@@ -138,12 +150,48 @@ def _files_below(folder: Path, visited: set[str]) -> Iterator[Path]:
             yield from _files_below(Path(entry.path), visited)
 
 
+def as_image(given: Any) -> Path | Image.Image:
+    """An image from Python: a path, one of Pillow's, an array (H, W) or (H, W, C), or a tensor (H, W) or (C, H, W).
+
+    Arrays and tensors hold bytes, or floats from 0 to 1. C is 1 (gray), 3 (RGB) or 4 (RGBA).
+
+    Raises:
+        UserError: it is none of these.
+    """
+    if isinstance(given, (str, os.PathLike)):
+        return Path(given)
+    if isinstance(given, Image.Image):
+        return given
+    if not isinstance(given, (np.ndarray, Tensor)):
+        raise UserError(
+            f"predict: got a {type(given).__name__}, expected a path, an image of Pillow's, array or tensor"
+        )
+    shape, kind = tuple(given.shape), given.dtype
+    if isinstance(given, Tensor):
+        values: np.ndarray = (given.movedim(0, -1) if given.ndim == 3 else given).detach().cpu().numpy()
+    else:
+        values = given
+    if values.ndim == 3 and values.shape[-1] == 1:
+        values = values[..., 0]
+    if values.ndim != 2 and not (values.ndim == 3 and values.shape[-1] in (3, 4)):
+        expected = "(H, W) or (C, H, W)" if isinstance(given, Tensor) else "(H, W) or (H, W, C)"
+        raise UserError(f"predict: got the shape {shape}, expected {expected} with C = 1, 3 or 4")
+    if values.dtype.kind == "f" and values.size and values.min() >= 0 and values.max() <= 1:
+        values = (values * 255).round().astype(np.uint8)
+    if values.dtype != np.uint8:
+        raise UserError(f"predict: got {kind}, expected bytes or floats from 0 to 1; run.model takes normalized inputs")
+    return Image.fromarray(np.ascontiguousarray(values))
+
+
 @contextmanager
-def _opened(file: Path | IO[bytes]) -> Iterator[Image.Image]:
+def _opened(file: Path | IO[bytes] | Image.Image) -> Iterator[Image.Image]:
     """Raises UnreadableImage for whatever goes wrong inside."""
     if isinstance(file, Path):
         _check_regular(file)
     try:
+        if isinstance(file, Image.Image):
+            yield file
+            return
         with Image.open(file, formats=_formats()) as image:
             _check_pixels(image.size)
             yield image

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from PIL import Image
 from torch import nn
 
 from ..checkpoint import load_into
@@ -15,20 +16,22 @@ from ..config import Recipe
 from ..console import progress_bar
 from ..engine.distributed import pick_device
 from ..errors import UserError
+from ..models.build import build_model
 from ..run_folder import read_weights
 from .images import UnreadableImage
 from .outputs import Outputs, common_folder
 
-__all__ = ["PredictInputs", "Prediction", "load_trained", "read_files"]
+__all__ = ["PredictInputs", "Prediction", "load_trained", "origin_of", "read_files"]
 
 T = TypeVar("T")
+File = Path | Image.Image  # an image file, or an image in memory
 
 
 @dataclass(frozen=True, kw_only=True)
 class PredictInputs:
     """What a user gives; each task uses the fields that apply to it."""
 
-    files: Sequence[Path] = ()
+    files: Sequence[File] = ()
     prompt: str | None = None
     max_new_tokens: int = 200
     temperature: float = 0.8  # 0 takes the likeliest token each time
@@ -37,19 +40,32 @@ class PredictInputs:
     out: Path | None = None  # the folder for what is written; where images are drawn, by default "predictions"
     root: Path | None = None  # the folder that it mirrors; by default the one that all files have in common
     force: bool = False  # replace what others have written there
+    writes: bool = True  # False: nothing is drawn and written
     min_score: float = 0.5  # objects with a lower score are not drawn
     emit: Callable[[str], None] = lambda text: None  # called with each piece of a text as it is generated
+    model: nn.Module | None = None  # the run's, where it has been loaded already
+
+    @property
+    def places(self) -> list[Path]:
+        """The paths of the files; an image in memory is called by its number."""
+        return [file if isinstance(file, Path) else Path(f"image-{n}") for n, file in enumerate(self.files, 1)]
 
     @property
     def outputs(self) -> Outputs:
-        root = self.root or common_folder([file.absolute().parent for file in self.files] or [Path()])
+        root = self.root or common_folder([file.absolute().parent for file in self.places] or [Path()])
         return Outputs(self.out or Path("predictions"), root, self.force)
 
-    def require_files(self, run: Path, recipe: Recipe) -> Sequence[Path]:
+    def require_files(self, run: Path, recipe: Recipe) -> Sequence[File]:
         """The files. Raises UserError where a prompt is given in place of them."""
         if self.prompt is not None:
             raise UserError(f"predict: {run} is a run of {recipe.task}, expected one of language for --prompt")
         return self.files
+
+    def model_of(self, run: Path, recipe: Recipe) -> tuple[nn.Module, torch.device]:
+        """The run's model in evaluation mode, and its device. Raises UserError where it has no weights."""
+        if self.model is None:
+            return load_trained(run, recipe, build_model(recipe.model))
+        return self.model.eval(), next(self.model.parameters()).device
 
 
 @dataclass(frozen=True)
@@ -71,7 +87,12 @@ def load_trained(run: Path, recipe: Recipe, model: nn.Module) -> tuple[nn.Module
     return model.to(device).eval(), device
 
 
-def read_files(files: Sequence[Path], read: Callable[[Path], T]) -> Iterator[T]:
+def origin_of(file: File, key: str = "file") -> dict[str, str]:
+    """What a record says of where its image comes from: nothing, where it was in memory."""
+    return {key: str(file)} if isinstance(file, Path) else {}
+
+
+def read_files(files: Sequence[File], read: Callable[[Any], T]) -> Iterator[T]:
     """Yield ``read(file)`` for each file, after every file has been read once as a check.
 
     Raises:
@@ -83,8 +104,9 @@ def read_files(files: Sequence[Path], read: Callable[[Path], T]) -> Iterator[T]:
         yield _read(file, read)
 
 
-def _read(file: Path, read: Callable[[Path], T]) -> T:
+def _read(file: File, read: Callable[[Any], T]) -> T:
     try:
         return read(file)
     except UnreadableImage as error:
-        raise UserError(f"predict: cannot read {file} as an image: {error}") from None
+        what = f"{file} as an image" if isinstance(file, Path) else "an image in memory"
+        raise UserError(f"predict: cannot read {what}: {error}") from None

@@ -10,15 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from ...config import ClassificationRecipe
-from ...models.build import build_model
 from ...terminal import say
 from ..assets import CLASSES_FILE, read_classes
 from ..images import open_image
-from ..prediction import PredictInputs, Prediction, load_trained, read_files
+from ..prediction import File, PredictInputs, Prediction, origin_of, read_files
 from .data import evaluation_transform, load_images
 from .task import input_spec
 
-__all__ = ["predict"]
+__all__ = ["classes_of", "predict"]
 
 
 @torch.no_grad()
@@ -33,7 +32,7 @@ def predict(run: Path, recipe: ClassificationRecipe, inputs: PredictInputs) -> l
     """
     files = inputs.require_files(run, recipe)
     listed = inputs.outputs.folder / "predictions.json"
-    with inputs.outputs.reserved([listed] if inputs.out else [], files) as outputs:
+    with inputs.outputs.reserved([listed] if inputs.out else [], inputs.places) as outputs:
         predictions = _classify(run, recipe, inputs, files)
         if inputs.out:
             outputs.write(listed, json.dumps([prediction.record for prediction in predictions], indent=1) + "\n")
@@ -41,13 +40,13 @@ def predict(run: Path, recipe: ClassificationRecipe, inputs: PredictInputs) -> l
 
 
 def _classify(
-    run: Path, recipe: ClassificationRecipe, inputs: PredictInputs, files: Sequence[Path]
+    run: Path, recipe: ClassificationRecipe, inputs: PredictInputs, files: Sequence[File]
 ) -> list[Prediction]:
-    model, device = load_trained(run, recipe, build_model(recipe.model))
+    model, device = inputs.model_of(run, recipe)
     transform = evaluation_transform(recipe.data, input_spec(recipe, model))
-    classes = _classes_of(run, recipe, model)
+    classes = classes_of(run, recipe, model)
 
-    def read(file: Path) -> Tensor:
+    def read(file: File) -> Tensor:
         return transform(open_image(file))
 
     images = read_files(files, read)
@@ -57,11 +56,11 @@ def _classify(
     for file, values, indices in zip(files, ranked.values.tolist(), ranked.indices.tolist()):
         by_class = {classes[index]: value for index, value in zip(indices, values)}
         line = f"{file}: " + ", ".join(f"{name} {100 * value:.1f}%" for name, value in by_class.items())
-        predictions.append(Prediction(line, {"file": str(file), "classes": by_class}))
+        predictions.append(Prediction(line, {**origin_of(file), "classes": by_class}))
     return predictions
 
 
-def _classes_of(run: Path, recipe: ClassificationRecipe, model: nn.Module) -> Sequence[str]:
+def classes_of(run: Path, recipe: ClassificationRecipe, model: nn.Module) -> Sequence[str]:
     """The run's class names, or those of its data where the run is older than ``classes.json``."""
     if (run / CLASSES_FILE).exists():
         return read_classes(run)

@@ -14,7 +14,7 @@ from ...errors import UserError
 from ..images import find_images, open_image
 from .shards import find_shards
 
-__all__ = ["SOURCES", "Arrays", "Splits", "StoredImages"]
+__all__ = ["SOURCES", "Arrays", "Splits", "StoredImages", "register_source"]
 
 
 class StoredImages(Protocol):
@@ -36,6 +36,9 @@ class Splits(NamedTuple):
     classes: tuple[str, ...]
     train: StoredImages
     val: StoredImages
+
+
+Source = Callable[[str, str], Splits]  # of a path and a mode of Pillow's
 
 
 class Arrays:
@@ -171,10 +174,31 @@ def _shards(path: str, mode: str) -> Splits:
     return Splits(*find_shards(path, mode))
 
 
-SOURCES: dict[str, Callable[[str, str], Splits]] = {
+SOURCES: dict[str, Source] = {
     "folder": _folder,
     "cifar10": _cifar("CIFAR10"),
     "cifar100": _cifar("CIFAR100"),
     "hfds": _hugging_face,
     "wds": _shards,
 }
+_OWN = frozenset({"digits", *SOURCES})
+
+
+def register_source(kind: str) -> Callable[[Source], Source]:
+    """A decorator that adds a kind of data, ``KIND:PATH``, as a module of the user's does.
+
+    The function is given what stands behind the colon, and the mode of the images: "RGB", or "L" for a model of one
+    channel. It returns the class names and both splits, whose images are Pillow's of that mode. A kind that was
+    registered before is replaced.
+
+    Raises:
+        ValueError: the kind is one of stepsnet's own, or has a colon or an @ in it.
+    """
+    if kind in _OWN or not kind or set(kind) & set(":@"):
+        raise ValueError(f"register_source: got {kind!r}, expected a name without : and @ that is not stepsnet's own")
+
+    def register(open_source: Source) -> Source:
+        SOURCES[kind] = open_source
+        return open_source
+
+    return register

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from PIL import Image
 from pycocotools import mask as coco_mask
 from torch import Tensor
 from torch.utils.data import Dataset
@@ -148,9 +149,9 @@ def load_coco(
     return CocoData(classes, DetectionSamples(train, augment, seed), DetectionSamples(val, None, seed))
 
 
-def read_pixels(path: Path, stored_size: tuple[int, int] | None = None) -> Tensor:
-    """An image file of any mode -> (3, H, W) with values in 0 … 1. Takes and raises the same as ``open_image``."""
-    return torch.from_numpy(np.array(open_image(path, stored_size=stored_size))).permute(2, 0, 1).float() / 255
+def read_pixels(file: Path | Image.Image, stored_size: tuple[int, int] | None = None) -> Tensor:
+    """An image of any mode -> (3, H, W) with values in 0 … 1. Takes and raises the same as ``open_image``."""
+    return torch.from_numpy(np.array(open_image(file, stored_size=stored_size))).permute(2, 0, 1).float() / 255
 
 
 def grouped_order(samples: DetectionSamples, epoch: int, batch_size: int) -> list[int]:

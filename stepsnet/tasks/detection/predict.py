@@ -18,8 +18,7 @@ from torchvision.utils import draw_bounding_boxes, draw_segmentation_masks
 from ...colors import OKABE_ITO
 from ...config import DetectionRecipe
 from ...files import png_bytes
-from ...models.build import build_model
-from ..prediction import PredictInputs, Prediction, load_trained, read_files
+from ..prediction import PredictInputs, Prediction, origin_of, read_files
 from .data import read_pixels
 from .task import found_objects, read_categories
 
@@ -36,7 +35,8 @@ def predict(run: Path, recipe: DetectionRecipe, inputs: PredictInputs) -> list[P
     """Write a PNG for each image, and ``predictions.json`` with every object in COCO's result form.
 
     Returns:
-        For each image its objects: COCO's records with the file's name, where image_id counts the files from 1.
+        For each image its objects: COCO's records with the names of the category and of the file, where image_id
+        counts the images from 1.
 
     Raises:
         UserError: a file is missing or is not an image, or something of somebody else's is where a result would be;
@@ -44,22 +44,27 @@ def predict(run: Path, recipe: DetectionRecipe, inputs: PredictInputs) -> list[P
     """
     files, outputs = inputs.require_files(run, recipe), inputs.outputs
     names = {category["id"]: category["name"] for category in read_categories(run)}
-    model, device = load_trained(run, recipe, build_model(recipe.model))
-    paths, listed = outputs.paths(files, ".png"), outputs.folder / "predictions.json"
+    model, device = inputs.model_of(run, recipe)
+    paths, listed = outputs.paths(inputs.places, ".png"), outputs.folder / "predictions.json"
     predictions: list[Prediction] = []
-    with outputs.reserved([*paths, listed], files):
+    with outputs.reserved([*paths, listed] if inputs.writes else [], inputs.places):
         for number, (file, path, image) in enumerate(zip(files, paths, read_files(files, read_pixels)), 1):
             (objects,) = model([image.to(device)])
-            found = [{**record, "file_name": str(file)} for record in found_objects(objects, number, list(names))]
+            found = [
+                {**record, "category": names[record["category_id"]], **origin_of(file, "file_name")}
+                for record in found_objects(objects, number, list(names))
+            ]
             shown = [record for record in found if record["score"] >= inputs.min_score]
-            drawn = draw_objects((image * 255).round().byte(), shown, names)
-            outputs.write(path, png_bytes(to_pil_image(drawn)))
-            what = ", ".join(f"{names[record['category_id']]} {record['score']:.2f}" for record in shown[:5])
+            if inputs.writes:
+                drawn = draw_objects((image * 255).round().byte(), shown, names)
+                outputs.write(path, png_bytes(to_pil_image(drawn)))
+            what = ", ".join(f"{record['category']} {record['score']:.2f}" for record in shown[:5])
             more = f", … ({len(shown)} objects)" if len(shown) > 5 else ""
             line = f"{file}: {what or f'nothing above a score of {inputs.min_score}'}{more} → {path}"
             predictions.append(Prediction(line, found))
-        records = [record for prediction in predictions for record in prediction.record]
-        outputs.write(listed, json.dumps(records) + "\n")
+        if inputs.writes:
+            records = [record for prediction in predictions for record in prediction.record]
+            outputs.write(listed, json.dumps(records) + "\n")
     return predictions
 
 

@@ -11,8 +11,7 @@ from transformers import PreTrainedTokenizerFast, TextStreamer
 
 from ...config import LanguageRecipe
 from ...errors import UserError
-from ...models.build import build_model
-from ..prediction import PredictInputs, Prediction, load_trained
+from ..prediction import PredictInputs, Prediction
 from .data import END_OF_TEXT, load_tokenizer
 
 __all__ = ["predict"]
@@ -34,7 +33,7 @@ def predict(run: Path, recipe: LanguageRecipe, inputs: PredictInputs) -> list[Pr
         expected = "at least 1 token and a temperature of at least 0"
         raise UserError(f"predict: got {tokens} tokens and temperature {temperature}, expected {expected}")
     tokenizer = load_tokenizer(run / "tokenizer.json")
-    model, device = load_trained(run, recipe, build_model(recipe.model))
+    model, device = inputs.model_of(run, recipe)
     config: Any = model.config
     if tokenizer.get_vocab_size() > config.vocab_size:
         got, most = tokenizer.get_vocab_size(), config.vocab_size

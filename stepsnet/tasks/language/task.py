@@ -16,10 +16,10 @@ from ...analysis.complexity import Complexity, count_language_model
 from ...config import LanguageRecipe
 from ...engine.task import BatchShard, Task
 from ...errors import UserError
-from ...files import write_atomically
 from ...models.build import build_model
 from ..loading import order_of_pass, sample_of_run
-from .data import END_OF_TEXT, Split, TextData, load_text, load_tokenizer
+from .assets import save_assets
+from .data import Split, TextData, load_text, load_tokenizer
 
 __all__ = ["LanguageModelling", "build"]
 
@@ -193,24 +193,9 @@ class LanguageModelling(Task):
     def complexity(self, model: nn.Module) -> Complexity:
         return count_language_model(model, self.seq_len)
 
-    def save_assets(self, model: Any, folder: Path) -> None:
-        """The tokenizer and the config, with which transformers' from_pretrained reads the run's folder.
-
-        With ``trust_remote_code`` it does so in programs that do not import stepsnet too, such as lm_eval.
-        """
-        from transformers import PreTrainedTokenizerFast
-
-        tokenizer = PreTrainedTokenizerFast(tokenizer_object=self.text.tokenizer, eos_token=END_OF_TEXT)
-        tokenizer.save_pretrained(folder)
-        model.config.architectures = [type(model).__name__]
-        model.config.auto_map = {
-            "AutoConfig": f"modeling_stepsnet.{type(model.config).__name__}",
-            "AutoModelForCausalLM": f"modeling_stepsnet.{type(model).__name__}",
-        }
-        model.config.save_pretrained(folder)
-        names = f"{type(model.config).__name__}, {type(model).__name__}"
-        home = type(model).__module__
-        write_atomically(folder / "modeling_stepsnet.py", f"from {home} import {names}  # noqa: F401\n")
+    def save_assets(self, model: nn.Module, folder: Path) -> None:
+        """The tokenizer and the config, with which transformers' from_pretrained reads the run's folder."""
+        save_assets(model, self.text.tokenizer, folder)
 
     def facts(self) -> dict[str, Any]:
         sizes = {name: vars(split) | {"tokens": len(split.tokens)} for name, split in self.text.splits.items()}

@@ -18,11 +18,10 @@ from torchvision.utils import draw_segmentation_masks
 
 from ...config import SegmentationRecipe
 from ...files import png_bytes
-from ...models.build import build_model
 from ...models.upernet import UPerNet
 from ..assets import read_classes
 from ..images import open_image
-from ..prediction import PredictInputs, Prediction, load_trained, read_files
+from ..prediction import PredictInputs, Prediction, origin_of, read_files
 from .task import inference_of
 
 __all__ = ["color_of", "draw_segments", "encode_rle", "list_segments", "predict"]
@@ -45,23 +44,25 @@ def predict(run: Path, recipe: SegmentationRecipe, inputs: PredictInputs) -> lis
             then nothing is written.
     """
     files, outputs = inputs.require_files(run, recipe), inputs.outputs
-    overlays, lists = (outputs.paths(files, f".segments.{kind}") for kind in ("png", "json"))
-    model, device = load_trained(run, recipe, build_model(recipe.model))
+    overlays, lists = (outputs.paths(inputs.places, f".segments.{kind}") for kind in ("png", "json"))
+    model, device = inputs.model_of(run, recipe)
     classes, inference = read_classes(run), inference_of(recipe, cast(UPerNet, model))
     categories = [{"id": i, "name": name, "color": color_of(i)} for i, name in enumerate(classes)]
     predictions = []
-    with outputs.reserved([*overlays, *lists], files):
+    with outputs.reserved([*overlays, *lists] if inputs.writes else [], inputs.places):
         for file, path, listed, image in zip(files, overlays, lists, read_files(files, open_image)):
             pixels = pil_to_tensor(image)  # (3, H, W)
             likeliest = inference(model, pixels.to(device)).max(0)
             labels, probabilities = likeliest.indices.cpu().numpy(), likeliest.values.exp().cpu().numpy()
             segments = list_segments(labels, probabilities, classes)
-            described = {"file_name": file.name, "height": image.height, "width": image.width}
+            name = {"file_name": file.name} if isinstance(file, Path) else {}
+            described = {**name, "height": image.height, "width": image.width}
             found = {"image": described, "segments": segments, "categories": categories}
-            outputs.write(path, png_bytes(draw_segments(pixels, labels, segments)))
-            outputs.write(listed, json.dumps(found) + "\n")
+            if inputs.writes:
+                outputs.write(path, png_bytes(draw_segments(pixels, labels, segments)))
+                outputs.write(listed, json.dumps(found) + "\n")
             shares = [f"{one['category']} {100 * one['share']:.1f}%" for one in segments[:_CLASSES_PER_LINE]]
-            predictions.append(Prediction(f"{file}: {', '.join(shares)} → {path}", {"file": str(file), **found}))
+            predictions.append(Prediction(f"{file}: {', '.join(shares)} → {path}", {**origin_of(file), **found}))
     return predictions
 
 

@@ -1,0 +1,130 @@
+"""What programs and notebooks call: ``stepsnet.train``, ``stepsnet.compare`` and ``stepsnet.load``.
+
+They do what the verbs of the command line do. A recipe is given by its name, as a YAML file or as an object, and
+keyword arguments change it: ``train("digits/tiny", epochs=2, model={"args": {"depths": (2, 1, 1)}})``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from .config import Recipe
+from .console import choose_display
+from .engine.interrupt import Interrupted
+from .errors import UserError
+from .overrides import override_values, to_plain
+from .provenance import recorded_command
+from .recipes import find_or_read
+from .runs.compare import compare as run_comparison
+from .runs.results import Comparison, Run, is_comparison
+from .runs.train import train_run
+
+__all__ = ["compare", "load", "train"]
+
+
+def train(
+    recipe: str | Path | Recipe, folder: str | Path | None = None, *, resume: bool = False, **changes: Any
+) -> Run:
+    """Train a recipe in a folder of its own, as ``stepsnet train`` does.
+
+    An interrupt (Ctrl-C, or a notebook's stop button) ends the training after the current update and a checkpoint,
+    from which ``resume=True`` goes on. Signals are noticed in the main thread only.
+
+    Args:
+        recipe: a name that ``stepsnet recipes`` lists, a YAML file, or a recipe.
+        folder: of the run; by default ``runs/`` and the recipe's name.
+        resume: go on with the run in this folder; one that has ended is left as it is.
+        **changes: to the recipe's fields, such as ``epochs=2`` or ``data="folder:PATH"``. A mapping changes what it
+            names and leaves the rest, as in ``model={"args": {"depths": (2, 1, 1)}}``; a key with dots does the same:
+            ``**{"model.args.depths": (2, 1, 1)}``. A ``ModelSpec`` replaces the model as a whole.
+
+    Raises:
+        UserError: bad input, in one line. KeyboardInterrupt: an interrupt, after a checkpoint.
+    """
+    changed, folder = _recipe_and_folder(recipe, folder, changes)
+    with recorded_command(*_command("train", recipe, changed, folder)), _interruptible(), choose_display() as display:
+        train_run(changed, folder, display, resume)
+    return Run(folder)
+
+
+def compare(
+    recipe: str | Path | Recipe,
+    folder: str | Path | None = None,
+    *,
+    seeds: Sequence[int] | None = None,
+    jobs: int = 2,
+    resume: bool = False,
+    **changes: Any,
+) -> Comparison:
+    """Train a recipe's model and its baseline with the same settings and seeds, as ``stepsnet compare`` does.
+
+    The runs are processes of their own: what a notebook registers is not known there, and has to be in a module that
+    the recipe's ``import`` names.
+
+    Args:
+        seeds: a pair of runs for each; by default the recipe's.
+        jobs: runs at once, which share the cores.
+
+    The other arguments are those of :func:`train`.
+
+    Raises:
+        UserError: bad input, or a run failed. KeyboardInterrupt: an interrupt, after a checkpoint of each run.
+    """
+    changed, folder = _recipe_and_folder(recipe, folder, changes)
+    with _interruptible(), choose_display() as display:
+        run_comparison(changed, folder, list(seeds or [changed.seed]), jobs, display, resume)
+    return Comparison(folder)
+
+
+def load(folder: str | Path) -> Run | Comparison:
+    """A run, finished or not, or a comparison that has ended.
+
+    Raises:
+        UserError: the folder is neither.
+    """
+    return Comparison(folder) if is_comparison(Path(folder)) else Run(folder)
+
+
+def _recipe_and_folder(
+    recipe: str | Path | Recipe, folder: str | Path | None, changes: Mapping[str, Any]
+) -> tuple[Recipe, Path]:
+    if not isinstance(recipe, (str, Path, Recipe)):
+        raise UserError(f"recipe: got {recipe!r}, expected a name, a YAML file or a Recipe")
+    base = recipe if isinstance(recipe, Recipe) else find_or_read(recipe)
+    changed = override_values(base, changes)
+    return changed, Path(folder) if folder else Path("runs") / changed.name.replace("/", "-")
+
+
+def _command(verb: str, recipe: str | Path | Recipe, changed: Recipe, folder: Path) -> list[str]:
+    """The command that does the same, for the summary."""
+    if isinstance(recipe, Recipe):
+        return [verb, str(folder / "config.yaml")]
+    before, after = (dict(_flat(to_plain(each))) for each in (find_or_read(recipe), changed))
+    changes = [f"{key}={_as_text(value)}" for key, value in after.items() if key not in before or before[key] != value]
+    return [verb, str(recipe), *changes, "--run", str(folder)]
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, dict) and value:
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
+
+
+def _as_text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    try:
+        yield
+    except Interrupted as stopped:
+        if stopped.status == 130:  # SIGINT: Python's own exception for it, which leaves a notebook's kernel alive
+            raise KeyboardInterrupt(str(stopped).replace("--resume", "resume=True")) from None
+        raise SystemExit(stopped.status) from stopped

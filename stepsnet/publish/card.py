@@ -1,0 +1,136 @@
+"""The card of a published run: everything in it comes from the run's folder."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from importlib.resources import files
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
+
+from ..errors import UserError
+from ..markdown import markdown_table
+from ..metrics import find_metric, format_metric, metric_label, split_of
+from ..reading import dump_yaml
+from ..report.load_runs import Run, load_run
+from ..report.words import count, duration
+from ..run_folder import read_run_recipe
+from ..summary_stats import format_mean_std
+from ..tasks.publication import Publication
+from .redact import public_command, public_recipe, public_value
+
+__all__ = ["render_card"]
+
+_HUB_METRICS = {"top1": "accuracy", "miou": "mean_iou"}  # by their names on the hub; others keep ours
+
+
+def render_card(run: Path, publication: Publication, repo: str, license: str | None = None) -> str:
+    """The card as Markdown with metadata: what the model is, how it is used, its results and how it was trained.
+
+    Args:
+        repo: where it will be, such as USER/NAME.
+        license: the hub's name of a licence of the weights; None states none.
+
+    Raises:
+        UserError: the run's folder cannot be read.
+    """
+    loaded, recipe = load_run(run), read_run_recipe(run)
+    summary, metrics = loaded.summary, _metrics(loaded.summary["metrics"])
+    data = public_value(recipe.data)
+    metadata = ModelCardData(
+        library_name=publication.library,
+        pipeline_tag=publication.pipeline,
+        license=license,
+        tags=["stepsnet", publication.library],
+        model_name=repo.rpartition("/")[2],
+        eval_results=_results(metrics, data, publication.pipeline),
+    )
+    seeds = _seeds(loaded)
+    card = ModelCard.from_template(
+        metadata,
+        template_str=files(__package__).joinpath("card.md").read_text(encoding="utf-8"),
+        title=repo.rpartition("/")[2],
+        summary=summary,
+        recipe=recipe,
+        data=data,
+        shape=", ".join(f"{width}×{blocks}" for width, blocks in _steps(summary.get("widths", []))),
+        params=count(summary["params"]),
+        macs=count(summary["macs"]),
+        usage=publication.usage.replace("SOURCE", repo).rstrip(),
+        note=publication.note,
+        modules=recipe.imports,
+        results=_table(metrics, seeds),
+        seeds=sorted(seed.seed for seed in seeds),
+        command=public_command(summary["command"]),
+        time=duration(summary["seconds"]),
+        hardware=", ".join(f"{_in_words(key)}: {value}" for key, value in summary["hardware"].items() if value),
+        versions=", ".join(f"{name} {version}" for name, version in summary["versions"].items()),
+        settings=dump_yaml(public_recipe(recipe)).rstrip(),
+        license=license,
+    )
+    return re.sub(r"\n{3,}", "\n\n", str(card)).rstrip() + "\n"
+
+
+def _metrics(found: Mapping[str, Any]) -> dict[str, float]:
+    """The final ones, those of the test split first and of the training split last."""
+    names = [name for name in found if not name.startswith("best_") and isinstance(found[name], (int, float))]
+    order = {"test": 0, "val": 1, "train": 2}
+    return {name: found[name] for name in sorted(names, key=lambda name: order.get(split_of(name)[0], 1))}
+
+
+def _seeds(run: Run) -> Sequence[Run]:
+    """The finished runs beside this one that differ from it in their seed alone, and itself."""
+    found = {run.seed: run}
+    for config in sorted(run.folder.resolve().parent.glob("*/config.yaml")):
+        with suppress(UserError):
+            other = load_run(config.parent)
+            if other.summary and (other.recipe_key, other.summary.get("label")) == _kind(run):
+                found.setdefault(other.seed, other)
+    return list(found.values())
+
+
+def _kind(run: Run) -> tuple[str, Any]:
+    return run.recipe_key, run.summary.get("label")
+
+
+def _table(metrics: Mapping[str, float], seeds: Sequence[Run]) -> str:
+    headers = ["", "these weights", *([f"mean ± standard deviation of {len(seeds)} seeds"] if len(seeds) > 1 else [])]
+    rows = []
+    for name, value in metrics.items():
+        metric, values = find_metric(name), [seed.summary["metrics"].get(name) for seed in seeds]
+        known = [one for one in values if one is not None]
+        spread = [format_mean_std(known, metric.spec, metric.unit) if len(known) == len(seeds) else "—"]
+        rows.append([metric_label(name), format_metric(name, value), *(spread if len(seeds) > 1 else [])])
+    return markdown_table(headers, rows, "l" + "r" * (len(headers) - 1))
+
+
+def _results(metrics: Mapping[str, float], data: str, pipeline: str) -> list[EvalResult]:
+    found = []
+    for name, value in metrics.items():
+        split, key = split_of(name)
+        if split != "train" and (find_metric(name).is_headline or key == "loss"):
+            found.append(
+                EvalResult(
+                    task_type=pipeline,
+                    dataset_type=data,
+                    dataset_name=data,
+                    dataset_split="validation" if split == "val" else split,
+                    metric_type=_HUB_METRICS.get(key, key),
+                    metric_name=metric_label(name, with_unit=True),
+                    metric_value=value,
+                )
+            )
+    return found
+
+
+def _steps(widths: Sequence[int]) -> list[tuple[int, int]]:
+    """(width, number of blocks) of each sequence of blocks of equal width."""
+    return [(width, len(list(blocks))) for width, blocks in groupby(widths)]
+
+
+def _in_words(key: str) -> str:
+    return key.replace("_gib", " in GiB")

@@ -1,0 +1,91 @@
+"""The folder that is published: the model in its library's form, ``config.yaml`` for stepsnet, and the card."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from huggingface_hub import HfApi
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id
+
+from .. import __version__
+from ..errors import UserError
+from ..files import write_atomically
+from ..reading import dump_yaml
+from ..run_folder import read_run_recipe, read_summary
+from ..runs.compare import COMPARISON_FILE
+from ..tasks import publish
+from .card import render_card
+from .redact import public_recipe
+
+if TYPE_CHECKING:
+    from ..tasks.publication import Publication
+
+__all__ = ["check_repo", "upload", "write_card", "write_repository"]
+
+
+def write_repository(run: Path, folder: Path) -> Publication:
+    """Write a finished run's model and ``config.yaml`` into a new folder, which is a run's folder for ``predict`` too.
+
+    Raises:
+        UserError: the run has not ended, its task is not published, or the folder is not empty.
+    """
+    recipe = read_run_recipe(run)
+    if (run / COMPARISON_FILE).exists():
+        inside = ", ".join(sorted(path.parent.name for path in run.glob("*/summary.json")))
+        raise UserError(f"push: {run} is a comparison, expected one of the runs in it: {inside}")
+    if read_summary(run) is None:
+        raise UserError(f"push: {run} has not ended, expected a finished run")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.iterdir()):
+            raise UserError(f"--out: {folder} is not empty, expected a new folder")
+    except OSError as error:
+        raise UserError(f"--out: cannot use {folder}: {error.strerror}") from None
+    publication = publish(run, recipe, folder)
+    write_atomically(folder / "config.yaml", dump_yaml(public_recipe(recipe)))
+    return publication
+
+
+def write_card(run: Path, folder: Path, publication: Publication, repo: str, license: str | None = None) -> None:
+    """Write ``README.md``, the model card, into a folder of :func:`write_repository`."""
+    write_atomically(folder / "README.md", render_card(run, publication, repo, license))
+
+
+def check_repo(repo: str) -> None:
+    """Raises UserError for what the hub would not take as the name of a repository."""
+    try:
+        validate_repo_id(repo)
+    except HFValidationError as error:
+        said = str(error).split(": ")[0].rstrip(".")
+        raise UserError(f"push: got {repo!r}, expected USER/NAME ({said})") from None
+
+
+def create_repo(repo: str, private: bool) -> str:
+    """Make the repository where it is not there yet; returns its full name, with its owner.
+
+    Raises:
+        UserError: there is no network, no login, or no right to it.
+    """
+    try:
+        return _api().create_repo(repo, private=private, exist_ok=True).repo_id
+    except Exception as error:  # whatever the hub, the network and the login raise
+        raise UserError(_why(repo, error)) from error
+
+
+def upload(folder: Path, repo: str) -> str:
+    """Upload a folder as one commit; returns its address. Raises UserError as above."""
+    try:
+        return str(_api().upload_folder(repo_id=repo, folder_path=folder, commit_message="stepsnet push"))
+    except Exception as error:
+        raise UserError(_why(repo, error)) from error
+
+
+def _api() -> HfApi:
+    return HfApi(library_name="stepsnet", library_version=__version__)
+
+
+def _why(repo: str, error: Exception) -> str:
+    said = " ".join(str(error).split())[:300] or type(error).__name__
+    return f"push: cannot upload to {repo}: {said} (`hf auth login` logs in; --out DIR writes the same files here)"

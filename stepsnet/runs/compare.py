@@ -1,0 +1,78 @@
+"""A StepsNet and its baseline under one recipe, with the same data, settings and seeds."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .launch import Contender, check_grid, train_grid
+
+if TYPE_CHECKING:
+    from ..config import Recipe
+    from ..console import Display
+
+__all__ = ["COMPARISON_FILE", "compare", "contenders_of", "summarize"]
+
+COMPARISON_FILE = "comparison.json"  # in the folder of a comparison that has ended
+
+
+def compare(
+    recipe: Recipe, folder: Path, seeds: Sequence[int], jobs: int, display: Display, resume: bool = False
+) -> dict[str, Any]:
+    """Train both models with every seed, ``jobs`` at once, and write ``comparison.json`` and ``report.html``.
+
+    Each run is an ordinary ``stepsnet train`` in a folder of its own, with its share of the cores; a
+    comparison that was stopped is resumed run by run.
+
+    Raises:
+        UserError: the recipe has no baseline, the folder is not empty, or a run failed.
+        Interrupted: a signal.
+    """
+    from ..files import write_atomically
+    from ..report import write_report
+    from ..run_folder import open_run_folder, read_summary
+
+    contenders = contenders_of(recipe)
+    check_grid([contender.recipe for contender in contenders], seeds, jobs)
+    open_run_folder(folder, recipe, resume)
+    runs = train_grid(contenders, folder, seeds, jobs, display)
+    summary = summarize([summary for run in runs if (summary := read_summary(run))])
+    write_atomically(folder / COMPARISON_FILE, json.dumps(summary, indent=2) + "\n")
+    write_report(runs, folder / "report.html", f"{recipe.name}: StepsNet and its baseline")
+    return summary
+
+
+def contenders_of(recipe: Recipe) -> list[Contender]:
+    """The recipe and its baseline. Raises UserError where it has none."""
+    from ..report.load_runs import BASELINE, STEPS
+
+    return [Contender("StepsNet", STEPS, recipe), Contender("baseline", BASELINE, recipe.of_baseline())]
+
+
+def summarize(summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Mean, sample standard deviation and the paired difference (StepsNet - baseline) over the seeds."""
+    by_label: dict[str, dict[int, dict[str, float]]] = {}
+    for summary in summaries:
+        by_label.setdefault(summary["label"], {})[summary["seed"]] = summary["metrics"]
+    steps, baseline = by_label["StepsNet"], by_label["baseline"]
+    names = [name for name in next(iter(steps.values())) if not name.startswith("best_")]
+    seeds = sorted(steps.keys() & baseline.keys())
+    return {
+        "recipe": summaries[0]["recipe"],
+        "seeds": seeds,
+        **{
+            label: {name: _mean_and_std([runs[seed][name] for seed in seeds]) for name in names}
+            for label, runs in by_label.items()
+        },
+        "difference": {
+            name: _mean_and_std([steps[seed][name] - baseline[seed][name] for seed in seeds]) for name in names
+        },
+    }
+
+
+def _mean_and_std(values: Sequence[float]) -> dict[str, Any]:
+    deviation = statistics.stdev(values) if len(values) > 1 else None
+    return {"mean": statistics.mean(values), "std": deviation, "values": list(values)}

@@ -1,0 +1,203 @@
+"""Runs and comparisons as objects: weights, metrics as tables, figures and predictions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from ..errors import UserError, import_extra
+from ..models.build import build_model
+from ..report.load_runs import BASELINE, STEPS, find_runs, load_run
+from ..report.single import draw_figure, figure_names
+from ..run_folder import read_run_recipe, read_summary
+from ..tasks import predict
+from ..tasks.images import as_image
+from ..tasks.prediction import PredictInputs, load_trained
+from .compare import COMPARISON_FILE
+from .evaluate import evaluate_run
+
+if TYPE_CHECKING:
+    import pandas
+    from matplotlib.figure import Figure
+
+__all__ = ["Comparison", "Run", "is_comparison"]
+
+
+class Run:
+    """A run's folder, finished or not. What it holds is read when it is asked for."""
+
+    def __init__(self, folder: str | Path):
+        """Raises UserError where the folder is not a run's."""
+        self.folder = Path(folder)
+        self.recipe = read_run_recipe(self.folder)
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.folder)!r})"
+
+    @property
+    def summary(self) -> dict[str, Any] | None:
+        """What ``summary.json`` holds: final metrics, counts, hardware, versions; None of a run that has not ended."""
+        return read_summary(self.folder)
+
+    @cached_property
+    def model(self) -> nn.Module:
+        """The model with the run's weights, or those of its latest checkpoint, on the recipe's device and in evaluation
+        mode. Raises UserError where there are none yet."""
+        model, _ = load_trained(self.folder, self.recipe, build_model(self.recipe.model))
+        return model
+
+    @property
+    def metrics(self) -> pandas.DataFrame:
+        """A row for each epoch, with the columns of ``metrics.jsonl`` such as ``train_loss`` and ``val_top1``.
+
+        Raises:
+            UserError: pandas is not installed.
+        """
+        lines = [line for _, line in sorted(load_run(self.folder).epochs.items())]
+        table = import_extra("pandas").DataFrame(lines, columns=None if lines else ["kind", "epoch"])
+        return table.drop(columns="kind").set_index("epoch")
+
+    @property
+    def figures(self) -> list[str]:
+        """The names that :meth:`figure` takes."""
+        return figure_names([self.folder])
+
+    def figure(self, name: str = "loss") -> Figure:
+        """A figure of the run's report, which a notebook shows.
+
+        Raises:
+            UserError: the report of this run has no such figure.
+        """
+        return draw_figure([self.folder], name)
+
+    def evaluate(self, data: str | None = None, **changes: Any) -> dict[str, float]:
+        """Metrics on the validation split, or that of other ``data`` such as ``"folder:PATH@test"``.
+
+        Args:
+            **changes: to the recipe's fields that begin with ``eval_``.
+
+        Raises:
+            UserError: the run has no weights, the data do not fit, or another key is changed.
+        """
+        return evaluate_run(
+            self.folder, data, overrides=[f"{key}={json.dumps(value)}" for key, value in changes.items()]
+        )
+
+    def predict(
+        self,
+        inputs: Any,
+        *,
+        top: int = 5,
+        min_score: float = 0.5,
+        out: str | Path | None = None,
+        max_new_tokens: int = 200,
+        temperature: float = 0.8,
+        seed: int = 0,
+    ) -> Any:
+        """What ``stepsnet predict --json`` prints: a record of one input, or a list of those of several.
+
+        Args:
+            inputs: an image or a sequence of images, each a path, one of Pillow's, an array (H, W) or (H, W, C), or a
+                tensor (H, W) or (C, H, W) of bytes, or of floats from 0 to 1; several of one size may be one array or
+                tensor with a dimension in front. Of a language model, a prompt or a sequence of prompts.
+            top: classes per image, of a classifier.
+            min_score: objects with a lower score are not drawn, of a detector.
+            out: a folder for images that are drawn, of a detector or a segmenter; None: none are.
+            max_new_tokens, temperature, seed: of a language model, see ``stepsnet predict --help``.
+
+        Raises:
+            UserError: an input is not an image, a file is missing, or the run has no weights.
+        """
+        settings: dict[str, Any] = {
+            "top": top,
+            "min_score": min_score,
+            "out": Path(out) if out else None,
+            "writes": bool(out),
+        }
+        settings |= {"max_new_tokens": max_new_tokens, "temperature": temperature, "seed": seed, "model": self.model}
+        several = isinstance(inputs, (list, tuple)) or getattr(inputs, "ndim", 0) == 4
+        given = list(inputs) if several else [inputs]
+        if self.recipe.predicts_from == "prompt":
+            asked = [PredictInputs(prompt=_prompt(prompt), **settings) for prompt in given]
+        else:
+            asked = [PredictInputs(files=[as_image(image) for image in given], **settings)]
+        records = [prediction.record for one in asked for prediction in predict(self.folder, one)]
+        return records if several else records[0]
+
+
+def _prompt(prompt: Any) -> str:
+    if not isinstance(prompt, str):
+        raise UserError(f"predict: got a {type(prompt).__name__}, expected a prompt for a language model")
+    return prompt
+
+
+class Comparison:
+    """The folder of a comparison that has ended: runs of a StepsNet and of its baseline, a pair for each seed.
+
+    Attributes:
+        steps, baseline: the runs, in the order of the seeds.
+    """
+
+    def __init__(self, folder: str | Path):
+        """Raises UserError where the folder is not that of a comparison that has ended."""
+        self.folder = Path(folder)
+        if not is_comparison(self.folder):
+            raise UserError(
+                f"comparison: got {folder}, expected the folder of one that has ended (no {COMPARISON_FILE})"
+            )
+        self.summary: dict[str, Any] = json.loads((self.folder / COMPARISON_FILE).read_text(encoding="utf-8"))
+        self.seeds: list[int] = self.summary["seeds"]
+        runs = {(run.summary["label"], run.seed): Run(run.folder) for run in map(load_run, find_runs([self.folder]))}
+        self.steps = [runs[STEPS, seed] for seed in self.seeds]
+        self.baseline = [runs[BASELINE, seed] for seed in self.seeds]
+
+    def __repr__(self) -> str:
+        return f"Comparison({str(self.folder)!r})"
+
+    @property
+    def metrics(self) -> pandas.DataFrame:
+        """The final metrics: a row for each network and seed. Raises UserError where pandas is not installed."""
+        pandas = import_extra("pandas")
+        tables = {name: self._by_seed(name) for name in (STEPS, BASELINE)}
+        return pandas.concat(tables, names=["network"])
+
+    @property
+    def differences(self) -> pandas.DataFrame:
+        """The paired differences, StepsNet minus baseline: a row for each seed, a column for each metric.
+
+        Raises:
+            UserError: pandas is not installed.
+        """
+        return self._by_seed("difference")
+
+    def _by_seed(self, name: str) -> pandas.DataFrame:
+        index = import_extra("pandas").Index(self.seeds, name="seed")
+        columns = {metric: found["values"] for metric, found in self.summary[name].items()}
+        return import_extra("pandas").DataFrame(columns, index=index)
+
+    @property
+    def figures(self) -> list[str]:
+        """The names that :meth:`figure` takes."""
+        return figure_names(self._folders)
+
+    def figure(self, name: str = "loss") -> Figure:
+        """A figure of the comparison's report, with both networks.
+
+        Raises:
+            UserError: the report has no such figure.
+        """
+        return draw_figure(self._folders, name)
+
+    @property
+    def _folders(self) -> Sequence[Path]:
+        return [run.folder for run in (*self.steps, *self.baseline)]
+
+
+def is_comparison(folder: Path) -> bool:
+    """Whether the folder is that of a comparison that has ended."""
+    return (folder / COMPARISON_FILE).is_file()

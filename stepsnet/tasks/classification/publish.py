@@ -1,0 +1,67 @@
+"""A classifier in timm's format: ``timm.create_model("hf-hub:…")`` and ``"local-dir:…"`` load it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from timm.models import save_for_hf
+from torch import nn
+
+from ...config import ClassificationRecipe
+from ...errors import UserError
+from ..assets import save_classes
+from ..publication import Publication, modules_of, trained_model
+from .digits import data_config as data_config_of_digits
+from .held_out import split_of
+from .predict import classes_of
+from .task import input_spec
+
+__all__ = ["publish"]
+
+# of timm's config of a name: where its own weights come from, and their licence
+_OF_OTHER_WEIGHTS = ("license", "tag", "origin_url", "notes", "paper_ids", "paper_name")
+_USAGE = """\
+import timm
+from PIL import Image
+{imports}
+model = timm.create_model("hf-hub:SOURCE", pretrained=True).eval()
+transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model), is_training=False)
+image = transform(Image.open("picture.jpg").convert("{mode}"))
+print(model.pretrained_cfg["label_names"][model(image[None]).argmax()])
+"""
+
+
+def publish(run: Path, recipe: ClassificationRecipe, folder: Path) -> Publication:
+    """Write weights, and a config with the model's arguments, the class names and how images become inputs.
+
+    Raises:
+        UserError: the run has no weights, or timm cannot save the model.
+    """
+    model = trained_model(run, recipe)
+    classes = list(classes_of(run, recipe, model))
+    spec = data_config(recipe, model)
+    try:
+        config = {"label_names": classes, "pretrained_cfg": dict.fromkeys(_OF_OTHER_WEIGHTS)}
+        save_for_hf(model, str(folder), model_config=config, safe_serialization=True, data_config=spec)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise UserError(f"push: timm cannot save {recipe.model.name}: {type(error).__name__}: {error}") from error
+    save_classes(folder, classes)
+    modules = modules_of(recipe, model)
+    imports = "".join(f"\nimport {module}  # registers the model with timm" for module in modules)
+    mode = "L" if spec["input_size"][0] == 1 else "RGB"
+    usage = _USAGE.format(imports=f"{imports}\n" if imports else "", mode=mode)
+    return Publication("timm", "image-classification", usage, "A local copy is loaded as `local-dir:FOLDER`.")
+
+
+def data_config(recipe: ClassificationRecipe, model: nn.Module) -> dict[str, Any]:
+    """How images become inputs in evaluation, in timm's words."""
+    spec = input_spec(recipe, model)
+    config = {
+        "input_size": spec.input_size,
+        "mean": spec.mean,
+        "std": spec.std,
+        "interpolation": spec.interpolation,
+        "crop_pct": spec.crop_pct,
+    }
+    return config | data_config_of_digits() if split_of(recipe.data)[0] == "digits" else config

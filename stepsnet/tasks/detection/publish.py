@@ -1,0 +1,16 @@
+"""A detector as a folder that ``stepsnet predict`` takes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ...config import DetectionRecipe
+from ..publication import Publication, publish_run_folder
+from .task import CATEGORIES_FILE
+
+__all__ = ["publish"]
+
+
+def publish(run: Path, recipe: DetectionRecipe, folder: Path) -> Publication:
+    """Write the weights and the categories. Raises UserError where the run has no weights."""
+    return publish_run_folder(run, recipe, folder, CATEGORIES_FILE, "object-detection")

@@ -1,0 +1,40 @@
+"""What transformers reads of a language model besides its weights: config, tokenizer, and where its classes are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerFast
+
+from ...files import write_atomically
+from .data import END_OF_TEXT
+
+__all__ = ["save_assets"]
+
+
+def save_assets(model: Any, tokenizer: Tokenizer, folder: Path) -> None:
+    """Write these files, with which ``from_pretrained`` reads the folder.
+
+    ``modeling_stepsnet.py`` is for programs that do not import stepsnet, such as lm_eval: transformers finds it by
+    ``auto_map`` and asks whether to run it (``trust_remote_code``). It only imports the installed stepsnet.
+    AutoTokenizer asks too, since it reads the model's config first, though the tokenizer has no code of its own. Where
+    stepsnet has been imported, the classes are registered and nothing is asked.
+    """
+    context, end = model.config.max_position_embeddings, tokenizer.token_to_id(END_OF_TEXT)
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token=END_OF_TEXT,
+        model_max_length=context,
+        model_input_names=["input_ids", "attention_mask"],  # the model takes no token types
+    )
+    fast.save_pretrained(folder)
+    for config in (model.config, model.generation_config):  # LLaMA's own are tokens 1 and 2
+        config.bos_token_id, config.eos_token_id = None, end
+    names = {"AutoConfig": type(model.config).__name__, "AutoModelForCausalLM": type(model).__name__}
+    model.config.architectures = [type(model).__name__]
+    model.config.auto_map = {auto: f"modeling_stepsnet.{name}" for auto, name in names.items()}
+    model.config.save_pretrained(folder)
+    imported = f"from {type(model).__module__} import {', '.join(names.values())}  # noqa: F401\n"
+    write_atomically(folder / "modeling_stepsnet.py", imported)

@@ -1,0 +1,36 @@
+"""A language model in transformers' format: ``AutoModelForCausalLM.from_pretrained`` loads it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ...config import LanguageRecipe
+from ..publication import Publication, trained_model
+from .assets import save_assets
+from .data import load_tokenizer
+
+__all__ = ["publish"]
+
+_USAGE = """\
+import stepsnet  # registers the model with transformers
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained("SOURCE")
+model = AutoModelForCausalLM.from_pretrained("SOURCE")
+tokens = tokenizer("Once", return_tensors="pt")
+print(tokenizer.decode(model.generate(**tokens, max_new_tokens=50)[0]))
+"""
+
+_NOTE = """\
+Without `import stepsnet`, transformers asks whether to run custom code, or wants `trust_remote_code=True`: it has found
+`modeling_stepsnet.py` in this repository, whose one line imports the installed stepsnet. `AutoTokenizer` asks too,
+because it reads the model's config first; the tokenizer has no code of its own, and is the same after any answer."""
+
+
+def publish(run: Path, recipe: LanguageRecipe, folder: Path) -> Publication:
+    """Write weights, config and tokenizer. Raises UserError where the run has no weights, or no tokenizer."""
+    model: Any = trained_model(run, recipe)
+    save_assets(model, load_tokenizer(run / "tokenizer.json"), folder)
+    model.save_pretrained(folder)
+    return Publication("transformers", "text-generation", _USAGE, _NOTE)

@@ -1,0 +1,58 @@
+"""What a task says of a model that it has written for others to load, and what the tasks' ``publish.py`` share."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import nn
+
+from ..checkpoint import load_into, save_weights, untied
+from ..config import Recipe
+from ..models.build import build_model
+from ..run_folder import read_weights
+
+__all__ = ["Publication", "modules_of", "publish_run_folder", "trained_model"]
+
+
+@dataclass(frozen=True)
+class Publication:
+    """How a published model is found and loaded."""
+
+    library: str  # whose format it is: timm, transformers or stepsnet
+    pipeline: str  # the hub's name for what it does, such as image-classification
+    usage: str  # Python code; SOURCE stands for the repository
+    note: str = ""  # a paragraph below the code
+
+
+def trained_model(run: Path, recipe: Recipe) -> nn.Module:
+    """A run's model with its weights, on the CPU and in evaluation mode. Raises UserError where it has none."""
+    model = build_model(recipe.model)
+    load_into(model, read_weights(run))
+    return model.eval()
+
+
+def modules_of(recipe: Recipe, model: nn.Module) -> list[str]:
+    """The modules to import before the model can be built by its name: stepsnet, the user's, or none for timm's own."""
+    home = type(model).__module__.partition(".")[0]
+    return [*(["stepsnet"] if home == "stepsnet" else []), *recipe.imports]
+
+
+def publish_run_folder(run: Path, recipe: Recipe, folder: Path, classes_file: str, pipeline: str) -> Publication:
+    """Write what ``stepsnet predict`` needs of a run, for models that no other library loads."""
+    model = trained_model(run, recipe)
+    save_weights(folder / "model.safetensors", untied(model, model.state_dict()))
+    shutil.copyfile(run / classes_file, folder / classes_file)
+    return Publication(
+        library="stepsnet",
+        pipeline=pipeline,
+        usage="""\
+import huggingface_hub
+import stepsnet
+
+run = stepsnet.load(huggingface_hub.snapshot_download("SOURCE"))
+print(run.predict("picture.jpg"))
+""",
+        note="`stepsnet predict FOLDER picture.jpg` does the same with a local copy, and draws what it finds.",
+    )

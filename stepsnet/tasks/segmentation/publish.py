@@ -1,0 +1,16 @@
+"""A segmenter as a folder that ``stepsnet predict`` takes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ...config import SegmentationRecipe
+from ..assets import CLASSES_FILE
+from ..publication import Publication, publish_run_folder
+
+__all__ = ["publish"]
+
+
+def publish(run: Path, recipe: SegmentationRecipe, folder: Path) -> Publication:
+    """Write the weights and the class names. Raises UserError where the run has no weights."""
+    return publish_run_folder(run, recipe, folder, CLASSES_FILE, "image-segmentation")

@@ -1,0 +1,160 @@
+"""Modules of a user's: the examples of docs/extend.md as files, in every verb, and what goes wrong with them."""
+
+import dataclasses
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from test_docs import blocks
+
+import stepsnet
+from stepsnet.cli import main
+from stepsnet.config import DetectionRecipe
+from stepsnet.errors import UserError
+from stepsnet.overrides import override, read_recipe, to_plain, to_yaml
+from stepsnet.recipes import find_recipe
+from stepsnet.runs.launch import Job
+from stepsnet.user_modules import import_user_modules
+
+PAGE = Path(__file__).parent.parent / "docs" / "extend.md"
+
+pytestmark = pytest.mark.usefixtures("own_registrations")
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """The page's files in a folder beside the current one."""
+    for block in (*blocks(PAGE, "python"), *blocks(PAGE, "yaml")):
+        path = tmp_path / "mine" / re.match(r"# (\S+)", block)[1]
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(block, encoding="utf-8")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "mine"
+
+
+def forget():
+    """As in a new process."""
+    for name in ("my_models", "my_data", "my_task"):
+        sys.modules.pop(name, None)
+    for folder in [folder for folder in sys.path if folder.endswith("mine")]:
+        sys.path.remove(folder)
+
+
+def verb(capsys, *arguments):
+    forget()
+    status = main([str(argument) for argument in arguments])
+    printed = capsys.readouterr()
+    assert status == 0, printed.err
+    return printed.out
+
+
+def test_a_model_is_found_again_by_every_verb(project, capsys, monkeypatch):
+    """By the child of a comparison too, which is a process of its own; and from another folder."""
+    Path("copy.yaml").write_text(to_yaml(read_recipe(project / "my_model.yaml")))
+    job = Job("StepsNet", "StepsNet", "copy.yaml", "run")
+    child = [sys.executable, "-m", "stepsnet.runs.launch"]
+    subprocess.run(child, input=json.dumps(dataclasses.asdict(job)), text=True, capture_output=True, check=True)
+    config = read_recipe(Path("run/config.yaml"))
+    assert (config.imports, config.import_from) == (("my_models",), str(project))
+    monkeypatch.chdir(project.parent / "elsewhere")
+    run = Path("..") / "run"
+    summary = json.loads((run / "summary.json").read_text())
+    scores = json.loads(verb(capsys, "eval", run, "--json"))
+    assert scores["top1"] == pytest.approx(summary["metrics"]["val_top1"]) and len(summary["widths"]) == 8
+    assert "last 4 of width 16" in verb(capsys, "analyze", "drop", run)
+    few = ("--memory", "0", "--rounds", "1", "--batch-size", "2", "--no-train")
+    assert "| run |" in verb(capsys, "bench", run, *few)
+    verb(capsys, "train", run / "config.yaml", "--run", run, "--resume")
+    assert "my_models" in sys.modules
+    (project / "my_models.py").unlink()
+    forget()
+    assert main(["eval", str(run)]) == 2
+    said = capsys.readouterr().err
+    assert f"import: found no module 'my_models', expected it in {Path.cwd()} or {project} or sys.path" in said
+
+
+def test_data_of_a_kind_of_ones_own(project, capsys):
+    rng = np.random.default_rng(0)
+    lines = ["file,class,split"]
+    for number in range(24):
+        kind = ("dark", "light")[number % 2]
+        pixels = rng.integers(0, 100, (12, 12)) + 150 * (number % 2)
+        Image.fromarray(pixels.astype(np.uint8)).save(project / f"{number}.jpg")
+        lines.append(f"{number}.jpg,{kind},{'train' if number < 16 else 'val'}")
+    (project / "labels.csv").write_text("\n".join(lines))
+    model = ["model.args.num_classes=2", "model.args.depths=[1,1,1]"]
+    change = [*model, "epochs=1", "batch_size=8", "import=my_data", f"import_from={project}"]
+    verb(capsys, "train", "digits/tiny", *change, f"data=csv:{project / 'labels.csv'}", "--run", "run", "workers=1")
+    found = json.loads(verb(capsys, "predict", "run", project / "0.jpg", "--json"))
+    assert found[0]["classes"].keys() == {"dark", "light"}
+    (project / "labels.csv").write_text("path\n")
+    forget()
+    assert main(["eval", "run"]) == 2 and "has no columns file, class and split" in capsys.readouterr().err
+
+
+def test_a_task_of_ones_own(project, capsys):
+    verb(capsys, "train", project / "my_task.yaml", "--run", "run")
+    summary = json.loads(Path("run/summary.json").read_text())
+    assert summary["metrics"]["val_rmse"] == pytest.approx(summary["metrics"]["val_loss"] ** 0.5)
+    assert json.loads(verb(capsys, "eval", "run", "--json"))["rmse"] == summary["metrics"]["val_rmse"]
+    verb(capsys, "report", "run", "--out", "page.html")
+    assert "RMSE" in Path("page.html").read_text(encoding="utf-8")  # the metric is registered again
+    Image.fromarray(np.full((8, 8), 255, np.uint8)).save("white.png")
+    assert re.fullmatch(r"white.png: -?\d\.\d{3}\n", verb(capsys, "predict", "run", "white.png"))
+    run = stepsnet.load("run")
+    assert run.metrics["val_rmse"].iloc[-1] == summary["metrics"]["val_rmse"]
+    assert run.predict(np.ones((8, 8))).keys() == {"ink"}
+    for change, said in ((["noise=-1"], "noise: got -1, expected at least 0"), (["nois=1"], "did you mean noise")):
+        with pytest.raises(UserError, match=said):
+            override(run.recipe, change)
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        ("https://example.org/evil", "got 'https://example.org/evil', expected the name of a module"),
+        ("../my_models", "got '../my_models', expected the name of a module, such as my_models"),
+        ("my_modelss", "found no module 'my_modelss', expected it in"),
+        ("my_broken", "my_broken fails: ZeroDivisionError: division by zero (my_broken.py, line 1)"),
+        ("my_needs", "my_needs needs a_package_that_is_not_there, which is not installed"),
+        ([1], "import.0: got 1, expected a valid string"),
+        ("my_detection", "expected a name that is not one of stepsnet's own tasks"),
+    ],
+)
+def test_what_cannot_be_imported_is_one_line(names, said, project):
+    (project / "my_broken.py").write_text("1 / 0\n")
+    (project / "my_needs.py").write_text("import a_package_that_is_not_there\n")
+    text = "import stepsnet, stepsnet.config as c\nstepsnet.register_task(c.DetectionRecipe, build=None)\n"
+    (project / "my_detection.py").write_text(text)
+    with pytest.raises(UserError) as raised:
+        override(find_recipe("digits/tiny"), [f"import={json.dumps(names)}", f"import_from={project}"])
+    assert said in str(raised.value) and len(str(raised.value).splitlines()) == 1
+
+
+def test_what_cannot_be_registered():
+    for wrong in (dict, DetectionRecipe, stepsnet.config.Recipe):
+        with pytest.raises(ValueError, match="register_task"):
+            stepsnet.register_task(wrong, build=None)
+    for kind in ("digits", "folder", "a:b", ""):
+        with pytest.raises(ValueError, match="register_source"):
+            stepsnet.register_source(kind)
+
+
+def test_import_is_a_key_like_others(tmp_path):
+    recipe = find_recipe("digits/tiny")
+    plain = to_plain(recipe)
+    assert plain["import"] == [] and plain["import_from"] is None and "imports" not in plain
+    (tmp_path / "my_own.py").write_text("")
+    changed = override(recipe, ["import=my_own", f"import_from={tmp_path}"])
+    assert changed.imports == ("my_own",) and override(changed, ["import=[]"]).imports == ()
+    import_user_modules(["my_own"])  # it is there already
+    with pytest.raises(UserError, match="unknown key 'imprt'"):
+        override(recipe, ["imprt=x"])
+    with pytest.raises(UserError, match=r"task: got 'ink', expected one of 'classification'.*, or of a module that"):
+        override(recipe, ["task=ink"])

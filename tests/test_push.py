@@ -1,0 +1,297 @@
+"""A run as a repository: loaded by timm, transformers and stepsnet from the folder, and what its card says."""
+
+import json
+import re
+import socket
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import timm
+import torch
+import yaml
+from coco_images import write_coco
+from detection_tasks import tiny
+from huggingface_hub import HfApi, ModelCard
+from PIL import Image
+from segmentation_tasks import tiny_recipe
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+
+import stepsnet
+from stepsnet.checkpoint import save_weights, untied
+from stepsnet.cli import main
+from stepsnet.config import ClassificationRecipe, ModelSpec
+from stepsnet.errors import UserError
+from stepsnet.models.build import build_model
+from stepsnet.overrides import override, read_recipe, to_yaml
+from stepsnet.publish.redact import public_command, public_value
+from stepsnet.publish.repository import write_repository
+from stepsnet.recipes import find_recipe
+from stepsnet.tasks.assets import save_classes
+from stepsnet.tasks.classification.data import evaluation_transform
+from stepsnet.tasks.classification.task import input_spec
+from stepsnet.tasks.language.assets import save_assets
+from stepsnet.tasks.language.data import load_text
+
+COUNTS = {"blocks": 3, "layers": 17, "params": 58_634, "macs": 976_660}
+ORIGIN = {
+    "command": "stepsnet train mine.yaml data=folder:cats --run runs/a",
+    "commit": "0123456789ab",
+    "hardware": {"cpu": "AMD EPYC", "cores": 2, "threads": 1, "memory_gib": 24, "gpu": None},
+    "versions": {"python": "3.11.7", "torch": "2.15.0"},
+}
+
+
+def finished(folder, recipe, seed=0, **metrics):
+    """The folder of a run as training leaves it, with random weights."""
+    recipe = override(recipe, [f"seed={seed}"])
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text(to_yaml(recipe))
+    torch.manual_seed(seed)
+    model = build_model(recipe.model)
+    save_weights(folder / "model.safetensors", untied(model, model.state_dict()))
+    summary = {"recipe": recipe.name, "label": "StepsNet", "seed": seed, "epochs": 2, "lr": 0.004, "batch_size": 128}
+    summary |= {"widths": [24, 34, 48], **COUNTS, **ORIGIN, "seconds": 240.1, "ranks": 1, "metrics": metrics}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    return folder
+
+
+def classifier(folder, name, classes=("cat", "dog", "gnu"), seed=0, **args):
+    args = {"num_classes": len(classes), **args}
+    spec = {"name": "mine/cats", "task": "classification", "data": "folder:/home/somebody/cats"}
+    run = finished(folder, ClassificationRecipe(**spec, model=ModelSpec(name, args)), seed, val_top1=60.0 + seed)
+    save_classes(run, classes)
+    return run
+
+
+@pytest.mark.parametrize(
+    ("name", "args"),
+    [
+        ("test_steps_deit", {}),
+        ("test_steps_deit", {"img_size": 32, "in_chans": 1, "depth_method": "layer_scale"}),
+        ("test_steps_resnet", {}),
+        ("test_steps_swin", {}),
+        ("test_vit", {}),
+    ],
+)
+def test_timm_loads_a_classifier_with_its_preprocessing(name, args, tmp_path):
+    run = classifier(tmp_path / "run", name, **args)
+    assert main(["push", str(run), "--out", str(tmp_path / "out")]) == 0
+    again = timm.create_model(f"local-dir:{tmp_path / 'out'}", pretrained=True).eval()
+    ours, recipe = stepsnet.load(run).model, stepsnet.load(run).recipe
+    spec = input_spec(recipe, ours)
+    images = torch.randn(2, *spec.input_size, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        assert torch.equal(again(images), ours(images))
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["label_names"] == ["cat", "dog", "gnu"] and config["pretrained_cfg"]["license"] is None
+    assert again.pretrained_cfg["label_names"] == ["cat", "dog", "gnu"]
+    transform = timm.data.create_transform(**timm.data.resolve_model_data_config(again), is_training=False)
+    picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (90, 70, 3), dtype=np.uint8))
+    read = evaluation_transform(recipe.data, spec)
+    assert torch.equal(transform(picture.convert(spec.mode)), read(picture))
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert ("import stepsnet  # registers the model with timm" in card) == (name != "test_vit")
+    # it is a run's folder too
+    published = stepsnet.load(tmp_path / "out")
+    assert published.predict(picture) == stepsnet.load(run).predict(picture)
+    assert published.recipe.data == "folder:cats"
+
+
+def test_timm_loads_it_from_the_hub(tmp_path, monkeypatch):
+    """Where the hub's client downloads from is replaced by the folder."""
+    out = tmp_path / "out"
+    write_repository(classifier(tmp_path / "run", "test_steps_deit"), out)
+    monkeypatch.setattr("timm.models._hub.hf_hub_download", lambda repo_id, filename, **_: str(out / filename))
+    model = timm.create_model("hf-hub:me/cats", pretrained=True)
+    weights = stepsnet.load(tmp_path / "run").model.state_dict()
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in model.state_dict().items())
+
+
+def test_digits_have_their_own_preprocessing(tmp_path):
+    run = finished(tmp_path / "run", find_recipe("digits/tiny"), val_top1=60.0)
+    save_classes(run, tuple("0123456789"))
+    write_repository(run, tmp_path / "out")
+    again = timm.create_model(f"local-dir:{tmp_path / 'out'}", pretrained=True)
+    transform = timm.data.create_transform(**timm.data.resolve_model_data_config(again), is_training=False)
+    picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (48, 32), dtype=np.uint8))
+    model = stepsnet.load(run).model
+    read = evaluation_transform("digits", input_spec(find_recipe("digits/tiny"), model))
+    assert transform(picture).numpy() == pytest.approx(read(picture).numpy(), abs=1e-5)
+
+
+@pytest.fixture
+def language_run(tmp_path, session_cache):
+    args = {"widths": [16, 32], "depths": [1, 1], "num_attention_heads": [2, 2], "vocab_size": 280}
+    changes = [f"model.args.{key}={json.dumps(value)}" for key, value in args.items()]
+    recipe = override(find_recipe("python-docs/tiny"), [*changes, "vocab_size=280", "seq_len=16"])
+    run = finished(tmp_path / "run", recipe, val_perplexity=120.0, val_loss=4.8)
+    save_assets(build_model(recipe.model), load_text("python-docs", "bpe", 280).tokenizer, run)
+    return run
+
+
+def test_transformers_loads_a_language_model(language_run, tmp_path):
+    assert main(["push", str(language_run), "--out", str(tmp_path / "out")]) == 0
+    model, tokenizer = (auto.from_pretrained(tmp_path / "out") for auto in (AutoModelForCausalLM, AutoTokenizer))
+    run = stepsnet.load(language_run)
+    tokens = tokenizer("The expression", return_tensors="pt")
+    with torch.no_grad():
+        assert torch.equal(model(**tokens).logits, run.model(**tokens).logits)
+    end = tokenizer.convert_tokens_to_ids("<|endoftext|>")
+    assert tokenizer.eos_token_id == model.config.eos_token_id == model.generation_config.eos_token_id == end
+    greedy = model.generate(**tokens, max_new_tokens=8, do_sample=False)
+    text = run.predict("The expression", max_new_tokens=8, temperature=0.0)["text"]
+    assert tokenizer.decode(greedy[0], skip_special_tokens=True) == text
+    assert stepsnet.load(tmp_path / "out").predict(["The", "A"], max_new_tokens=4) == run.predict(
+        ["The", "A"], max_new_tokens=4
+    )
+    # the tokenizer needs no code of ours, which is why AutoTokenizer's question does not matter to it
+    assert PreTrainedTokenizerFast.from_pretrained(tmp_path / "out")("The").input_ids == tokenizer("The").input_ids
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "asks whether to run custom code" in card and "validation perplexity | 120.00" in card
+
+
+def test_detectors_and_segmenters_are_folders_that_predict_takes(tmp_path, camvid):
+    picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (48, 64, 3), dtype=np.uint8))
+    detector = finished(tmp_path / "detector", tiny(write_coco(tmp_path / "coco")), val_box_ap=10.0)
+    categories = [{"id": 3, "name": "cat"}, {"id": 7, "name": "dog"}]
+    (detector / "categories.json").write_text(json.dumps(categories))
+    segmenter = finished(tmp_path / "segmenter", tiny_recipe(camvid), val_miou=20.0)
+    save_classes(segmenter, ["sky", "road", "tree"])
+    for run in (detector, segmenter):
+        out = tmp_path / f"{run.name}-out"
+        assert main(["push", str(run), "--out", str(out)]) == 0
+        expected = stepsnet.load(run).predict(picture)
+        assert stepsnet.load(out).predict(picture) == expected and expected
+        assert ModelCard.load(out / "README.md").data.library_name == "stepsnet"
+
+
+def test_the_card_is_made_from_the_run_and_its_seeds(tmp_path):
+    for seed in (0, 1, 2):
+        classifier(tmp_path / f"seed{seed}", "test_vit", seed=seed)
+    classifier(tmp_path / "other", "test_vit", classes=("a", "b"), seed=9)  # of another model
+    out = tmp_path / "out" / "cats"
+    assert main(["push", str(tmp_path / "seed1"), "me/cats", "--out", str(out), "--license", "mit"]) == 0
+    card = ModelCard.load(out / "README.md")
+    assert (card.data.library_name, card.data.pipeline_tag, card.data.license) == (
+        "timm",
+        "image-classification",
+        "mit",
+    )
+    (result,) = card.data.eval_results
+    assert (result.metric_type, result.metric_value, result.dataset_name) == ("accuracy", 61.0, "folder:cats")
+    for said in (
+        'timm.create_model("hf-hub:me/cats", pretrained=True)',
+        "| validation top-1 accuracy | 61.0% | 61.0 ± 1.0% |",
+        "The seeds are 0, 1, 2; these weights are those of seed 1.",
+        "`stepsnet train mine.yaml data=folder:cats --run runs/a`",
+        "commit of stepsnet: 0123456789ab",
+        "cpu: AMD EPYC, cores: 2, threads: 1, memory in GiB: 24; 4 min 00 s in 1 process",
+        "The weights are under mit.",
+    ):
+        assert said in card.text, said
+    assert "\n\n\n" not in card.content
+    settings = re.search(r"```yaml\n(.*?)```", card.text, re.DOTALL)[1]
+    assert yaml.safe_load(settings) == yaml.safe_load((out / "config.yaml").read_text())
+    alone = tmp_path / "alone"
+    assert main(["push", str(tmp_path / "other"), "--out", str(alone)]) == 0
+    text = (alone / "README.md").read_text()
+    assert "one seed, 9" in text and "None is stated for these weights" in text and "hf-hub:USER/alone" in text
+
+
+def test_nothing_says_where_the_run_was(tmp_path, monkeypatch):
+    run = classifier(tmp_path / "secret-place" / "run", "test_vit")
+    (tmp_path / "my_module.py").write_text("")
+    changes = [f"data=folder:{tmp_path}/cats@test", "import=my_module", f"import_from={tmp_path}", "tracker=wandb"]
+    recipe = override(read_recipe(run / "config.yaml"), [*changes, "device=cpu"])
+    (run / "config.yaml").write_text(to_yaml(recipe))
+    out = tmp_path / "out"
+    write_repository(run, out)
+    assert main(["push", str(run), "me/cats", "--out", str(tmp_path / "again")]) == 0
+    for path in (*out.iterdir(), *(tmp_path / "again").iterdir()):
+        if path.suffix != ".safetensors":
+            text = path.read_text()
+            for secret in (str(tmp_path), "secret-place", socket.gethostname(), str(Path.home()), "somebody", "wandb"):
+                assert secret not in text, (path, secret)
+    assert read_recipe(out / "config.yaml").data == "folder:cats@test"
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("folder:/home/me/My Cats", "folder:My Cats"),
+        ("~/data/cats/", "cats"),
+        ("text:../../private/book.txt", "text:book.txt"),
+        ("C:\\Users\\me\\cats", "cats"),
+        ("wds:https://me:password@host/a.tar", "wds:URL"),
+        ("data/cats", "data/cats"),
+        ("hfds:me/cats", "hfds:me/cats"),
+        ("digits/tiny", "digits/tiny"),
+        ("Sec. 5.3: 24 / 48 blocks", "Sec. 5.3: 24 / 48 blocks"),
+    ],
+)
+def test_what_is_public_of_a_value(given, expected):
+    assert public_value(given) == expected
+    assert public_command(f"stepsnet train a.yaml --data='{given}'") in (
+        f"stepsnet train a.yaml --data={expected}",
+        f"stepsnet train a.yaml '--data={expected}'",
+    )
+
+
+def test_the_upload(tmp_path, monkeypatch, capsys):
+    """Without a network: what the hub's client is called with."""
+    run, called = classifier(tmp_path / "run", "test_vit"), []
+
+    def create_repo(api, repo_id, **settings):
+        called.append(("create", repo_id, settings))
+        return SimpleNamespace(repo_id=f"me/{repo_id}")
+
+    def upload_folder(api, *, repo_id, folder_path, commit_message):
+        names = {path.name for path in Path(folder_path).iterdir()}
+        called.append(("upload", repo_id, names, (Path(folder_path) / "README.md").read_text()))
+        return f"https://huggingface.co/{repo_id}"
+
+    monkeypatch.setattr(HfApi, "create_repo", create_repo)
+    monkeypatch.setattr(HfApi, "upload_folder", upload_folder)
+    assert main(["push", str(run), "cats", "--private"]) == 0
+    assert capsys.readouterr().out == "push: https://huggingface.co/me/cats\n"
+    assert called[0] == ("create", "cats", {"private": True, "exist_ok": True})
+    kind, repo, names, card = called[1]
+    assert (kind, repo) == ("upload", "me/cats") and "hf-hub:me/cats" in card
+    assert names == {"README.md", "classes.json", "config.json", "config.yaml", "model.safetensors"}
+
+    def refused(api, repo_id, **settings):
+        raise OSError("401 Client Error.\nInvalid username or password.")
+
+    monkeypatch.setattr(HfApi, "create_repo", refused)
+    assert main(["push", str(run), "cats"]) == 2
+    said = capsys.readouterr().err
+    assert "cannot upload to cats: 401 Client Error. Invalid username or password. (`hf auth login`" in said
+    assert len(said.splitlines()) == 1
+
+
+def test_what_cannot_be_pushed(tmp_path, capsys):
+    run = classifier(tmp_path / "run", "test_vit")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    unfinished = classifier(tmp_path / "unfinished", "test_vit")
+    (unfinished / "summary.json").unlink()
+    both = classifier(tmp_path / "both", "test_vit")
+    classifier(both / "stepsnet-seed0", "test_vit")
+    (both / "comparison.json").write_text("{}")
+    new = str(tmp_path / "new")
+    for arguments, said in (
+        ([run], "got neither REPO nor --out, expected one of them"),
+        ([run, "a/b/c"], "got 'a/b/c', expected USER/NAME"),
+        ([run, "--out", tmp_path / "full"], "is not empty, expected a new folder"),
+        ([tmp_path / "none", "--out", new], "expected the folder of a run"),
+        ([unfinished, "--out", new], "has not ended, expected a finished run"),
+        ([both, "--out", new], "is a comparison, expected one of the runs in it: stepsnet-seed0"),
+    ):
+        assert main(["push", *map(str, arguments)]) == 2
+        err = capsys.readouterr().err
+        assert said in err and len(err.splitlines()) == 1, err
+    with pytest.raises(UserError, match="has no weights"):
+        (run / "model.safetensors").unlink()
+        write_repository(run, tmp_path / "another")
