@@ -9,6 +9,7 @@ import yaml
 from coco_images import write_coco
 from detection_tasks import tiny as tiny_detector
 from segmentation_tasks import tiny_recipe
+from toy_study import declared
 
 from stepsnet.analysis.memory import peak_bytes, states_memory, training_memory
 from stepsnet.cli import main
@@ -43,9 +44,12 @@ def test_compare_and_sweep_show_every_model(tmp_path, monkeypatch, capsys):
     documents = list(yaml.safe_load_all(said))
     assert [document["name"] for document in documents] == ["digits/fixed_width_12", "digits/steps_12"]
     assert "# digits/steps_12 (StepsNet):" in said and "# 6 runs, 2 at once, would be in runs/sweep" in said
-    assert main(["sweep", "evidence/cifar10-depth", "--dry-run"]) == 0
-    assert capsys.readouterr().out.startswith("0 of 99 runs of evidence/cifar10-depth are there")
     assert not list(tmp_path.iterdir())
+    study = declared(tmp_path)
+    assert main(["sweep", str(study), "--dry-run"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[0].startswith("0 of 10 runs of toy are there") and said[1] == "  plain-1-tuning-lr0.001-seed0"
+    assert list(tmp_path.iterdir()) == [study]
 
 
 @pytest.mark.parametrize(

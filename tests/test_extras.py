@@ -19,6 +19,7 @@ TRAIN = ("pydantic", "yaml", "rich", "filelock", "sklearn", "matplotlib", "jinja
     [
         (TRAIN, ["recipes"], "train"),
         (["rich"], ["train", "digits/tiny"], "train"),
+        (["shtab"], ["--print-completion", "bash"], "train"),
         (["pycocotools"], ["train", "pennfudan/mask_rcnn"], "detection"),
         (["transformers"], ["train", "python-docs/tiny"], "language"),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -47,19 +48,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
+    from ..console import Lines
+
     memory = tuple(options.memory) if any(options.memory) else None
     if memory and len(memory) != 2:
         raise UserError(f"--memory: got {','.join(map(str, memory))}, expected two batch sizes such as 32,64, or 0")
     names = ("batch_size", "rounds", "device", "amp_dtype", "compile")
     settings = {name: getattr(options, name) for name in names}
-    note = partial(say, error=True)
     if options.out:
         from ..files import require_new
         from ..report.speed import FILES
 
         require_new([options.out / name for name in ("speed.json", *FILES)], options.force)
     candidates = find_candidates(options.models)
-    result = bench(candidates, memory_batches=memory, train=not options.no_train, note=note, **settings)
+    with Lines(sys.stderr) as lines:
+
+        def note(text: str) -> None:
+            for kind in ("note", "phase"):  # said at once, and again where it takes long
+                lines.show({"run": "bench", "kind": kind, "text": text})
+
+        result = bench(candidates, memory_batches=memory, train=not options.no_train, note=note, **settings)
     try:
         if options.out:
             write_bench(result, options.out)

@@ -24,11 +24,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     from ..console import working
     from ..metrics import find_metric, format_metric
-    from ..runs.evaluate import evaluate_checkpoint, evaluate_run
 
     if options.model and not options.data:
         raise UserError("eval: --model needs --data, expected such as --data folder:PATH")
     with working(f"scoring {options.run}"):
+        from ..runs.evaluate import evaluate_checkpoint, evaluate_run  # takes seconds
+
         if options.model:
             metrics = evaluate_checkpoint(options.run, options.model, options.data)
         else:

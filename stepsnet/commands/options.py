@@ -36,9 +36,10 @@ def add_grid_options(parser: argparse.ArgumentParser, seeds: list[int] | None, s
 def say_forecasts(recipes: Sequence[tuple[Recipe, str]], about: str) -> None:
     """What ``--dry-run`` shows, of each recipe with what its model is called in reports."""
     from ..console import working
-    from ..runs.dry_run import forecast, render_forecasts
 
     with working("building the model and loading a batch"):
+        from ..runs.dry_run import forecast, render_forecasts  # takes seconds
+
         found = [forecast(recipe, label) for recipe, label in recipes]
     say(render_forecasts(found, about))
 

@@ -19,7 +19,6 @@ def run(options: argparse.Namespace) -> None:
     from ..console import choose_display
     from ..metrics import SPLITS, headline
     from ..run_folder import check_run_folder
-    from ..runs.train import train_run
 
     recipe, folder = recipe_and_folder(options)
     if options.dry_run:
@@ -27,6 +26,8 @@ def run(options: argparse.Namespace) -> None:
         say_forecasts([(recipe, "")], f"the run would be in {folder}")
         return
     with choose_display() as display:
+        from ..runs.train import train_run  # takes seconds
+
         summary = train_run(recipe, folder, display, options.resume)
     if summary:
         parts = {SPLITS[split]: headline(summary["metrics"], split) for split in ("val", "train")}
