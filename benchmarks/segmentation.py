@@ -39,6 +39,7 @@ def on_timms_swin(spec: ModelSpec) -> ModelSpec | None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--recipe", default="camvid/tiny", help="one with a baseline, such as ade20k/steps_swin_tiny")
+    parser.add_argument("--classes", type=int, default=11, help="those of the recipe's data, which are not opened")
     parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--device", default="auto")
@@ -47,8 +48,11 @@ def main() -> None:
     options = parser.parse_args()
     recipe = find_recipe(options.recipe)
     assert isinstance(recipe, SegmentationRecipe) and recipe.baseline, "a segmentation recipe with a baseline"
-    specs = {"StepsNet": recipe.model, "baseline": recipe.baseline}
-    if timms := on_timms_swin(recipe.baseline):
+    specs = {
+        name: ModelSpec(spec.name, {"num_classes": options.classes, **spec.args})
+        for name, spec in (("StepsNet", recipe.model), ("baseline", recipe.baseline))
+    }
+    if timms := on_timms_swin(specs["baseline"]):
         specs["timm's Swin"] = timms
     torch.manual_seed(0)
     shape, device = (3, recipe.crop_size, recipe.crop_size), pick_device(options.device)

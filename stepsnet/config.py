@@ -220,13 +220,22 @@ class ClassificationRecipe(Recipe):
         default=0, ge=0, description="training images that are scored without augmentation after every epoch"
     )
     cache: Literal["memory"] | None = Field(default=None, description="memory: keep the images decoded")
-    img_size: int | None = Field(default=None, ge=1, description="side of the input; null: the model's own")
+    img_size: Side | Literal["data"] | None = Field(
+        default=None, description="side of the input; data: of the training images; null: the model's own"
+    )
     crop_pct: Annotated[float, Field(gt=0, le=1)] | None = Field(
         default=None, description="share of the resized image that is evaluated; null: the model's"
     )
+    init: str | None = Field(
+        default=None, description="weights to start from: a run, a file or timm:NAME; null: random weights"
+    )
+    baseline_init: str | None = Field(default=None, description="those of the baseline, for `stepsnet compare`")
     augment: Augment | None = Field(default=None, description="of the training images; null: none")
     label_smoothing: Share = Field(default=0.0, description="of the targets")
     max_undecodable: int = Field(default=100, ge=0, description="samples that may be skipped before the run stops")
+
+    def of_baseline(self) -> Recipe:
+        return _starting_from_its_own(self, super().of_baseline(), "init")
 
 
 @dataclass(frozen=True, kw_only=True, config=_STRICT)
@@ -256,15 +265,12 @@ class DenseRecipe(Recipe):
     """A recipe on the backbone of a classifier."""
 
     backbone: str | None = Field(
-        default=None, description="a run or a file of weights to start from; null: random weights"
+        default=None, description="a classifier to start from: a run, a file or timm:NAME; null: random weights"
     )
     baseline_backbone: str | None = Field(default=None, description="that of the baseline, for `stepsnet compare`")
 
     def of_baseline(self) -> Recipe:
-        if (self.backbone is None) != (self.baseline_backbone is None):
-            missing, given = ("baseline_backbone", "backbone") if self.backbone else ("backbone", "baseline_backbone")
-            raise UserError(f"{missing}: got none beside {given}, expected the classifiers of both models or of none")
-        return dataclasses.replace(super().of_baseline(), backbone=self.baseline_backbone)  # type: ignore[call-arg]
+        return _starting_from_its_own(self, super().of_baseline(), "backbone")
 
 
 @dataclass(frozen=True, kw_only=True, config=_STRICT)
@@ -329,3 +335,12 @@ def _as_names(given: Any) -> Any:
 def _check_range(name: str, bounds: tuple[float, float]) -> None:
     if bounds[0] > bounds[1]:
         raise UserError(f"{name}: got {bounds[0]}, {bounds[1]}, expected the smaller one first")
+
+
+def _starting_from_its_own(recipe: Recipe, of_baseline: Recipe, key: str) -> Recipe:
+    """``of_baseline`` with the weights that ``recipe`` names for the baseline. Raises UserError for one without."""
+    own, baselines = getattr(recipe, key), getattr(recipe, f"baseline_{key}")
+    if (own is None) != (baselines is None):
+        missing, given = (f"baseline_{key}", key) if own else (key, f"baseline_{key}")
+        raise UserError(f"{missing}: got none beside {given}, expected weights for both models or for none")
+    return dataclasses.replace(of_baseline, **{key: baselines})

@@ -19,6 +19,7 @@ from filelock import FileLock, Timeout
 from .config import MAY_CHANGE_ON_RESUME, Recipe
 from .errors import UserError
 from .files import write_atomically
+from .from_data import as_begun
 from .overrides import read_recipe, to_plain, to_yaml
 
 if TYPE_CHECKING:
@@ -44,6 +45,8 @@ def folder_name(name: str) -> str:
 def open_run_folder(folder: Path, recipe: Recipe, resume: bool) -> None:
     """Make the run folder and write ``config.yaml``, or check that it holds this very recipe.
 
+    What the recipe leaves open may be anything in the folder.
+
     Raises:
         UserError: as :func:`check_run_folder`, or the folder cannot be made.
     """
@@ -65,7 +68,8 @@ def check_run_folder(folder: Path, recipe: Recipe, resume: bool) -> bool:
     config = folder / "config.yaml"
     if config.exists() and resume:
         _check_channel_order(folder)
-        theirs, ours = to_plain(read_recipe(config)), to_plain(recipe)
+        begun = read_recipe(config)
+        theirs, ours = to_plain(begun), to_plain(as_begun(recipe, begun))
         for key, value in ours.items():
             if key in MAY_CHANGE_ON_RESUME or key == "data":  # the same data may have moved
                 continue

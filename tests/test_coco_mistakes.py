@@ -151,8 +151,9 @@ def test_a_mistake_comes_before_training(coco, tmp_path, capsys):
     err = capsys.readouterr().err
     assert "lies outside its image" in err and len(err.strip().splitlines()) == 1 and not run.exists()
     change(coco, "val", annotations=of_first(bbox=[5, 5, 20, 20]))
-    assert main(["train", "pennfudan/mask_rcnn", "--data", f"coco:{coco}", "--run", str(run), *tiny]) == 2
-    assert "num_classes: got 1, expected the data's 2" in capsys.readouterr().err
+    wrong = ["--data", f"coco:{coco}", "--run", str(run), *tiny, "model.args.num_classes=1"]
+    assert main(["train", "pennfudan/mask_rcnn", *wrong]) == 2
+    assert "model.args.num_classes: got 1, expected the data's 2" in capsys.readouterr().err
     assert main(["train", "pennfudan/mask_rcnn", "--data", "cocoa:nowhere", "--run", str(run), *tiny]) == 2
     assert "did you mean coco" in capsys.readouterr().err
 

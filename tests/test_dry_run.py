@@ -16,6 +16,7 @@ from stepsnet.cli import main
 from stepsnet.overrides import override, to_plain
 from stepsnet.recipes import find_recipe
 from stepsnet.runs.dry_run import forecast, render_forecasts
+from stepsnet.tasks import open_data, resolve
 
 SMALL = ["batch_size=128", "model.args.depths=[1,1,1]", "baseline.args.depths=[2]"]
 
@@ -24,7 +25,9 @@ def test_train_shows_the_recipe_and_leaves_nothing(tmp_path, monkeypatch, capsys
     monkeypatch.chdir(tmp_path)
     assert main(["train", "digits/tiny", "--dry-run", "epochs=1", *SMALL]) == 0
     said = capsys.readouterr().out
-    assert yaml.safe_load(said) == to_plain(override(find_recipe("digits/tiny"), ["epochs=1", *SMALL]))
+    recipe = override(find_recipe("digits/tiny"), ["epochs=1", *SMALL])
+    assert yaml.safe_load(said) == to_plain(resolve(recipe, open_data(recipe))[0])
+    assert "# num_classes 10, from the data\n" in said and "# warmup_epochs 2 of 1 epoch: " in said
     assert "# updates: 11 per epoch, 11 in 1 epoch\n" in said
     assert "# effective batch 128 = 1 rank × 1 accumulated × 128, lr 0.004\n" in said
     assert "# first batch: float32 128×1×8×8, int64 128\n" in said
@@ -36,6 +39,9 @@ def test_compare_and_sweep_show_every_model(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["compare", "digits/tiny", "--dry-run", "--seeds", "0,1", *SMALL]) == 0
     said = capsys.readouterr().out
+    (document,) = yaml.safe_load_all(said)
+    for key in ("model", "baseline"):
+        assert {"num_classes": 10, "in_chans": 1, "img_size": 8}.items() <= document[key]["args"].items()
     assert said.count("\nname: ") == 1 and said.index("# StepsNet:") < said.index("# baseline:")
     assert "# 4 runs, 2 at once, would be in runs/digits-tiny" in said
     short = ["train_samples=64", "batch_size=32"]
@@ -77,6 +83,7 @@ def test_it_fails_as_a_run_does(arguments, expected, tmp_path, monkeypatch, caps
 def test_memory_is_that_of_the_loss_with_the_settings():
     recipe = override(find_recipe("digits/tiny"), SMALL)
     found = forecast(recipe).memory
+    recipe, _ = resolve(recipe, open_data(recipe))
     model = timm.create_model(recipe.model.name, **recipe.model.args)
     count = sum(parameter.numel() for parameter in model.parameters())
     alike = training_memory(model, (1, 8, 8), 128)

@@ -80,7 +80,9 @@ def test_what_cannot_be_found_out_is_let_through(monkeypatch):
 @pytest.mark.parametrize("verb", ["train", "compare", "sweep"])
 def test_every_verb_refuses_before_anything_is_written(verb, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert main([verb, "cifar10/shallow", "data=digits", "img_size=64", "--run", "run"]) == 2
+    given = [] if verb == "sweep" else ["baseline.args.img_size=32"]
+    arguments = ["data=digits", "img_size=64", "model.args.img_size=32", "--run", "run", *given]
+    assert main([verb, "digits/steps_12", *arguments]) == 2
     err = capsys.readouterr().err
     assert err == (
         "stepsnet: img_size: got 64, expected 32, the size that steps_deit_tiny_patch16_224 was built for "
@@ -91,9 +93,9 @@ def test_every_verb_refuses_before_anything_is_written(verb, tmp_path, monkeypat
 
 def test_a_baseline_is_looked_at_too(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    arguments = ["img_size=64", "model.args.img_size=64"]
-    assert main(["compare", "cifar10/shallow", "--run", "run", *arguments]) == 2
-    assert "(baseline.args.img_size=64 builds it for 64)" in capsys.readouterr().err
-    recipe = override(find_recipe("cifar10/shallow"), [*arguments, "baseline.args.img_size=64"])
+    arguments = ["data=digits", "img_size=8", "baseline.args.img_size=16"]
+    assert main(["compare", "digits/tiny", "--run", "run", *arguments]) == 2
+    assert "(baseline.args.img_size=8 builds it for 8)" in capsys.readouterr().err
+    recipe = override(find_recipe("digits/tiny"), ["img_size=8", "model.args.img_size=8", "baseline.args.img_size=8"])
     for one in (recipe, recipe.of_baseline()):
-        assert checked(one.model, 64) == (3, 64, 64)
+        assert checked(one.model, 8)[1:] == (8, 8)

@@ -146,7 +146,7 @@ def test_small_recipes_take_two_updates(name, images, tmp_path, monkeypatch):
     """The small recipes as they are, on eight of the digits, or of the made-up images at CIFAR's size."""
     recipe = override(find_recipe(name), [*SHORT, "train_samples=8"])
     if name.startswith("cifar"):
-        recipe = override(recipe, [f"data=folder:{images}", f"model.args.num_classes={CLASSES}"])
+        recipe = override(recipe, [f"data=folder:{images}", "img_size=32"])
     with Lines() as display:
         train_run(recipe, tmp_path / "run", display)
     assert len(losses(tmp_path / "run")) == 2 and np.isfinite(losses(tmp_path / "run")).all()

@@ -20,8 +20,8 @@ def run(options: argparse.Namespace) -> None:
     from ..console import choose_display
     from ..metrics import headline
     from ..run_folder import check_run_folder
+    from ..runs.check import check_grid
     from ..runs.compare import compare, contenders_of
-    from ..runs.launch import check_grid
 
     recipe, folder = recipe_and_folder(options)
     seeds = options.seeds or [recipe.seed]

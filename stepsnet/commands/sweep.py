@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError, nearest
-from ..runs.launch import Contender, check_grid, train_grid
+from ..runs.check import Checked, check_grid, tell
+from ..runs.launch import Contender, train_grid
 from ..terminal import counted, say
 from .options import add_grid_options, add_run_options, say_forecasts
 
@@ -69,7 +70,7 @@ def run(options: argparse.Namespace) -> None:
     folder = options.run or Path("runs") / "sweep"
     seeds = options.seeds or [0]
     if options.dry_run:
-        contenders = _contenders(recipes, folder, seeds, options.jobs, options.resume)
+        contenders, _ = _contenders(recipes, folder, seeds, options.jobs, options.resume)
         runs = f"{counted(len(seeds) * len(recipes), 'run')}, {options.jobs} at once, would be in {folder}"
         say_forecasts([(contender.recipe, f"{contender.name} ({contender.label})") for contender in contenders], runs)
         return
@@ -100,7 +101,9 @@ def sweep(
     from ..report import write_report
     from ..run_folder import read_summary
 
-    contenders = _contenders(recipes, folder, seeds, jobs, resume)
+    contenders, checked = _contenders(recipes, folder, seeds, jobs, resume)
+    if not folder.exists():
+        tell(display, [contender.name for contender in contenders], checked)
     runs = train_grid(contenders, folder, seeds, jobs, display)
     rows = [{key: summary[key] for key in KEPT} for run in runs if (summary := read_summary(run))]
     write_atomically(folder / "sweep.json", json.dumps(rows, indent=1) + "\n")
@@ -111,7 +114,7 @@ def sweep(
 
 def _contenders(
     recipes: Sequence[Recipe], folder: Path, seeds: Sequence[int], jobs: int, resume: bool
-) -> list[Contender]:
+) -> tuple[list[Contender], list[Checked]]:
     """Raises UserError for the mistakes that :func:`sweep` finds before it trains."""
     from ..models.blocks import widths_of
     from ..report.load_runs import BASELINE, STEPS
@@ -120,6 +123,6 @@ def _contenders(
         raise UserError("sweep: got no recipe, expected at least one")
     if not resume and folder.exists() and any(folder.iterdir()):
         raise UserError(f"--run: {folder} is not empty, expected a new folder (--resume trains what is missing in it)")
-    models = check_grid(recipes, seeds, jobs)
-    labels = [STEPS if len(set(widths_of(model))) > 1 else BASELINE for model in models]
-    return [Contender(recipe.name, label, recipe) for recipe, label in zip(recipes, labels)]
+    checked = check_grid(recipes, seeds, jobs)
+    labels = [STEPS if len(set(widths_of(one.model))) > 1 else BASELINE for one in checked]
+    return [Contender(recipe.name, label, recipe) for recipe, label in zip(recipes, labels)], checked

@@ -17,12 +17,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     from ..console import choose_display
+    from ..from_data import as_begun
     from ..metrics import SPLITS, headline
-    from ..run_folder import check_run_folder
+    from ..run_folder import check_run_folder, read_run_recipe
 
     recipe, folder = recipe_and_folder(options)
     if options.dry_run:
-        check_run_folder(folder, recipe, options.resume)
+        if check_run_folder(folder, recipe, options.resume):
+            recipe = as_begun(recipe, read_run_recipe(folder))
         say_forecasts([(recipe, "")], f"the run would be in {folder}")
         return
     with choose_display() as display:

@@ -113,9 +113,19 @@ class Task(Protocol):
 
     # what the commands ask
 
-    def load_pretrained(self, model: nn.Module) -> None:
-        """Give a new model the weights that its recipe names, such as a backbone's; by default none."""
-        return None
+    def load_pretrained(self, model: nn.Module) -> list[str]:
+        """Give a new model the weights that its recipe names, such as a backbone's; by default none.
+
+        The weights of a model on the meta device are only checked.
+
+        Returns:
+            What is to be said of it.
+        """
+        return []
+
+    def remarks(self) -> list[str]:
+        """What a user should know of the data before the training, such as a class without samples."""
+        return []
 
     def complexity(self, model: nn.Module) -> Complexity:
         """Blocks, layers, parameters and multiply-accumulates at this task's input size."""

@@ -7,23 +7,21 @@ map), images of any size, and the four strides where all maps of a model have th
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import timm
-import timm.models
 import torch
 import torch.nn.functional as F
 from timm.data import resolve_data_config
-from timm.layers import resample_abs_pos_embed, resize_rel_pos_bias_table, to_2tuple
+from timm.layers import to_2tuple
 from timm.models import SwinTransformer, VisionTransformer
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..errors import UserError
-from ..run_folder import read_weights
 from .blocks import blocks_of
+from .transfer import read_pretrained, resized
 
 __all__ = ["PyramidBackbone", "create_backbone", "load_backbone", "normalisation_of"]
 
@@ -166,17 +164,22 @@ def normalisation_of(name: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
     return tuple(config["mean"]), tuple(config["std"])
 
 
-def load_backbone(backbone: PyramidBackbone, path: str | Path) -> None:
-    """Load the weights of a classifier from the folder of a run, or from a checkpoint file that timm reads.
+def load_backbone(backbone: PyramidBackbone, path: str | Path, key: str = "backbone") -> None:
+    """Load the weights of a classifier: the folder of a run, a checkpoint file that timm reads, or ``timm:NAME``.
 
     The classifier's head is left out, and the norms after the maps keep their weights. Tables of relative
-    positions and position embeddings of another size are interpolated by timm.
+    positions and position embeddings of another size are interpolated by timm. On the meta device the weights are only
+    checked.
+
+    Args:
+        key: of the recipe, for messages.
 
     Raises:
         UserError: nothing can be read there, or the weights are not those of this model; the line names the first
             weight that is missing, unexpected or of another shape.
     """
-    weights = {_name_in_backbone(backbone.features, name): value for name, value in _read(Path(path)).items()}
+    given = read_pretrained(path, key)
+    weights = {_name_in_backbone(backbone.features, name): value for name, value in given.items()}
     own = backbone.features.state_dict()
     missing = [name for name in own if name not in weights and not name.endswith("num_batches_tracked")]
     # a top-level module that the backbone does not have belongs to the classifier's head
@@ -186,13 +189,17 @@ def load_backbone(backbone: PyramidBackbone, path: str | Path) -> None:
         first = f"{missing[0]} is missing" if missing else f"{unexpected[0]} is not in the model"
         count = len(missing) + len(unexpected)
         more = f" (and {count - 1} more)" if count > 1 else ""
-        raise UserError(f"backbone: the weights of {path} do not fit, expected those of the same model: {first}{more}")
-    fitting = {name: _resized(backbone.features, name, weights[name], own[name]) for name in own if name in weights}
+        raise UserError(f"{key}: the weights of {path} do not fit, expected those of the same model: {first}{more}")
+    model, inside = (wrapped, "model.") if (wrapped := _wrapped_model(backbone.features)) else (backbone.features, "")
+    fitting = {
+        name: resized(model, name.removeprefix(inside), weights[name], own[name]) for name in own if name in weights
+    }
     wrong = next((name for name, value in fitting.items() if value.shape != own[name].shape), None)
     if wrong:
         got, expected = tuple(fitting[wrong].shape), tuple(own[wrong].shape)
-        raise UserError(f"backbone: {wrong} of {path} has shape {got}, expected {expected}")
-    backbone.features.load_state_dict(fitting, strict=False)
+        raise UserError(f"{key}: {wrong} of {path} has shape {got}, expected {expected}")
+    if not any(tensor.is_meta for tensor in own.values()):
+        backbone.features.load_state_dict(fitting, strict=False)
 
 
 def _wrapped_model(features: nn.Module) -> Any:
@@ -223,28 +230,3 @@ def _name_in_backbone(features: nn.Module, name: str) -> str:
 def _part(name: str) -> str:
     """The top-level module of a weight."""
     return name.removeprefix("model.").partition(".")[0]
-
-
-def _read(path: Path) -> Mapping[str, Tensor]:
-    if path.is_dir():
-        return read_weights(path)
-    if not path.exists():
-        raise UserError(f"backbone: got {path}, expected the folder of a run or a checkpoint file")
-    try:
-        return timm.models.load_state_dict(str(path), weights_only=True)
-    except Exception as error:  # from torch, pickle, safetensors or the file system
-        raise UserError(f"backbone: cannot read {path}: {' '.join(str(error).split())[:300]}") from None
-
-
-def _resized(features: nn.Module, name: str, given: Tensor, own: Tensor) -> Tensor:
-    """Interpolate ``given`` to the size of ``own`` if it holds relative or absolute positions, else return it."""
-    if given.shape == own.shape or given.ndim != own.ndim:
-        return given
-    if name.endswith("relative_position_bias_table") and given.shape[-1] == own.shape[-1]:
-        attention: Any = features.get_submodule(name.rpartition(".")[0])
-        return resize_rel_pos_bias_table(given, attention.window_size, tuple(own.shape))
-    if name.endswith("pos_embed") and given.ndim == 3 and given.shape[-1] == own.shape[-1]:
-        model: Any = _wrapped_model(features)
-        prefix = 0 if getattr(model, "no_embed_class", False) else getattr(model, "num_prefix_tokens", 0)
-        return resample_abs_pos_embed(given, list(model.patch_embed.grid_size), num_prefix_tokens=prefix)
-    return given

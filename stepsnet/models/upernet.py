@@ -42,7 +42,7 @@ class UPerNet(nn.Module):
     def __init__(
         self,
         backbone: str,
-        num_classes: int,
+        num_classes: int = 150,
         backbone_args: Mapping[str, Any] | None = None,
         channels: int = 512,
         pool_scales: Sequence[int] = (1, 2, 3, 6),

@@ -128,7 +128,7 @@ def model_of(row: dict[str, Any]) -> tuple[str, dict[str, Any]] | None:
         backbone, _, detector = name.partition(" ")
         return DETECTORS[detector], {"backbone": TABLE_1[backbone]}
     if table == "3":
-        return "upernet", {"backbone": TABLE_1[name.removesuffix(" UPerNet")], "num_classes": 150}
+        return "upernet", {"backbone": TABLE_1[name.removesuffix(" UPerNet")]}
     if table == "4":
         return "steps_transformer", {"vocab_size": 50_000, **TABLE_4[name]}
     if table == "text 5.2":

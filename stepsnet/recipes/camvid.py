@@ -21,7 +21,6 @@ def _upernet(**stages: Any) -> ModelSpec:
     return ModelSpec(
         "upernet",
         {
-            "num_classes": 11,
             "channels": 48,
             "auxiliary_channels": 32,
             "backbone": "steps_swin_tiny_patch4_window7_224",

@@ -18,8 +18,8 @@ __all__ = ["RECIPES"]
 
 
 def _deit(widths: Sequence[int], depths: Sequence[int], heads: Sequence[int]) -> ModelSpec:
-    """16 tokens of 8×8 pixels, averaged for the head."""
-    images = {"img_size": 32, "patch_size": 8, "num_classes": 10, "class_token": False, "global_pool": "avg"}
+    """Tokens of 8×8 pixels, 16 of CIFAR-10's images, averaged for the head."""
+    images = {"patch_size": 8, "class_token": False, "global_pool": "avg"}
     steps = {"widths": tuple(widths), "depths": tuple(depths), "num_heads": tuple(heads)}
     return ModelSpec("steps_deit_tiny_patch16_224", {**images, **steps})
 
@@ -38,6 +38,7 @@ SHALLOW = ClassificationRecipe(
     data="cifar10:data/cifar10",
     model=_steps(24),
     baseline=_one_width(24),
+    img_size="data",
     crop_pct=1.0,
     augment=Augment(scale=(0.6, 1.0), ratio=(3 / 4, 4 / 3), hflip=0.5),
     train_samples=10_000,

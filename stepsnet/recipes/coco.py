@@ -48,7 +48,7 @@ def _pair(
 ) -> list[DetectionRecipe]:
     """A baseline's row and its StepsNet's; the stochastic depth is that of Swin's detectors."""
     model = "mask_rcnn" if detector == "Mask R-CNN" else "cascade_mask_rcnn"
-    args: dict[str, Any] = {"backbone_args": {"drop_path_rate": drop_path_rate}, "num_classes": 80}
+    args: dict[str, Any] = {"backbone_args": {"drop_path_rate": drop_path_rate}}
     row = f"{backbone} {detector}"
     return [
         recipe_of_row(base, f"coco/{model}_swin_{size}", table, row, **args),

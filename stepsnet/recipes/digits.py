@@ -20,9 +20,9 @@ __all__ = ["DEPTHS", "RECIPES", "depth_pair"]
 
 def _deit(widths: Sequence[int], depths: Sequence[int], heads: Sequence[int], **args: Any) -> ModelSpec:
     """16 tokens of 2×2 pixels, averaged for the head: a class token is learnt late on so little data."""
-    images = {"img_size": 8, "patch_size": 2, "in_chans": 1, "num_classes": 10, "class_token": False}
+    images = {"patch_size": 2, "class_token": False, "global_pool": "avg"}
     steps = {"widths": tuple(widths), "depths": tuple(depths), "num_heads": tuple(heads)}
-    return ModelSpec("steps_deit_tiny_patch16_224", {**images, "global_pool": "avg", **steps, **args})
+    return ModelSpec("steps_deit_tiny_patch16_224", {**images, **steps, **args})
 
 
 TINY = ClassificationRecipe(
@@ -31,6 +31,7 @@ TINY = ClassificationRecipe(
     data="digits",
     model=_deit((24, 34, 48), (4, 2, 2), (2, 2, 3)),
     baseline=_deit((48,), (4,), (3,)),
+    img_size="data",
     epochs=20,
     batch_size=32,
     lr=4e-3,

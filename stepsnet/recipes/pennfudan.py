@@ -13,7 +13,6 @@ from .table_rows import by_name
 __all__ = ["RECIPES"]
 
 _HEADS = {
-    "num_classes": 1,
     "size": 160,
     "max_size": 320,
     "anchors": (16, 32, 64, 128, 256),

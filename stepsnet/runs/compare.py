@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .launch import Contender, check_grid, train_grid
+from ..from_data import as_begun, with_baseline
+from .check import check_grid, tell
+from .launch import Contender, train_grid
 
 if TYPE_CHECKING:
     from ..config import Recipe
@@ -33,11 +35,15 @@ def compare(
     """
     from ..files import write_atomically
     from ..report import write_report
-    from ..run_folder import open_run_folder, read_summary
+    from ..run_folder import open_run_folder, read_run_recipe, read_summary
 
+    if has_begun := resume and (folder / "config.yaml").exists():
+        recipe = as_begun(recipe, read_run_recipe(folder))
     contenders = contenders_of(recipe)
-    check_grid([contender.recipe for contender in contenders], seeds, jobs)
-    open_run_folder(folder, recipe, resume)
+    steps, baseline = check_grid([contender.recipe for contender in contenders], seeds, jobs)
+    open_run_folder(folder, recipe if has_begun else with_baseline(steps.recipe, baseline.recipe), resume)
+    if not has_begun:
+        tell(display, [contender.name for contender in contenders], [steps, baseline])
     runs = train_grid(contenders, folder, seeds, jobs, display)
     summary = summarize([summary for run in runs if (summary := read_summary(run))])
     write_atomically(folder / COMPARISON_FILE, json.dumps(summary, indent=2) + "\n")

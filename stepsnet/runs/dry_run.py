@@ -19,11 +19,12 @@ from ..engine.optim import build_optimizer, build_schedule
 from ..engine.prepare import blocks_to_recompute, prepare
 from ..engine.task import BatchShard, Task
 from ..engine.train import describe_batch
+from ..from_data import with_baseline
 from ..models.blocks import recompute_blocks
 from ..models.build import build_model
 from ..overrides import to_yaml
-from ..tasks import build_task
 from ..terminal import counted
+from .prepare import prepare_run
 
 __all__ = ["Forecast", "forecast", "render_forecasts"]
 
@@ -53,9 +54,8 @@ def forecast(recipe: Recipe, label: str = "") -> Forecast:
         UserError: as a run does before its first update.
     """
     with init_distributed(recipe.device) as context:
-        torch.manual_seed(recipe.seed)
-        model, task = build_task(recipe)
-        task.load_pretrained(model)
+        prepared = prepare_run(recipe)
+        recipe, model, task = prepared.recipe, prepared.model, prepared.task
         shard = BatchShard(context.rank, context.world_size, recipe.accumulation_steps)
         effective_batch = describe_batch(recipe, context, task)
         state, _ = prepare(model, recipe, context)
@@ -74,7 +74,7 @@ def forecast(recipe: Recipe, label: str = "") -> Forecast:
             _described(batch),
             memory,
             unknown,
-            task.notices(),
+            [*prepared.lines, *task.notices()],
         )
 
 
@@ -133,12 +133,15 @@ def render_forecasts(forecasts: Sequence[Forecast], about: str) -> str:
     Args:
         about: where the runs would be, and how many.
     """
-    documents: dict[str, list[str]] = {}
+    recipes: dict[str, Recipe] = {}
+    comments: dict[str, list[str]] = {}
     for found in forecasts:
-        recipe = found.recipe  # of a comparison the same for both models
-        documents.setdefault(recipe.name, [to_yaml(recipe).rstrip()])
-        documents[recipe.name] += [f"# {line}" for line in _lines(found, len(forecasts) > 1)]
-    said = "\n---\n".join("\n".join(lines) for lines in documents.values())
+        name, recipe = found.recipe.name, found.recipe
+        # a comparison has one recipe, with both models as the data decide them
+        recipes[name] = with_baseline(recipes[name], recipe) if name in recipes else recipe
+        lines = "\n".join(_lines(found, len(forecasts) > 1)).splitlines()
+        comments.setdefault(name, []).extend(f"# {line}" for line in lines)
+    said = "\n---\n".join("\n".join([to_yaml(recipes[name]).rstrip(), *comments[name]]) for name in recipes)
     return f"{said}\n# {about}; this was a dry run, which has trained nothing"
 
 

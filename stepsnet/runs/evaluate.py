@@ -15,9 +15,10 @@ from ..config import ClassificationRecipe, ModelSpec
 from ..engine.distributed import pick_device
 from ..engine.task import BatchShard, Task
 from ..errors import UserError
+from ..from_data import with_classes
 from ..overrides import override
 from ..run_folder import read_run_recipe
-from ..tasks import build_task
+from ..tasks import build_opened, build_task, open_data
 from ..tasks.prediction import load_trained
 from ..terminal import say
 
@@ -56,11 +57,15 @@ def evaluate_checkpoint(path: Path, model_name: str, data: str, args: dict[str, 
     Args:
         path: safetensors or torch file with a state dict, as timm reads them.
 
+    Its classes are as many as the data's, where ``args`` do not say it.
+
     Raises:
         UserError: the file cannot be read or is of another model, or the classes differ.
     """
     recipe = ClassificationRecipe(name="eval", model=ModelSpec(model_name, args or {}), data=data, batch_size=1)
-    model, task = build_task(recipe)
+    opened = open_data(recipe)
+    recipe, _ = with_classes(recipe, len(opened.splits.classes))
+    model, task = build_opened(recipe, opened)
     device = pick_device("auto")
     try:
         weights = timm.models.load_state_dict(str(path), weights_only=True)

@@ -22,12 +22,10 @@ from typing import TYPE_CHECKING, Any
 from ..errors import Fault, UserError, exit_status
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from ..config import Recipe
     from ..console import Display
 
-__all__ = ["Contender", "Job", "check_grid", "run_all", "train_grid"]
+__all__ = ["Contender", "Job", "run_all", "train_grid"]
 
 
 @dataclass(frozen=True)
@@ -47,30 +45,10 @@ class Job:
     label: str
     config: str  # path of the recipe
     folder: str
+    told: bool = False  # what is to be said before the training has been said
 
 
 Ended = Callable[[Job, int, str], bool]
-
-
-def check_grid(recipes: Sequence[Recipe], seeds: Sequence[int], jobs: int) -> list[nn.Module]:
-    """Find mistakes before anything is written or trained; returns the models, on the meta device.
-
-    Raises:
-        UserError: too few jobs, seeds that repeat, or a model that cannot be built or takes no images of the
-            recipe's size.
-    """
-    import torch
-
-    from ..models.build import build_model
-    from ..tasks import check_recipe
-
-    if jobs < 1 or not seeds or len(set(seeds)) != len(seeds):
-        raise UserError(f"--jobs and --seeds: got {jobs} and {list(seeds)}, expected at least 1 job and distinct seeds")
-    with torch.device("meta"):
-        models = [build_model(recipe.model) for recipe in recipes]
-    for recipe, model in zip(recipes, models):
-        check_recipe(recipe, model)
-    return models
 
 
 def train_grid(
@@ -102,7 +80,7 @@ def train_grid(
             config = folder / "recipes" / f"{run.name}.yaml"
             write_atomically(config, to_yaml(recipe))
             name = f"{contender.name}, seed {seed}" if len(seeds) > 1 else contender.name
-            waiting.append(Job(name, contender.label, str(config), str(run)))
+            waiting.append(Job(name, contender.label, str(config), str(run), told=True))
     run_all(waiting, jobs, display)
     return runs
 
@@ -221,7 +199,7 @@ def _run_job(job: Job) -> Any:
     from .train import train_run
 
     with recorded_command("train", job.config, "--run", job.folder):
-        return train_run(read_recipe(Path(job.config)), Path(job.folder), Events(), resume=True, label=job.label)
+        return train_run(read_recipe(Path(job.config)), Path(job.folder), Events(), True, job.label, job.told)
 
 
 if __name__ == "__main__":

@@ -22,40 +22,49 @@ from ..models.blocks import widths_of
 from ..models.build import build_model
 from ..provenance import provenance, without_folders
 from ..report import write_report
-from ..run_folder import lock_folder, open_run_folder, read_metrics, read_summary
+from ..run_folder import lock_folder, open_run_folder, read_metrics, read_run_recipe, read_summary
 from ..tasks import build_task
+from .prepare import prepare_run
 
 __all__ = ["train_run"]
 
 
 def train_run(
-    recipe: Recipe, folder: Path, display: Display, resume: bool = False, label: str = ""
+    recipe: Recipe, folder: Path, display: Display, resume: bool = False, label: str = "", told: bool = False
 ) -> dict[str, Any] | None:
     """Train a recipe in a folder, to the end; returns what ``summary.json`` holds, on rank 0.
 
-    The model starts from the recipe's seed. With ``resume``, a run that was stopped goes on, and one
-    that has ended is left as it is. Under torchrun every rank calls it.
+    The model starts from the recipe's seed. What the recipe leaves open comes from its data, or on resuming from the
+    run's own config. With ``resume``, a run that was stopped goes on, and one that has ended is left as it is. Under
+    torchrun every rank calls it.
 
     Args:
         label: what the model is called in reports; by default its name.
+        told: what is to be said before the training has been said, by who starts several runs.
 
     Raises:
         UserError: bad input. Interrupted: a signal, after a checkpoint.
     """
     with init_distributed(recipe.device) as context:
         context.check_same(dataclasses.asdict(recipe))
-        return _train(recipe, folder, context, display, resume, label)
+        return _train(recipe, folder, context, display, resume, label, told)
 
 
 def _train(
-    recipe: Recipe, folder: Path, context: DistributedContext, display: Display, resume: bool, label: str
+    recipe: Recipe, folder: Path, context: DistributedContext, display: Display, resume: bool, label: str, told: bool
 ) -> dict[str, Any] | None:
-    torch.manual_seed(recipe.seed)
-    model, task = build_task(recipe)
-    if not checkpoint_folders(folder / "checkpoints"):  # which the training loop verifies and restores
-        task.load_pretrained(model)
+    def show(event: dict[str, Any]) -> None:
+        display.show({"run": label or folder.name, **event})
+
+    has_begun = context.broadcast_object(resume and (folder / "config.yaml").exists())
+    begun = read_run_recipe(folder) if has_begun else None
+    prepared = prepare_run(recipe, begun, bool(checkpoint_folders(folder / "checkpoints")))
+    recipe, model, task = prepared.recipe, prepared.model, prepared.task
+    context.check_same(dataclasses.asdict(recipe))
     if context.is_main:
         open_run_folder(folder, recipe, resume)
+        for text in () if told else prepared.lines:
+            show({"kind": "note", "text": text})
     context.barrier()
     with lock_folder(folder, context.is_main):
         if summary := read_summary(folder):
@@ -63,8 +72,7 @@ def _train(
         if context.is_main:
             task.save_assets(model, folder)
         started = time.monotonic()
-        name = label or folder.name
-        result = train(model, task, recipe, folder, context, lambda event: display.show({"run": name, **event}))
+        result = train(model, task, recipe, folder, context, show)
         if not context.is_main:
             return None
         seconds = round(time.monotonic() - started, 1)  # of this process: a resumed run counts from there

@@ -44,7 +44,7 @@ def run_study(study: Study, more: Sequence[str], overrides: Sequence[str], optio
         return write_study(study, read_results(results, study), folder)
 
     if options.render:
-        check_models(study)
+        check_models(study, options.data, open_data=False)  # results are rendered where the data are not, too
         check_results(study, results, options.data)
         say(write() if options.run else render_study(study, read_results(results, study)))
         return

@@ -51,7 +51,7 @@ def conduct(
         UserError: the declaration does not hold, a folder that is not empty without ``resume``, a result of
             other settings, or runs that failed. Interrupted: a signal.
     """
-    check_models(study)
+    check_models(study, data)
     if jobs < 1:
         raise UserError(f"--jobs: got {jobs}, expected at least 1")
     for place, option in ((folder, "--run"), (results, "--results")):

@@ -11,12 +11,15 @@ from typing import Any, Literal
 
 import torch
 
-from ..config import LanguageRecipe, Recipe
+from ..config import ClassificationRecipe, LanguageRecipe, Recipe
 from ..errors import UserError
+from ..from_data import leaves_open
 from ..metrics import higher_is_better
 from ..models.build import build_model
 from ..overrides import override
 from ..recipes import find_or_read
+from ..runs.check import DataOnce
+from ..tasks import resolve
 from .declare import Cell, Study
 
 __all__ = ["Choice", "Planned", "check_models", "choice_of", "due", "progress", "recipe_of"]
@@ -80,19 +83,28 @@ def recipe_of(study: Study, planned: Planned, data: str | None = None) -> Recipe
     return dataclasses.replace(recipe, **changes)
 
 
-def check_models(study: Study) -> dict[Cell, int]:
+def check_models(study: Study, data: str | None = None, open_data: bool = True) -> dict[Cell, int]:
     """Build every cell's model on the meta device; returns multiply-accumulates.
+
+    Args:
+        data: in place of the declaration's.
+        open_data: where a recipe leaves something of its model to them; otherwise that cell's model is not built.
 
     Raises:
         UserError: a recipe or model that cannot be made, or compute that differs from the first contender's at a
             point by more than ``macs_tolerance``, of a contender that does not say why.
     """
     found: dict[Cell, int] = {}
+    opened = DataOnce()
     for cell in study.cells:
         for variant in study.contender(cell.contender).variants or {"": {}}:
-            recipe = recipe_of(study, Planned(cell, "final", variant, study.tuning.rates[0], study.seeds[0]))
+            recipe = recipe_of(study, Planned(cell, "final", variant, study.tuning.rates[0], study.seeds[0]), data)
             if recipe.task == "classification" and not getattr(recipe, "holdout", None):
                 raise UserError(f"{cell}: got no holdout, expected training images to choose by, beside the test split")
+            if leaves_open(recipe):
+                if not open_data:
+                    continue
+                recipe, _ = resolve(recipe, opened.open(recipe))
             found[cell] = macs_of(recipe)
     for cell, macs in found.items():
         first = next(other for other in found if other.point == cell.point)
@@ -108,12 +120,14 @@ def check_models(study: Study) -> dict[Cell, int]:
 def macs_of(recipe: Recipe) -> int:
     from ..analysis.complexity import count_complexity, count_language_model
     from ..models.build import input_size_of
+    from ..tasks.classification.input_size import input_size
 
     with torch.device("meta"):
         model = build_model(recipe.model)
     if isinstance(recipe, LanguageRecipe):
         return count_language_model(model, recipe.seq_len).macs
-    return count_complexity(model, input_size_of(recipe.model, model)).macs
+    size = input_size(recipe, model) if isinstance(recipe, ClassificationRecipe) else input_size_of(recipe.model, model)
+    return count_complexity(model, size).macs
 
 
 def due(study: Study, results: Mapping[str, Mapping[str, Any]]) -> list[Planned]:

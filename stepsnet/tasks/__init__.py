@@ -4,6 +4,10 @@ Each package has two functions: ``task.build(recipe, data, run) -> (model, task)
 ``predict.predict(run, recipe, inputs) -> predictions``; and perhaps ``task.check(recipe, model)`` and
 ``publish.publish(run, recipe, folder) -> publication``. :func:`register_task` takes these functions for a task that is
 not in this folder.
+
+Those in this folder have two more, so that data are opened once for several models and decide what a recipe leaves
+open: ``task.open_data(recipe, data, run) -> opened``, which ``build`` takes as a fourth argument, and
+``task.resolve(recipe, opened) -> (recipe, lines)``.
 """
 
 from __future__ import annotations
@@ -24,21 +28,65 @@ from ..run_folder import read_run_recipe
 from .prediction import PredictInputs, Prediction
 from .publication import Publication
 
-__all__ = ["build_task", "check_recipe", "predict", "publish", "register_task"]
+__all__ = [
+    "build_opened",
+    "build_task",
+    "check_recipe",
+    "open_data",
+    "predict",
+    "publish",
+    "register_task",
+    "resolve",
+]
 
 
 def build_task(recipe: Recipe, data: str | None = None, run: Path | None = None) -> tuple[nn.Module, Task]:
-    """Build a recipe's model and open its data.
+    """Build a recipe's model and open its data, which decide what the recipe leaves open.
 
     Args:
         data: used in place of the recipe's, such as ``folder:PATH``.
         run: the folder of a run that is evaluated and not trained. Its own assets, such as its tokenizer, are used
-            in place of those of the data; detection and segmentation open the evaluated split only.
+            in place of those of the data, and its model is as its recipe says; detection and segmentation open the
+            evaluated split only.
 
     Raises:
         UserError: the model or the data do not exist, or do not fit each other.
     """
-    return _function(recipe, "build")(recipe, data, run)
+    opened = open_data(recipe, data, run)
+    if run is None:
+        recipe, _ = resolve(recipe, opened)
+    return build_opened(recipe, opened, data, run)
+
+
+def open_data(recipe: Recipe, data: str | None = None, run: Path | None = None) -> Any:
+    """The data of a recipe, for :func:`resolve` and :func:`build_opened`; None where ``build`` alone opens them.
+
+    Raises:
+        UserError: the data do not exist, or have a mistake.
+    """
+    function = _function(recipe, "open_data")
+    return function(recipe, data or recipe.data, run) if function else None
+
+
+def resolve(recipe: Recipe, opened: Any) -> tuple[Recipe, list[str]]:
+    """The recipe with what its data decide, and lines for the user: a decision each, or what seems to be a mistake.
+
+    Raises:
+        UserError: what the recipe leaves open cannot be decided, or the model does not accept it.
+    """
+    function = _function(recipe, "resolve")
+    return function(recipe, opened) if function else (recipe, [])
+
+
+def build_opened(
+    recipe: Recipe, opened: Any, data: str | None = None, run: Path | None = None
+) -> tuple[nn.Module, Task]:
+    """As :func:`build_task`, of a recipe that leaves nothing open, with what :func:`open_data` has returned.
+
+    On the meta device (``with torch.device("meta")``) the recipe is checked: the task is not for training then.
+    """
+    more = () if opened is None else (opened,)
+    return _function(recipe, "build")(recipe, data, run, *more)
 
 
 def check_recipe(recipe: Recipe, model: nn.Module) -> None:
@@ -129,6 +177,6 @@ _registered: dict[str, _TaskFunctions] = {}
 def _function(recipe: Recipe, name: str) -> Any:
     """A function of the recipe's task; None where the task does not have it."""
     if recipe.task in _registered:
-        return getattr(_registered[recipe.task], name)
+        return getattr(_registered[recipe.task], name, None)
     file = name if name in ("predict", "publish") else "task"
     return getattr(importlib.import_module(f"stepsnet.tasks.{recipe.task}.{file}"), name, None)

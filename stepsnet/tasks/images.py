@@ -22,10 +22,12 @@ __all__ = [
     "as_image",
     "as_seen",
     "find_images",
+    "image_shape",
     "image_sizes",
     "image_suffixes",
     "open_image",
     "open_stored",
+    "shape_of",
 ]
 
 # What is opened. Pillow also knows formats that it hands on to other programs (EPS to Ghostscript) or only recognizes.
@@ -33,6 +35,8 @@ _FORMATS = (
     *("JPEG", "PNG", "GIF", "BMP", "DIB", "TIFF", "WEBP", "AVIF", "JPEG2000", "PPM"),
     *("TGA", "DDS", "ICO", "ICNS", "PCX", "SGI", "QOI", "XBM", "XPM", "PSD"),
 )
+
+_GREYSCALE = ("1", "L", "LA", "La", "I", "F")  # of Pillow's modes; those of 16 bits begin with I
 
 MAX_PIXELS = "STEPSNET_MAX_IMAGE_PIXELS"  # an environment variable; a small file may claim to be a huge image
 _DEFAULT_MAX_PIXELS = 2 * 89_478_485  # where Pillow itself refuses
@@ -108,9 +112,26 @@ def image_sizes(path: Path) -> set[tuple[int, int]]:
         UnreadableImage: the header cannot be read.
     """
     with _opened(path) as image:
-        width, height = image.size
-        on_its_side = image.getexif().get(ExifTags.Base.Orientation, 1) in (5, 6, 7, 8)
-        return {(width, height), (height, width) if on_its_side else (width, height)}
+        _, height, width = shape_of(image)
+        return {image.size, (width, height)}
+
+
+def image_shape(file: Path | IO[bytes]) -> tuple[int, int, int]:
+    """:func:`shape_of` a file, from its header alone.
+
+    Raises:
+        UnreadableImage: the header cannot be read.
+    """
+    with _opened(file) as image:
+        return shape_of(image)
+
+
+def shape_of(image: Image.Image) -> tuple[int, int, int]:
+    """(channels, height, width) of an image when it is upright; it has one channel if it is stored in greyscale."""
+    width, height = image.size
+    if image.getexif().get(ExifTags.Base.Orientation, 1) in (5, 6, 7, 8):  # on its side
+        width, height = height, width
+    return 1 if image.mode.partition(";")[0] in _GREYSCALE else 3, height, width
 
 
 @cache

@@ -19,7 +19,7 @@ from .held_out import InMemory, divide, split_of
 from .sources import SOURCES, Arrays, Splits, StoredImages
 from .transforms import InputSpec, Transform
 
-__all__ = ["ImageData", "SampleKey", "Samples", "evaluation_transform", "load_images"]
+__all__ = ["ImageData", "SampleKey", "Samples", "StoredData", "evaluation_transform", "load_images", "open_images"]
 
 SampleKey = tuple[int, int, int]  # epoch, index, copy
 
@@ -45,6 +45,10 @@ class Samples(Dataset):
 
     def __len__(self) -> int:
         return len(self.indices)
+
+    @property
+    def labels(self) -> np.ndarray:
+        return np.asarray(self.images.labels, dtype=np.int64)[self.indices]
 
     def __getitem__(self, key: SampleKey) -> tuple[Tensor, int, str]:
         """Without neighbors, an image that cannot be decoded is an input of (0, 0, 0).
@@ -78,6 +82,23 @@ class ImageData:
     evaluated: str  # the split that ``val`` is
 
 
+@dataclass(frozen=True)
+class StoredData:
+    """A data set that has been opened: its files are listed, and no image is decoded."""
+
+    name: str  # without the split
+    splits: Splits  # to be read in color
+
+    def in_mode(self, mode: str) -> Splits:
+        return self.splits if mode == "RGB" or self.name == "digits" else _open_source(self.name, mode)
+
+
+def open_images(data: str) -> StoredData:
+    """Open what :func:`load_images` reads; raises UserError as it does."""
+    name, _ = split_of(data)
+    return StoredData(name, load_digits(None)[0] if name == "digits" else _open_source(name, "RGB"))
+
+
 def load_images(
     data: str,
     spec: InputSpec,
@@ -88,6 +109,7 @@ def load_images(
     holdout: int | None = None,
     clean_samples: int = 0,
     in_memory: bool = False,
+    opened: StoredData | None = None,
 ) -> ImageData:
     """Open ``digits``, or one of :data:`~stepsnet.tasks.classification.sources.SOURCES` such as ``folder:PATH``.
 
@@ -100,16 +122,23 @@ def load_images(
         holdout: training images to validate on; the other split is then ``DATA@test``.
         clean_samples: training images that are evaluated too.
         in_memory: decode the images once and keep them.
+        opened: the data, where they have been opened.
 
     Raises:
-        UserError: an unknown name, a folder that is missing or empty, a class without images, validation
-            classes that differ from training's, or more samples than there are.
+        UserError: an unknown name, a folder that is missing or empty, classes in validation that training does not
+            have, or more samples than there are.
     """
     data, split = split_of(data)
     if data == "digits":
+        if spec.input_size != (1, 8, 8):
+            got = "×".join(map(str, spec.input_size))
+            raise UserError(
+                f"data: digits are 1×8×8 values, got a model of {got} inputs, expected model.args.in_chans=1 and "
+                "model.args.img_size=8, or null for both, and img_size=data"
+            )
         (classes, train, other), training, evaluation, _ = load_digits(augment)
     else:
-        classes, train, other = _open_source(data, spec.mode)
+        classes, train, other = (opened or open_images(data)).in_mode(spec.mode)
         training, evaluation = spec.training(augment), spec.evaluation()
     parts = divide(train.labels, len(other.labels), split, train_samples, holdout, clean_samples)
     if in_memory and not isinstance(train, Arrays):

@@ -1,24 +1,64 @@
-"""The input size of a classifier: the recipe's or the model's own, and whether the model accepts it."""
+"""The input size of a classifier: the recipe's, its images' or the model's own, and whether the model accepts it."""
 
 from __future__ import annotations
 
 from contextlib import suppress
+from typing import Any
 
 import torch
+from timm.layers import PatchEmbed
 from torch import nn
 
 from ...config import ClassificationRecipe, ModelSpec
 from ...errors import UserError
+from ...from_data import given_args, key_of_model, with_args
 from ...models.build import build_model, input_size_of
 
-__all__ = ["check_input_size", "input_size"]
+__all__ = ["check_input_size", "fit_input_size", "input_size"]
 
 
 def input_size(recipe: ClassificationRecipe, model: nn.Module) -> tuple[int, int, int]:
     """(channels, height, width) of the model's inputs."""
     chans, *own = input_size_of(recipe.model, model)
-    height, width = [recipe.img_size] * 2 if recipe.img_size else own
+    height, width = [recipe.img_size] * 2 if isinstance(recipe.img_size, int) else own
     return chans, height, width
+
+
+def fit_input_size(recipe: ClassificationRecipe, side: int) -> ClassificationRecipe:
+    """The recipe with inputs of ``side`` × ``side``, where the model's arguments leave its size open.
+
+    A model that accepts any size stays as it is, and another is built for this one. If the size is that of the images
+    (``img_size: data``), a model is built for it wherever that is possible.
+
+    Raises:
+        UserError: the model does not accept this size.
+    """
+    of_images = recipe.img_size == "data"
+    as_it_is = with_args(recipe, given_args(recipe.model), img_size=side)
+    built = with_args(recipe, {**given_args(recipe.model), "img_size": side}, img_size=None if of_images else side)
+    reasons = []
+    for fitted in (built, as_it_is) if of_images else (as_it_is, built):
+        with suppress(UserError):  # a model without this argument
+            reason = _refusal(fitted.model, side)
+            if reason is None:
+                return fitted
+            reasons.append(reason)
+    if not reasons:  # on the meta device it cannot be built at all: what is wrong is said when it is built
+        return as_it_is
+    got = f"{side}, the side of the training images" if of_images else side
+    why = reasons[0 if of_images else -1]  # of the model that was built for this size
+    raise UserError(f"img_size: got {got}, expected {_accepted(recipe.model, side)} ({why})")
+
+
+def _accepted(spec: ModelSpec, side: int) -> str:
+    with torch.device("meta"):
+        model = build_model(spec)
+    patch = _patch_of(model)
+    if patch and side % patch:
+        multiple = -(-side // patch) * patch
+        return f"a multiple of {patch}, the side of a patch of {spec.name}, such as img_size={multiple}"
+    own = " × ".join(map(str, dict.fromkeys(input_size_of(spec, model)[1:])))
+    return f"{own}, the size that {spec.name} was built for"
 
 
 def check_input_size(recipe: ClassificationRecipe, model: nn.Module) -> None:
@@ -28,28 +68,37 @@ def check_input_size(recipe: ClassificationRecipe, model: nn.Module) -> None:
         UserError: the model does not accept images of ``img_size``.
     """
     spec, side, own = recipe.model, recipe.img_size, input_size_of(recipe.model, model)
-    size = input_size(recipe, model)
     reason = None
-    if size != own:
+    if isinstance(side, int) and input_size(recipe, model) != own:
         with suppress(UserError):  # a model that cannot be built on the meta device is not checked
-            reason = _refusal(spec, size)
-    if reason is None:
+            reason = _refusal(spec, side)
+    if reason is None or not isinstance(side, int):
         return
     with suppress(UserError):
-        if _refusal(ModelSpec(spec.name, {**spec.args, "img_size": side}), size) is None:
-            reason = f"{'baseline' if spec == recipe.baseline else 'model'}.args.img_size={side} builds it for {side}"
+        if _refusal(ModelSpec(spec.name, {**spec.args, "img_size": side}), side) is None:
+            reason = f"{key_of_model(recipe)}.args.img_size={side} builds it for {side}"
     expected = " × ".join(map(str, dict.fromkeys(own[1:])))
     raise UserError(f"img_size: got {side}, expected {expected}, the size that {spec.name} was built for ({reason})")
 
 
-def _refusal(spec: ModelSpec, size: tuple[int, int, int]) -> str | None:
-    """Why the model does not accept inputs of ``size``; None where it does. Raises UserError if it cannot be built."""
+def _refusal(spec: ModelSpec, side: int) -> str | None:
+    """Why the model does not accept inputs of this size; None where it does. Raises UserError if it cannot be built."""
     with torch.device("meta"), torch.no_grad():  # a separate model, because a forward pass may leave caches behind
         model = build_model(spec)
+        if (patch := _patch_of(model)) and side % patch:
+            return f"its patches of {patch} pixels do not divide {side}"
         try:
-            model.eval()(torch.empty(1, *size))
+            model.eval()(torch.empty(1, input_size_of(spec, model)[0], side, side))
         except NotImplementedError:  # an operator that does not exist for the meta device
             return None
         except (AssertionError, IndexError, RuntimeError, TypeError, ValueError) as error:
             return " ".join(str(error).split())[:200] or type(error).__name__
+    return None
+
+
+def _patch_of(model: nn.Module) -> int | None:
+    """The side of a model's patches, where it leaves out what they do not cover."""
+    embedding: Any = getattr(model, "patch_embed", None)
+    if isinstance(embedding, PatchEmbed) and not embedding.dynamic_img_pad:
+        return max(embedding.patch_size)
     return None

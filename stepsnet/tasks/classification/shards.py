@@ -17,7 +17,7 @@ from typing import Any
 from PIL import Image
 
 from ...errors import UserError
-from ..images import image_suffixes, open_image
+from ..images import image_shape, image_suffixes, open_image
 
 __all__ = ["Shards", "find_shards"]
 
@@ -72,10 +72,16 @@ class Shards:
 
     def read(self, index: int) -> Image.Image:
         """Raises UnreadableImage where the image cannot be decoded."""
+        return open_image(self._content(index), self.mode)
+
+    def shape(self, index: int) -> tuple[int, int, int]:
+        return image_shape(self._content(index))
+
+    def _content(self, index: int) -> io.BytesIO:
         path, _, offset, size = self.members[index]
         with path.open("rb") as file:
             file.seek(offset)
-            return open_image(io.BytesIO(file.read(size)), self.mode)
+            return io.BytesIO(file.read(size))
 
     def name(self, index: int) -> str:
         path, member, *_ = self.members[index]

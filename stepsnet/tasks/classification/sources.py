@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 
 from ...errors import UserError
-from ..images import find_images, open_image
+from ..images import find_images, image_shape, open_image
 from .shards import find_shards
 
 __all__ = ["SOURCES", "Arrays", "Splits", "StoredImages", "register_source"]
@@ -30,6 +30,9 @@ class StoredImages(Protocol):
     def name(self, index: int) -> str:
         """What an image is called in messages."""
         ...
+
+    # Where there is a method ``shape(index)``, with (channels, height, width) as the image is stored, it is used to
+    # look at images without decoding them, and to see which are greyscale.
 
 
 class Splits(NamedTuple):
@@ -53,6 +56,10 @@ class Arrays:
     def name(self, index: int) -> str:
         return f"sample {index}"
 
+    def shape(self, index: int) -> tuple[int, int, int]:
+        height, width, *channels = self.images[index].shape
+        return (*channels, height, width) if channels else (1, height, width)
+
 
 class _Files:
     """Image files, labelled by their folder."""
@@ -67,6 +74,9 @@ class _Files:
 
     def name(self, index: int) -> str:
         return str(self.paths[index])
+
+    def shape(self, index: int) -> tuple[int, int, int]:
+        return image_shape(self.paths[index])
 
 
 class _TimmReader:
@@ -83,41 +93,53 @@ class _TimmReader:
     def name(self, index: int) -> str:
         return f"sample {index} ({self.reader.filename(index, basename=True)})"
 
+    def shape(self, index: int) -> tuple[int, int, int]:
+        with self.reader[index][0] as file:
+            return image_shape(file)
+
 
 def _folder(path: str, mode: str) -> Splits:
-    """Folders ``train`` and ``val`` (or validation, test), with one folder of images per class: ImageNet's layout."""
+    """Folders ``train`` and ``val`` (or validation, test), with one folder of images per class: ImageNet's layout.
+
+    The classes are the folders in ``train``, also empty ones; of these, ``val`` need not have each. Hidden folders,
+    which notebooks and file managers leave behind, are none.
+    """
     root = Path(path)
     if not root.is_dir():
         raise UserError(f"data: {path} is not a folder, expected --data folder:PATH")
-    splits = []
-    for names in (("train",), ("val", "validation", "valid", "test")):
-        found = next((root / name for name in names if (root / name).is_dir()), None)
-        if found is None:
-            inside = ", ".join(sorted(path.name for path in root.iterdir())[:5]) or "nothing"
-            raise UserError(f"data: {root} has no folder {' or '.join(names)}, got {inside}")
-        splits.append((found, _images_by_class(found)))
-    (train_root, train), (val_root, val) = splits
-    if train.keys() != val.keys():
-        missing, more = sorted(train.keys() - val.keys()), sorted(val.keys() - train.keys())
+    train_root, val_root = _split_folder(root, "train"), _split_folder(root, "val", "validation", "valid", "test")
+    train, val = _images_by_class(train_root), _images_by_class(val_root)
+    if new := [name for name, images in val.items() if images and name not in train]:
+        more = f" and {len(new) - 1} more" if len(new) > 1 else ""
         raise UserError(
-            f"data: {val_root} has other classes than {train_root}: {len(missing)} are missing"
-            f"{f' ({missing[0]}, …)' if missing else ''}, {len(more)} are new{f' ({more[0]}, …)' if more else ''}"
+            f"data: {val_root / new[0]}{more}: got images of a class that has no folder in {train_root}, expected the "
+            "same folders in both"
         )
-    return Splits(tuple(train), _Files(train, mode), _Files(val, mode))
+    return Splits(tuple(train), _Files(train, mode), _Files({name: val.get(name, []) for name in train}, mode))
+
+
+def _split_folder(root: Path, *names: str) -> Path:
+    found = next((root / name for name in names if (root / name).is_dir()), None)
+    if found is None:
+        inside = ", ".join(sorted(path.name for path in root.iterdir())[:5]) or "nothing"
+        raise UserError(f"data: {root} has no folder {' or '.join(names)}, got {inside}")
+    return found
 
 
 def _images_by_class(split: Path) -> dict[str, list[Path]]:
     """The images of each class folder, both in alphabetical order."""
-    found: dict[str, list[Path]] = {}
-    for folder in sorted(path for path in split.iterdir() if path.is_dir()):
-        images, others = find_images(folder)
-        if not images:
-            suffixes = sorted({path.suffix or path.name for path in others})
-            got = f", got files of {', '.join(suffixes[:5])}" if suffixes else ""
-            raise UserError(f"data: found no images for the class {folder.name} in {split}{got}")
-        found[folder.name] = images
-    if not found:
+    folders = sorted(path for path in split.iterdir() if path.is_dir() and not path.name.startswith("."))
+    if not folders:
         raise UserError(f"data: {split} has no folders, expected one for each class")
+    found: dict[str, list[Path]] = {}
+    for folder in folders:
+        found[folder.name], others = find_images(folder)
+        if others and not found[folder.name]:  # in a format that is not read
+            suffixes = sorted({path.suffix or path.name for path in others})
+            got = ", ".join(suffixes[:5])
+            raise UserError(f"data: found no images for the class {folder.name} in {split}, got files of {got}")
+    if not any(found.values()):
+        raise UserError(f"data: found no images in {split}, expected some for each class")
     return found
 
 

@@ -21,15 +21,19 @@ from ...config import Augment, ClassificationRecipe
 from ...engine.randomness import data_order
 from ...engine.task import BatchShard, Task
 from ...errors import UserError
+from ...from_data import check_class_count, key_of_model, key_of_weights
 from ...models.build import build_model
+from ...models.transfer import start_from
 from ..assets import check_classes, save_classes
 from ..loading import loaded
-from .data import ImageData, SampleKey, Samples, load_images
+from ..remarks import on_classes, on_largest_class
+from .data import ImageData, SampleKey, Samples, StoredData, load_images, open_images
 from .held_out import split_of
-from .input_size import check_input_size, input_size
+from .input_size import input_size
+from .resolve import resolve
 from .transforms import InputSpec
 
-__all__ = ["Classification", "build", "check", "input_spec"]
+__all__ = ["Classification", "build", "input_spec", "open_data", "resolve"]
 
 _EVALUATION_BATCH_SIZE = 256
 _EXAMPLES = 64
@@ -37,12 +41,16 @@ _EXAMPLES = 64
 Batch = tuple[Tensor, Tensor]  # images (B, C, H, W) and labels (B)
 
 
+def open_data(recipe: ClassificationRecipe, data: str, run: Path | None = None) -> StoredData:
+    """Raises UserError where the data do not exist."""
+    return open_images(data)
+
+
 def build(
-    recipe: ClassificationRecipe, data: str | None = None, run: Path | None = None
+    recipe: ClassificationRecipe, data: str | None = None, run: Path | None = None, opened: StoredData | None = None
 ) -> tuple[nn.Module, Classification]:
     """Raises UserError where the model or the data do not exist, or do not fit each other."""
     model = build_model(recipe.model)
-    check(recipe, model)
     spec = input_spec(recipe, model)
     data = data or recipe.data
     images = load_images(
@@ -53,7 +61,8 @@ def build(
         recipe.train_samples,
         holdout=recipe.holdout,
         clean_samples=recipe.clean_samples if split_of(data)[1] == "val" else 0,
-        in_memory=recipe.cache == "memory",
+        in_memory=recipe.cache == "memory" and not any(tensor.is_meta for tensor in model.parameters()),
+        opened=opened,
     )
     task = Classification(
         images,
@@ -64,34 +73,31 @@ def build(
         augment=recipe.augment,
         workers=recipe.workers,
         max_undecodable=recipe.max_undecodable,
+        init=recipe.init,
+        init_key=key_of_weights(recipe, "init"),
     )
-    _check_classes(model, images)
+    check_class_count(recipe, getattr(model, "num_classes", None), len(images.classes))
     if run:
         check_classes(run, images.classes)
     return model, task
 
 
-def check(recipe: ClassificationRecipe, model: nn.Module) -> None:
-    """Raises UserError where the model does not accept images of the recipe's size."""
-    check_input_size(recipe, model)
-
-
 def input_spec(recipe: ClassificationRecipe, model: nn.Module) -> InputSpec:
-    """How images become this model's inputs: timm's data config, at the size that the model is built for."""
+    """How images become this model's inputs: timm's data config, at the size that the model is built for.
+
+    Raises:
+        UserError: inputs of neither one channel nor three.
+    """
     config = resolve_model_data_config(model)
     size = input_size(recipe, model)
+    if size[0] not in (1, 3):
+        key = f"{key_of_model(recipe)}.args.in_chans"
+        raise UserError(f"{key}: got {size[0]}, expected 1 for greyscale images or 3 for color")
     mean, std = config["mean"], config["std"]
     if size[0] == 1:
         mean, std = (sum(mean) / len(mean),), (sum(std) / len(std),)
     crop_pct = recipe.crop_pct or config["crop_pct"]
     return InputSpec(size, tuple(mean), tuple(std), config["interpolation"], crop_pct)
-
-
-def _check_classes(model: nn.Module, images: ImageData) -> None:
-    """Raises UserError where the model's head has another number of classes than the data."""
-    got, expected = getattr(model, "num_classes", None), len(images.classes)
-    if got is not None and got != expected:
-        raise UserError(f"model.args.num_classes: got {got}, expected the data's {expected}")
 
 
 class Classification(Task):
@@ -111,6 +117,8 @@ class Classification(Task):
         augment: Augment | None = None,
         workers: int = 0,
         max_undecodable: int = 100,
+        init: str | None = None,
+        init_key: str = "init",
     ):
         """
         Args:
@@ -118,6 +126,8 @@ class Classification(Task):
             input_size: channels, height and width of the images.
             workers: processes per rank that decode and augment; the batches are the same with any number.
             max_undecodable: samples that may be skipped before the run stops.
+            init: the run, file or model of timm's whose weights a new model starts from.
+            init_key: where the recipe names it, for messages.
 
         Raises:
             UserError: there are fewer training images than ``batch_size``.
@@ -125,7 +135,7 @@ class Classification(Task):
         if not 1 <= batch_size <= len(data.train):
             raise UserError(f"batch_size: got {batch_size}, expected 1 to the {len(data.train)} training images")
         self.data, self.batch_size, self.seed, self.workers = data, batch_size, seed, workers
-        self.input_size = input_size
+        self.input_size, self.init, self.init_key = input_size, init, init_key
         self.copies = augment.aug_repeats if augment else 1
         self.steps_per_epoch = len(data.train) // batch_size  # the last, smaller batch is dropped
         self.max_undecodable = max_undecodable
@@ -186,6 +196,14 @@ class Classification(Task):
         if not len(labels):
             raise UserError(f"data: the first {count} images to evaluate cannot be decoded, expected some that can")
         return images.to(device), labels.to(device)
+
+    def load_pretrained(self, model: nn.Module) -> list[str]:
+        return [start_from(model, self.init, self.init_key)] if self.init else []
+
+    def remarks(self) -> list[str]:
+        classes, of_split = self.data.classes, (self.data.train.labels, self.data.val.labels)
+        counts = [np.bincount(labels, minlength=len(classes)) for labels in of_split]
+        return [*on_classes("images", classes, *counts), *on_largest_class(classes, *counts)]
 
     def complexity(self, model: nn.Module) -> Complexity:
         return count_complexity(model, input_size=self.input_size)

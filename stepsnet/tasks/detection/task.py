@@ -25,16 +25,18 @@ from ...engine.task import BatchShard, Task
 from ...engine.update import unwrap
 from ...errors import UserError
 from ...files import write_atomically
+from ...from_data import check_class_count, key_of_weights, with_classes
 from ...models.backbone import load_backbone
 from ...models.build import build_model
 from ...models.mask_rcnn import Detector
 from ...reading import read_json
 from ..loading import loaded
+from ..remarks import on_classes
 from .data import CocoData, CocoSplit, DetectionSamples, grouped_order, load_coco
 from .transforms import Target
 from .validate import Record
 
-__all__ = ["Detection", "average_precision", "found_objects", "read_categories", "build"]
+__all__ = ["Detection", "average_precision", "found_objects", "read_categories", "build", "open_data", "resolve"]
 
 CATEGORIES_FILE = "categories.json"  # in a run's folder, so that it can be used where its data are not
 _EXAMPLES = 2
@@ -46,32 +48,43 @@ _SUMMARY = ("ap", "ap50", "ap75", "ap_small", "ap_medium", "ap_large")
 Batch = tuple[list[Tensor], list[Target]]
 
 
-def build(recipe: DetectionRecipe, data: str | None = None, run: Path | None = None) -> tuple[nn.Module, Detection]:
-    """Raises UserError where the model or the data do not exist, or do not fit each other."""
-    model = build_model(recipe.model)
-    if not isinstance(model, Detector):
-        raise UserError(f"model: got {recipe.model.name}, expected mask_rcnn or cascade_mask_rcnn for detection")
-    as_evaluated = _augment_as_evaluated(model)
-    coco = load_coco(
-        data or recipe.data,
-        _with_sizes(recipe.augment, as_evaluated),
-        recipe.seed,
+def open_data(recipe: DetectionRecipe, data: str, run: Path | None = None) -> CocoData:
+    """Raises UserError where the data do not exist, or for a mistake in them."""
+    return load_coco(
+        data,
         max_invalid=recipe.max_invalid,
         without_objects=recipe.without_objects,
         training=run is None,
     )
+
+
+def resolve(recipe: DetectionRecipe, opened: CocoData) -> tuple[DetectionRecipe, list[str]]:
+    """The recipe with the categories of its data as classes, where it leaves them open, and a line that says so."""
+    return with_classes(recipe, len(opened.classes))
+
+
+def build(
+    recipe: DetectionRecipe, data: str | None = None, run: Path | None = None, opened: CocoData | None = None
+) -> tuple[nn.Module, Detection]:
+    """Raises UserError where the model or the data do not exist, or do not fit each other."""
+    model = build_model(recipe.model)
+    if not isinstance(model, Detector):
+        raise UserError(f"model: got {recipe.model.name}, expected mask_rcnn or cascade_mask_rcnn for detection")
+    coco = opened or open_data(recipe, data or recipe.data, run)
     if run and _named(read_categories(run)) != _named(coco.val.split.categories):
         raise UserError(
             f"data: {coco.val.split.file} has other categories than {run} was trained on, expected the same"
         )
-    if model.num_classes != len(coco.classes):
-        raise UserError(f"model.args.num_classes: got {model.num_classes}, expected the data's {len(coco.classes)}")
+    check_class_count(recipe, model.num_classes, len(coco.classes))
+    as_evaluated = _augment_as_evaluated(model)
+    train = DetectionSamples(coco.train.split, _with_sizes(recipe.augment, as_evaluated), recipe.seed)
     sync_batch_norms(model.roi_heads, device=recipe.device)
     task = Detection(
-        coco,
+        replace(coco, train=train),
         recipe.batch_size,
         examples=DetectionSamples(coco.val.split, as_evaluated),
         backbone=recipe.backbone,
+        backbone_key=key_of_weights(recipe, "backbone"),
         seed=recipe.seed,
         workers=recipe.workers,
     )
@@ -103,6 +116,7 @@ class Detection(Task):
         *,
         examples: DetectionSamples | None = None,
         backbone: str | None = None,
+        backbone_key: str = "backbone",
         seed: int = 0,
         workers: int = 0,
     ):
@@ -110,7 +124,8 @@ class Detection(Task):
         Args:
             batch_size: images per update, over all ranks and accumulated parts.
             examples: the validation split at the size of evaluation, for :meth:`example_batch`.
-            backbone: the run or file whose weights a new model starts from.
+            backbone: the run, file or model of timm's whose weights a new model starts from.
+            backbone_key: where the recipe names it, for messages.
             workers: processes per rank that decode and augment; the batches are the same with any number.
 
         Raises:
@@ -119,7 +134,7 @@ class Detection(Task):
         if len(data.train) and not 1 <= batch_size <= len(data.train):
             raise UserError(f"batch_size: got {batch_size}, expected 1 to the {len(data.train)} training images")
         self.data, self.batch_size, self.seed, self.workers = data, batch_size, seed, workers
-        self.examples, self.backbone = examples, backbone
+        self.examples, self.backbone, self.backbone_key = examples, backbone, backbone_key
         self.steps_per_epoch = len(data.train) // batch_size  # the last, smaller batch is dropped
         self.is_reported = False  # whether notices() has returned what is left out
 
@@ -167,9 +182,14 @@ class Detection(Task):
         moved = [{key: value.to(device) for key, value in target.items()} for target in targets]
         return [image.to(device) for image in images], moved
 
-    def load_pretrained(self, model: nn.Module) -> None:
+    def load_pretrained(self, model: nn.Module) -> list[str]:
         if self.backbone:
-            load_backbone(cast(Detector, model).backbone.body, self.backbone)
+            load_backbone(cast(Detector, model).backbone.body, self.backbone, self.backbone_key)
+        return []
+
+    def remarks(self) -> list[str]:
+        counts = (_objects_of_each_class(samples.split) for samples in (self.data.train, self.data.val))
+        return on_classes("objects", self.data.classes, *counts)
 
     def complexity(self, model: nn.Module) -> Complexity:
         size, max_size = cast(Detector, model).transform.min_size[-1], cast(Detector, model).transform.max_size
@@ -260,6 +280,12 @@ def _returning_losses(model: Detector) -> Iterator[None]:
     finally:
         for part, mode in zip(parts, modes):
             part.training = mode
+
+
+def _objects_of_each_class(split: CocoSplit) -> np.ndarray:
+    records = [record for image in split.images for record in split.annotations.get(image["id"], [])]
+    labels = [split.labels[record["category_id"]] - 1 for record in records if not record.get("iscrowd", 0)]
+    return np.bincount(labels, minlength=len(split.categories))
 
 
 def _named(categories: Sequence[Record]) -> list[tuple[int, str]]:

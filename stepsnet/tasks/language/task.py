@@ -21,23 +21,30 @@ from ..loading import order_of_pass, sample_of_run
 from .assets import save_assets
 from .data import Split, TextData, load_text, load_tokenizer
 
-__all__ = ["LanguageModelling", "build"]
+__all__ = ["LanguageModelling", "build", "open_data"]
 
 _EVALUATION_BATCH_SIZE = 32  # windows
 
 
-def build(
-    recipe: LanguageRecipe, data: str | None = None, run: Path | None = None
-) -> tuple[nn.Module, LanguageModelling]:
-    """Raises UserError where the model or the data do not exist, or do not fit each other."""
-    data = data or recipe.data
+def open_data(recipe: LanguageRecipe, data: str, run: Path | None = None) -> TextData:
+    """Raises UserError where the data do not exist."""
     data, _, split = data.partition("@")  # DATA@test evaluates the test split
     own = load_tokenizer(run / "tokenizer.json") if run else None
     text = load_text(data, recipe.tokenizer, recipe.vocab_size, own, recipe.holdout)
-    model: Any = build_model(recipe.model)
-    _check_vocabulary(model, text)
     if split and split not in text.splits:
         raise UserError(f"data: {data} has no split {split!r}, expected one of {', '.join(text.splits)}")
+    return text
+
+
+def build(
+    recipe: LanguageRecipe, data: str | None = None, run: Path | None = None, opened: TextData | None = None
+) -> tuple[nn.Module, LanguageModelling]:
+    """Raises UserError where the model or the data do not exist, or do not fit each other."""
+    data = data or recipe.data
+    text = opened or open_data(recipe, data, run)
+    split = data.partition("@")[2]
+    model: Any = build_model(recipe.model)
+    _check_vocabulary(model, text)
     task = LanguageModelling(
         text,
         recipe.batch_size,

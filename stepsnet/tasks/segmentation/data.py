@@ -42,6 +42,7 @@ class Pair:
 class Split:
     pairs: tuple[Pair, ...]
     sizes: tuple[tuple[int, int], ...]  # (H, W) of each image
+    class_pixels: tuple[int, ...]  # how many are labelled with each class, in all images
 
 
 @dataclass(frozen=True)
@@ -136,15 +137,19 @@ def load_pairs(data: str, only: str | None = None) -> SegmentationData:
         f"segmentation/{_checksum(root, layout, pairs)}.json",
         lambda: {split: _check(split, of_split, layout) for split, of_split in pairs.items()},
     )
-    splits = {
-        split: Split(tuple(of_split), tuple((height, width) for height, width, _ in found[split]))
-        for split, of_split in pairs.items()
-    }
+    splits = {}
+    for split, of_split in pairs.items():
+        class_pixels = [0] * len(layout.classes)
+        for _, _, counts in found[split]:
+            for label, count in counts:
+                class_pixels[label] += count
+        sizes = tuple((height, width) for height, width, _ in found[split])
+        splits[split] = Split(tuple(of_split), sizes, tuple(class_pixels))
     unlabelled = tuple(
         str(pair.annotation)
         for split, of_split in pairs.items()
-        for pair, (_, _, counted) in zip(of_split, found[split])
-        if not counted
+        for pair, (_, _, counts) in zip(of_split, found[split])
+        if not counts
     )
     return SegmentationData(layout.classes, layout.table, splits, unlabelled)
 
@@ -177,7 +182,7 @@ def _find(root: Path, folder: str) -> list[Pair]:
 
 
 def _checksum(root: Path, layout: _Layout, pairs: dict[str, list[Pair]]) -> str:
-    digest = hashlib.sha256(b"1")  # the version of the check
+    digest = hashlib.sha256(b"2")  # the version of the check
     digest.update(layout.table.tobytes())
     for of_split in pairs.values():
         for file in (file for pair in of_split for file in (pair.image, pair.annotation)):
@@ -186,8 +191,10 @@ def _checksum(root: Path, layout: _Layout, pairs: dict[str, list[Pair]]) -> str:
     return digest.hexdigest()[:24]
 
 
-def _check(split: str, pairs: Sequence[Pair], layout: _Layout) -> list[tuple[int, int, int]]:
-    """(H, W, number of labelled pixels) of each pair."""
+_Measured = tuple[int, int, list[tuple[int, int]]]  # H, W, and each class that occurs with its number of pixels
+
+
+def _check(split: str, pairs: Sequence[Pair], layout: _Layout) -> list[_Measured]:
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # decoding releases the interpreter's lock
         try:
             results = pool.map(partial(_measure, table=layout.table), pairs)
@@ -197,9 +204,10 @@ def _check(split: str, pairs: Sequence[Pair], layout: _Layout) -> list[tuple[int
             raise
 
 
-def _measure(pair: Pair, table: np.ndarray) -> tuple[int, int, int]:
+def _measure(pair: Pair, table: np.ndarray) -> _Measured:
     _, labels = _read(pair, table)
-    return *labels.shape, int(np.count_nonzero(labels != IGNORED))
+    counts = np.bincount(labels.ravel(), minlength=IGNORED + 1)[:IGNORED]
+    return *labels.shape, [(int(label), int(counts[label])) for label in np.flatnonzero(counts)]
 
 
 def _read(pair: Pair, table: np.ndarray) -> tuple[Image.Image, np.ndarray]:

@@ -23,36 +23,59 @@ from ...engine.distributed import sync_batch_norms
 from ...engine.randomness import seed_sample
 from ...engine.task import BatchShard, Task
 from ...errors import UserError
+from ...from_data import check_class_count, key_of_weights, with_classes
 from ...models.backbone import load_backbone, normalisation_of
 from ...models.build import build_model
 from ...models.upernet import UPerNet
 from ..assets import read_classes, save_classes
 from ..loading import loaded, sample_of_run
+from ..remarks import on_classes
 from .data import IGNORED, SegmentationData, Split, load_pairs
 from .inference import Inference
 from .transforms import training_transform
 
-__all__ = ["AUXILIARY_WEIGHT", "Segmentation", "build", "inference_of", "most_common_class", "scores"]
+__all__ = [
+    "AUXILIARY_WEIGHT",
+    "Segmentation",
+    "build",
+    "inference_of",
+    "most_common_class",
+    "open_data",
+    "resolve",
+    "scores",
+]
 
 AUXILIARY_WEIGHT = 0.4  # of the auxiliary head's loss (facts.md)
 _EXAMPLES = 8
+_IGNORED_SHARE = 0.25  # of the training images' pixels, above which it is told
 
 Batch = tuple[Tensor, Tensor]  # images and labels
 
 
+def open_data(recipe: SegmentationRecipe, data: str, run: Path | None = None) -> SegmentationData:
+    """Raises UserError where the data do not exist, or for a mistake in them."""
+    path, _, split = data.partition("@")  # DATA@test evaluates the test split
+    pairs = load_pairs(path, only=(split or "val") if run else None)
+    if split and split not in pairs.splits:
+        raise UserError(f"data: {path} has no split {split!r}, expected one of {', '.join(pairs.splits)}")
+    return pairs
+
+
+def resolve(recipe: SegmentationRecipe, opened: SegmentationData) -> tuple[SegmentationRecipe, list[str]]:
+    """The recipe with the classes of its data, where it leaves their number open, and a line that says so."""
+    return with_classes(recipe, len(opened.classes))
+
+
 def build(
-    recipe: SegmentationRecipe, data: str | None = None, run: Path | None = None
+    recipe: SegmentationRecipe, data: str | None = None, run: Path | None = None, opened: SegmentationData | None = None
 ) -> tuple[nn.Module, Segmentation]:
     """Raises UserError where the model or the data do not exist, or do not fit each other."""
     model = build_model(recipe.model)
     if not isinstance(model, UPerNet):
         raise UserError(f"model: got {recipe.model.name!r}, expected upernet for {recipe.task}")
-    path, _, split = (data or recipe.data).partition("@")  # DATA@test evaluates the test split
-    pairs = load_pairs(path, only=(split or "val") if run else None)
-    if split and split not in pairs.splits:
-        raise UserError(f"data: {path} has no split {split!r}, expected one of {', '.join(pairs.splits)}")
-    if model.num_classes != len(pairs.classes):
-        raise UserError(f"model.args.num_classes: got {model.num_classes}, expected the data's {len(pairs.classes)}")
+    path, _, split = (data or recipe.data).partition("@")
+    pairs = opened or open_data(recipe, data or recipe.data, run)
+    check_class_count(recipe, model.num_classes, len(pairs.classes))
     # ADE20K has one order of classes, with or without the file of their names
     if run and not path.startswith("ade20k:") and read_classes(run) != list(pairs.classes):
         raise UserError(f"data: {path} has other classes than {run} was trained on, expected the same")
@@ -65,6 +88,7 @@ def build(
         inference,
         crop_size=recipe.crop_size,
         backbone=recipe.backbone,
+        backbone_key=key_of_weights(recipe, "backbone"),
         seed=recipe.seed,
         epoch_updates=recipe.epoch_updates,
         evaluated=split or "val",
@@ -101,6 +125,7 @@ class Segmentation(Task):
         *,
         crop_size: int = 512,
         backbone: str | None = None,
+        backbone_key: str = "backbone",
         seed: int = 0,
         epoch_updates: int | None = None,
         evaluated: str = "val",
@@ -110,7 +135,8 @@ class Segmentation(Task):
         Args:
             batch_size: crops per update, over all ranks and accumulated parts.
             crop_size: side of the training crops in pixels.
-            backbone: the run or file whose weights a new model starts from.
+            backbone: the run, file or model of timm's whose weights a new model starts from.
+            backbone_key: where the recipe names it, for messages.
             transform: of a training image and its labels to the model's input.
             inference: how the images of the split ``evaluated`` are tested.
             epoch_updates: updates per epoch, which need not be a pass; None is one pass.
@@ -119,7 +145,7 @@ class Segmentation(Task):
         Raises:
             UserError: there are fewer training images than ``batch_size``, and no ``epoch_updates``.
         """
-        self.crop_size, self.backbone = crop_size, backbone
+        self.crop_size, self.backbone, self.backbone_key = crop_size, backbone, backbone_key
         self.samples, self.inference = _Crops(data, transform, seed), inference
         count = len(self.samples)  # 0 where the data are opened for evaluation only
         if epoch_updates is None and 0 < count < batch_size:
@@ -199,9 +225,19 @@ class Segmentation(Task):
         images, labels = zip(*found)
         return torch.stack(images).to(device), torch.stack(labels).to(device).long()
 
-    def load_pretrained(self, model: nn.Module) -> None:
+    def load_pretrained(self, model: nn.Module) -> list[str]:
         if self.backbone:
-            load_backbone(cast(UPerNet, model).backbone, self.backbone)
+            load_backbone(cast(UPerNet, model).backbone, self.backbone, self.backbone_key)
+        return []
+
+    def remarks(self) -> list[str]:
+        train = self.data.splits["train"]
+        counts = (np.asarray(split.class_pixels) for split in (train, self.split))
+        lines = on_classes("pixels", self.data.classes, *counts)
+        ignored = 1 - sum(train.class_pixels) / sum(height * width for height, width in train.sizes)
+        if ignored > _IGNORED_SHARE:
+            lines.append(f"{100 * ignored:.1f}% of the training images' pixels are ignored: they have no class")
+        return lines
 
     def complexity(self, model: nn.Module) -> Complexity:
         return count_complexity(model, input_size=(3, self.crop_size, self.crop_size))

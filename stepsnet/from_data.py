@@ -1,0 +1,97 @@
+"""What a recipe leaves open and its data decide: arguments of the model, and the size of a classifier's input.
+
+The tasks decide (``resolve`` in each of their packages); a run's ``config.yaml`` holds what was decided.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from .config import ClassificationRecipe, LanguageRecipe, ModelSpec, Recipe
+from .errors import UserError
+
+__all__ = [
+    "as_begun",
+    "check_class_count",
+    "given_args",
+    "key_of_model",
+    "key_of_weights",
+    "leaves_open",
+    "with_args",
+    "with_baseline",
+    "with_classes",
+]
+
+R = TypeVar("R", bound=Recipe)
+
+_ARGS = ("num_classes", "in_chans", "img_size")  # of the model
+
+
+def given_args(spec: ModelSpec | None) -> dict[str, Any]:
+    """The arguments without those that are left to the data by null."""
+    args = spec.args if spec else {}
+    return {name: value for name, value in args.items() if value is not None or name not in _ARGS}
+
+
+def leaves_open(recipe: Recipe) -> bool:
+    """Whether the data decide something of the recipe's model."""
+    if isinstance(recipe, LanguageRecipe):
+        return False
+    return "num_classes" not in given_args(recipe.model) or getattr(recipe, "img_size", None) == "data"
+
+
+def key_of_model(recipe: Recipe) -> str:
+    """The key under which a user finds the recipe's model: that of the baseline, if this is its recipe."""
+    return "baseline" if recipe.model == recipe.baseline else "model"
+
+
+def key_of_weights(recipe: Recipe, key: str) -> str:
+    """The key under which a user finds the weights that the recipe's model starts from."""
+    return f"baseline_{key}" if key_of_model(recipe) == "baseline" else key
+
+
+def with_args(recipe: R, args: Mapping[str, Any], **changes: Any) -> R:
+    """The recipe with these arguments of its model, also where that is its baseline."""
+    model = ModelSpec(recipe.model.name, dict(args))
+    baseline = model if recipe.model == recipe.baseline else recipe.baseline
+    return dataclasses.replace(recipe, model=model, baseline=baseline, **changes)
+
+
+def with_baseline(recipe: R, of_baseline: Recipe) -> R:
+    """The recipe of a comparison, from that of each model with what the data decide."""
+    both = dataclasses.replace(recipe, baseline=of_baseline.model)
+    if isinstance(both, ClassificationRecipe) and isinstance(of_baseline, ClassificationRecipe):
+        # none where a model's arguments have it
+        return dataclasses.replace(both, img_size=both.img_size or of_baseline.img_size)
+    return both
+
+
+def with_classes(recipe: R, count: int) -> tuple[R, list[str]]:
+    """The recipe with a model of so many classes, if they are open, and a line that says so."""
+    args = given_args(recipe.model)
+    if "num_classes" in args:
+        return recipe, []
+    return with_args(recipe, {**args, "num_classes": count}), [f"num_classes {count}, from the data"]
+
+
+def check_class_count(recipe: Recipe, got: int | None, expected: int) -> None:
+    """Raises UserError where the recipe's model, with ``got`` classes, has other classes than the data."""
+    if got is not None and got != expected:
+        key = f"{key_of_model(recipe)}.args.num_classes"
+        raise UserError(f"{key}: got {got}, expected the data's {expected} (null takes them from the data)")
+
+
+def as_begun(recipe: R, begun: Recipe) -> R:
+    """The recipe with what it leaves open as it is in that of a run which has begun."""
+    changes: dict[str, Any] = {}
+    for key in ("model", "baseline"):
+        own, theirs = getattr(recipe, key), getattr(begun, key)
+        if own and theirs and own.name == theirs.name:
+            given, decided = given_args(own), given_args(theirs)
+            more = {name: decided[name] for name in _ARGS if name in decided and name not in given}
+            changes[key] = ModelSpec(own.name, {**given, **more})
+    if getattr(recipe, "img_size", None) == "data":
+        changes["img_size"] = getattr(begun, "img_size", None)
+    return dataclasses.replace(recipe, **changes)

@@ -1,0 +1,256 @@
+"""Weights of one model in another: what is copied, what is resized to fit, and what stays as it was.
+
+``init`` of a classifier is :func:`start_from`. A dense model's ``backbone`` uses :func:`read_pretrained` and
+:func:`resized` too, and leaves nothing out (backbone.py).
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import timm
+import timm.models
+import torch
+from timm.layers import resample_abs_pos_embed, resize_rel_pos_bias_table
+from timm.models import adapt_input_conv
+from torch import Tensor, nn
+
+from ..errors import UserError, nearest
+from ..markdown import markdown_table
+from ..run_folder import read_weights
+from ..steps import StepsNet
+from . import steps_deit, steps_resnet, steps_swin
+
+__all__ = ["read_pretrained", "resized", "start_from"]
+
+_FROM_BASELINE = (steps_deit.from_baseline, steps_swin.from_baseline, steps_resnet.from_baseline)
+_BLOCK = re.compile(r"(.*)\.networks\.(\d+)\.(\d+)\.(.+)")  # container, step, block, tensor
+_PART = re.compile(r"layers\.\d+|[^.]+")  # a module at the top, or a stage of Swin's
+
+
+def read_pretrained(source: str | Path, key: str) -> dict[str, Tensor]:
+    """The weights in the folder of a run, in a file that timm reads, or those of ``timm:NAME``.
+
+    Files are safetensors, or read by torch with ``weights_only=True``.
+
+    Args:
+        key: of the recipe, for messages.
+
+    Raises:
+        UserError: nothing can be read there, or what is there are not finite weights.
+    """
+    name, path = str(source), Path(source)
+    if name.startswith("timm:"):
+        weights = _read_timm(name.removeprefix("timm:"), key)
+    elif path.is_dir():
+        weights = dict(read_weights(path))
+    elif path.exists():
+        weights = _read_file(path, key)
+    else:
+        raise UserError(f"{key}: got {path}, expected the folder of a run or a checkpoint file, or timm:NAME")
+    for tensor_name, value in weights.items():
+        if not isinstance(value, Tensor):
+            got = type(value).__name__
+            raise UserError(f"{key}: {source} holds a {got} under {tensor_name!r}, expected weights by their names")
+        if value.is_floating_point() and not value.isfinite().all():
+            raise UserError(f"{key}: {tensor_name} of {source} is not finite, expected the weights of a trained model")
+    return weights
+
+
+def _read_file(path: Path, key: str) -> dict[str, Any]:
+    try:
+        return timm.models.load_state_dict(str(path), weights_only=True)
+    except AttributeError:  # it is no dictionary
+        raise UserError(f"{key}: {path} holds no dictionary, expected weights by their names") from None
+    except Exception as error:  # from torch, pickle, safetensors or the file system
+        raise UserError(f"{key}: cannot read {path}: {' '.join(str(error).split())[:300]}") from None
+
+
+def _read_timm(name: str, key: str) -> dict[str, Tensor]:
+    if not timm.is_model(name):
+        known = nearest(name, {pretrained.partition(".")[0] for pretrained in timm.list_pretrained()})
+        raise UserError(f"{key}: got timm:{name}, expected one of timm's pretrained models{known}")
+    hub = logging.getLogger("huggingface_hub")
+    level = hub.level
+    hub.setLevel(logging.ERROR)  # without a network it would tell of each attempt
+    try:
+        with torch.random.fork_rng(devices=[]):  # its own initialization draws nothing from the run's generator
+            return timm.create_model(name, pretrained=True).state_dict()
+    except Exception as error:  # of the network, the hub, the cache or the file
+        reason = " ".join(str(error).split()).partition(". ")[0][:200] or type(error).__name__
+        raise UserError(
+            f"{key}: cannot load timm:{name} ({reason}); expected a model that timm has weights of, and a connection "
+            "to where they are, or a file of weights"
+        ) from None
+    finally:
+        hub.setLevel(level)
+
+
+def start_from(model: nn.Module, source: str, key: str = "init") -> str:
+    """Put the weights of ``source`` into a classifier wherever they fit, and say in a table what was done.
+
+    The blocks of a step are copied into the step whose blocks have the same shapes, the last block into the last one:
+    of a model of one width, its last blocks go into the step that is as wide. Outside of the blocks, tensors of the
+    same name and shape are copied; position embeddings, tables of relative positions and the first convolution are
+    resized. So a head stays at random where the number of classes differs.
+
+    Args:
+        model: is left as it is on the meta device.
+        source: the folder of a run, a file, or ``timm:NAME``.
+        key: of the recipe, for messages.
+
+    Raises:
+        UserError: the weights cannot be read, or fit no layer of the model.
+    """
+    given, own = read_pretrained(source, key), model.state_dict()
+    pairs, why = _pair(own, given)
+    rows: dict[str, _Row] = defaultdict(_Row)
+    layers = 0
+    for name, tensor in own.items():
+        row, theirs = rows[_part_of(model, name)], given.get(pairs.get(name, ""))
+        fitting = resized(model, name, theirs, tensor) if theirs is not None else None
+        if theirs is None or fitting is None or fitting.shape != tensor.shape:
+            row.left += tensor.numel()
+            row.why = row.why or why.get(name) or _difference(tensor, theirs, _is_head(model, name))
+            continue
+        row.copied += tensor.numel() * (fitting is theirs)
+        row.resized += tensor.numel() * (fitting is not theirs)
+        layers += tensor.ndim > 1 and not _is_head(model, name)
+        if not tensor.is_meta:
+            tensor.copy_(fitting)
+    if not layers:
+        first = next(f"{part}: {row.why}" for part, row in rows.items() if row.left)
+        raise UserError(f"{key}: {source} fits no layer of the model, expected weights of a model like it ({first})")
+    cells = [[part, *map(_amount, (row.copied, row.resized, row.left)), row.why] for part, row in rows.items()]
+    table = markdown_table(["parameters", "copied", "resized", "left at random", ""], cells, "lrrrl")
+    return f"{key} from {source}\n{table}"
+
+
+def resized(model: nn.Module, name: str, given: Tensor, own: Tensor) -> Tensor:
+    """``given`` at the size of ``own`` if it holds positions or is the first convolution, or else as it is.
+
+    Args:
+        model: has the tensor ``own`` under ``name``.
+    """
+    if given.shape == own.shape or given.ndim != own.ndim:
+        return given
+    if name.endswith("relative_position_bias_table") and given.shape[-1] == own.shape[-1]:
+        attention: Any = model.get_submodule(name.rpartition(".")[0])
+        return resize_rel_pos_bias_table(given, attention.window_size, tuple(own.shape))
+    grid = getattr(getattr(model, "patch_embed", None), "grid_size", None)
+    if name.endswith("pos_embed") and grid and given.ndim == 3 and given.shape[-1] == own.shape[-1]:
+        return _resized_positions(given, own, grid)
+    if name in _first_convolutions(model) and given.shape[0] == own.shape[0] and given.shape[2:] == own.shape[2:]:
+        return adapt_input_conv(own.shape[1], given, base_chans=given.shape[1])
+    return given
+
+
+def _resized_positions(given: Tensor, own: Tensor, grid: Sequence[int]) -> Tensor:
+    """(1, N, C): tokens such as the class's, where both have them, and a square grid that timm interpolates."""
+    prefix, count = own.shape[1] - math.prod(grid), given.shape[1]
+    found = next((n for n in (prefix, 0, 1, 2) if n < count and math.isqrt(count - n) ** 2 == count - n), None)
+    if found is None:
+        return given
+    tokens = resample_abs_pos_embed(given[:, found:], list(grid), num_prefix_tokens=0)
+    before = given[:, :prefix] if found == prefix else given.new_zeros(1, prefix, given.shape[2])
+    return torch.cat((before, tokens), dim=1)
+
+
+@dataclass
+class _Row:
+    """What became of the parameters and buffers of a part of the model."""
+
+    copied: int = 0
+    resized: int = 0
+    left: int = 0
+    why: str = ""
+
+
+def _steps_of(tensors: Iterable[str]) -> dict[tuple[str, int], list[dict[str, str]]]:
+    """The blocks of each step of each container, in order: each tensor's name in its block, and its whole name.
+
+    timm's names of a model of one width are read as those of its one step.
+    """
+    whole_names: Any = {name: name for name in tensors}
+    for rename in _FROM_BASELINE:
+        whole_names = rename(whole_names)
+    found: dict[tuple[str, int], dict[int, dict[str, str]]] = defaultdict(lambda: defaultdict(dict))
+    for name, whole_name in whole_names.items():
+        if match := _BLOCK.fullmatch(name):
+            container, step, block, tensor = match.groups()
+            found[container, int(step)][int(block)][tensor] = whole_name
+    return {key: [blocks[number] for number in sorted(blocks)] for key, blocks in found.items()}
+
+
+def _pair(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> tuple[dict[str, str], dict[str, str]]:
+    """For each tensor of the model its counterpart, whatever its shape; and for those of blocks why they have none."""
+    ours, theirs = _steps_of(own), _steps_of(given)
+    pairs, why = {name: name for name in own.keys() & given.keys()}, dict[str, str]()
+    for (container, _), blocks in sorted(ours.items(), key=lambda item: item[0], reverse=True):
+        alike = [
+            key
+            for key, others in theirs.items()
+            if key[0] == container and _are_alike(blocks[-1], others[-1], own, given)
+        ]
+        others = theirs.pop(max(alike)) if alike else []
+        for back, block in enumerate(reversed(blocks), 1):
+            for tensor, name in block.items():
+                pairs.pop(name, None)
+                if back <= len(others):
+                    pairs[name] = others[-back][tensor]
+                else:
+                    why[name] = f"only {len(others)} such blocks there" if others else "no such blocks there"
+    return pairs, why
+
+
+def _are_alike(
+    block: dict[str, str], other: dict[str, str], own: Mapping[str, Tensor], given: Mapping[str, Tensor]
+) -> bool:
+    """Whether a block has the tensors of another, of the same shapes but for the size of a window."""
+    if block.keys() != other.keys():
+        return False
+    shapes = [(tensor, own[name].shape, given[other[tensor]].shape) for tensor, name in block.items()]
+    return all(
+        mine == theirs or (tensor.endswith("relative_position_bias_table") and mine[-1] == theirs[-1])
+        for tensor, mine, theirs in shapes
+    )
+
+
+def _part_of(model: nn.Module, name: str) -> str:
+    """What a tensor is told under: its step, or the module that it is in."""
+    if match := _BLOCK.fullmatch(name):
+        container = model.get_submodule(match[1])
+        if isinstance(container, StepsNet) and len(container.widths) > 1:
+            return f"{match[1]}, step {int(match[2]) + 1}, {container.widths[int(match[2])]} wide"
+    found = _PART.match(name)
+    return found[0] if found else name
+
+
+def _is_head(model: nn.Module, name: str) -> bool:
+    classifier = getattr(model, "pretrained_cfg", {}).get("classifier") or ()
+    return name.startswith(tuple(f"{one}." for one in ([classifier] if isinstance(classifier, str) else classifier)))
+
+
+def _first_convolutions(model: nn.Module) -> list[str]:
+    first = getattr(model, "pretrained_cfg", {}).get("first_conv") or ()
+    return [f"{one}.weight" for one in ([first] if isinstance(first, str) else first)]
+
+
+def _difference(own: Tensor, given: Tensor | None, is_head: bool) -> str:
+    if given is None:
+        return "not there"
+    if is_head and own.shape[0] != given.shape[0]:
+        return f"{own.shape[0]} classes, {given.shape[0]} there"
+    return f"{tuple(own.shape)}, {tuple(given.shape)} there"
+
+
+def _amount(count: int) -> str:
+    size, unit = next(((s, u) for s, u in ((1e6, "M"), (1e3, "k")) if count >= s), (1, ""))
+    return f"{count / size:.2f}{unit}" if unit else str(count or "")

@@ -1,0 +1,93 @@
+"""What is found, and told, before the first of several runs starts."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..errors import UserError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from ..config import Recipe
+    from ..console import Display
+
+__all__ = ["Checked", "DataOnce", "check_grid", "tell"]
+
+_NAMES = 3  # before a line, at most
+# settings of a recipe that opening its data does not depend on
+_NOT_OF_DATA = {"name", "title", "model", "baseline", "expected"}
+_NOT_OF_DATA |= {"init", "backbone", "baseline_init", "baseline_backbone"}
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A recipe that can be trained, as far as that is known without training it."""
+
+    recipe: Recipe  # with what its data decide
+    model: nn.Module  # on the meta device
+    lines: list[str]  # to be told before the training
+
+
+def check_grid(recipes: Sequence[Recipe], seeds: Sequence[int], jobs: int) -> list[Checked]:
+    """Find mistakes before anything is written or trained. Data that several recipes share are opened once.
+
+    Raises:
+        UserError: too few jobs, seeds that repeat, a model that cannot be built, or data or weights that do not exist
+            or do not fit it.
+    """
+    import torch
+
+    from ..models.build import build_model
+    from ..tasks import build_opened, check_recipe, resolve
+    from .advice import on_settings
+
+    if jobs < 1 or not seeds or len(set(seeds)) != len(seeds):
+        raise UserError(f"--jobs and --seeds: got {jobs} and {list(seeds)}, expected at least 1 job and distinct seeds")
+    found, data = [], DataOnce()
+    for recipe in recipes:
+        opened = data.open(recipe)
+        recipe, lines = resolve(recipe, opened)
+        if opened is None:
+            with torch.device("meta"):
+                model = build_model(recipe.model)
+            check_recipe(recipe, model)
+        else:
+            with torch.device("meta"):
+                model, task = build_opened(recipe, opened)
+            lines += [*task.load_pretrained(model), *task.remarks()]
+        found.append(Checked(recipe, model, [*lines, *on_settings(recipe)]))
+    return found
+
+
+def tell(display: Display, names: Sequence[str], checked: Sequence[Checked]) -> None:
+    """Show the lines of several recipes, each line once, with the names of those that it is of."""
+    of_line: dict[str, list[str]] = {}
+    for name, one in zip(names, checked):
+        for line in one.lines:
+            of_line.setdefault(line, []).append(name)
+    for line, which in of_line.items():
+        shown = which if len(which) <= _NAMES else [f"{len(which)} recipes"]
+        display.show({"run": ", ".join(shown), "kind": "note", "text": line})
+
+
+class DataOnce:
+    """The data of recipes, opened once where several have the same."""
+
+    def __init__(self) -> None:
+        self.opened: dict[str, Any] = {}
+
+    def open(self, recipe: Recipe) -> Any:
+        """As :func:`stepsnet.tasks.open_data`."""
+        from ..config import TrainingSettings
+        from ..tasks import open_data
+
+        other = _NOT_OF_DATA | {field.name for field in dataclasses.fields(TrainingSettings)} - {"seed"}
+        of_data = {key: value for key, value in dataclasses.asdict(recipe).items() if key not in other}
+        if (key := json.dumps(of_data)) not in self.opened:
+            self.opened[key] = open_data(recipe)
+        return self.opened[key]

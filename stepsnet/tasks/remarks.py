@@ -1,0 +1,48 @@
+"""What a user should know of the data before the training, a line each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+__all__ = ["on_classes", "on_largest_class"]
+
+_SHARE = 0.5  # of the training images, above which a class is named
+_NAMES = 3  # of classes in a line, at most
+
+
+def on_classes(what: str, classes: Sequence[str], trained: np.ndarray, evaluated: np.ndarray) -> list[str]:
+    """Classes of which nothing is trained on, or nothing evaluated.
+
+    Args:
+        what: is counted, such as "images".
+        trained, evaluated: how many there are of each class.
+    """
+    lines = []
+    if (never := (trained == 0) & (evaluated == 0)).any():
+        lines.append(f"no {what} of {_names(classes, never)} at all, for which the model has an output")
+    if (unseen := (trained == 0) & (evaluated > 0)).any():
+        count = evaluated[unseen].sum()
+        lines.append(f"no training {what} of {_names(classes, unseen)}, of which {count} are evaluated")
+    if (unscored := (trained > 0) & (evaluated == 0)).any():
+        lines.append(f"no evaluated {what} of {_names(classes, unscored)}: the metrics are of the other classes")
+    return lines
+
+
+def on_largest_class(classes: Sequence[str], trained: np.ndarray, evaluated: np.ndarray) -> list[str]:
+    """A class that most training images are of, and the accuracy of answering it always."""
+    largest, total = int(trained.argmax()), trained.sum()
+    if len(classes) < 2 or trained[largest] <= _SHARE * total:
+        return []
+    share, guessed = 100 * trained[largest] / total, 100 * evaluated[largest] / evaluated.sum()
+    return [
+        f"{share:.1f}% of the training images are of {classes[largest]}: "
+        f"to answer this always scores {guessed:.1f}% top-1 on the evaluated images"
+    ]
+
+
+def _names(classes: Sequence[str], chosen: np.ndarray) -> str:
+    names = [name for name, is_chosen in zip(classes, chosen) if is_chosen]
+    more = f" and {len(names) - _NAMES} more classes" if len(names) > _NAMES else ""
+    return ", ".join(names[:_NAMES]) + more
