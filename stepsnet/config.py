@@ -259,6 +259,10 @@ class DenseRecipe(Recipe):
         default=None, description="a run or a file of weights to start from; null: random weights"
     )
     baseline_backbone: str | None = Field(default=None, description="that of the baseline, for `stepsnet compare`")
+    holdout: int | None = Field(
+        default=None, ge=1, description="training images to validate on; the val split is then DATA@test"
+    )
+    score_test: bool = Field(default=False, description="score DATA@test once, when the training has ended")
 
     def of_baseline(self) -> Recipe:
         if (self.backbone is None) != (self.baseline_backbone is None):

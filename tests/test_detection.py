@@ -28,7 +28,7 @@ from stepsnet.runs.evaluate import evaluate_run
 from stepsnet.runs.train import train_run
 from stepsnet.tasks import build_task, predict
 from stepsnet.tasks.detection.data import load_coco
-from stepsnet.tasks.detection.predict import draw_objects
+from stepsnet.tasks.detection.drawing import draw_objects
 from stepsnet.tasks.detection.task import Detection
 from stepsnet.tasks.prediction import PredictInputs
 
@@ -114,7 +114,7 @@ def test_a_run_is_resumed_bit_for_bit_and_scored(run, coco, tmp_path):
     steps = [line for line in lines if line["kind"] == "step"]
     assert len(steps) == 6 and {"loss", "mask", "rpn_box_reg"} <= steps[0].keys()
     assert {"val_box_ap", "val_mask_ap", "best_val_box_ap"} <= summary["metrics"].keys()
-    assert summary["left_out"] == 0 and summary["macs"] > 0 and summary["blocks"] == 8
+    assert summary["left_out"] == [] and summary["macs"] > 0 and summary["blocks"] == 8
     shutil.copytree(folder, tmp_path / "half")
     shutil.rmtree(tmp_path / "half" / "checkpoints" / "step-00000006")
     for name in ("summary.json", "model.safetensors"):
@@ -239,6 +239,27 @@ def test_each_contender_starts_from_its_own_classifier(coco, tmp_path):
 def test_augmentation_that_cannot_be_is_refused(coco, change, expected):
     with pytest.raises(UserError, match=expected):
         tiny(coco, change)
+
+
+def test_boxes_alone_are_trained_on_scored_and_drawn(tmp_path, capsys):
+    """Faster R-CNN, validated on held-out images and scored on the val split at the end."""
+    root, run = write_coco(tmp_path / "data", masks=False), tmp_path / "run"
+    recipe = tiny(root, "epochs=1", "holdout=2", "score_test=true", name="pennfudan/faster_rcnn")
+    with pytest.raises(UserError, match=r"has boxes and no segmentations, expected model.name=faster_rcnn"):
+        build_task(tiny(root))
+    with Lines() as display:
+        summary = train_run(recipe, run, display)
+    assert summary["split"] == "2 of train" and summary["images"] == {"train": 4, "evaluated": 2}
+    scored = {key for key in summary["metrics"] if key.startswith(("val_", "test_"))}
+    assert {"val_box_ap", "test_box_ap"} <= scored and not any("mask" in key for key in scored)
+    assert summary["class_box_ap"].keys() == {"square", "disc"} and "class_mask_ap" not in summary
+    of_test = {key.removeprefix("test_"): summary["metrics"][key] for key in scored if key.startswith("test_")}
+    assert evaluate_run(run, f"coco:{root}@test") == of_test
+    assert main(["predict", str(run), str(root / "images" / "val1.png"), "--out", str(tmp_path), "--least", "0"]) == 0
+    records = json.loads((tmp_path / "predictions.json").read_text())
+    assert all(record.keys() == {"image_id", "category_id", "bbox", "score", "file_name"} for record in records)
+    with pytest.raises(UserError, match=r"has no test split, expected .*, or a recipe with holdout"):
+        build_task(tiny(root, "score_test=true", name="pennfudan/faster_rcnn"))
 
 
 def test_a_cascade_with_frozen_parts_trains(coco, tmp_path):

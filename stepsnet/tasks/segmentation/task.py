@@ -28,6 +28,7 @@ from ...models.build import build_model
 from ...models.upernet import UPerNet
 from ..assets import read_classes, save_classes
 from ..loading import loaded, sample_of_run
+from ..splits import require_split, split_of
 from .data import IGNORED, SegmentationData, Split, load_pairs
 from .inference import Inference
 from .transforms import training_transform
@@ -47,10 +48,10 @@ def build(
     model = build_model(recipe.model)
     if not isinstance(model, UPerNet):
         raise UserError(f"model: got {recipe.model.name!r}, expected upernet for {recipe.task}")
-    path, _, split = (data or recipe.data).partition("@")  # DATA@test evaluates the test split
-    pairs = load_pairs(path, only=(split or "val") if run else None)
-    if split and split not in pairs.splits:
-        raise UserError(f"data: {path} has no split {split!r}, expected one of {', '.join(pairs.splits)}")
+    path, split = split_of(data or recipe.data)
+    pairs = load_pairs(path, only=split if run else None, holdout=recipe.holdout)
+    for needed in (split, "test") if recipe.score_test and not run else (split,):
+        require_split(path, needed, pairs.splits)
     if model.num_classes != len(pairs.classes):
         raise UserError(f"model.args.num_classes: got {model.num_classes}, expected the data's {len(pairs.classes)}")
     # ADE20K has one order of classes, with or without the file of their names
@@ -67,7 +68,7 @@ def build(
         backbone=recipe.backbone,
         seed=recipe.seed,
         epoch_updates=recipe.epoch_updates,
-        evaluated=split or "val",
+        evaluated=split,
         workers=recipe.workers,
     )
     sync_batch_norms(model.decode_head, model.auxiliary_head, device=recipe.device)
@@ -213,6 +214,7 @@ class Segmentation(Task):
     def facts(self) -> dict[str, Any]:
         images = {name: len(split.pairs) for name, split in self.data.splits.items()}
         return {
+            "split": self.evaluated,
             "images": images,
             "unlabelled": len(self.data.unlabelled),
             "class_iou": self.class_iou,
