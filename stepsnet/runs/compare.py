@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..summary_stats import mean_and_std
 from .launch import Contender, check_grid, train_grid
 
 if TYPE_CHECKING:
@@ -64,15 +64,10 @@ def summarize(summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "recipe": summaries[0]["recipe"],
         "seeds": seeds,
         **{
-            label: {name: _mean_and_std([runs[seed][name] for seed in seeds]) for name in names}
+            label: {name: mean_and_std([runs[seed][name] for seed in seeds]) for name in names}
             for label, runs in by_label.items()
         },
         "difference": {
-            name: _mean_and_std([steps[seed][name] - baseline[seed][name] for seed in seeds]) for name in names
+            name: mean_and_std([steps[seed][name] - baseline[seed][name] for seed in seeds]) for name in names
         },
     }
-
-
-def _mean_and_std(values: Sequence[float]) -> dict[str, Any]:
-    deviation = statistics.stdev(values) if len(values) > 1 else None
-    return {"mean": statistics.mean(values), "std": deviation, "values": list(values)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 
 import torch
@@ -50,7 +51,9 @@ def predict(run: Path, recipe: DetectionRecipe, inputs: PredictInputs) -> list[P
             what = ", ".join(f"{record['category']} {record['score']:.2f}" for record in shown[:5])
             more = f", … ({len(shown)} objects)" if len(shown) > 5 else ""
             line = f"{file}: {what or f'nothing above a score of {inputs.min_score}'}{more} → {path}"
-            predictions.append(Prediction(line, found))
+            counts = Counter(record["category"] for record in shown)
+            answer = ", ".join(f"{count} {name}" for name, count in sorted(counts.items())) or "nothing"
+            predictions.append(Prediction(line, found, str(file), answer))
         if inputs.writes:
             records = [record for prediction in predictions for record in prediction.record]
             outputs.write(listed, json.dumps(records) + "\n")

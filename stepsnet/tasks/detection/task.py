@@ -21,12 +21,15 @@ from ...engine.task import BatchShard, Task
 from ...engine.update import unwrap
 from ...errors import UserError
 from ...files import write_atomically
+from ...inspection import Section
 from ...models.backbone import load_backbone
 from ...models.build import DETECTORS, build_model
 from ...models.mask_rcnn import Detector
 from ...reading import read_json
 from ..loading import loaded
+from ..pictures import spread_over
 from .data import CocoData, DetectionSamples, LeftOut, grouped_order, load_coco, require_test_split
+from .inspection import pictures_of
 from .scores import ByClass, average_precision, found_objects, objects_by_class
 from .transforms import Target
 from .validate import Record
@@ -182,6 +185,16 @@ class Detection(Task):
 
     def save_assets(self, model: nn.Module, folder: Path) -> None:
         write_atomically(folder / CATEGORIES_FILE, json.dumps(self.data.train.split.categories) + "\n")
+
+    def inspect(self, model: nn.Module, device: torch.device) -> list[Section]:
+        """Some images with what is there beside what was found."""
+        split, found = self.data.val.split, {}
+        chosen = spread_over(len(split.images))
+        with self._loaded(self.data.val, [[(0, index)] for index in chosen], device) as batches:
+            for index, (images, _) in zip(chosen, batches):
+                (objects,) = model(images)
+                found[index] = found_objects(objects, split.images[index]["id"], list(split.labels))
+        return pictures_of(split, found)
 
     def facts(self) -> dict[str, Any]:
         return {
