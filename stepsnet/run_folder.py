@@ -116,7 +116,8 @@ def find_runs(folders: Sequence[Path]) -> list[Path]:
     """The run folders among these: each itself, or those within a comparison's, a sweep's or a study's."""
     found: list[Path] = []
     for folder in folders:
-        inside = sorted(path.parent for path in folder.glob("*/config.yaml"))
+        has_begun = (folder / "metrics.jsonl").exists()  # as a run; a comparison's folder has only a config.yaml
+        inside = [] if has_begun else sorted(path.parent for path in folder.glob("*/config.yaml"))
         found += inside or [folder]
     return found
 

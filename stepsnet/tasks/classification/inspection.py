@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -44,7 +45,7 @@ class Mistakes:
 
     def update(self, indices: Sequence[int], logits: Tensor, labels: Tensor) -> None:
         """Count a batch: logits (B, classes) and labels (B) of the samples at ``indices``."""
-        losses = nn.functional.cross_entropy(logits, labels, reduction="none").nan_to_num(nan=float("inf"))
+        losses = nn.functional.cross_entropy(logits, labels, reduction="none").nan_to_num(nan=math.inf, posinf=math.inf)
         chances = logits.softmax(-1)
         best = chances.max(-1)
         of_label = chances.gather(-1, labels[:, None])[:, 0]
