@@ -88,10 +88,11 @@ def _caption(panel: _Panel) -> str:
 def _draw(panels: Sequence[_Panel], narrow: bool) -> Figure:
     most = max(len(panel.classes) for panel in panels)
     columns = 2 if most <= _COUNTS_WRITTEN else 1
-    side = 3.3 if narrow else 7.4 / min(columns, len(panels)) if most > _COUNTS_WRITTEN else 3.6
+    side = 3.5 if narrow else 7.4 / min(columns, len(panels)) if most > _COUNTS_WRITTEN else 3.7
     figure, axes = make_panels(narrow, len(panels), columns, side)
+    figure.set_layout_engine("compressed")  # which knows that the panels are squares
     for ax, panel in zip(axes, panels):
-        _draw_panel(ax, panel, size=6 if narrow or most > _COUNTS_WRITTEN else 7)
+        _draw_panel(ax, panel, size=(4.5 if narrow else 6) if most > _COUNTS_WRITTEN else (6 if narrow else 7))
     return figure
 
 
