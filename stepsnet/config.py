@@ -268,6 +268,10 @@ class DenseRecipe(Recipe):
         default=None, description="a classifier to start from: a run, a file or timm:NAME; null: random weights"
     )
     baseline_backbone: str | None = Field(default=None, description="that of the baseline, for `stepsnet compare`")
+    holdout: int | None = Field(
+        default=None, ge=1, description="training images to validate on; the val split is then DATA@test"
+    )
+    score_test: bool = Field(default=False, description="score DATA@test once, when the training has ended")
 
     def of_baseline(self) -> Recipe:
         return _starting_from_its_own(self, super().of_baseline(), "backbone")

@@ -75,9 +75,11 @@ METRICS: dict[str, Metric] = {
         Metric("mixed_top1", "accuracy on the first of two mixed images", "%", 1, is_detail=True),
         Metric("miou", "mIoU", "%", 1, is_headline=True),
         Metric("macc", "mAcc", "%", 1),
+        Metric("iou", "IoU", "%", 1, is_detail=True),  # of a class
         Metric("pixel_accuracy", "pixel accuracy", "%", 1, is_headline=True),
         *_average_precisions("box"),
         *_average_precisions("mask"),
+        Metric("objects", "objects", decimals=0, is_detail=True),  # of a class
         Metric("perplexity", "perplexity", decimals=2, higher_is_better=False, is_headline=True),
         Metric("word_perplexity", "perplexity per word", decimals=1, higher_is_better=False),
         Metric("bits_per_character", "bits per character", decimals=3, higher_is_better=False, is_detail=True),

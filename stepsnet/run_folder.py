@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "check_run_folder",
+    "find_runs",
     "folder_name",
+    "has_weights",
     "lock_folder",
     "open_run_folder",
     "read_metrics",
@@ -114,6 +116,16 @@ def lock_folder(folder: Path, writes: bool = True) -> Iterator[None]:
         lock.release()
 
 
+def find_runs(folders: Sequence[Path]) -> list[Path]:
+    """The run folders among these: each itself, or those within a comparison's, a sweep's or a study's."""
+    found: list[Path] = []
+    for folder in folders:
+        has_begun = (folder / "metrics.jsonl").exists()  # as a run; a comparison's folder has only a config.yaml
+        inside = [] if has_begun else sorted(path.parent for path in folder.glob("*/config.yaml"))
+        found += inside or [folder]
+    return found
+
+
 def read_run_recipe(folder: Path) -> Recipe:
     """Raises UserError where the folder is not a run's."""
     if not (folder / "config.yaml").exists():
@@ -145,6 +157,11 @@ def read_summary(folder: Path) -> dict[str, Any] | None:
     """What a run that has ended says of itself; None where it has not ended."""
     file = folder / "summary.json"
     return json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
+
+
+def has_weights(folder: Path) -> bool:
+    """Whether a run has final weights or a checkpoint; they are not read."""
+    return (folder / "model.safetensors").exists() or any(folder.glob("checkpoints/step-*"))
 
 
 def read_weights(folder: Path) -> Mapping[str, Tensor]:

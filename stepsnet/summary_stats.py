@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["format_mean_std", "format_number", "format_quartiles", "quartiles"]
+__all__ = ["format_mean_std", "format_number", "format_quartiles", "mean_and_std", "quartiles"]
 
 
 def format_mean_std(values: Sequence[float], spec: str = ".2f", unit: str = "", std_spec: str | None = None) -> str:
@@ -22,6 +22,12 @@ def format_mean_std(values: Sequence[float], spec: str = ".2f", unit: str = "", 
     """
     deviation = f" ± {statistics.stdev(values):{std_spec or spec}}" if len(values) > 1 else ""
     return f"{statistics.fmean(values):{spec}}{deviation}{unit}"
+
+
+def mean_and_std(values: Sequence[float]) -> dict[str, Any]:
+    """``mean``, ``std`` (the sample standard deviation, None for one value) and ``values``."""
+    deviation = statistics.stdev(values) if len(values) > 1 else None
+    return {"mean": statistics.mean(values), "std": deviation, "values": list(values)}
 
 
 def quartiles(values: Sequence[float]) -> dict[str, Any]:

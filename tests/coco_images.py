@@ -33,13 +33,17 @@ def as_string(x, y, width, height, shape):
 
 
 KINDS = (as_polygon, as_counts, as_string)
+BOX_ALONE = ([], None, [[]])
 
 
-def write_coco(root, train=6, val=3):
-    """Each image has a bright square and a dark one, in turn as polygon and RLE; the first of a split a crowd too."""
+def write_coco(root, train=6, val=3, first_id=1, masks=True, **others):
+    """Each image has a bright square and a dark one, in turn as polygon and RLE; the first of a split a crowd too.
+
+    ``others`` are further splits, such as ``test=2``. Without ``masks`` there are boxes alone, as programs write them.
+    """
     random = np.random.default_rng(0)
     (root / "images").mkdir(parents=True)
-    for split, count in (("train", train), ("val", val)):
+    for split, count in {"train": train, "val": val, **others}.items():
         content = {"images": [], "annotations": [], "categories": CATEGORIES}
         for number in range(1, count + 1):
             width, height = SIZES[number % len(SIZES)]
@@ -55,13 +59,13 @@ def write_coco(root, train=6, val=3):
                 kind = as_counts if crowd else KINDS[index % 3]
                 content["annotations"].append(
                     {
-                        "id": index + 1,
+                        "id": index + first_id,
                         "image_id": number,
                         "category_id": category,
                         "bbox": [x, y, w, h],
                         "area": w * h,
                         "iscrowd": crowd,
-                        "segmentation": kind(x, y, w, h, (height, width)),
+                        "segmentation": kind(x, y, w, h, (height, width)) if masks else BOX_ALONE[index % 3],
                     }
                 )
             Image.fromarray(pixels).save(root / "images" / name)

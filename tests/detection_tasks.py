@@ -40,7 +40,8 @@ class Knowing(nn.Module):
         index = next(i for i, other in enumerate(self.images) if other.shape == image.shape and other.equal(image))
         target = self.data.val.target(index)
         scores = torch.tensor([self.score(i) for i in range(len(target["labels"]))])
-        return [{**target, "scores": scores, "masks": target["masks"][:, None].float()}]
+        masks = {"masks": target["masks"][:, None].float()} if "masks" in target else {}
+        return [{**target, "scores": scores, **masks}]
 
 
 class Unsure(Knowing):

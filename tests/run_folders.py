@@ -62,7 +62,7 @@ class Text(HTMLParser):
 
     def handle_starttag(self, tag, attrs):
         self.attributes += attrs
-        if tag not in ("br", "meta"):
+        if tag not in ("br", "img", "meta"):
             self.open.append(tag)
 
     def handle_startendtag(self, tag, attrs):

@@ -7,6 +7,7 @@ from coco_images import SIZES, write_coco
 from detection_tasks import load
 
 from stepsnet.config import DetectionAugment
+from stepsnet.errors import UserError
 from stepsnet.recipes.coco import COCO
 from stepsnet.tasks.detection.data import DetectionSamples, grouped_order
 from stepsnet.tasks.detection.transforms import resized_size
@@ -139,3 +140,54 @@ def test_an_image_that_cannot_be_decoded_is_said(coco):
     (coco / "images" / "train2.png").write_bytes(whole[: len(whole) // 2])  # the header is there
     _, target, failed = data.train[0, 1]
     assert target == {} and "train2.png" in failed and "truncated" in failed
+
+
+@pytest.mark.parametrize("augment", [None, DetectionAugment(sizes=(48,), max_size=96, crop=1.0, crop_sizes=(64,))])
+def test_boxes_alone_and_masks_that_are_not_asked_for(tmp_path, augment):
+    boxes, both = write_coco(tmp_path / "boxes", masks=False), write_coco(tmp_path / "both")
+    for epoch in range(3):
+        of_boxes, of_both, whole = (
+            load(root, augment, masks=masks).train[epoch, 2] for root, masks in ((boxes, 0), (both, 0), (both, 1))
+        )
+        for image, target, _ in (of_boxes, of_both):
+            assert torch.equal(image, whole[0]) and target.keys() == {"boxes", "labels"}
+            assert all(torch.equal(target[key], whole[1][key]) for key in target)
+
+
+def test_the_split_behind_an_at_is_evaluated(tmp_path):
+    coco = write_coco(tmp_path / "coco", test=2)
+    names = {
+        split: [image["file_name"] for image in load(f"{coco}@{split}", training=False).val.split.images]
+        for split in ("train", "val", "test")
+    }
+    assert names == {
+        split: [f"{split}{number}.png" for number in range(1, count + 1)]
+        for split, count in (("train", 6), ("val", 3), ("test", 2))
+    }
+    data = load(f"{coco}@test")
+    assert (data.evaluated, len(data.train), len(data.val)) == ("test", 6, 2)
+    with pytest.raises(UserError, match=r"holdout: got 2, but .*coco has a test split of its own, expected null"):
+        load(coco, holdout=2)
+    (coco / "instances_test.json").unlink()
+    expected = r"coco has no test split, expected .*instances_test.json, or a recipe with holdout"
+    with pytest.raises(UserError, match=expected):
+        load(f"{coco}@test", training=False)
+
+
+def test_images_are_held_out_for_validation(coco):
+    """The data's val split is then scored as the test split, and not opened before."""
+
+    def files(samples):
+        return {image["file_name"] for image in samples.split.images}
+
+    whole = load(coco)
+    test = load(f"{coco}@test", holdout=2, training=False)
+    (coco / "instances_val.json").unlink()
+    data = load(coco, holdout=2)
+    assert len(data.train) == 4 and len(data.val) == 2 and data.evaluated == "2 of train"
+    assert files(data.train) | files(data.val) == files(whole.train) and files(test.val) == files(whole.val)
+    assert files(load(coco, holdout=2, seed=5).val) == files(data.val)
+    assert files(load(f"{coco}@train", holdout=2, training=False).val) == files(data.train)
+    for count in (6, 7):
+        with pytest.raises(UserError, match=f"holdout: got {count}, expected 1 to 5 of the 6 training images"):
+            load(coco, holdout=count)

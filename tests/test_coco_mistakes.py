@@ -97,8 +97,17 @@ BAD = {
         lambda c: change(c, annotations=of_first(segmentation=[[1, 2, 3, 4, 5]])),
         r"annotation 1 of train1.png: got a polygon \[1, 2, 3, 4, 5\], expected x and y of at least three points",
     ),
-    "no segmentation": (lambda c: change(c, annotations=of_first(segmentation=None)), "expected polygons or RLE"),
-    "empty": (lambda c: change(c, annotations=of_first(segmentation=[])), "got a segmentation without a polygon"),
+    "no segmentation": (
+        lambda c: change(c, annotations=of_first(segmentation=None)),
+        r"train.json: annotation 1 of train1.png: got no segmentation, expected polygons or RLE; without masks, "
+        r"expected model.name=faster_rcnn or cascade_rcnn",
+    ),
+    "empty": (lambda c: change(c, annotations=of_first(segmentation=[])), "1 of train1.png: got no segmentation"),
+    "boxes alone": (
+        lambda c: change(c, annotations=lambda records: [record.pop("segmentation") for record in records]),
+        r"instances_train.json has boxes and no segmentations, expected model.name=faster_rcnn or cascade_rcnn \(and "
+        r"baseline.name\), which learn boxes alone",
+    ),
     "RLE size": (
         lambda c: change(c, annotations=of_first(segmentation={"size": [48, 64], "counts": [1, 2]})),
         r"got RLE of size \[48, 64\], expected the image's, \[64, 48\]",
@@ -114,11 +123,12 @@ BAD = {
     "crowd": (lambda c: change(c, annotations=of_first(iscrowd=5)), "got iscrowd 5, expected 0 or 1"),
     "no objects": (
         lambda c: change(c, annotations=without(2)),
-        r"instances_train.json: 1 images have no objects to train on, such as 2 \(train2.png\), expected objects",
+        r"instances_train.json: 1 of 6 images have no objects to train on, such as train2.png \(id 2\); set "
+        r"without_objects=leave_out, or train",
     ),
     "only a crowd": (
         lambda c: change(c, annotations=lambda records: [a.update(iscrowd=1) for a in records if a["image_id"] == 2]),
-        "1 images have no objects to train on",
+        "1 of 6 images have no objects to train on, such as train2.png",
     ),
     "no images": (
         lambda c: change(c, images=lambda records: records.clear()),
@@ -163,15 +173,18 @@ def test_what_may_be_left_out_is_told(coco):
     change(coco, annotations=without(3))
     data = load(coco, max_invalid=1, without_objects="leave_out")
     told = data.train.split.left_out
-    assert len(told) == 2 and "annotation 1 of train1.png: the box [5, 5, 0, 9] has no area" in told[0]
-    assert "left out 1 training images without objects" in told[1] and "3 (train3.png)" in told[1]
+    assert [str(one) for one in told] == [
+        "left out 1 of 11 annotations of instances_train.json, such as annotation 1 of train1.png: "
+        "the box [5, 5, 0, 9] has no area",
+        "left out 1 of 6 images of instances_train.json, such as train3.png (id 3), which has no objects",
+    ]
     assert len(data.train) == 5
-    assert 1 not in {a["id"] for a in data.train.split.content()["annotations"]}
+    assert [5, 5, 0, 9] not in [a["bbox"] for a in data.train.split.content()["annotations"]]
     again = load(coco, max_invalid=1, without_objects="train")  # from the cache, and told as well
     assert len(again.train) == 6 and again.train.split.left_out == told[:1]
     _, target, _ = again.train[0, 2]
     assert target["boxes"].shape == (0, 4) and target["masks"].shape[0] == 0
-    with pytest.raises(UserError, match=r"has no area \(1 such annotations, expected at most max_invalid=0"):
+    with pytest.raises(UserError, match=r"has no area \(1 of 11 annotations; set max_invalid=1 to leave out"):
         load(coco)
 
 

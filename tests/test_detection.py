@@ -1,6 +1,7 @@
 """Detection as a task: its batches and loss, and runs from a classifier to predictions."""
 
 import dataclasses
+import io
 import json
 import os
 import shutil
@@ -10,8 +11,8 @@ import numpy as np
 import pytest
 import timm
 import torch
-from coco_images import KINDS, write_coco
-from detection_tasks import CPU, make_task, tiny
+from coco_images import KINDS, SIZES, write_coco
+from detection_tasks import CPU, Knowing, make_task, tiny
 from PIL import Image, ImageColor
 from torch import nn
 
@@ -23,12 +24,13 @@ from stepsnet.config import DetectionAugment, ModelSpec
 from stepsnet.console import Lines
 from stepsnet.engine.task import BatchShard
 from stepsnet.errors import UserError
+from stepsnet.inspection import read_inspection
 from stepsnet.models.build import build_model
 from stepsnet.runs.evaluate import evaluate_run
 from stepsnet.runs.train import train_run
 from stepsnet.tasks import build_task, predict
 from stepsnet.tasks.detection.data import load_coco
-from stepsnet.tasks.detection.predict import draw_objects
+from stepsnet.tasks.detection.drawing import draw_objects
 from stepsnet.tasks.detection.task import Detection
 from stepsnet.tasks.prediction import PredictInputs
 
@@ -114,7 +116,7 @@ def test_a_run_is_resumed_bit_for_bit_and_scored(run, coco, tmp_path):
     steps = [line for line in lines if line["kind"] == "step"]
     assert len(steps) == 6 and {"loss", "mask", "rpn_box_reg"} <= steps[0].keys()
     assert {"val_box_ap", "val_mask_ap", "best_val_box_ap"} <= summary["metrics"].keys()
-    assert summary["left_out"] == 0 and summary["macs"] > 0 and summary["blocks"] == 8
+    assert summary["left_out"] == [] and summary["macs"] > 0 and summary["blocks"] == 8
     shutil.copytree(folder, tmp_path / "half")
     shutil.rmtree(tmp_path / "half" / "checkpoints" / "step-00000006")
     for name in ("summary.json", "model.safetensors"):
@@ -133,7 +135,33 @@ def test_a_run_is_resumed_bit_for_bit_and_scored(run, coco, tmp_path):
     (tmp_path / "coco" / "instances_val.json").write_text(json.dumps(content))
     with pytest.raises(UserError, match=r"instances_val.json has other categories than .* was trained on"):
         evaluate_run(folder, f"coco:{tmp_path / 'coco'}")
-    assert "box AP" in (folder / "report.html").read_text()
+    page, (pictures,) = (folder / "report.html").read_text(), read_inspection(folder)
+    assert "box AP" in page and "<h2>By class</h2>" in page
+    assert page.count('src="data:image/jpeg') == len(pictures.pictures) > 0
+
+
+def test_a_report_shows_what_is_there_beside_what_was_found(coco):
+    """A detector that knows the objects of the first image, all but one of the second, and none of the third."""
+    task = make_task(coco)
+    knowing = Knowing(task.data)
+    finds = {0: 2, 1: 1, 2: 0}
+
+    def model(images):
+        (found,) = knowing(images)
+        index = next(i for i, other in enumerate(knowing.images) if other.equal(images[0]))
+        return [{key: value[: finds[index]] for key, value in found.items()}]
+
+    (section,) = task.inspect(model, CPU)
+    assert [picture.title for picture in section.pictures] == ["best: 1.00", "median: 0.67", "worst: 0.00"]
+    details = [f"val{number}.png: 2 there, {count} found" for number, count in ((1, 2), (2, 1), (3, 0))]
+    assert [picture.detail for picture in section.pictures] == details
+    assert "a score of at least 0.5" in section.about and "spread evenly over the evaluated split" in section.about
+    with Image.open(io.BytesIO(section.pictures[2].content)) as image:
+        width, height = SIZES[3]
+        there, found = (np.asarray(image, dtype=float)[:, part] for part in (slice(0, width), slice(width + 6, None)))
+        assert image.size == (2 * width + 6, height) and np.abs(there - found).max() > 60
+        original = np.asarray(Image.open(coco / "images" / "val3.png"), dtype=float)
+        assert np.abs(found - original).mean() < 16  # nothing is drawn on the right; it is a JPEG of noise
 
 
 def test_predict_draws_and_writes_cocos_json(run, coco, tmp_path, capsys):
@@ -239,6 +267,27 @@ def test_each_contender_starts_from_its_own_classifier(coco, tmp_path):
 def test_augmentation_that_cannot_be_is_refused(coco, change, expected):
     with pytest.raises(UserError, match=expected):
         tiny(coco, change)
+
+
+def test_boxes_alone_are_trained_on_scored_and_drawn(tmp_path, capsys):
+    """Faster R-CNN, validated on held-out images and scored on the val split at the end."""
+    root, run = write_coco(tmp_path / "data", masks=False), tmp_path / "run"
+    recipe = tiny(root, "epochs=1", "holdout=2", "score_test=true", name="pennfudan/faster_rcnn")
+    with pytest.raises(UserError, match=r"has boxes and no segmentations, expected model.name=faster_rcnn"):
+        build_task(tiny(root))
+    with Lines() as display:
+        summary = train_run(recipe, run, display)
+    assert summary["split"] == "2 of train" and summary["images"] == {"train": 4, "evaluated": 2}
+    scored = {key for key in summary["metrics"] if key.startswith(("val_", "test_"))}
+    assert {"val_box_ap", "test_box_ap"} <= scored and not any("mask" in key for key in scored)
+    assert summary["class_box_ap"].keys() == {"square", "disc"} and "class_mask_ap" not in summary
+    of_test = {key.removeprefix("test_"): summary["metrics"][key] for key in scored if key.startswith("test_")}
+    assert evaluate_run(run, f"coco:{root}@test") == of_test
+    assert main(["predict", str(run), str(root / "images" / "val1.png"), "--out", str(tmp_path), "--least", "0"]) == 0
+    records = json.loads((tmp_path / "predictions.json").read_text())
+    assert all(record.keys() == {"image_id", "category_id", "bbox", "score", "file_name"} for record in records)
+    with pytest.raises(UserError, match=r"has no test split, expected .*, or a recipe with holdout"):
+        build_task(tiny(root, "score_test=true", name="pennfudan/faster_rcnn"))
 
 
 def test_a_cascade_with_frozen_parts_trains(coco, tmp_path):

@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 import torch
 from coco_images import KINDS, write_coco
-from detection_tasks import CPU, Knowing, make_task
+from detection_tasks import CPU, Knowing
 from pycocotools import mask as coco_mask
 
 from stepsnet.engine.task import BatchShard
 from stepsnet.tasks.detection.data import load_coco
-from stepsnet.tasks.detection.task import average_precision, found_objects
+from stepsnet.tasks.detection.scores import average_precision, class_names, found_objects, objects_by_class
+from stepsnet.tasks.detection.task import Detection
 
 pytestmark = pytest.mark.usefixtures("session_cache")
 
@@ -22,11 +23,18 @@ def coco(tmp_path_factory):
     return write_coco(tmp_path_factory.mktemp("coco") / "data")
 
 
-def test_perfect_detections_have_an_ap_of_100(coco):
-    task = make_task(coco)
+@pytest.mark.parametrize("first_id", [0, 1])
+@pytest.mark.parametrize("kinds", [("box", "mask"), ("box",)])
+def test_perfect_detections_have_an_ap_of_100(first_id, kinds, tmp_path):
+    """pycocotools takes the id 0 of an annotation for "no match"."""
+    root = write_coco(tmp_path / "data", train=1, first_id=first_id, masks="mask" in kinds)
+    task = Detection(load_coco(f"coco:{root}", masks="mask" in kinds), 1)
     scores = task.evaluate(Knowing(task.data), BatchShard(), CPU)
-    assert scores.keys() == {f"{k}_{m}" for k in ("box", "mask") for m in ("ap", "ap50", "ap75", "ap_small")}
+    assert scores.keys() == {f"{k}_{m}" for k in kinds for m in ("ap", "ap50", "ap75", "ap_small")}
     assert set(scores.values()) == {100.0}  # all objects are below 32×32, and other sizes have none
+    facts = task.facts()
+    assert facts["class_objects"] == {"square": 3, "disc": 3}
+    assert all(facts[f"class_{kind}_ap"] == {"square": 100.0, "disc": 100.0} for kind in kinds)
 
 
 def test_ap_counted_by_hand(coco):
@@ -49,15 +57,18 @@ def test_ap_counted_by_hand(coco):
         }
 
     found = [record((x, y, w, h), 0.8), record(tuple(objects[1]["bbox"]), 0.9, 7)]
-    assert average_precision(split, found)["box_ap"] == 100.0
+    assert average_precision(split, found)[0]["box_ap"] == 100.0
     wide = record((x, y, w, int(h * 0.6)), 0.8)  # within the object: IoU 0.6 at thresholds 0.5, 0.55 and 0.6
-    scores = average_precision(split, [wide, found[1]])
+    scores, by_class = average_precision(split, [wide, found[1]])
+    assert by_class == {
+        f"{kind}_ap": {"square": pytest.approx(30, abs=1e-3), "disc": 100.0} for kind in ("box", "mask")
+    }
     assert scores["box_ap50"] == 100.0 and scores["box_ap75"] == 50.0  # one of two classes
     assert scores["box_ap"] == pytest.approx((3 * 100 + 7 * 50) / 10, abs=1e-3)
     assert scores["mask_ap"] == scores["box_ap"]
     before = record((x, y + 30, 4, 4), 0.95)  # a false positive above the true one halves its precision
-    assert average_precision(split, [before, *found])["box_ap50"] == pytest.approx((50 + 100) / 2, abs=1e-3)
-    assert average_precision(split, [])["box_ap"] == 0.0
+    assert average_precision(split, [before, *found])[0]["box_ap50"] == pytest.approx((50 + 100) / 2, abs=1e-3)
+    assert average_precision(split, [])[0]["box_ap"] == 0.0
     # a detection in a crowd is neither right nor wrong
     crowded = dataclasses.replace(split, images=images[:1])
     right = [{**record(tuple(a["bbox"]), 0.5, a["category_id"]), "image_id": 1} for a in split.annotations[1]]
@@ -66,8 +77,8 @@ def test_ap_counted_by_hand(coco):
     right = [{**r, "segmentation": KINDS[2](*r["bbox"], size)} for r in right if r["bbox"] != crowd["bbox"]]
     inside = {**right[0], "bbox": [4, 31, 8, 5], "score": 0.99, "category_id": 3}
     inside["segmentation"] = KINDS[2](4, 31, 8, 5, size)
-    assert average_precision(crowded, [*right, inside])["box_ap"] == 100.0
-    assert average_precision(crowded, [*right, inside])["mask_ap"] == 100.0
+    assert average_precision(crowded, [*right, inside])[0]["box_ap"] == 100.0
+    assert average_precision(crowded, [*right, inside])[0]["mask_ap"] == 100.0
 
 
 def test_found_objects_are_cocos_records():
@@ -80,3 +91,15 @@ def test_found_objects_are_cocos_records():
     assert np.array_equal(coco_mask.decode(first["segmentation"]), (masks[0, 0] > 0.5).numpy())
     assert second["category_id"] == 3 and coco_mask.area(second["segmentation"]) == 0
     json.dumps([first, second])
+    alone = found_objects({**objects, "scores": torch.tensor([0.5, 0.25])}, 12, [3, 7])  # of a detector without masks
+    assert [record["bbox"] for record in alone] == [first["bbox"], second["bbox"]] and "segmentation" not in alone[0]
+
+
+def test_classes_keep_their_names_apart_and_may_have_no_objects(coco):
+    split = load_coco(f"coco:{coco}").val.split
+    categories = (*split.categories, {"id": 9, "name": "disc"}, {"id": 11, "name": "ring"})
+    split = dataclasses.replace(split, categories=categories)
+    assert class_names(split) == {3: "square", 7: "disc (7)", 9: "disc (9)", 11: "ring"}
+    assert objects_by_class(split) == {"square": 3, "disc (7)": 3, "disc (9)": 0, "ring": 0}
+    _, by_class = average_precision(split, [])
+    assert by_class["box_ap"] == {"square": 0.0, "disc (7)": 0.0, "disc (9)": None, "ring": None}

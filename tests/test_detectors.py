@@ -8,11 +8,12 @@ from timm.models.resnet import BasicBlock
 from timm.models.swin_transformer import SwinTransformerBlock
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torchvision.models.detection import MaskRCNN
+from torchvision.models.detection import FasterRCNN, MaskRCNN
 from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.models.detection.faster_rcnn import TwoMLPHead
 from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredictor
 
+from stepsnet.analysis.complexity import detector_macs
 from stepsnet.config import ModelSpec
 from stepsnet.engine.distributed import sync_batch_norms
 from stepsnet.errors import UserError
@@ -25,10 +26,10 @@ from stepsnet.models.cascade_mask_rcnn import CascadeRoIHeads, smooth_l1_losses
 SIZES = ((64, 80), (50, 61))
 
 
-def torchvisions(pyramid):
+def torchvisions(pyramid, kind=MaskRCNN):
     """torchvision's own class, given the same settings."""
     torch.manual_seed(3)
-    theirs = MaskRCNN(
+    theirs = kind(
         pyramid,
         num_classes=1 + CLASSES,
         min_size=64,
@@ -38,23 +39,26 @@ def torchvisions(pyramid):
         box_head=TwoMLPHead(16 * 49, 24),
         box_predictor=None,
         box_batch_size_per_image=32,
-        mask_head=MaskRCNNHeads(16, (16,) * 4, 1),
         _skip_resize=True,
+        **({"mask_head": MaskRCNNHeads(16, (16,) * 4, 1)} if kind is MaskRCNN else {}),
     )
     theirs.roi_heads.box_predictor = mask_rcnn.FastRCNNPredictor(24, 1 + CLASSES)
-    theirs.roi_heads.mask_predictor = MaskRCNNPredictor(16, 16, 1 + CLASSES)
+    if kind is MaskRCNN:
+        theirs.roi_heads.mask_predictor = MaskRCNNPredictor(16, 16, 1 + CLASSES)
     return theirs
 
 
 def assert_same_losses_and_detections(ours, theirs):
-    targets = targets_of(*SIZES)
+    targets, keys = targets_of(*SIZES), ["boxes", "labels", "scores", *(["masks"] if ours.has_masks else [])]
+    if not ours.has_masks:
+        targets = [{key: value for key, value in target.items() if key != "masks"} for target in targets]
     losses = []
     for model in (ours, theirs):
         model.train()
         torch.manual_seed(5)  # of the boxes that are sampled
         losses.append(model(images_of(*SIZES), targets))
     names = {name.removesuffix("_1"): value for name, value in losses[0].items()}
-    assert names.keys() == losses[1].keys() and len(names) == 5
+    assert names.keys() == losses[1].keys() and len(names) == 4 + ours.has_masks
     for name, value in names.items():
         assert torch.equal(value, losses[1][name]), name
     images = images_of((40, 70), (90, 33))
@@ -65,8 +69,9 @@ def assert_same_losses_and_detections(ours, theirs):
     with torch.no_grad():
         found = [model(images) for model in (ours, theirs)]
     for mine, other, image in zip(*found, images):
-        assert len(mine["boxes"]) > 10 and mine["masks"].shape == (len(mine["boxes"]), 1, *image.shape[1:])
-        assert all(torch.equal(mine[key], other[key]) for key in ("boxes", "labels", "scores", "masks"))
+        assert len(mine["boxes"]) > 10 and mine.keys() == set(keys)
+        assert not ours.has_masks or mine["masks"].shape == (len(mine["boxes"]), 1, *image.shape[1:])
+        assert all(torch.equal(mine[key], other[key]) for key in keys)
 
 
 def test_heads_share_their_statistics_on_many_gpus_only(monkeypatch):
@@ -81,17 +86,30 @@ def test_heads_share_their_statistics_on_many_gpus_only(monkeypatch):
     assert norms("cpu") == [nn.BatchNorm2d] * 12 and norms("cuda") == [nn.SyncBatchNorm] * 12
 
 
-def test_mask_rcnn_is_torchvisions():
-    ours = build("mask_rcnn")
-    theirs = torchvisions(mask_rcnn.FeaturePyramid(create_backbone("test_steps_swin"), 16))
+@pytest.mark.parametrize(("name", "kind"), [("mask_rcnn", MaskRCNN), ("faster_rcnn", FasterRCNN)])
+def test_a_detector_is_torchvisions(name, kind):
+    ours = build(name)
+    theirs = torchvisions(mask_rcnn.FeaturePyramid(create_backbone("test_steps_swin"), 16), kind)
     theirs.load_state_dict(ours.state_dict())
     assert_same_losses_and_detections(ours, theirs)
 
 
-def test_a_cascade_of_one_stage_is_torchvisions_mask_rcnn():
-    ours, theirs = build("mask_rcnn"), build("mask_rcnn")
+@pytest.mark.parametrize("name", ["mask_rcnn", "faster_rcnn"])
+def test_a_cascade_of_one_stage_is_torchvisions(name):
+    ours, theirs = build(name), build(name)
     ours.roi_heads = CascadeRoIHeads([ours.roi_heads], [1.0], smooth_l1_losses)
     assert_same_losses_and_detections(ours, theirs)
+
+
+@pytest.mark.parametrize("name", ["mask_rcnn", "cascade_mask_rcnn"])
+def test_without_masks_a_detector_lacks_its_mask_heads_alone(name):
+    without = {"mask_rcnn": "faster_rcnn", "cascade_mask_rcnn": "cascade_rcnn"}[name]
+    whole, part = build(name), build(without)
+    missing = whole.state_dict().keys() - part.state_dict().keys()
+    assert missing and all("mask_" in key for key in missing) and whole.has_masks and not part.has_masks
+    assert part.state_dict().keys() <= whole.state_dict().keys()
+    macs, without_masks = (detector_macs(model, (3, 64, 96)) for model in (whole, part))
+    assert without_masks == {**macs, "masks": 0} and macs["masks"] > 0
 
 
 @pytest.mark.parametrize("backbone", ["test_steps_resnet", "test_steps_deit", "test_resnet", "test_steps_swinpp"])
@@ -106,7 +124,7 @@ def test_every_family_trains_every_parameter_and_detects(name, backbone):
     assert found["masks"].shape == (len(found["boxes"]), 1, 33, 75) and len(found["boxes"]) <= 100
 
 
-@pytest.mark.parametrize("name", ["mask_rcnn", "cascade_mask_rcnn"])
+@pytest.mark.parametrize("name", ["mask_rcnn", "cascade_mask_rcnn", "faster_rcnn", "cascade_rcnn"])
 def test_an_image_without_objects_gives_every_parameter_a_gradient(name):
     model = build(name).train()
     nothing = {"boxes": torch.zeros(0, 4), "labels": torch.zeros(0, dtype=torch.int64)}

@@ -1,5 +1,6 @@
 """Language modelling: text to tokens, batches, perplexity, and runs from the command line."""
 
+import html
 import json
 import math
 import os
@@ -17,9 +18,10 @@ from torch import nn
 from stepsnet.cli import main
 from stepsnet.engine.task import BatchShard
 from stepsnet.errors import UserError
+from stepsnet.inspection import read_inspection
 from stepsnet.models.steps_transformer import create
 from stepsnet.tasks.language import predict
-from stepsnet.tasks.language.data import END_OF_TEXT, Split, TextData, load_text
+from stepsnet.tasks.language.data import END_OF_TEXT, Split, TextData, load_text, load_tokenizer
 from stepsnet.tasks.language.task import LanguageModelling
 from stepsnet.tasks.prediction import PredictInputs
 
@@ -185,6 +187,16 @@ def test_a_run_from_the_command_line(trained, text, tmp_path, capsys):
     assert "validation perplexity" in capsys.readouterr().out
     summary = json.loads((run / "summary.json").read_text())
     assert summary["blocks"] == 2 and summary["widths"] == [16, 32] and summary["vocab_size"] == 280
+    (section,) = read_inspection(run)
+    tokens = load_text(f"text:{text}", "bpe", 280).splits["val"].tokens
+    body, decode = (text / "valid.txt").read_text(encoding="utf-8"), load_tokenizer(run / "tokenizer.json").decode
+    first, middle = section.texts
+    assert first.prompt == decode(tokens[:8].tolist()) and body.startswith(first.prompt + first.original)
+    half = len(tokens) // 2
+    assert middle.prompt + middle.original == decode(tokens[half : half + 168].tolist())
+    assert all(one.continuation for one in section.texts) and first.continuation != middle.continuation
+    page = (run / "report.html").read_text(encoding="utf-8")
+    assert "drawn at temperature 0.8 with seed 0" in page and html.escape(first.continuation) in page
     assert main(["eval", str(run), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["loss"] == pytest.approx(summary["metrics"]["val_loss"], abs=1e-6)
     assert main(["eval", str(run), "--data", f"text:{text}@test", "--stride", "4"]) == 0

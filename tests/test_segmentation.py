@@ -1,5 +1,6 @@
 """Segmentation runs: they learn, resume, predict, and start from a classifier."""
 
+import io
 import json
 import shutil
 
@@ -16,11 +17,13 @@ from stepsnet.checkpoint import save_weights
 from stepsnet.cli import main
 from stepsnet.console import Lines
 from stepsnet.errors import UserError
+from stepsnet.inspection import read_inspection
 from stepsnet.runs.evaluate import evaluate_run
 from stepsnet.runs.train import train_run
 from stepsnet.tasks import build_task
 from stepsnet.tasks.segmentation.data import load_pairs
-from stepsnet.tasks.segmentation.predict import color_of, draw_segments, encode_rle, list_segments
+from stepsnet.tasks.segmentation.drawing import color_of, draw_segments
+from stepsnet.tasks.segmentation.predict import encode_rle, list_segments
 
 EASY = ["augment.photometric=false", "augment.scale_range=[1,1]", "epoch_updates=15", "epochs=3", "lr=0.01"]
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -40,7 +43,14 @@ def test_a_run_learns_and_is_scored(trained, camvid):
     run, _, summary = trained
     assert summary["metrics"]["val_miou"] > 40  # one class everywhere gives at most 17
     assert summary["class_iou"].keys() == set(CLASSES) and summary["images"] == {"train": 6, "val": 3}
-    assert "mIoU" in (run / "report.html").read_text()
+    page, (section,) = (run / "report.html").read_text(), read_inspection(run)
+    assert "mIoU" in page and "<h2>By class</h2>" in page and page.count('src="data:image/jpeg') == 3
+    ranks = [picture.title.split(": ") for picture in section.pictures]
+    assert [rank for rank, _ in ranks] == ["best", "median", "worst"]
+    miou = [float(value.rstrip("%")) for _, value in ranks]
+    assert miou == sorted(miou, reverse=True) and miou[2] > 20
+    with Image.open(io.BytesIO(section.pictures[0].content)) as image:
+        assert image.width > 2 * 40 + 6  # the image twice, and the legend
     scored = evaluate_run(run)
     assert scored["miou"] == pytest.approx(summary["metrics"]["val_miou"], abs=0.2)
     slid = evaluate_run(run, overrides=["eval_window=32", "eval_stride=16", "eval_flip=true"])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from segmentation_images import CLASSES, write_pair
+from segmentation_images import CLASSES, write_camvid, write_pair
 from segmentation_tasks import Pointwise, batches, task_of, tiny_recipe
 
 from stepsnet.cli import main
@@ -155,5 +155,27 @@ def test_settings_that_do_not_fit_are_refused(camvid, overrides, expected):
         task.load_pretrained(model)
         batches(task)
     assert expected in str(raised.value)
-    with pytest.raises(UserError, match="has no split 'test', expected one of train, val"):
+    with pytest.raises(UserError, match="has no split 'test', expected one of train, val; a recipe with holdout"):
         build_task(tiny_recipe(camvid), f"camvid:{camvid}@test")
+
+
+def test_images_are_held_out_for_validation(tmp_path):
+    """The data's val split is then the test split; one with a test split of its own has no need of it."""
+
+    def names(split):
+        return [pair.image.stem for pair in split.pairs]
+
+    data = f"camvid:{write_camvid(tmp_path / 'camvid')}"
+    whole, parts = load_pairs(data), load_pairs(data, holdout=2)
+    assert names(parts.splits["test"]) == names(whole.splits["val"])
+    assert len(names(parts.splits["val"])) == 2
+    assert sorted(names(parts.splits["train"]) + names(parts.splits["val"])) == names(whole.splits["train"])
+    assert names(load_pairs(data, only="val", holdout=2).splits["val"]) == names(parts.splits["val"])
+    _, task = build_task(tiny_recipe(tmp_path / "camvid", "holdout=2", "score_test=true"))
+    assert len(task.samples) == 4 and task.facts()["images"] == {"train": 4, "val": 2, "test": 3}
+    with pytest.raises(UserError, match="has no split 'test'"):
+        build_task(tiny_recipe(tmp_path / "camvid", "score_test=true"))
+    write_pair(tmp_path / "camvid", "test", "test0", (24, 40))
+    assert load_pairs(f"{data}").splits["test"].sizes == ((24, 40),)
+    with pytest.raises(UserError, match=r"holdout: got 2, but .* has a test split of its own, expected null"):
+        load_pairs(data, holdout=2)

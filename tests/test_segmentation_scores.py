@@ -16,7 +16,8 @@ from stepsnet.tasks import build_task
 from stepsnet.tasks.segmentation import task as segmentation
 from stepsnet.tasks.segmentation.data import IGNORED
 from stepsnet.tasks.segmentation.inference import Inference
-from stepsnet.tasks.segmentation.task import AUXILIARY_WEIGHT, scores
+from stepsnet.tasks.segmentation.scores import scores
+from stepsnet.tasks.segmentation.task import AUXILIARY_WEIGHT
 
 NO_NORM = {"mean": (0.0,) * 3, "std": (1.0,) * 3}
 pytestmark = pytest.mark.usefixtures("own_cache")

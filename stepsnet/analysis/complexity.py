@@ -99,6 +99,8 @@ def detector_macs(
             ("masks", detections, stage.mask_roi_pool, (stage.mask_head, stage.mask_predictor)),
         )
         for name, count, pool, modules in parts:
+            if pool is None:  # no mask head
+                continue
             x: Any = torch.empty(count, pyramid.out_channels, *pool.output_size, device="meta")
             for module in modules:
                 macs, x = _count_forward(module, x)

@@ -12,9 +12,13 @@ from torch import Tensor, nn
 from ..errors import UserError
 from ..models.blocks import blocks_of, is_transformers_model, step_sequences, widths_of
 
-__all__ = ["drop_each", "drop_steps", "dropped", "mask_paths", "masked"]
+__all__ = ["OneStep", "drop_each", "drop_steps", "dropped", "mask_paths", "masked"]
 
 Evaluate = Callable[[nn.Module], dict[str, float]]
+
+
+class OneStep(UserError):
+    """A model that has no steps to be taken apart, such as a baseline."""
 
 
 @contextmanager
@@ -64,7 +68,7 @@ def mask_paths(model: nn.Module, evaluate: Evaluate, parts: int = 6) -> list[dic
     """Table 6: the metrics with 0, 1/6, …, 5/6 of the slow path's channels masked, at either end of x.
 
     Raises:
-        UserError: the model has a single step.
+        OneStep: the model has a single step.
     """
     widths = _several_widths(model)
     rows: list[dict[str, Any]] = []
@@ -83,7 +87,7 @@ def drop_steps(model: nn.Module, evaluate: Evaluate) -> list[dict[str, Any]]:
     for three widths √2 apart. In a hierarchical model each stage has its own steps.
 
     Raises:
-        UserError: the model has a single step.
+        OneStep: the model has a single step.
     """
     _several_widths(model)
     blocks, widths = blocks_of(model), widths_of(model)
@@ -119,7 +123,7 @@ def _identity(x: Tensor, *arguments: Any, **kwargs: Any) -> Tensor:
 def _several_widths(model: nn.Module) -> list[int]:
     widths = widths_of(model)
     if len(set(widths)) < 2:
-        raise UserError(f"analyze: the model has {len(set(widths))} step, expected a StepsNet of several")
+        raise OneStep(f"analyze: the model has {len(set(widths))} step, expected a StepsNet of several")
     return widths
 
 

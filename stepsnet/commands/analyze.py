@@ -12,9 +12,12 @@ from ..errors import UserError
 from ..markdown import markdown_table
 from ..summary_stats import format_mean_std
 from ..terminal import say
+from .options import runs_inside
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from ..config import ModelSpec
 
 __all__ = ["analyze_drop", "analyze_mask", "analyze_shortcut", "render_rows"]
 
@@ -27,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=("shortcut", "mask", "drop"),
         help="what the residual stream carries by depth; or score a run without channels of a path, or without blocks",
     )
-    parser.add_argument("runs", metavar="RUN", nargs="+", type=Path)
+    parser.add_argument("runs", metavar="RUN", nargs="+", type=Path, help="runs, or folders of comparisons or sweeps")
     parser.add_argument("--out", metavar="DIR", type=Path, default=Path("analysis"), help="for the figures of shortcut")
     parser.add_argument("--force", action="store_true", help="replace earlier figures in --out")
     parser.add_argument("--each", action="store_true", help="with drop: each single block in turn")
@@ -43,13 +46,14 @@ def run(options: argparse.Namespace) -> None:
 
     if options.kind == "shortcut":
         require_new([options.out / f"stream.{kind}" for kind in ("csv", "png", "svg")], options.force)
+    folders = [run for folder in options.runs for run in runs_inside(folder)]
     with working(f"analysing {', '.join(map(str, options.runs))}"):
         if options.kind == "shortcut":
-            rows = analyze_shortcut(options.runs, options.out, options.data)
+            rows = analyze_shortcut(folders, options.out, options.data)
         elif options.kind == "mask":
-            rows = analyze_mask(options.runs, options.data)
+            rows = analyze_mask(folders, options.data)
         else:
-            rows = analyze_drop(options.runs, options.data, options.each)
+            rows = analyze_drop(folders, options.data, options.each)
     if options.json:
         from ..provenance import provenance
 
@@ -104,10 +108,12 @@ def analyze_shortcut(folders: Sequence[Path], out: Path, data: str | None = None
 
 
 def analyze_mask(folders: Sequence[Path], data: str | None = None) -> list[dict[str, Any]]:
-    """Table 6 on a run, or on several of one model, such as its seeds: metrics are lists with a value a run.
+    """Table 6 on runs: metrics are lists with a value for each run of a model, such as its seeds.
+
+    Of runs of several models, each model has rows of its own, with the names of its runs.
 
     Raises:
-        UserError: a folder is no run, its model has a single step, or the runs are not of one model.
+        UserError: a folder is no run, or no model has several steps.
     """
     from ..analysis.interventions import mask_paths
 
@@ -122,23 +128,46 @@ def analyze_drop(folders: Sequence[Path], data: str | None = None, each: bool = 
 
 
 def _over_runs(analysis: Analysis, folders: Sequence[Path], data: str | None) -> list[dict[str, Any]]:
+    from ..analysis.interventions import OneStep
     from ..run_folder import read_run_recipe
 
-    models = [read_run_recipe(folder).model for folder in folders]
-    if different := [folder for folder, model in zip(folders, models) if model != models[0]]:
-        raise UserError(f"analyze: {different[0]} is not of the model of {folders[0]}, expected runs of one model")
-    found = [analysis(*_run(folder, data)) for folder in folders]
-    return [
-        {**rows[0], "metrics": {name: [row["metrics"][name] for row in rows] for name in rows[0]["metrics"]}}
-        for rows in zip(*found)
-    ]
+    models: list[tuple[ModelSpec, list[Path]]] = []
+    for folder in folders:
+        model = read_run_recipe(folder).model
+        of_model = next((runs for other, runs in models if other == model), None)
+        if of_model is None:
+            models.append((model, [folder]))
+        else:
+            of_model.append(folder)
+    rows: list[dict[str, Any]] = []
+    for _, runs in models:
+        try:
+            found = [analysis(*_run(folder, data)) for folder in runs]
+        except OneStep as error:
+            if len(models) == 1:
+                raise
+            say(f"stepsnet: {', '.join(map(str, runs))}: {error}; left out", error=True)
+            continue
+        names = {"runs": [folder.name for folder in runs]} if len(models) > 1 else {}
+        for same in zip(*found):  # a row of each run
+            metrics = {name: [row["metrics"][name] for row in same] for name in same[0]["metrics"]}
+            rows.append({**names, **same[0], "metrics": metrics})
+    if not rows:
+        raise UserError(
+            "analyze: none of the models can be taken apart in this way, expected a StepsNet of several steps"
+        )
+    return rows
 
 
 def render_rows(rows: list[dict[str, Any]]) -> str:
     """Rows as a Markdown table: what was done, then the metrics; over several runs, mean ± standard deviation."""
     done = [key for key in rows[0] if key not in ("metrics", "blocks")]
-    metrics = list(rows[0]["metrics"])
-    cells = [[row[key] for key in done] + [_formatted(row["metrics"][key]) for key in metrics] for row in rows]
+    metrics = list(dict.fromkeys(name for row in rows for name in row["metrics"]))
+    cells = [
+        [", ".join(row[key]) if key == "runs" else row[key] for key in done]
+        + [_formatted(row["metrics"][name]) if name in row["metrics"] else "—" for name in metrics]
+        for row in rows
+    ]
     headers = [name.replace("_", " ") for name in (*done, *metrics)]
     return markdown_table(headers, cells, "l" * len(done) + "r" * len(metrics))
 

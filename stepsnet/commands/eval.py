@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ..errors import UserError
+from ..summary_stats import format_mean_std, mean_and_std
 from ..terminal import say
+from .options import runs_inside
+
+__all__ = ["Scores", "evaluate_runs", "render_scores"]
 
 HELP = "score a run, or a checkpoint of any timm or StepsNet model, on a validation split"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", type=Path, help="a run folder, or with --model a file of weights")
+    parser.add_argument(
+        "run",
+        metavar="RUN",
+        type=Path,
+        help="the folder of a run, a comparison or a sweep, or with --model a file of weights",
+    )
     parser.add_argument("overrides", metavar="key=value", nargs="*", help="how it is scored, such as eval_flip=true")
     parser.add_argument("--data", help="other data than the run's, such as folder:PATH")
     parser.add_argument("--model", metavar="NAME", help="the model that a file of weights is of")
@@ -27,14 +40,107 @@ def run(options: argparse.Namespace) -> None:
 
     if options.model and not options.data:
         raise UserError("eval: --model needs --data, expected such as --data folder:PATH")
+    runs = [] if options.model else runs_inside(options.run)
     with working(f"scoring {options.run}"):
         from ..runs.evaluate import evaluate_checkpoint, evaluate_run  # takes seconds
 
         if options.model:
             metrics = evaluate_checkpoint(options.run, options.model, options.data)
+        elif runs != [options.run]:
+            scores = evaluate_runs(runs, options.data, options.stride, options.overrides)
         else:
             metrics = evaluate_run(options.run, options.data, options.stride, options.overrides)
+    if runs not in ([], [options.run]):
+        say(json.dumps(dataclasses.asdict(scores)) if options.json else render_scores(scores))
+        return
     if options.json:
         say(json.dumps(metrics))
     else:
         say(", ".join(f"{find_metric(name).name} {format_metric(name, value)}" for name, value in metrics.items()))
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What ``--json`` has of a comparison or a sweep."""
+
+    runs: list[dict[str, Any]]  # run, model, seed and metrics of each
+    models: list[dict[str, Any]]  # model, seeds, and of each metric the mean and standard deviation over them
+    differences: list[dict[str, Any]]  # the same of StepsNet minus baseline, paired over the seeds that both have
+    summary: str  # in a sentence
+
+
+def evaluate_runs(
+    folders: Sequence[Path], data: str | None = None, stride: int | None = None, overrides: Sequence[str] = ()
+) -> Scores:
+    """Score each run, and compare the models as a report does. Raises UserError, as ``evaluate_run``."""
+    from ..report.load_runs import BASELINE, group_runs, load_run, members
+    from ..report.words import pairs, summarize_results
+    from ..runs.evaluate import evaluate_run
+    from ..tasks.splits import split_of
+
+    scored = []
+    for folder in folders:
+        run, metrics = load_run(folder), evaluate_run(folder, data, stride, overrides)
+        split = split_of(data or str(run.config["data"]))[1]
+        named = {f"{split}_{name}": value for name, value in metrics.items()}
+        scored.append(dataclasses.replace(run, summary={**run.summary, "metrics": named}))
+    groups = sorted(group_runs(scored), key=lambda group: group.label == BASELINE)  # as `compare` has them
+    prefix = f"{split}_"
+    results = {
+        group.name: {name.removeprefix(prefix): group.results(name) for name in group.runs[0].summary["metrics"]}
+        for group in groups
+    }
+    of_runs = [
+        {
+            "run": run.folder.name,
+            "model": group.name,
+            "seed": run.seed,
+            "metrics": {name.removeprefix(prefix): value for name, value in run.summary["metrics"].items()},
+        }
+        for group, run in members(groups)
+    ]
+    of_models = [_over_seeds(group.name, results[group.name]) for group in groups]
+    differences = [
+        _over_seeds(f"{steps.name} minus {base.name}", _differences(results[steps.name], results[base.name]))
+        for steps, base in pairs(groups)
+    ]
+    summary = summarize_results(groups, split)[0].replace("\u00a0", " ")
+    return Scores(of_runs, of_models, [row for row in differences if row["seeds"]], summary)
+
+
+BySeed = dict[Any, float]
+
+
+def _differences(one: dict[str, BySeed], other: dict[str, BySeed]) -> dict[str, BySeed]:
+    return {
+        name: {seed: value - other[name][seed] for seed, value in values.items() if seed in other[name]}
+        for name, values in one.items()
+        if name in other
+    }
+
+
+def _over_seeds(model: str, results: dict[str, BySeed]) -> dict[str, Any]:
+    seeds = list(next(iter(results.values()), {}))
+    metrics = {name: mean_and_std(list(values.values())) for name, values in results.items() if values}
+    return {"model": model, "seeds": seeds, "metrics": metrics}
+
+
+def render_scores(scores: Scores) -> str:
+    """A Markdown table of all runs, of the models where there are several seeds, and of the differences."""
+    from ..markdown import markdown_table
+    from ..metrics import find_metric, format_metric
+
+    names = list(scores.runs[0]["metrics"])
+    rows = [
+        [row["run"], *(format_metric(name, row["metrics"][name], unit=False) for name in names)] for row in scores.runs
+    ]
+    several = [row for row in scores.models if len(row["seeds"]) > 1]
+    for row in (*several, *scores.differences):
+        cells = [
+            format_mean_std(row["metrics"][name]["values"], find_metric(name).spec) if name in row["metrics"] else "—"
+            for name in names
+        ]
+        count = len(row["seeds"])
+        rows.append([f"{row['model']}, {f'{count} seeds' if count > 1 else 'one seed'}", *cells])
+    table = markdown_table(["run", *(find_metric(name).axis_label for name in names)], rows, "l" + "r" * len(names))
+    return f"{table}\n\n{scores.summary}"

@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..errors import UserError
 from ..terminal import say
 
 if TYPE_CHECKING:
     from ..config import Recipe
 
-__all__ = ["add_grid_options", "add_run_options", "integers", "recipe_and_folder", "say_forecasts"]
+__all__ = ["add_grid_options", "add_run_options", "integers", "recipe_and_folder", "runs_inside", "say_forecasts"]
 
 
 def add_run_options(parser: argparse.ArgumentParser) -> None:
@@ -66,3 +67,23 @@ def recipe_and_folder(options: argparse.Namespace) -> tuple[Recipe, Path]:
         recipe = dataclasses.replace(recipe, data=options.data)
     recipe = override(recipe, options.overrides)
     return recipe, options.run or Path("runs") / folder_name(recipe.name)
+
+
+def runs_inside(folder: Path) -> list[Path]:
+    """The runs of a comparison's or a sweep's folder, without those that have no weights yet; else the folder alone.
+
+    Raises:
+        UserError: no run inside has weights.
+    """
+    from ..run_folder import find_runs, has_weights
+
+    runs = find_runs([folder])
+    if runs == [folder]:
+        return runs
+    trained = [run for run in runs if has_weights(run)]
+    for run in runs:
+        if run not in trained:
+            say(f"stepsnet: {run} has no weights yet, and is left out", error=True)
+    if not trained:
+        raise UserError(f"run: none of the {len(runs)} runs in {folder} has weights yet")
+    return trained

@@ -6,18 +6,23 @@ import argparse
 import glob
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
 from ..terminal import counted, say
+from .options import runs_inside
+
+if TYPE_CHECKING:
+    from ..tasks.prediction import PredictInputs, Prediction
 
 HELP = "print the likeliest classes of images, draw what is in them, or go on with a text"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", type=Path)
+    parser.add_argument("run", metavar="RUN", type=Path, help="the folder of a run, of a comparison or of a sweep")
     parser.add_argument(
         "files", metavar="FILE", nargs="*", help="an image, a folder with images at any depth, or a pattern"
     )
@@ -57,6 +62,10 @@ def run(options: argparse.Namespace) -> None:
         min_score=options.least,
         emit=(lambda text: None) if options.json else partial(say, end="", flush=True),
     )
+    runs = runs_inside(options.run)
+    if runs != [options.run]:
+        _predict_with_each(runs, inputs, options.json)
+        return
     predictions = predict(options.run, inputs)
     if options.json:
         say(json.dumps([prediction.record for prediction in predictions]))
@@ -106,3 +115,39 @@ def _matches(arguments: Sequence[str]) -> Iterator[Path]:
 def _in_order(path: Path) -> list[str | int]:
     """2.png before 10.png."""
     return [int(part) if part.isdecimal() else part for part in re.split(r"([0-9]+)", str(path))]
+
+
+def _predict_with_each(runs: Sequence[Path], inputs: PredictInputs, as_json: bool) -> None:
+    """Predict with every run of a comparison, each with a folder of its own for what it draws, and compare them."""
+    from ..tasks import predict
+
+    found: dict[str, list[Prediction]] = {}
+    for run in runs:
+        if inputs.prompt is not None and not as_json:
+            say(f"{run.name}:")
+        found[run.name] = predict(run, inputs.into(run.name))
+        for prediction in found[run.name]:
+            if prediction.line and not as_json:
+                say(f"{run.name}: {prediction.line}")
+    compared, differ = compare_answers(found)
+    if as_json:
+        records = [{"run": name, "predictions": [one.record for one in of_run]} for name, of_run in found.items()]
+        say(json.dumps({"runs": records, "differ": differ}))
+    elif compared:
+        say(f"the runs differ on {len(differ)} of {compared} files{':' if differ else ''}")
+        for one in differ:
+            said = [f"{answer} ({', '.join(names)})" for answer, names in one["answers"].items()]
+            say(f"{one['file']}: {'; '.join(said)}")
+
+
+def compare_answers(found: Mapping[str, Sequence[Prediction]]) -> tuple[int, list[dict[str, Any]]]:
+    """The number of files that can be compared, and for each on which runs differ, who gives which answer."""
+    compared, differ = 0, []
+    for of_file in zip(*found.values()):
+        answers: dict[str, list[str]] = {}
+        for name, prediction in zip(found, of_file):
+            answers.setdefault(prediction.answer, []).append(name)
+        compared += "" not in answers
+        if len(answers) > 1:
+            differ.append({"file": of_file[0].input, "answers": answers})
+    return compared, differ

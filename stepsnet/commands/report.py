@@ -31,7 +31,8 @@ def _import_modules_of(runs: Sequence[Path]) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    from ..report import find_runs, write_report
+    from ..report import write_report
+    from ..run_folder import find_runs
 
     runs = find_runs(options.runs)
     _import_modules_of(runs)

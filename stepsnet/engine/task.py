@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ..analysis.complexity import Complexity
 from ..errors import UserError
+from ..inspection import Section
 
 __all__ = ["BatchShard", "EvaluationBatch", "Task"]
 
@@ -130,6 +131,14 @@ class Task(Protocol):
     def complexity(self, model: nn.Module) -> Complexity:
         """Blocks, layers, parameters and multiply-accumulates at this task's input size."""
         ...
+
+    def inspect(self, model: nn.Module, device: torch.device) -> list[Section]:
+        """What the report of a run shows of its trained model, on the evaluated split; by default nothing.
+
+        One rank calls it, once, when the run has ended. The model is in evaluation mode. What is returned is small
+        whatever the size of the split, and takes no longer than an evaluation.
+        """
+        return []
 
     def save_assets(self, model: nn.Module, folder: Path) -> None:
         """Write what a run's folder needs besides weights and recipe, such as a tokenizer; by default nothing."""

@@ -14,7 +14,7 @@ from ..errors import UserError, nearest
 __all__ = ["DETECTORS", "build_model", "input_size_of"]
 
 # Models that are not registered with timm: the function `create` of the module with that name in stepsnet.models.
-DETECTORS = ("mask_rcnn", "cascade_mask_rcnn")
+DETECTORS = {"mask_rcnn": True, "cascade_mask_rcnn": True, "faster_rcnn": False, "cascade_rcnn": False}  # has masks
 NOT_IN_TIMM = ("steps_transformer", "upernet", *DETECTORS)
 
 

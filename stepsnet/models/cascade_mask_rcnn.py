@@ -1,7 +1,7 @@
 """Cascade Mask R-CNN (Cai and Vasconcelos, 2019) as in Swin's detectors: torchvision's heads, stage after stage.
 
 Each stage is a :class:`RoIHeads` of torchvision with its own IoU threshold, weights and losses, and starts from the
-boxes that the stage before it has refined (Table 2b).
+boxes that the stage before it has refined (Table 2b). Cascade R-CNN is the case without mask heads (cascade_rcnn.py).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torchvision.ops import clip_boxes_to_image, generalized_box_iou_loss, remov
 
 from .mask_rcnn import BOXES, Detector, create_detector, create_roi_heads
 
-__all__ = ["STAGES", "CascadeRoIHeads", "create", "giou_losses", "smooth_l1_losses"]
+__all__ = ["STAGES", "CascadeRoIHeads", "create", "create_heads", "giou_losses", "smooth_l1_losses"]
 
 # per stage: IoU from which on a box is positive, weight of the losses, weights of the box regression
 STAGES = (
@@ -58,7 +58,7 @@ class CascadeRoIHeads(nn.Module):
     """RoI heads in stages, to be used as ``roi_heads`` of a detector.
 
     Args:
-        stages: torchvision's RoIHeads, with mask heads.
+        stages: torchvision's RoIHeads, all with mask heads or all without.
         weights: factor of the losses, per stage.
         box_losses: the losses of a stage, :func:`giou_losses` or a function of the same signature.
 
@@ -93,23 +93,15 @@ class CascadeRoIHeads(nn.Module):
     def _losses(
         self, pooled: Callable, proposals: Boxes, image_shapes: list, targets: list[Target]
     ) -> dict[str, Tensor]:
-        losses = {}
+        losses: dict[str, Tensor] = {}
         for number, (stage, weight) in enumerate(zip(self.stages, self.weights), 1):
             boxes, matched, labels, box_targets = stage.select_training_samples(proposals, targets)
             logits, deltas = stage.box_predictor(stage.box_head(pooled(stage.box_roi_pool, boxes)))
             class_loss, box_loss = self.box_losses(stage, logits, deltas, boxes, labels, box_targets)
-            positive = [torch.where(image_labels > 0)[0] for image_labels in labels]
-            positive_boxes = [image_boxes[index] for image_boxes, index in zip(boxes, positive)]
-            masks = stage.mask_predictor(stage.mask_head(pooled(stage.mask_roi_pool, positive_boxes)))
-            mask_loss = maskrcnn_loss(
-                masks,
-                positive_boxes,
-                [target["masks"] for target in targets],
-                [target["labels"] for target in targets],
-                [image_matches[index] for image_matches, index in zip(matched, positive)],
-            )
-            for name, loss in (("classifier", class_loss), ("box_reg", box_loss), ("mask", mask_loss)):
-                losses[f"loss_{name}_{number}"] = weight * loss
+            of_stage = {"classifier": class_loss, "box_reg": box_loss}
+            if stage.has_mask():
+                of_stage["mask"] = _mask_loss(stage, pooled, boxes, matched, labels, targets)
+            losses |= {f"loss_{name}_{number}": weight * loss for name, loss in of_stage.items()}
             if number < len(self.stages):
                 classes = torch.cat(labels)
                 predicted = 1 + logits[:, 1:].argmax(-1)
@@ -132,14 +124,15 @@ class CascadeRoIHeads(nn.Module):
                 proposals = self._refine(stage, deltas, predicted, proposals, image_shapes)
         mean = torch.stack(all_logits).mean(0)
         boxes, scores, labels = stage.postprocess_detections(mean, deltas, proposals, image_shapes)
-        masks = [
-            maskrcnn_inference(stage.mask_predictor(stage.mask_head(pooled(stage.mask_roi_pool, boxes))), labels)
-            for stage in self.stages
-        ]
-        return [
-            {"boxes": boxes[i], "labels": labels[i], "scores": scores[i], "masks": torch.stack(image_masks).mean(0)}
-            for i, image_masks in enumerate(zip(*masks))
-        ]
+        found = [dict(zip(("boxes", "labels", "scores"), of_image)) for of_image in zip(boxes, labels, scores)]
+        if stage.has_mask():
+            masks = [
+                maskrcnn_inference(stage.mask_predictor(stage.mask_head(pooled(stage.mask_roi_pool, boxes))), labels)
+                for stage in self.stages
+            ]
+            for of_image, image_masks in zip(found, zip(*masks)):
+                of_image["masks"] = torch.stack(image_masks).mean(0)
+        return found
 
     @staticmethod
     def _refine(stage: RoIHeads, deltas: Tensor, classes: Tensor, boxes: Boxes, image_shapes: list) -> Boxes:
@@ -147,6 +140,21 @@ class CascadeRoIHeads(nn.Module):
         refined = stage.box_coder.decode_single(_of_class(deltas.detach(), classes), torch.cat(boxes))  # (N, 4)
         per_image = refined.split([len(image_boxes) for image_boxes in boxes])
         return [clip_boxes_to_image(image_boxes, shape) for image_boxes, shape in zip(per_image, image_shapes)]
+
+
+def _mask_loss(
+    stage: RoIHeads, pooled: Callable, boxes: Boxes, matched: list[Tensor], labels: list[Tensor], targets: list[Target]
+) -> Tensor:
+    positive = [torch.where(image_labels > 0)[0] for image_labels in labels]
+    positive_boxes = [image_boxes[index] for image_boxes, index in zip(boxes, positive)]
+    head: Any = stage  # of which torchvision says that its mask head may be missing
+    return maskrcnn_loss(
+        head.mask_predictor(head.mask_head(pooled(head.mask_roi_pool, positive_boxes))),
+        positive_boxes,
+        [target["masks"] for target in targets],
+        [target["labels"] for target in targets],
+        [image_matches[index] for image_matches, index in zip(matched, positive)],
+    )
 
 
 def _of_class(deltas: Tensor, classes: Tensor) -> Tensor:
@@ -159,11 +167,12 @@ def _among(boxes: Tensor, others: Tensor) -> Tensor:
     return (boxes[:, None] == others.to(boxes)).all(-1).any(-1)
 
 
-def _heads(channels: int, hidden: int, num_classes: int, samples: int) -> CascadeRoIHeads:
+def create_heads(channels: int, hidden: int, num_classes: int, samples: int, masks: bool = True) -> CascadeRoIHeads:
+    """The heads of Cascade Mask R-CNN, or without ``masks`` those of Cascade R-CNN."""
     stages = []
     for iou, _, weights in STAGES:
         head = FastRCNNConvFCHead((channels, BOXES, BOXES), [channels] * 4, [hidden], norm_layer=nn.BatchNorm2d)
-        stages.append(create_roi_heads(head, hidden, num_classes, channels, samples, iou, weights))
+        stages.append(create_roi_heads(head, hidden, num_classes, channels, samples, iou, weights, masks))
     return CascadeRoIHeads(stages, [weight for _, weight, _ in STAGES])
 
 
@@ -172,4 +181,4 @@ def create(backbone: str, *args: Any, **kwargs: Any) -> Detector:
 
     A box head is four 3×3 convolutions with batch norm and one linear layer.
     """
-    return create_detector(_heads, backbone, *args, **kwargs)
+    return create_detector(create_heads, backbone, *args, **kwargs)

@@ -1,6 +1,7 @@
 """Mask R-CNN (He et al., 2017) from torchvision's modules, on the backbone of any Steps or timm model (Table 2).
 
-The settings are those of Swin's detectors. Labels are 1 … num_classes, 0 is the background.
+Faster R-CNN is the case without a mask head (faster_rcnn.py). The settings are those of Swin's detectors. Labels are
+1 … num_classes, 0 is the background.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ __all__ = [
     "FeaturePyramid",
     "create",
     "create_detector",
+    "create_heads",
     "create_roi_heads",
 ]
 
@@ -95,6 +97,7 @@ class Detector(GeneralizedRCNN):
     In training it takes images (3, H, W) in 0 … 1 that are already resized, with targets ("boxes" (N, 4) as
     x1, y1, x2, y2 in pixels, "labels" (N), "masks" (N, H, W)), and returns losses. In evaluation it resizes the
     images itself, and returns per image boxes, labels, scores and soft masks (N, 1, H, W) at its original size.
+    Without mask heads there are no masks in either.
 
     Args:
         backbone: the five feature levels.
@@ -135,6 +138,12 @@ class Detector(GeneralizedRCNN):
         self.num_classes = num_classes
 
     @property
+    def has_masks(self) -> bool:
+        """Whether it learns masks and finds them, besides boxes."""
+        heads: Any = getattr(self.roi_heads, "stages", [self.roi_heads])
+        return heads[0].has_mask()
+
+    @property
     def trunk(self) -> nn.Module:
         """The module that holds the residual blocks, for :func:`stepsnet.models.blocks.blocks_of`."""
         return self.backbone.body.features
@@ -151,8 +160,9 @@ def create_roi_heads(
     samples: int,
     iou: float,
     weights: Sequence[float],
+    masks: bool,
 ) -> RoIHeads:
-    """torchvision's heads for boxes and masks.
+    """torchvision's heads for boxes, and for masks if they are wanted.
 
     Args:
         box_head: (N, channels, 7, 7) -> (N, hidden).
@@ -162,6 +172,7 @@ def create_roi_heads(
         samples: boxes per image to train on, a quarter of them positive.
         iou: overlap from which on a box is positive.
         weights: of the box regression in x, y, width and height.
+        masks: whether there is a mask head.
     """
     return RoIHeads(
         box_roi_pool=MultiScaleRoIAlign(_LEVELS, BOXES, sampling_ratio=2),
@@ -175,9 +186,9 @@ def create_roi_heads(
         score_thresh=0.05,
         nms_thresh=0.5,
         detections_per_img=100,
-        mask_roi_pool=MultiScaleRoIAlign(_LEVELS, MASKS, sampling_ratio=2),
-        mask_head=MaskRCNNHeads(channels, (channels,) * 4, dilation=1),
-        mask_predictor=_MaskPredictor(channels, channels, 1 + num_classes),
+        mask_roi_pool=MultiScaleRoIAlign(_LEVELS, MASKS, sampling_ratio=2) if masks else None,
+        mask_head=MaskRCNNHeads(channels, (channels,) * 4, dilation=1) if masks else None,
+        mask_predictor=_MaskPredictor(channels, channels, 1 + num_classes) if masks else None,
     )
 
 
@@ -219,11 +230,12 @@ def create_detector(
     return Detector(pyramid, heads, num_classes, size, max_size, anchors, *normalisation_of(backbone))
 
 
-def _heads(channels: int, hidden: int, num_classes: int, samples: int) -> RoIHeads:
+def create_heads(channels: int, hidden: int, num_classes: int, samples: int, masks: bool = True) -> RoIHeads:
+    """The heads of Mask R-CNN, or without ``masks`` those of Faster R-CNN."""
     box_head = TwoMLPHead(channels * BOXES**2, hidden)
-    return create_roi_heads(box_head, hidden, num_classes, channels, samples, 0.5, (10.0, 10.0, 5.0, 5.0))
+    return create_roi_heads(box_head, hidden, num_classes, channels, samples, 0.5, (10.0, 10.0, 5.0, 5.0), masks)
 
 
 def create(backbone: str, *args: Any, **kwargs: Any) -> Detector:
     """Mask R-CNN; the arguments are those of :func:`create_detector`."""
-    return create_detector(_heads, backbone, *args, **kwargs)
+    return create_detector(create_heads, backbone, *args, **kwargs)

@@ -56,5 +56,12 @@ CASCADE = dataclasses.replace(
     model=ModelSpec("cascade_mask_rcnn", _STEPS),
     baseline=ModelSpec("cascade_mask_rcnn", _SWIN),
 )
+FASTER = dataclasses.replace(
+    MASK_RCNN,
+    name="pennfudan/faster_rcnn",
+    title="Faster R-CNN: boxes alone, everything else as pennfudan/mask_rcnn",
+    model=ModelSpec("faster_rcnn", _STEPS),
+    baseline=ModelSpec("faster_rcnn", _SWIN),
+)
 
-RECIPES = by_name(MASK_RCNN, CASCADE)
+RECIPES = by_name(MASK_RCNN, CASCADE, FASTER)

@@ -123,15 +123,6 @@ class Group:
         return {seed: statistics.mean(values) for seed, values in found.items()}
 
 
-def find_runs(folders: Sequence[Path]) -> list[Path]:
-    """The run folders among these: each itself, or those within a comparison's or a sweep's."""
-    found: list[Path] = []
-    for folder in folders:
-        inside = sorted(path.parent for path in folder.glob("*/config.yaml"))
-        found += inside or [folder]
-    return found
-
-
 def load_run(folder: Path) -> Run:
     """Read a run folder; a last line of metrics that a crash cut off is left out.
 

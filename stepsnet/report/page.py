@@ -22,11 +22,13 @@ from matplotlib import style
 from ..errors import UserError
 from ..files import write_atomically
 from ..metrics import METRICS, format_metric, metric_label
+from .confusion import confusion_figure
 from .curves import curves_figure
 from .depth import depth_figure, results_figure
 from .figure import STYLE, ReportFigure, write_csv
 from .load_runs import Group, Run, group_runs, load_run, members
 from .residual_stream import stream_figure
+from .sections import class_table, data_notes, examples, picture_source
 from .shortcut_ratio import shortcut_ratio_figure
 from .widths import widths_figure
 from .words import count, duration, number, summarize_results, typeset
@@ -57,6 +59,7 @@ def write_report(runs: Sequence[Path], out: Path, title: str | None = None) -> P
     loaded = [load_run(Path(run)) for run in runs]
     title = title or ", ".join(dict.fromkeys(str(run.config.get("name", run.folder.name)) for run in loaded))
     groups = group_runs(loaded)
+    few = groups if len(groups) <= _MAX_CURVES else []
     figures = figures_of(groups)
     _remove_old_files(page.parent / "figures", [name for name, figure in figures.items() if figure is None])
     columns = _metric_columns(groups)
@@ -70,6 +73,10 @@ def write_report(runs: Sequence[Path], out: Path, title: str | None = None) -> P
         figures=[(figure, _save(figure, page.parent / "figures")) for figure in figures.values() if figure],
         groups=groups,
         many_models=len(groups) > _MAX_CURVES,
+        classes=class_table(few),
+        examples=examples(few),
+        picture_source=picture_source,
+        data_notes=data_notes(groups),
         metric_columns=[metric_label(name, with_unit=True) for name in columns],
         runs=_table_of_runs(groups, columns),
         models=_table_of_models(groups),
@@ -87,6 +94,7 @@ def figures_of(groups: Sequence[Group]) -> dict[str, ReportFigure | None]:
         "depth": depth_figure(groups),
         "results": results_figure(groups),
         **{key.replace("_", "-"): curves_figure(few, key) for key in metrics},
+        "confusion": confusion_figure(few),
         "shortcut-ratio": shortcut_ratio_figure(few),
         "stream": stream_figure(few),
         "widths": widths_figure(few),

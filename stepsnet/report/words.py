@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 
-from ..metrics import METRICS, Metric, metric_label
+from ..metrics import METRICS, SPLITS, Metric, find_metric, higher_is_better, metric_label
 from ..summary_stats import format_mean_std
 from .load_runs import BASELINE, STEPS, Group
 
@@ -16,6 +16,7 @@ __all__ = [
     "join",
     "mean_std",
     "number",
+    "pairs",
     "result_metric",
     "sentence",
     "summarize_results",
@@ -78,75 +79,76 @@ def values_in_words(values: Sequence[tuple[Group, int, float]], show: Callable[[
     ) + (f" {times[0]}" if one_time else "")
 
 
-def result_metric(groups: Sequence[Group]) -> Metric | None:
-    """The metric by which these models are compared: the first that all have on the validation split."""
+def result_metric(groups: Sequence[Group], split: str = "val") -> Metric | None:
+    """The metric by which these models are compared: the first that all have on the split."""
     candidates = [metric for metric in METRICS.values() if metric.is_headline or metric.key == "loss"]
-    return next((m for m in candidates if groups and all(group.results(f"val_{m.key}") for group in groups)), None)
+    return next((m for m in candidates if groups and all(group.results(f"{split}_{m.key}") for group in groups)), None)
 
 
-def summarize_results(groups: Sequence[Group]) -> tuple[str, list[Tile]]:
+def summarize_results(groups: Sequence[Group], split: str = "val") -> tuple[str, list[Tile]]:
     """The results in one sentence and as tiles: one per group, and one per paired difference."""
     finished = [group for group in groups if any(run.summary for run in group.runs)]
     waiting = [f"seed {run.seed} of {group.the}" for group in groups for run in group.runs if not run.summary]
     unfinished = f"not finished: {join(waiting)}" if waiting else ""
-    metric = result_metric(finished)
+    metric = result_metric(finished, split)
     if metric is None:
-        return sentence("No result yet", unfinished or "no run has a validation metric"), []
-    name = metric_label(f"val_{metric.key}")
-    differences = [_difference(steps, base, metric) for steps, base in _pairs(finished)]
+        return sentence("No result yet", unfinished or f"no run has a {SPLITS[split]} metric"), []
+    name = metric_label(key := f"{split}_{metric.key}")
+    differences = [_difference(steps, base, key) for steps, base in pairs(finished)]
     difference_tiles = [tile for _, tile in differences if tile]
     if len(finished) > _MAX_IN_A_SENTENCE:
-        best, worst = _best(finished, metric), _best(finished, metric, worst=True)
-        ends = " and worst for ".join(f"{g.the}, {mean_std(_values(g, metric), metric)}" for g in (best, worst))
+        best, worst = _best(finished, key), _best(finished, key, worst=True)
+        ends = " and worst for ".join(f"{g.the}, {mean_std(_values(g, key), metric)}" for g in (best, worst))
         return sentence(f"Of {len(finished)} models, the {name} is best for {ends}", unfinished), difference_tiles
     parts, tiles = [], []
     for group in finished:
-        values = _values(group, metric)
+        values = _values(group, key)
         value, note = mean_std(values, metric), f"{len(values)} seeds" if len(values) > 1 else "one seed"
         parts.append(f"{value} for {group.the} ({note})")
         tiles.append({"name": group.name, "value": value, "note": f"{name}, {note}", "color": group.color})
     conclusions = [words for words, _ in differences]
     if not conclusions and len(finished) > 1:
-        conclusions.append(f"the best mean is that of {_best(finished, metric).the}")
+        conclusions.append(f"the best mean is that of {_best(finished, key).the}")
     return sentence(f"The {name} is {join(parts)}", *conclusions, unfinished), tiles + difference_tiles
 
 
-def _values(group: Group, metric: Metric) -> list[float]:
-    return list(group.results(f"val_{metric.key}").values())
+def _values(group: Group, key: str) -> list[float]:
+    return list(group.results(key).values())
 
 
-def _best(groups: Sequence[Group], metric: Metric, worst: bool = False) -> Group:
-    choose = max if metric.higher_is_better != worst else min
-    return choose(groups, key=lambda group: statistics.fmean(_values(group, metric)))
+def _best(groups: Sequence[Group], key: str, worst: bool = False) -> Group:
+    choose = max if higher_is_better(key) != worst else min
+    return choose(groups, key=lambda group: statistics.fmean(_values(group, key)))
 
 
-def _pairs(groups: Sequence[Group]) -> list[tuple[Group, Group]]:
+def pairs(groups: Sequence[Group]) -> list[tuple[Group, Group]]:
     """Each StepsNet with its baseline."""
     steps, baselines = ([group for group in groups if group.label == label] for label in (STEPS, BASELINE))
     only_two = len(steps) == len(baselines) == 1
     return [(s, b) for s in steps for b in baselines if only_two or s.suffix == b.suffix]
 
 
-def _difference(steps: Group, base: Group, metric: Metric) -> tuple[str, Tile | None]:
+def _difference(steps: Group, base: Group, key: str) -> tuple[str, Tile | None]:
     """The paired difference over the seeds that both have, in words and as a tile."""
-    a, b = (group.results(f"val_{metric.key}") for group in (steps, base))
+    metric = find_metric(key)
+    a, b = (group.results(key) for group in (steps, base))
     seeds = [seed for seed in a if seed in b]
     if not seeds:
         return f"{steps.the} and {base.the} have no seed in common, so there is no paired difference", None
-    pairs = [a[seed] - b[seed] for seed in seeds]
-    mean, note = statistics.fmean(pairs), f"seed {seeds[0]} only, so the standard deviation is unknown"
+    differences = [a[seed] - b[seed] for seed in seeds]
+    mean, note = statistics.fmean(differences), f"seed {seeds[0]} only, so the standard deviation is unknown"
     better, sign = (steps if (mean > 0) == metric.higher_is_better else base), math.copysign(1, mean)
-    if len(pairs) > 1:
-        wins = sum(pair * mean > 0 for pair in pairs)
-        note = f"paired over seeds {join(map(str, seeds))}, better in {wins} of {len(pairs)}"
-        if abs(mean) <= statistics.stdev(pairs):
+    if len(differences) > 1:
+        wins = sum(difference * mean > 0 for difference in differences)
+        note = f"paired over seeds {join(map(str, seeds))}, better in {wins} of {len(differences)}"
+        if abs(mean) <= statistics.stdev(differences):
             note += ", not larger than its standard deviation"
 
     def show(values: Sequence[float], plus: str = "") -> str:
         return typeset(format_mean_std(values, plus + metric.spec, metric.difference_unit, metric.spec))
 
-    verdict = f"{better.the} is better by {show([sign * pair for pair in pairs])}"
+    verdict = f"{better.the} is better by {show([sign * difference for difference in differences])}"
     verdict = verdict if mean else f"{steps.the} and {base.the} are equal"
-    value = show(pairs, plus="+" if mean else "")
+    value = show(differences, plus="+" if mean else "")
     tile = {"name": f"{steps.name} minus {base.name}", "value": value, "note": note, "color": "#5c6675"}
     return f"{verdict} ({note})", tile

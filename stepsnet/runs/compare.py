@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..from_data import as_begun, with_baseline
+from ..summary_stats import mean_and_std
 from .check import check_grid, tell
 from .launch import Contender, train_grid
 
@@ -70,15 +70,10 @@ def summarize(summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "recipe": summaries[0]["recipe"],
         "seeds": seeds,
         **{
-            label: {name: _mean_and_std([runs[seed][name] for seed in seeds]) for name in names}
+            label: {name: mean_and_std([runs[seed][name] for seed in seeds]) for name in names}
             for label, runs in by_label.items()
         },
         "difference": {
-            name: _mean_and_std([steps[seed][name] - baseline[seed][name] for seed in seeds]) for name in names
+            name: mean_and_std([steps[seed][name] - baseline[seed][name] for seed in seeds]) for name in names
         },
     }
-
-
-def _mean_and_std(values: Sequence[float]) -> dict[str, Any]:
-    deviation = statistics.stdev(values) if len(values) > 1 else None
-    return {"mean": statistics.mean(values), "std": deviation, "values": list(values)}

@@ -24,6 +24,7 @@ from ..provenance import provenance, without_folders
 from ..report import write_report
 from ..run_folder import lock_folder, open_run_folder, read_metrics, read_run_recipe, read_summary
 from ..tasks import build_task
+from .inspection import inspect_run
 from .prepare import prepare_run
 
 __all__ = ["train_run"]
@@ -68,6 +69,8 @@ def _train(
     context.barrier()
     with lock_folder(folder, context.is_main):
         if summary := read_summary(folder):
+            if context.is_main and not (folder / "report.html").exists():  # it was stopped between the two
+                _write_page(recipe, folder)
             return summary if context.is_main else None
         if context.is_main:
             task.save_assets(model, folder)
@@ -81,8 +84,15 @@ def _train(
             summary["metrics"] |= _score_test(recipe, folder, result.weights)
         save_weights(folder / "model.safetensors", result.weights)
         write_atomically(folder / "summary.json", json.dumps(summary, indent=2) + "\n")
-        write_report([folder], folder / "report.html", f"{recipe.name}, seed {recipe.seed}")
+        inspect_run(
+            recipe, folder, task, result.weights, context.device, lambda text: show({"kind": "note", "text": text})
+        )
+        _write_page(recipe, folder)
         return summary
+
+
+def _write_page(recipe: Recipe, folder: Path) -> None:
+    write_report([folder], folder / "report.html", f"{recipe.name}, seed {recipe.seed}")
 
 
 def _summarize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -37,7 +37,8 @@ class PredictInputs:
     temperature: float = 0.8  # 0 takes the likeliest token each time
     seed: int = 0
     top: int = 5  # classes per image
-    out: Path | None = None  # the folder for what is written; where images are drawn, by default "predictions"
+    out: Path | None = None  # the folder for what is written
+    drawings: Path = Path("predictions")  # the same where images are drawn and there is no other
     root: Path | None = None  # the folder that it mirrors; by default the one that all files have in common
     force: bool = False  # replace what others have written there
     writes: bool = True  # False: nothing is drawn and written
@@ -53,7 +54,11 @@ class PredictInputs:
     @property
     def outputs(self) -> Outputs:
         root = self.root or common_folder([file.absolute().parent for file in self.places] or [Path()])
-        return Outputs(self.out or Path("predictions"), root, self.force)
+        return Outputs(self.out or self.drawings, root, self.force)
+
+    def into(self, name: str) -> PredictInputs:
+        """The same with results in a folder of that name inside."""
+        return replace(self, out=self.out and self.out / name, drawings=self.drawings / name)
 
     def require_files(self, run: Path, recipe: Recipe) -> Sequence[File]:
         """The files. Raises UserError where a prompt is given in place of them."""
@@ -74,6 +79,8 @@ class Prediction:
 
     line: str  # for people; empty where everything has been emitted
     record: Any  # the same as JSON
+    input: str = ""  # the name of the file
+    answer: str = ""  # in a few words, by which runs are compared; empty where there is nothing to compare
 
 
 def load_trained(run: Path, recipe: Recipe, model: nn.Module) -> tuple[nn.Module, torch.device]:

@@ -16,16 +16,9 @@ from PIL import Image
 
 from ...errors import UserError
 from ..images import UnreadableImage
+from ..splits import split_of
 
 __all__ = ["InMemory", "Parts", "divide", "split_of"]
-
-SPLITS = ("train", "val", "test")
-
-
-def split_of(data: str) -> tuple[str, str]:
-    """``DATA@test`` as its two parts; without an ``@`` the split is ``val``."""
-    name, at, split = data.rpartition("@")
-    return (name, split) if at and split in SPLITS else (data, "val")
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,7 @@ def _classify(
     for file, values, indices in zip(files, ranked.values.tolist(), ranked.indices.tolist()):
         by_class = {classes[index]: value for index, value in zip(indices, values)}
         line = f"{file}: " + ", ".join(f"{name} {100 * value:.1f}%" for name, value in by_class.items())
-        predictions.append(Prediction(line, {**origin_of(file), "classes": by_class}))
+        predictions.append(Prediction(line, {**origin_of(file), "classes": by_class}, str(file), classes[indices[0]]))
     return predictions
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from ...engine.randomness import data_order
 from ...engine.task import BatchShard, Task
 from ...errors import UserError
 from ...from_data import check_class_count, key_of_model, key_of_weights
+from ...inspection import Section
 from ...models.build import build_model
 from ...models.transfer import start_from
 from ..assets import check_classes, save_classes
@@ -30,6 +31,7 @@ from ..remarks import on_classes, on_largest_class
 from .data import ImageData, SampleKey, Samples, StoredData, load_images, open_images
 from .held_out import split_of
 from .input_size import input_size
+from .inspection import Mistakes
 from .resolve import resolve
 from .transforms import InputSpec
 
@@ -233,25 +235,43 @@ class Classification(Task):
         }
         for metric in metrics.values():
             metric.to(device)
-        batches = shard.evaluation_batches(len(samples), _EVALUATION_BATCH_SIZE)
-        keys = [[(0, index, 0) for index in batch.indices] for batch in batches]
-        skipped = 0
-        with self._loaded(samples, keys, device) as found:
-            for batch, (images, labels, failed) in zip(batches, found):
-                skipped += self._count_undecodable(failed)
-                if not len(labels):  # every rank calls the model equally often, as FSDP asks
-                    images = images.new_zeros(1, *self.input_size)
-                logits = model(images).float()
-                metrics["scored"].update(0 if batch.is_padding else len(labels))
-                if batch.is_padding or not len(labels):
-                    continue
+        metrics["scored"].update(0)
+        with closing(self._predicted(samples, model, shard, device)) as predicted:
+            for _, logits, labels in predicted:
+                metrics["scored"].update(len(labels))
                 metrics["loss"].update(nn.functional.cross_entropy(logits, labels), weight=len(labels))
                 metrics["top1"].update(logits, labels)
                 metrics["top5"].update(logits, labels)
-        if skipped and not metrics["scored"].compute():
+        if not metrics["scored"].compute():
             raise UserError(f"data: none of the {len(samples)} images to evaluate can be decoded")
         loss, top1, top5 = (metrics[name].compute().item() for name in ("loss", "top1", "top5"))
         return {"loss": loss, "top1": round(100 * top1, 4), "top5": round(100 * top5, 4)}
+
+    def _predicted(
+        self, samples: Samples, model: nn.Module, shard: BatchShard, device: torch.device
+    ) -> Generator[tuple[list[int], Tensor, Tensor]]:
+        """The indices, logits (B, classes) and labels (B) of the images in each of this rank's batches.
+
+        Without padding, and without images that cannot be decoded.
+        """
+        batches = shard.evaluation_batches(len(samples), _EVALUATION_BATCH_SIZE)
+        keys = [[(0, index, 0) for index in batch.indices] for batch in batches]
+        with self._loaded(samples, keys, device) as found:
+            for batch, (images, labels, failed) in zip(batches, found):
+                self._count_undecodable(failed)
+                if not len(labels):  # every rank calls the model equally often, as FSDP asks
+                    images = images.new_zeros(1, *self.input_size)
+                logits = model(images).float()
+                if len(labels) and not batch.is_padding:
+                    yield [index for index, name in zip(batch.indices, failed) if not name], logits, labels
+
+    def inspect(self, model: nn.Module, device: torch.device) -> list[Section]:
+        """The confusion of the classes, and the images of the highest loss."""
+        mistakes = Mistakes()
+        with closing(self._predicted(self.data.val, model, BatchShard(), device)) as predicted:
+            for indices, logits, labels in predicted:
+                mistakes.update(indices, logits, labels)
+        return mistakes.sections(self.data.classes, self.data.val)
 
     def save_assets(self, model: nn.Module, folder: Path) -> None:
         """The class names, so that a run can be used where its data are not."""
@@ -266,15 +286,14 @@ class Classification(Task):
         self.reported = len(self.undecodable)
         return [f"skipped a sample that cannot be decoded, {name}" for name in new]
 
-    def _count_undecodable(self, failed: Sequence[str]) -> int:
-        """How many of these samples could not be decoded. Raises UserError where too many have been so far."""
+    def _count_undecodable(self, failed: Sequence[str]) -> None:
+        """Raises UserError where too many samples could not be decoded so far."""
         self.undecodable |= dict.fromkeys(name for name in failed if name)
         if len(self.undecodable) > self.max_undecodable:
             raise UserError(
                 f"data: {len(self.undecodable)} samples cannot be decoded, expected at most max_undecodable="
                 f"{self.max_undecodable}; the latest is {list(self.undecodable)[-1]}"
             )
-        return len(list(filter(None, failed)))
 
     def _loaded(
         self, samples: Dataset, keys: list[list[SampleKey]], device: torch.device

@@ -1,7 +1,8 @@
 """COCO data: images and their objects as samples, each a function of the seed, the epoch and its index.
 
 A data set is ``coco:PATH``, in COCO's own layout (``annotations/instances_train2017.json`` and ``train2017/``) or
-a flat one (``instances_train.json`` and ``images/``), each with a val split.
+a flat one (``instances_train.json`` and ``images/``), each with a val split and perhaps a test split. The split that
+is evaluated is val, or the one behind an ``@``: ``coco:PATH@test``.
 """
 
 from __future__ import annotations
@@ -23,10 +24,20 @@ from ...config import DetectionAugment
 from ...engine.randomness import data_order, seed_sample
 from ...errors import UserError, nearest
 from ..images import UnreadableImage, open_image
+from ..splits import hold_out, sources_of, split_of
 from .transforms import Target, augmented, clamped
 from .validate import Record, check_split, encode_segmentation, read_annotations
 
-__all__ = ["CocoData", "CocoSplit", "DetectionSamples", "grouped_order", "load_coco", "read_pixels"]
+__all__ = [
+    "CocoData",
+    "CocoSplit",
+    "DetectionSamples",
+    "LeftOut",
+    "grouped_order",
+    "load_coco",
+    "read_pixels",
+    "require_test_split",
+]
 
 WithoutObjects = Literal["refuse", "leave_out", "train"]
 
@@ -36,13 +47,28 @@ _GROUP_SIZE = 4  # images of one shape in a row, at most
 
 
 @dataclass(frozen=True)
+class LeftOut:
+    """Records of a file that are not used."""
+
+    file: str  # its name
+    what: str  # "annotations" or "images"
+    count: int
+    total: int
+    first: str  # the first of them, and why
+
+    def __str__(self) -> str:
+        return f"left out {self.count} of {self.total} {self.what} of {self.file}, such as {self.first}"
+
+
+@dataclass(frozen=True)
 class CocoSplit:
     file: Path
     folder: Path  # of the images
     categories: tuple[Record, ...]  # by id; label 1 is the first category's
     images: tuple[Record, ...]
     annotations: dict[int, list[Record]]  # of each image, by the image's id
-    left_out: tuple[str, ...]  # what is not used, and why
+    has_masks: bool  # whether the annotations' masks are used
+    left_out: tuple[LeftOut, ...]
 
     @property
     def labels(self) -> dict[int, int]:
@@ -50,28 +76,37 @@ class CocoSplit:
         return {category["id"]: label for label, category in enumerate(self.categories, 1)}
 
     def content(self) -> dict[str, Any]:
-        """The split in COCO's form for its evaluation, without what is left out."""
+        """The split in COCO's form for its evaluation, without what is left out.
+
+        Annotations are numbered anew from 1: pycocotools takes the id 0 for "no match", which counts a correct
+        detection as a wrong one.
+        """
+        records = [record for image in self.images for record in self.annotations.get(image["id"], [])]
         annotations = [
-            {"area": record["bbox"][2] * record["bbox"][3], "iscrowd": 0, **record}
-            for image in self.images
-            for record in self.annotations.get(image["id"], [])
+            {"area": record["bbox"][2] * record["bbox"][3], "iscrowd": 0, **record, "id": number}
+            for number, record in enumerate(records, 1)
         ]
         return {"images": list(self.images), "annotations": annotations, "categories": list(self.categories)}
+
+    def objects_of(self, image: Record) -> list[Record]:
+        """The annotations of an image without its crowds."""
+        return [record for record in self.annotations.get(image["id"], []) if not record.get("iscrowd", 0)]
 
 
 @dataclass(frozen=True)
 class CocoData:
     classes: tuple[str, ...]
     train: DetectionSamples
-    val: DetectionSamples
+    val: DetectionSamples  # those that are evaluated
+    evaluated: str  # the split that ``val`` is
 
 
 class DetectionSamples(Dataset):
     """Images with their objects: sample (epoch, index) is a function of these numbers and the seed.
 
     A sample is the image (3, H, W) with values in 0 … 1, its target ("boxes" (N, 4) as x1, y1, x2, y2 in pixels,
-    "labels" (N) from 1 on, "masks" (N, H, W) of 0 and 1), and the reason why it cannot be decoded, "" where it can.
-    Crowd regions are not in the target.
+    "labels" (N) from 1 on, and where the split has masks "masks" (N, H, W) of 0 and 1), and the reason why it cannot be
+    decoded, "" where it can. Crowd regions are not in the target.
     """
 
     def __init__(self, split: CocoSplit, augment: DetectionAugment | None, seed: int = 0):
@@ -98,16 +133,14 @@ class DetectionSamples(Dataset):
         """The objects of an image, at the size of the image."""
         record = self.split.images[index]
         height, width = record["height"], record["width"]
-        objects = [a for a in self.split.annotations.get(record["id"], []) if not a.get("iscrowd", 0)]
+        objects = self.split.objects_of(record)
         boxes = torch.tensor([a["bbox"] for a in objects], dtype=torch.float32).reshape(-1, 4)
         boxes[:, 2:] += boxes[:, :2]  # x, y, width, height -> x1, y1, x2, y2
-        if objects:
-            encoded = [encode_segmentation(a["segmentation"], height, width) for a in objects]
-            masks = torch.from_numpy(np.ascontiguousarray(coco_mask.decode(encoded).transpose(2, 0, 1)))
-        else:
-            masks = torch.zeros(0, height, width, dtype=torch.uint8)
         labels = torch.tensor([self.labels[a["category_id"]] for a in objects], dtype=torch.int64)
-        return {"boxes": clamped(boxes, height, width), "labels": labels, "masks": masks}
+        target = {"boxes": clamped(boxes, height, width), "labels": labels}
+        if self.split.has_masks:
+            target["masks"] = _masks_of(objects, height, width)
+        return target
 
 
 def load_coco(
@@ -115,38 +148,57 @@ def load_coco(
     augment: DetectionAugment | None = None,
     seed: int = 0,
     *,
+    masks: bool = True,
     max_invalid: int = 0,
     without_objects: WithoutObjects = "refuse",
+    holdout: int | None = None,
     training: bool = True,
 ) -> CocoData:
     """Open a data set and check all of it.
 
     Args:
-        data: ``coco:PATH``, or a path alone.
+        data: ``coco:PATH``, or a path alone; behind an ``@`` the split that is evaluated.
         augment: of the training split; None leaves images as they are.
+        masks: whether they are needed. Otherwise boxes are enough, and masks are not read.
         max_invalid: annotations per split that may be left out, for a box without area or outside its image.
         without_objects: what to do with training images that have no objects besides crowds.
-        training: False opens the validation split only, and leaves the training split without images.
+        holdout: training images to validate on; the data's val split is then test.
+        training: False opens the evaluated split only, and leaves the training split without images.
 
     Raises:
         UserError: a mistake in the data, with its file and record.
     """
-    kind, colon, path = data.partition(":")
-    root = Path(path if colon and kind == "coco" else data)
-    if colon and kind != "coco" and not root.exists():
-        raise UserError(f"data: got {data!r}, expected coco:PATH{nearest(kind, ['coco'])}")
-    if not root.is_dir():
-        raise UserError(f"data: {root} is not a folder, expected --data coco:PATH, with images and their JSON")
-    train = _open_split(root, "train", max_invalid) if training else None
-    val = _open_split(root, "val", max_invalid)
-    if train is None:
-        train = replace(val, images=(), annotations={}, left_out=())
-    elif [dict(category) for category in train.categories] != [dict(category) for category in val.categories]:
-        raise UserError(f"data: {val.file} has other categories than {train.file}, expected the same")
-    else:
-        train = _with_objects(train, without_objects)
-    classes = tuple(category["name"] for category in train.categories)
-    return CocoData(classes, DetectionSamples(train, augment, seed), DetectionSamples(val, None, seed))
+    data, evaluated = split_of(data)
+    root = _root_of(data)
+    _check_splits(root, evaluated, holdout)
+    sources = sources_of(holdout)
+    needed = ["train", evaluated] if training else [evaluated]
+    files = {name: _open_split(root, name, max_invalid, masks) for name in dict.fromkeys(sources[n] for n in needed)}
+    first, *others = files.values()
+    for other in others:
+        if [dict(category) for category in first.categories] != [dict(category) for category in other.categories]:
+            raise UserError(f"data: {other.file} has other categories than {first.file}, expected the same")
+
+    def part(name: str) -> CocoSplit:
+        split = files[sources[name]]
+        if holdout is not None and sources[name] == "train":
+            indices = hold_out(holdout, len(split.images))[0 if name == "train" else 1]
+            split = replace(split, images=tuple(split.images[index] for index in indices))
+        return _with_objects(split, without_objects) if name == "train" else split
+
+    val = part(evaluated)
+    train = part("train") if training else replace(val, images=(), annotations={}, left_out=())
+    return CocoData(
+        tuple(category["name"] for category in val.categories),
+        DetectionSamples(train, augment, seed),
+        DetectionSamples(val, None, seed),
+        f"{holdout} of train" if holdout and evaluated == "val" else evaluated,
+    )
+
+
+def require_test_split(data: str, holdout: int | None) -> None:
+    """Raises UserError where ``DATA@test`` does not exist; no file is opened."""
+    _check_splits(_root_of(split_of(data)[0]), "test", holdout)
 
 
 def read_pixels(file: Path | Image.Image, stored_size: tuple[int, int] | None = None) -> Tensor:
@@ -177,21 +229,59 @@ def _is_upright(image: Record) -> bool:
     return image["height"] > image["width"]
 
 
-def _open_split(root: Path, name: str, max_invalid: int) -> CocoSplit:
+def _masks_of(objects: Sequence[Record], height: int, width: int) -> Tensor:
+    """(N, H, W) of 0 and 1."""
+    if not objects:
+        return torch.zeros(0, height, width, dtype=torch.uint8)
+    encoded = [encode_segmentation(record["segmentation"], height, width) for record in objects]
+    return torch.from_numpy(np.ascontiguousarray(coco_mask.decode(encoded).transpose(2, 0, 1)))
+
+
+def _root_of(data: str) -> Path:
+    kind, colon, path = data.partition(":")
+    root = Path(path if colon and kind == "coco" else data)
+    if colon and kind != "coco" and not root.exists():
+        raise UserError(f"data: got {data!r}, expected coco:PATH{nearest(kind, ['coco'])}")
+    if not root.is_dir():
+        raise UserError(f"data: {root} is not a folder, expected --data coco:PATH, with images and their JSON")
+    return root
+
+
+def _check_splits(root: Path, evaluated: str, holdout: int | None) -> None:
+    """Raises UserError where there is no test split to be scored, or one of its own beside ``holdout``."""
+    has_test = any((root / pattern.format("test")).exists() for pattern in _JSON)
+    if has_test and holdout is not None:
+        raise UserError(f"holdout: got {holdout}, but {root} has a test split of its own, expected null")
+    if evaluated == "test" and not has_test and holdout is None:
+        expected = " or ".join(pattern.format("test") for pattern in _JSON)
+        raise UserError(
+            f"data: {root} has no test split, expected {expected}, or a recipe with holdout, which validates on "
+            "training images and leaves the val split for @test"
+        )
+
+
+def _open_split(root: Path, name: str, max_invalid: int, masks: bool) -> CocoSplit:
     file = _first_of(root, _JSON, name, "file of instances")
     folder = _first_of(root, _FOLDERS, name, "folder of images")
     content = read_annotations(file)
-    invalid = check_split(file, folder, content)
+    checked = check_split(file, folder, content)
+    total, invalid = len(content["annotations"]), checked.invalid
+    first = next(iter(invalid.values()), "")
     if len(invalid) > max_invalid:
-        more = f" ({len(invalid)} such annotations, expected at most max_invalid={max_invalid})"
-        raise UserError(f"data: {next(iter(invalid.values()))}{more}")
+        mends = f"set max_invalid={len(invalid)} to leave out what is like this"
+        raise UserError(f"data: {file}: {first} ({len(invalid)} of {total} annotations; {mends})")
+    if masks and checked.wrong_mask:
+        boxes_alone = "expected model.name=faster_rcnn or cascade_rcnn (and baseline.name), which learn boxes alone"
+        if checked.without_mask == total - len(invalid):
+            raise UserError(f"data: {file} has boxes and no segmentations, {boxes_alone}")
+        raise UserError(f"data: {file}: {checked.wrong_mask}; without masks, {boxes_alone}")
     annotations: dict[int, list[Record]] = defaultdict(list)
     for annotation in content["annotations"]:
         if annotation["id"] not in invalid:
             annotations[annotation["image_id"]].append(annotation)
     categories = sorted(content["categories"], key=lambda category: category["id"])
-    left_out = tuple(f"left out an annotation, {reason}" for reason in invalid.values())
-    return CocoSplit(file, folder, tuple(categories), tuple(content["images"]), dict(annotations), left_out)
+    left_out = (LeftOut(file.name, "annotations", len(invalid), total, first),) if invalid else ()
+    return CocoSplit(file, folder, tuple(categories), tuple(content["images"]), dict(annotations), masks, left_out)
 
 
 def _first_of(root: Path, patterns: Sequence[str], name: str, what: str) -> Path:
@@ -205,21 +295,17 @@ def _first_of(root: Path, patterns: Sequence[str], name: str, what: str) -> Path
 
 def _with_objects(split: CocoSplit, without: WithoutObjects) -> CocoSplit:
     """A training split, with images that have no objects treated as ``without`` says."""
-
-    def has_objects(image: Record) -> bool:
-        return any(not annotation.get("iscrowd", 0) for annotation in split.annotations.get(image["id"], []))
-
-    empty = [image for image in split.images if not has_objects(image)]
+    empty = [image for image in split.images if not split.objects_of(image)]
     if not empty or without == "train":
         return split
-    first = f"such as {empty[0]['id']} ({empty[0]['file_name']})"
+    first, total = f"{empty[0]['file_name']} (id {empty[0]['id']})", len(split.images)
     if without == "refuse":
         raise UserError(
-            f"data: {split.file}: {len(empty)} images have no objects to train on, {first}, "
-            "expected objects in each, or without_objects=leave_out or train"
+            f"data: {split.file}: {len(empty)} of {total} images have no objects to train on, such as {first}; "
+            "set without_objects=leave_out, or train to learn that there is nothing in them"
         )
-    kept = tuple(image for image in split.images if has_objects(image))
+    kept = tuple(image for image in split.images if split.objects_of(image))
     if not kept:
         raise UserError(f"data: {split.file} has no image with objects to train on, expected at least one")
-    notice = f"left out {len(empty)} training images without objects of {split.file}, {first}"
-    return replace(split, images=kept, left_out=(*split.left_out, notice))
+    left_out = LeftOut(split.file.name, "images", len(empty), total, f"{first}, which has no objects")
+    return replace(split, images=kept, left_out=(*split.left_out, left_out))

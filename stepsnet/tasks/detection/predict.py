@@ -3,31 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from functools import lru_cache
+from collections import Counter
 from pathlib import Path
-from typing import Any
 
-import matplotlib
 import torch
-from pycocotools import mask as coco_mask
-from torch import Tensor
 from torchvision.transforms.v2.functional import to_pil_image
-from torchvision.utils import draw_bounding_boxes, draw_segmentation_masks
 
-from ...colors import OKABE_ITO
 from ...config import DetectionRecipe
 from ...files import png_bytes
 from ..prediction import PredictInputs, Prediction, origin_of, read_files
 from .data import read_pixels
-from .task import found_objects, read_categories
+from .drawing import draw_objects
+from .scores import found_objects
+from .task import read_categories
 
-__all__ = ["draw_objects", "predict"]
-
-_COLORS = OKABE_ITO[:6]  # without black
-_OPACITY = 0.45  # of a mask
-
-Record = dict[str, Any]
+__all__ = ["predict"]
 
 
 @torch.no_grad()
@@ -61,45 +51,10 @@ def predict(run: Path, recipe: DetectionRecipe, inputs: PredictInputs) -> list[P
             what = ", ".join(f"{record['category']} {record['score']:.2f}" for record in shown[:5])
             more = f", … ({len(shown)} objects)" if len(shown) > 5 else ""
             line = f"{file}: {what or f'nothing above a score of {inputs.min_score}'}{more} → {path}"
-            predictions.append(Prediction(line, found))
+            counts = Counter(record["category"] for record in shown)
+            answer = ", ".join(f"{count} {name}" for name, count in sorted(counts.items())) or "nothing"
+            predictions.append(Prediction(line, found, str(file), answer))
         if inputs.writes:
             records = [record for prediction in predictions for record in prediction.record]
             outputs.write(listed, json.dumps(records) + "\n")
     return predictions
-
-
-def draw_objects(image: Tensor, records: Sequence[Record], names: dict[int, str]) -> Tensor:
-    """Draw the mask, the box, and the category and score of each object, those with the highest score on top.
-
-    Args:
-        image: (3, H, W) uint8.
-        records: COCO's result records.
-        names: of the categories, by their id.
-    """
-    if not records:
-        return image
-    records = sorted(records, key=lambda record: record["score"])
-    colors = [_COLORS[index % len(_COLORS)] for index in reversed(range(len(records)))]
-    for record, color in zip(records, colors):  # one by one: torchvision draws black where masks of one call overlap
-        mask = torch.from_numpy(coco_mask.decode(record["segmentation"])).bool()
-        image = draw_segmentation_masks(image, mask, alpha=_OPACITY, colors=color)
-    boxes = torch.tensor([record["bbox"] for record in records])
-    boxes[:, 2:] += boxes[:, :2]  # x, y, width, height -> x1, y1, x2, y2
-    size = max(10, min(image.shape[-2:]) // 30)
-    return draw_bounding_boxes(
-        image,
-        boxes,
-        [f"{names[record['category_id']]} {record['score']:.2f}" for record in records],
-        colors=list(colors),
-        width=max(1, size // 6),
-        font=_font_file(),
-        font_size=size,
-        label_colors="white",
-        fill_labels=True,
-    )
-
-
-@lru_cache(maxsize=1)
-def _font_file() -> str:
-    """torchvision needs a file for a font that has a size; matplotlib has one."""
-    return str(Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf")

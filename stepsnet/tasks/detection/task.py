@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import io
+import dataclasses
 import json
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace
@@ -13,9 +13,6 @@ from typing import Any, cast
 import numpy as np
 import torch
 import torch.distributed as dist
-from pycocotools import mask as coco_mask
-from pycocotools.coco import COCO
-from pycocotools.cocoeval import COCOeval
 from torch import Tensor, nn
 
 from ...analysis.complexity import Complexity, count_detector
@@ -26,34 +23,41 @@ from ...engine.update import unwrap
 from ...errors import UserError
 from ...files import write_atomically
 from ...from_data import check_class_count, key_of_weights, with_classes
+from ...inspection import Section
 from ...models.backbone import load_backbone
-from ...models.build import build_model
+from ...models.build import DETECTORS, build_model
 from ...models.mask_rcnn import Detector
 from ...reading import read_json
 from ..loading import loaded
+from ..pictures import spread_over
 from ..remarks import on_classes
-from .data import CocoData, CocoSplit, DetectionSamples, grouped_order, load_coco
+from .data import CocoData, DetectionSamples, LeftOut, grouped_order, load_coco, require_test_split
+from .inspection import pictures_of
+from .scores import ByClass, average_precision, found_objects, objects_by_class
 from .transforms import Target
 from .validate import Record
 
-__all__ = ["Detection", "average_precision", "found_objects", "read_categories", "build", "open_data", "resolve"]
+__all__ = ["Detection", "build", "open_data", "read_categories", "resolve"]
 
 CATEGORIES_FILE = "categories.json"  # in a run's folder, so that it can be used where its data are not
 _EXAMPLES = 2
 _ASPECT = 1.6  # width over height of the image whose MACs are counted, as of COCO's 1280×800
 
-# COCO's summary: the mean over IoU 0.5 to 0.95, two of them alone, and by the objects' size
-_SUMMARY = ("ap", "ap50", "ap75", "ap_small", "ap_medium", "ap_large")
-
 Batch = tuple[list[Tensor], list[Target]]
 
 
 def open_data(recipe: DetectionRecipe, data: str, run: Path | None = None) -> CocoData:
-    """Raises UserError where the data do not exist, or for a mistake in them."""
+    """Raises UserError where the data do not exist, for a mistake in them, or where the model learns no objects."""
+    if recipe.model.name not in DETECTORS:
+        raise UserError(f"model: got {recipe.model.name}, expected one of {', '.join(DETECTORS)} for detection")
+    if recipe.score_test and run is None:
+        require_test_split(data, recipe.holdout)
     return load_coco(
         data,
+        masks=DETECTORS[recipe.model.name],
         max_invalid=recipe.max_invalid,
         without_objects=recipe.without_objects,
+        holdout=recipe.holdout,
         training=run is None,
     )
 
@@ -67,10 +71,8 @@ def build(
     recipe: DetectionRecipe, data: str | None = None, run: Path | None = None, opened: CocoData | None = None
 ) -> tuple[nn.Module, Detection]:
     """Raises UserError where the model or the data do not exist, or do not fit each other."""
-    model = build_model(recipe.model)
-    if not isinstance(model, Detector):
-        raise UserError(f"model: got {recipe.model.name}, expected mask_rcnn or cascade_mask_rcnn for detection")
     coco = opened or open_data(recipe, data or recipe.data, run)
+    model = cast(Detector, build_model(recipe.model))
     if run and _named(read_categories(run)) != _named(coco.val.split.categories):
         raise UserError(
             f"data: {coco.val.split.file} has other categories than {run} was trained on, expected the same"
@@ -135,6 +137,7 @@ class Detection(Task):
             raise UserError(f"batch_size: got {batch_size}, expected 1 to the {len(data.train)} training images")
         self.data, self.batch_size, self.seed, self.workers = data, batch_size, seed, workers
         self.examples, self.backbone, self.backbone_key = examples, backbone, backbone_key
+        self.by_class: ByClass = {}  # of the last evaluation
         self.steps_per_epoch = len(data.train) // batch_size  # the last, smaller batch is dropped
         self.is_reported = False  # whether notices() has returned what is left out
 
@@ -157,7 +160,7 @@ class Detection(Task):
 
     @torch.no_grad()
     def evaluate(self, model: nn.Module, shard: BatchShard, device: torch.device) -> dict[str, float]:
-        """COCO's AP of boxes and masks in percent, without that of sizes of which there are no objects."""
+        """COCO's AP of boxes, and of masks if there are some, in percent, as :func:`average_precision` has it."""
         split, found = self.data.val.split, list[dict[str, Any]]()
         batches = shard.evaluation_batches(len(self.data.val), 1)  # an image at its own size
         keys = [[(0, index) for index in batch.indices] for batch in batches]
@@ -166,14 +169,19 @@ class Detection(Task):
                 (objects,) = model(images)
                 if not batch.is_padding:
                     found += found_objects(objects, split.images[batch.indices[0]]["id"], list(split.labels))
+        scores, self.by_class = self._scored(found, shard)
+        return scores
+
+    def _scored(self, found: list[dict[str, Any]], shard: BatchShard) -> tuple[dict[str, float], ByClass]:
+        """The AP of what all ranks have found, computed on rank 0."""
         if shard.world_size == 1:
-            return average_precision(split, found)
+            return average_precision(self.data.val.split, found)
         by_rank: list[Any] = [None] * shard.world_size
         dist.all_gather_object(by_rank, found)
         records = [record for of_rank in by_rank for record in of_rank]
-        scores = [average_precision(split, records) if shard.rank == 0 else None]
+        scores = [average_precision(self.data.val.split, records) if shard.rank == 0 else None]
         dist.broadcast_object_list(scores)
-        return cast(dict[str, float], scores[0])
+        return cast(Any, scores[0])
 
     def example_batch(self, device: torch.device) -> Batch:
         assert self.examples is not None
@@ -188,7 +196,7 @@ class Detection(Task):
         return []
 
     def remarks(self) -> list[str]:
-        counts = (_objects_of_each_class(samples.split) for samples in (self.data.train, self.data.val))
+        counts = [np.array([*objects_by_class(each.split).values()]) for each in (self.data.train, self.data.val)]
         return on_classes("objects", self.data.classes, *counts)
 
     def complexity(self, model: nn.Module) -> Complexity:
@@ -198,16 +206,32 @@ class Detection(Task):
     def save_assets(self, model: nn.Module, folder: Path) -> None:
         write_atomically(folder / CATEGORIES_FILE, json.dumps(self.data.train.split.categories) + "\n")
 
+    def inspect(self, model: nn.Module, device: torch.device) -> list[Section]:
+        """Some images with what is there beside what was found."""
+        split, found = self.data.val.split, {}
+        chosen = spread_over(len(split.images))
+        with self._loaded(self.data.val, [[(0, index)] for index in chosen], device) as batches:
+            for index, (images, _) in zip(chosen, batches):
+                (objects,) = model(images)
+                found[index] = found_objects(objects, split.images[index]["id"], list(split.labels))
+        return pictures_of(split, found)
+
     def facts(self) -> dict[str, Any]:
-        return {"left_out": len(self._left_out())}
+        return {
+            "split": self.data.evaluated,
+            "images": {"train": len(self.data.train), "evaluated": len(self.data.val)},
+            "left_out": [dataclasses.asdict(left_out) for left_out in self._left_out()],
+            "class_objects": objects_by_class(self.data.val.split),
+            **{f"class_{metric}": of_class for metric, of_class in self.by_class.items()},
+        }
 
     def notices(self) -> list[str]:
-        new = [] if self.is_reported else self._left_out()
+        new = [] if self.is_reported else [str(left_out) for left_out in self._left_out()]
         self.is_reported = True
         return new
 
-    def _left_out(self) -> list[str]:
-        return [*self.data.train.split.left_out, *self.data.val.split.left_out]
+    def _left_out(self) -> list[LeftOut]:
+        return list(dict.fromkeys([*self.data.train.split.left_out, *self.data.val.split.left_out]))
 
     @contextlib.contextmanager
     def _loaded(
@@ -223,51 +247,6 @@ def read_categories(run: Path) -> list[Record]:
     return read_json(run / CATEGORIES_FILE, "run", list)
 
 
-def found_objects(objects: dict[str, Tensor], image_id: int, categories: Sequence[int]) -> list[dict[str, Any]]:
-    """A detector's output for one image as COCO's result records: box as x, y, width, height, and mask as RLE.
-
-    Args:
-        objects: "boxes" (N, 4) as x1, y1, x2, y2 in pixels, "labels" (N), "scores" (N), and "masks" (N, 1, H, W)
-            of probabilities.
-        categories: their ids, that of label 1 first.
-    """
-    masks = (objects["masks"][:, 0] > 0.5).byte().cpu().numpy()  # (N, H, W)
-    encoded = coco_mask.encode(np.asfortranarray(masks.transpose(1, 2, 0))) if len(masks) else []
-    records = []
-    rows = (objects[key].float().cpu().tolist() for key in ("boxes", "scores"))
-    for (x1, y1, x2, y2), score, label, rle in zip(*rows, objects["labels"].tolist(), encoded):
-        records.append(
-            {
-                "image_id": image_id,
-                "category_id": categories[label - 1],
-                "bbox": [x1, y1, x2 - x1, y2 - y1],
-                "score": score,
-                "segmentation": {**rle, "counts": rle["counts"].decode()},
-            }
-        )
-    return records
-
-
-def average_precision(split: CocoSplit, found: list[dict[str, Any]]) -> dict[str, float]:
-    """COCO's AP in percent by pycocotools: over IoU 0.5 to 0.95, at 0.5 and 0.75, and by the objects' size."""
-    scores: dict[str, float] = {}
-    with contextlib.redirect_stdout(io.StringIO()):  # pycocotools prints its steps
-        truth = COCO()
-        truth.dataset = split.content()
-        truth.createIndex()
-        # pycocotools takes the area of a record from its box, where it has one
-        of_mask = [{key: value for key, value in record.items() if key != "bbox"} for record in found]
-        for kind, name, records in (("bbox", "box", found), ("segm", "mask", of_mask)):
-            judge = COCOeval(truth, truth.loadRes(records) if records else COCO(), kind)
-            judge.evaluate()
-            judge.accumulate()
-            judge.summarize()
-            for key, value in zip(_SUMMARY, judge.stats.tolist()):
-                if value >= 0:  # -1: there are no such objects
-                    scores[f"{name}_{key}"] = round(100 * value, 4)
-    return scores
-
-
 @contextlib.contextmanager
 def _returning_losses(model: Detector) -> Iterator[None]:
     """Detectors return losses in training mode only; the rest of the model, such as its norms, keeps its mode."""
@@ -280,12 +259,6 @@ def _returning_losses(model: Detector) -> Iterator[None]:
     finally:
         for part, mode in zip(parts, modes):
             part.training = mode
-
-
-def _objects_of_each_class(split: CocoSplit) -> np.ndarray:
-    records = [record for image in split.images for record in split.annotations.get(image["id"], [])]
-    labels = [split.labels[record["category_id"]] - 1 for record in records if not record.get("iscrowd", 0)]
-    return np.bincount(labels, minlength=len(split.categories))
 
 
 def _named(categories: Sequence[Record]) -> list[tuple[int, str]]:

@@ -21,7 +21,7 @@ from .validate import MIN_SIDE
 __all__ = ["Target", "augmented", "clamped", "resized_size"]
 
 Target = dict[str, Tensor]
-_GEOMETRIC = ("image", "boxes", "masks")
+_GEOMETRIC = ("image", "boxes", "masks")  # masks only where there are some
 
 
 def augmented(image: Tensor, target: Target, augment: DetectionAugment) -> tuple[Tensor, Target]:
@@ -29,15 +29,17 @@ def augmented(image: Tensor, target: Target, augment: DetectionAugment) -> tuple
 
     Args:
         image: (3, H, W).
-        target: "boxes" (N, 4) as x1, y1, x2, y2 in pixels, "labels" (N) and "masks" (N, H, W).
+        target: "boxes" (N, 4) as x1, y1, x2, y2 in pixels, "labels" (N), and where there are masks "masks" (N, H, W).
         augment: with its sizes.
 
     Returns:
         The same at the new size. Objects that a crop leaves out are no longer in the target.
     """
     assert augment.sizes is not None and augment.max_size is not None
-    boxes, masks = _boxes(target["boxes"], image.shape[-2:]), tv_tensors.Mask(target["masks"])
-    sample = {**target, "image": tv_tensors.Image(image), "boxes": boxes, "masks": masks}
+    boxes = _boxes(target["boxes"], image.shape[-2:])
+    sample = {**target, "image": tv_tensors.Image(image), "boxes": boxes}
+    if "masks" in target:
+        sample["masks"] = tv_tensors.Mask(target["masks"])
     if random.random() < augment.flip:
         sample = _apply(F.horizontal_flip, sample)
     if random.random() < augment.crop:
@@ -65,17 +67,19 @@ def _boxes(boxes: Tensor, size: Sequence[int]) -> tv_tensors.BoundingBoxes:
 
 
 def _apply(kernel: Any, sample: Target, **arguments: Any) -> Target:
-    return sample | {key: kernel(sample[key], **arguments) for key in _GEOMETRIC}
+    return sample | {key: kernel(sample[key], **arguments) for key in _GEOMETRIC if key in sample}
 
 
 def _resize(sample: Target, size: int, max_size: int) -> Target:
     """As torchvision's detectors do in evaluation: bilinear without antialiasing, and the nearest pixel of masks."""
     height, width = sample["image"].shape[-2:]
     new = list(resized_size(height, width, size, max_size))
-    resized = {key: F.resize(sample[key], new, antialias=False) for key in ("image", "boxes")}
-    # F.resize takes torch's mode "nearest" for masks, which shifts them by up to half a pixel
-    masks = F.resize_image(sample["masks"].as_subclass(Tensor), new, interpolation=InterpolationMode.NEAREST_EXACT)
-    return sample | resized | {"masks": tv_tensors.Mask(masks)}
+    sample = sample | {key: F.resize(sample[key], new, antialias=False) for key in ("image", "boxes")}
+    if "masks" in sample:
+        # F.resize takes torch's mode "nearest" for masks, which shifts them by up to half a pixel
+        masks = F.resize_image(sample["masks"].as_subclass(Tensor), new, interpolation=InterpolationMode.NEAREST_EXACT)
+        sample["masks"] = tv_tensors.Mask(masks)
+    return sample
 
 
 def _random_crop(sample: Target, sides: tuple[int, int]) -> Target:
@@ -86,8 +90,7 @@ def _random_crop(sample: Target, sides: tuple[int, int]) -> Target:
     sample = _apply(F.crop, sample, top=top, left=left, height=high, width=wide)
     boxes = sample["boxes"].as_subclass(Tensor)
     kept = (boxes[:, 2:] - boxes[:, :2] >= MIN_SIDE).all(1)  # SanitizeBoundingBoxes accepts no minimum below one pixel
-    return sample | {
-        "boxes": tv_tensors.wrap(boxes[kept], like=sample["boxes"]),
-        "masks": tv_tensors.Mask(sample["masks"][kept]),
-        "labels": sample["labels"][kept],
-    }
+    inside = {"boxes": tv_tensors.wrap(boxes[kept], like=sample["boxes"]), "labels": sample["labels"][kept]}
+    if "masks" in sample:
+        inside["masks"] = tv_tensors.Mask(sample["masks"][kept])
+    return sample | inside

@@ -10,6 +10,7 @@ import hashlib
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Annotated, Any, Literal
 
@@ -22,13 +23,24 @@ from ...files import cached_json
 from ...reading import read_json
 from ..images import UnreadableImage, image_sizes
 
-__all__ = ["MIN_SIDE", "check_split", "encode_segmentation", "read_annotations"]
+__all__ = ["MIN_SIDE", "Checked", "check_split", "encode_segmentation", "read_annotations"]
 
-_CHECK_VERSION = 3  # a new number discards the results that are kept
+_CHECK_VERSION = 4  # a new number discards the results that are kept
 _SLACK = 1.0  # pixels that a box may reach beyond its image, by rounding
 MIN_SIDE = 0.01  # pixels of a box: float32 may find no area below it, at the far side of a large image
 
+_NO_SEGMENTATION: tuple[Any, ...] = (None, [], [[]], {})  # what programs write beside a box that has no mask
+
 Record = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What the check of a split has found that a recipe may accept."""
+
+    invalid: dict[int, str]  # why the box of an annotation cannot be used, by its id
+    without_mask: int  # annotations that have a box alone
+    wrong_mask: str  # the first annotation without a mask that can be learnt, and why; "" where each has one
 
 
 class _Checked(BaseModel):
@@ -75,7 +87,7 @@ def read_annotations(file: Path) -> dict[str, Any]:
     return content
 
 
-def check_split(file: Path, folder: Path, content: Record) -> dict[int, str]:
+def check_split(file: Path, folder: Path, content: Record) -> Checked:
     """Check every record, and open every image.
 
     Args:
@@ -84,16 +96,16 @@ def check_split(file: Path, folder: Path, content: Record) -> dict[int, str]:
         content: of ``file``.
 
     Returns:
-        For the id of each annotation whose box has no area or lies outside its image, the reason. The caller
-        decides how many may be left out.
+        The boxes that have no area or lie outside their image, and the masks that are missing or wrong: the caller
+        decides how many of the first may be left out, and whether the second are needed.
 
     Raises:
         UserError: the first of all other mistakes.
     """
     _check_images(file, folder, content["images"])
     key = f"coco/{_fingerprint(file, folder, content)}.json"
-    invalid = cached_json(key, lambda: _check_records(file, folder, content))
-    return {int(number): reason for number, reason in invalid.items()}
+    found = cached_json(key, lambda: asdict(_check_records(file, folder, content)))
+    return Checked(**{**found, "invalid": {int(number): reason for number, reason in found["invalid"].items()}})
 
 
 def encode_segmentation(segmentation: Any, height: int, width: int) -> dict[str, Any]:
@@ -118,8 +130,8 @@ def _check_images(file: Path, folder: Path, images: Sequence[Record]) -> None:
             raise UserError(f"data: {where}: got file_name {name!r}, expected a file inside of {folder}")
 
 
-def _check_records(file: Path, folder: Path, content: Record) -> dict[int, str]:
-    """The annotations with a wrong box, by their id. Raises UserError for any other mistake."""
+def _check_records(file: Path, folder: Path, content: Record) -> Checked:
+    """Raises UserError for a mistake that no recipe accepts."""
     _check_ids(file, "category", content["categories"])
     _check_ids(file, "annotation", content["annotations"], may_be_empty=True)
     for category in content["categories"]:
@@ -134,21 +146,24 @@ def _check_records(file: Path, folder: Path, content: Record) -> dict[int, str]:
             raise UserError(f"data: {file}: annotation {annotation['id']}: {got}")
         by_image[image["id"]].append(annotation)
     invalid: dict[int, str] = {}
+    without_mask, wrong_mask = 0, ""
     for image in progress_bar(content["images"], f"checking {file.name}"):
         _check_file(file, folder, image)
         size = image["height"], image["width"]
         for annotation in by_image[image["id"]]:
-            where = f"{file}: annotation {annotation['id']} of {image['file_name']}"
-            _check_record(_Annotation, annotation, where)
+            where = f"annotation {annotation['id']} of {image['file_name']}"
+            _check_record(_Annotation, annotation, f"{file}: {where}")
             if annotation["category_id"] not in categories:
                 known = f"{min(categories)} to {max(categories)}" if len(categories) > 1 else str(min(categories))
                 got = f"got category_id {annotation['category_id']}, expected one of the categories, {known}"
-                raise UserError(f"data: {where}: {got}")
-            if reason := _wrong_segmentation(annotation.get("segmentation"), *size):
-                raise UserError(f"data: {where}: {reason}")
+                raise UserError(f"data: {file}: {where}: {got}")
             if reason := _wrong_box(annotation["bbox"], *size):
                 invalid[annotation["id"]] = f"{where}: {reason}"
-    return invalid
+                continue
+            if reason := _wrong_segmentation(annotation.get("segmentation"), *size):
+                without_mask += annotation.get("segmentation") in _NO_SEGMENTATION
+                wrong_mask = wrong_mask or f"{where}: {reason}"
+    return Checked(invalid, without_mask, wrong_mask)
 
 
 def _check_ids(file: Path, what: str, records: Sequence[Record], may_be_empty: bool = False) -> None:
@@ -201,13 +216,15 @@ def _wrong_box(box: Sequence[float], height: int, width: int) -> str:
 
 def _wrong_segmentation(segmentation: Any, height: int, width: int) -> str:
     """Why a segmentation cannot be used, or nothing."""
+    if segmentation in _NO_SEGMENTATION:
+        return "got no segmentation, expected polygons or RLE"
     if isinstance(segmentation, list):
         for polygon in segmentation:
             if not isinstance(polygon, list) or len(polygon) < 6 or len(polygon) % 2:
                 return f"got a polygon {str(polygon)[:60]}, expected x and y of at least three points"
             if not all(_is_number(value) for value in polygon):
                 return f"got a polygon {str(polygon)[:60]}, expected numbers"
-        return "" if segmentation else "got a segmentation without a polygon, expected at least one"
+        return ""
     if not isinstance(segmentation, dict) or "counts" not in segmentation:
         return f"got segmentation {str(segmentation)[:60]}, expected polygons or RLE"
     if segmentation.get("size") != [height, width]:

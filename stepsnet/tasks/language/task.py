@@ -16,10 +16,12 @@ from ...analysis.complexity import Complexity, count_language_model
 from ...config import LanguageRecipe
 from ...engine.task import BatchShard, Task
 from ...errors import UserError
+from ...inspection import Section
 from ...models.build import build_model
 from ..loading import order_of_pass, sample_of_run
 from .assets import save_assets
 from .data import Split, TextData, load_text, load_tokenizer
+from .inspection import continued
 
 __all__ = ["LanguageModelling", "build", "open_data"]
 
@@ -199,6 +201,11 @@ class LanguageModelling(Task):
 
     def complexity(self, model: nn.Module) -> Complexity:
         return count_language_model(model, self.seq_len)
+
+    def inspect(self, model: nn.Module, device: torch.device) -> list[Section]:
+        """How the model goes on with two places of the evaluated text."""
+        tokens = self.text.splits[self.evaluated].tokens
+        return continued(model, self.text.tokenizer, tokens, self.seq_len, device)
 
     def save_assets(self, model: nn.Module, folder: Path) -> None:
         """The tokenizer and the config, with which transformers' from_pretrained reads the run's folder."""

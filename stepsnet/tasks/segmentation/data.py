@@ -22,6 +22,7 @@ from ...errors import UserError, nearest
 from ...files import cached_json
 from ...reading import read_json, read_text
 from ..images import UnreadableImage, open_image, open_stored
+from ..splits import hold_out, require_split, sources_of
 
 __all__ = ["IGNORED", "Pair", "SegmentationData", "Split", "load_pairs"]
 
@@ -109,7 +110,7 @@ def _camvid(root: Path) -> _Layout:
 SOURCES: dict[str, Callable[[Path], _Layout]] = {"ade20k": _ade20k, "camvid": _camvid}
 
 
-def load_pairs(data: str, only: str | None = None) -> SegmentationData:
+def load_pairs(data: str, only: str | None = None, holdout: int | None = None) -> SegmentationData:
     """Open ``ade20k:PATH``, or ``camvid:PATH``, which is the layout for data of your own too.
 
     Every image and annotation is opened once, with a progress bar. The result is kept in the cache folder under a
@@ -117,6 +118,7 @@ def load_pairs(data: str, only: str | None = None) -> SegmentationData:
 
     Args:
         only: open this split only; the others may be missing.
+        holdout: training images to validate on; the data's val split is then test.
 
     Raises:
         UserError: the first mistake in the data, with its file: a folder or an annotation is missing, a file cannot
@@ -130,28 +132,37 @@ def load_pairs(data: str, only: str | None = None) -> SegmentationData:
     if not root.is_dir():
         raise UserError(f"data: {path} is not a folder, expected --data {kind}:PATH")
     layout = SOURCES[kind](root)
-    if only and only not in layout.folders:
-        raise UserError(f"data: {path} has no split {only!r}, expected one of {', '.join(layout.folders)}")
-    pairs = {split: _find(root, folder) for split, folder in layout.folders.items() if only in (None, split)}
+    if holdout is not None and "test" in layout.folders:
+        raise UserError(f"holdout: got {holdout}, but {path} has a test split of its own, expected null")
+    sources = {split: source for split, source in sources_of(holdout).items() if source in layout.folders}
+    needed = [only] if only else list(sources)
+    require_split(path, needed[0], sources)
+    opened = dict.fromkeys(sources[split] for split in needed)
+    pairs = {source: _find(root, layout.folders[source]) for source in opened}
     found = cached_json(
         f"segmentation/{_checksum(root, layout, pairs)}.json",
-        lambda: {split: _check(split, of_split, layout) for split, of_split in pairs.items()},
+        lambda: {source: _check(source, of_source, layout) for source, of_source in pairs.items()},
     )
-    splits = {}
-    for split, of_split in pairs.items():
+
+    def part(split: str) -> Split:
+        source = sources[split]
+        chosen: Sequence[int] = range(len(pairs[source]))
+        if holdout is not None and source == "train":
+            chosen = hold_out(holdout, len(chosen))[0 if split == "train" else 1].tolist()
         class_pixels = [0] * len(layout.classes)
-        for _, _, counts in found[split]:
-            for label, count in counts:
+        for index in chosen:
+            for label, count in found[source][index][2]:
                 class_pixels[label] += count
-        sizes = tuple((height, width) for height, width, _ in found[split])
-        splits[split] = Split(tuple(of_split), sizes, tuple(class_pixels))
+        sizes = [tuple(found[source][index][:2]) for index in chosen]
+        return Split(tuple(pairs[source][index] for index in chosen), tuple(sizes), tuple(class_pixels))
+
     unlabelled = tuple(
         str(pair.annotation)
-        for split, of_split in pairs.items()
-        for pair, (_, _, counts) in zip(of_split, found[split])
+        for source, of_source in pairs.items()
+        for pair, (_, _, counts) in zip(of_source, found[source])
         if not counts
     )
-    return SegmentationData(layout.classes, layout.table, splits, unlabelled)
+    return SegmentationData(layout.classes, layout.table, {split: part(split) for split in needed}, unlabelled)
 
 
 def _find(root: Path, folder: str) -> list[Pair]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -24,26 +24,21 @@ from ...engine.randomness import seed_sample
 from ...engine.task import BatchShard, Task
 from ...errors import UserError
 from ...from_data import check_class_count, key_of_weights, with_classes
+from ...inspection import Section
 from ...models.backbone import load_backbone, normalisation_of
 from ...models.build import build_model
 from ...models.upernet import UPerNet
 from ..assets import read_classes, save_classes
 from ..loading import loaded, sample_of_run
 from ..remarks import on_classes
+from ..splits import require_split, split_of
 from .data import IGNORED, SegmentationData, Split, load_pairs
 from .inference import Inference
+from .inspection import pictures_of
+from .scores import most_common_class, scores
 from .transforms import training_transform
 
-__all__ = [
-    "AUXILIARY_WEIGHT",
-    "Segmentation",
-    "build",
-    "inference_of",
-    "most_common_class",
-    "open_data",
-    "resolve",
-    "scores",
-]
+__all__ = ["AUXILIARY_WEIGHT", "Segmentation", "build", "inference_of", "open_data", "resolve"]
 
 AUXILIARY_WEIGHT = 0.4  # of the auxiliary head's loss (facts.md)
 _EXAMPLES = 8
@@ -54,10 +49,10 @@ Batch = tuple[Tensor, Tensor]  # images and labels
 
 def open_data(recipe: SegmentationRecipe, data: str, run: Path | None = None) -> SegmentationData:
     """Raises UserError where the data do not exist, or for a mistake in them."""
-    path, _, split = data.partition("@")  # DATA@test evaluates the test split
-    pairs = load_pairs(path, only=(split or "val") if run else None)
-    if split and split not in pairs.splits:
-        raise UserError(f"data: {path} has no split {split!r}, expected one of {', '.join(pairs.splits)}")
+    path, split = split_of(data)
+    pairs = load_pairs(path, only=split if run else None, holdout=recipe.holdout)
+    for needed in (split, "test") if recipe.score_test and not run else (split,):
+        require_split(path, needed, pairs.splits)
     return pairs
 
 
@@ -73,7 +68,7 @@ def build(
     model = build_model(recipe.model)
     if not isinstance(model, UPerNet):
         raise UserError(f"model: got {recipe.model.name!r}, expected upernet for {recipe.task}")
-    path, _, split = (data or recipe.data).partition("@")
+    path, split = split_of(data or recipe.data)
     pairs = opened or open_data(recipe, data or recipe.data, run)
     check_class_count(recipe, model.num_classes, len(pairs.classes))
     # ADE20K has one order of classes, with or without the file of their names
@@ -91,7 +86,7 @@ def build(
         backbone_key=key_of_weights(recipe, "backbone"),
         seed=recipe.seed,
         epoch_updates=recipe.epoch_updates,
-        evaluated=split or "val",
+        evaluated=split,
         workers=recipe.workers,
     )
     sync_batch_norms(model.decode_head, model.auxiliary_head, device=recipe.device)
@@ -242,6 +237,16 @@ class Segmentation(Task):
     def complexity(self, model: nn.Module) -> Complexity:
         return count_complexity(model, input_size=(3, self.crop_size, self.crop_size))
 
+    def inspect(self, model: nn.Module, device: torch.device) -> list[Section]:
+        """Some images with what is there beside what was predicted."""
+        images = _Images(self.data, self.split)
+
+        def predict(index: int) -> tuple[Tensor, Tensor, Tensor]:
+            image, labels = images[index]
+            return image, labels, self.inference(model, image.to(device)).argmax(0).cpu()
+
+        return pictures_of(predict, [pair.image.name for pair in self.split.pairs], self.data.classes)
+
     def save_assets(self, model: nn.Module, folder: Path) -> None:
         """The class names, so that a run can be used where its data are not."""
         save_classes(folder, self.data.classes)
@@ -249,6 +254,7 @@ class Segmentation(Task):
     def facts(self) -> dict[str, Any]:
         images = {name: len(split.pairs) for name, split in self.data.splits.items()}
         return {
+            "split": self.evaluated,
             "images": images,
             "unlabelled": len(self.data.unlabelled),
             "class_iou": self.class_iou,
@@ -266,32 +272,6 @@ class Segmentation(Task):
         return [
             max(self.inference.passes(sizes[batch.indices[0]]) for batch in of_round) for of_round in zip(*of_ranks)
         ]
-
-
-def scores(confusion: Tensor) -> tuple[dict[str, float], list[float | None]]:
-    """mIoU, mAcc and pixel accuracy in percent, and the IoU of each class.
-
-    A class that is neither in the annotations nor predicted has no IoU, and one that is not in the annotations has no
-    accuracy; the means are over the other classes.
-
-    Args:
-        confusion: (true class, predicted class), numbers of pixels.
-    """
-    pixels = confusion.double()
-    right, true, predicted = pixels.diagonal(), pixels.sum(1), pixels.sum(0)
-    iou = 100 * right / (true + predicted - right)  # 0/0 is nan
-    accuracy = 100 * right / true
-    means = {"miou": iou.nanmean(), "macc": accuracy.nanmean(), "pixel_accuracy": 100 * right.sum() / pixels.sum()}
-    of_class = [None if value != value else round(value, 4) for value in iou.tolist()]
-    return {name: round(value.item(), 4) for name, value in means.items()}, of_class
-
-
-def most_common_class(confusion: Tensor, classes: Sequence[str]) -> dict[str, Any]:
-    """The class of most pixels, and the :func:`scores` of predicting it everywhere, which a model has to exceed."""
-    true = confusion.sum(1)
-    everywhere = torch.zeros_like(confusion)
-    everywhere[:, true.argmax()] = true
-    return {"name": classes[int(true.argmax())], **scores(everywhere)[0]}
 
 
 class _Crops(Dataset):

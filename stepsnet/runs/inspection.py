@@ -1,0 +1,43 @@
+"""The last step of a run: what its report shows of the trained model, on validation data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ..checkpoint import load_into
+from ..config import Recipe
+from ..device import autocast
+from ..engine.task import Task
+from ..inspection import write_inspection
+from ..models.build import build_model
+
+__all__ = ["inspect_run"]
+
+
+def inspect_run(
+    recipe: Recipe,
+    folder: Path,
+    task: Task,
+    weights: Mapping[str, Tensor],
+    device: torch.device,
+    note: Callable[[str], None],
+) -> None:
+    """Write ``inspection.json`` of a run that has ended, on one rank; random states stay what they are.
+
+    Whatever goes wrong is said in a line: the run has its weights and its summary already.
+    """
+    devices = [device] if device.type != "cpu" else []
+    try:
+        with torch.random.fork_rng(devices, device_type=device.type), torch.no_grad():
+            model = build_model(recipe.model)
+            load_into(model, weights)
+            with autocast(recipe.amp_dtype, device):
+                sections = task.inspect(model.to(device).eval(), device)
+        write_inspection(folder, sections)
+    except Exception as error:  # of a task, of a library, of memory that is exhausted, or of the disk
+        reason = " ".join(str(error).split())[:200]
+        note(f"the report goes without examples of what the model does: {type(error).__name__}: {reason}")

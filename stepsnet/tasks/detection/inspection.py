@@ -1,0 +1,86 @@
+"""What a report shows of a detector: what is there beside what was found."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchvision.ops import box_iou
+from torchvision.transforms.v2.functional import to_pil_image
+
+from ...inspection import Picture, Pictures, Section
+from ..pictures import RULE, as_picture, best_median_worst, side_by_side
+from .data import CocoSplit, read_pixels
+from .drawing import draw_objects
+from .scores import class_names
+from .validate import Record, encode_segmentation
+
+__all__ = ["pictures_of", "quality"]
+
+_MIN_SCORE, _MIN_IOU = 0.5, 0.5
+_SIDE, _FONT_SIZE = 420, 13  # pixels of each of the two images of a picture
+
+Found = list[dict[str, Any]]
+
+
+def pictures_of(split: CocoSplit, found: dict[int, Found]) -> list[Section]:
+    """The best, the median and the worst image.
+
+    Args:
+        found: COCO's result records of each image, by the image's index in ``split``.
+    """
+    shown = {index: [one for one in of_image if one["score"] >= _MIN_SCORE] for index, of_image in found.items()}
+    scores = {
+        index: quality(there, of_image)
+        for index, of_image in shown.items()
+        if (there := split.objects_of(split.images[index])) or of_image
+    }
+    if not scores:
+        return []
+    pictures = [
+        _picture(split, index, shown[index], f"{rank}: {scores[index]:.2f}")
+        for rank, index in best_median_worst(scores).items()
+    ]
+    about = (
+        f"Left: the objects that are there. Right: those that were found with a score of at least {_MIN_SCORE}. "
+        f"These are {RULE.format(count=len(scores))}, by the number in front: the sum of the IoU of objects and boxes "
+        f"that match (the same class, an IoU of at least {_MIN_IOU}), over the mean of the numbers of objects and of "
+        "boxes. 1 is perfect."
+    )
+    return [Pictures("What is there and what was found", about, pictures, is_wide=True)]
+
+
+def quality(there: Sequence[Record], found: Sequence[Record]) -> float:
+    """The panoptic quality (Kirillov et al., 2019) of boxes: 1 where everything is found exactly, and nothing else."""
+    free, total = list(range(len(there))), 0.0
+    overlaps = box_iou(_corners(found), _corners(there))  # (found, there)
+    for row in sorted(range(len(found)), key=lambda row: -found[row]["score"]):
+        same = [column for column in free if there[column]["category_id"] == found[row]["category_id"]]
+        best = max(same, key=lambda column: float(overlaps[row, column]), default=None)
+        if best is not None and overlaps[row, best] >= _MIN_IOU:
+            total += float(overlaps[row, best])
+            free.remove(best)
+    return 2 * total / max(len(there) + len(found), 1)
+
+
+def _picture(split: CocoSplit, index: int, found: Found, title: str) -> Picture:
+    record, names = split.images[index], class_names(split)
+    there, size = split.objects_of(record), (record["height"], record["width"])
+    image = (read_pixels(split.folder / record["file_name"], size[::-1]) * 255).round().byte()
+    font_size = max(_FONT_SIZE, round(_FONT_SIZE * max(image.shape[-2:]) / _SIDE))
+    annotated: Found = [{key: one[key] for key in ("category_id", "bbox")} for one in there]
+    if split.has_masks:
+        for one, annotation in zip(annotated, there):
+            one["segmentation"] = encode_segmentation(annotation["segmentation"], *size)
+    drawn = [to_pil_image(draw_objects(image, records, names, font_size)) for records in (annotated, found)]
+    detail = f"{record['file_name']}: {len(there)} there, {len(found)} found"
+    return as_picture(side_by_side(drawn, _SIDE), title, detail, side=3 * _SIDE)
+
+
+def _corners(records: Sequence[Record]) -> Tensor:
+    """(N, 4) as x1, y1, x2, y2."""
+    boxes = torch.tensor([record["bbox"] for record in records], dtype=torch.float32).reshape(-1, 4)
+    boxes[:, 2:] += boxes[:, :2]
+    return boxes

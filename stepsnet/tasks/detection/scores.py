@@ -1,0 +1,99 @@
+"""COCO's AP by pycocotools, of all classes and of each, and the records that it is computed from."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from pycocotools import mask as coco_mask
+from pycocotools.coco import COCO
+from pycocotools.cocoeval import COCOeval
+from torch import Tensor
+
+from .data import CocoSplit
+
+__all__ = ["average_precision", "class_names", "found_objects", "objects_by_class"]
+
+# COCO's summary: the mean over IoU 0.5 to 0.95, two of them alone, and by the objects' size
+_SUMMARY = ("ap", "ap50", "ap75", "ap_small", "ap_medium", "ap_large")
+
+ByClass = dict[str, dict[str, float | None]]
+
+
+def found_objects(objects: dict[str, Tensor], image_id: int, categories: Sequence[int]) -> list[dict[str, Any]]:
+    """A detector's output for one image as COCO's result records: box as x, y, width, height, and mask as RLE.
+
+    Args:
+        objects: "boxes" (N, 4) as x1, y1, x2, y2 in pixels, "labels" (N), "scores" (N), and where the detector has
+            masks "masks" (N, 1, H, W) of probabilities.
+        categories: their ids, that of label 1 first.
+    """
+    records = []
+    rows = (objects[key].float().cpu().tolist() for key in ("boxes", "scores"))
+    for (x1, y1, x2, y2), score, label in zip(*rows, objects["labels"].tolist()):
+        box = {"bbox": [x1, y1, x2 - x1, y2 - y1], "score": score}
+        records.append({"image_id": image_id, "category_id": categories[label - 1], **box})
+    if "masks" in objects and records:
+        masks = (objects["masks"][:, 0] > 0.5).byte().cpu().numpy()  # (N, H, W)
+        for record, rle in zip(records, coco_mask.encode(np.asfortranarray(masks.transpose(1, 2, 0)))):
+            record["segmentation"] = {**rle, "counts": rle["counts"].decode()}
+    return records
+
+
+def average_precision(split: CocoSplit, found: list[dict[str, Any]]) -> tuple[dict[str, float], ByClass]:
+    """COCO's AP in percent: over IoU 0.5 to 0.95, at 0.5 and 0.75, and by the objects' size.
+
+    Returns:
+        The means over all classes by their key, such as ``box_ap``, without those of sizes of which there are no
+        objects; and for ``box_ap`` and ``mask_ap`` that of each class, None where the split has none of its objects.
+    """
+    scores: dict[str, float] = {}
+    by_class: ByClass = {}
+    names = class_names(split)
+    kinds = [("bbox", "box", found)]
+    if split.has_masks:
+        # pycocotools takes the area of a record from its box, where it has one
+        of_mask = [{key: value for key, value in record.items() if key != "bbox"} for record in found]
+        kinds.append(("segm", "mask", of_mask))
+    with contextlib.redirect_stdout(io.StringIO()):  # pycocotools prints its steps
+        truth = COCO()
+        truth.dataset = split.content()
+        truth.createIndex()
+        for kind, name, records in kinds:
+            judge = COCOeval(truth, truth.loadRes(records) if records else COCO(), kind)
+            judge.evaluate()
+            judge.accumulate()
+            judge.summarize()
+            for key, value in zip(_SUMMARY, judge.stats.tolist()):
+                if value >= 0:  # -1: there are no such objects
+                    scores[f"{name}_{key}"] = round(100 * value, 4)
+            precision = judge.eval["precision"][:, :, :, 0, -1]  # (IoU, recall, class), objects of every size
+            by_class[f"{name}_ap"] = {
+                names[category]: _mean_of_known(precision[:, :, index])
+                for index, category in enumerate(judge.params.catIds)
+            }
+    return scores, by_class
+
+
+def objects_by_class(split: CocoSplit) -> dict[str, int]:
+    """The number of objects of each class, without crowds."""
+    counts = Counter(record["category_id"] for image in split.images for record in split.objects_of(image))
+    return {name: counts[category] for category, name in class_names(split).items()}
+
+
+def class_names(split: CocoSplit) -> dict[int, str]:
+    """The name of each category id, with the id where a name is not its own."""
+    times = Counter(category["name"] for category in split.categories)
+    return {
+        category["id"]: category["name"] if times[category["name"]] == 1 else f"{category['name']} ({category['id']})"
+        for category in split.categories
+    }
+
+
+def _mean_of_known(precision: np.ndarray) -> float | None:
+    known = precision[precision > -1]
+    return round(100 * float(known.mean()), 4) if known.size else None

@@ -1,0 +1,57 @@
+"""What a report shows of a language model: how it goes on with fixed places of the text that it was validated on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+
+from ...inspection import Section, Text, Texts
+from .data import END_OF_TEXT
+
+__all__ = ["continued"]
+
+_PROMPT, _NEW = 64, 160  # tokens, at most
+_TEMPERATURE, _SEED = 0.8, 0
+
+
+def continued(
+    model: Any, tokenizer: Tokenizer, tokens: np.ndarray, seq_len: int, device: torch.device
+) -> list[Section]:
+    """Continuations of the beginning and of the middle of a text; nothing where it is shorter than two prompts.
+
+    The same seed and prompts give every model the same chances. The random state is the caller's to keep.
+    """
+    size = min(_PROMPT, seq_len // 2)
+    new = min(_NEW, model.config.max_position_embeddings - size)
+    starts = [0, len(tokens) // 2]
+    if size < 1 or new < 1 or len(tokens) < 2 * size:
+        return []
+    prompts = np.stack([tokens[start : start + size] for start in starts]).astype(np.int64)
+    torch.manual_seed(_SEED)
+    inputs = torch.from_numpy(prompts).to(device)  # (2, size)
+    found = model.generate(
+        inputs,
+        attention_mask=torch.ones_like(inputs),
+        max_new_tokens=new,
+        eos_token_id=tokenizer.token_to_id(END_OF_TEXT),
+        pad_token_id=tokenizer.token_to_id(END_OF_TEXT),
+        do_sample=True,
+        temperature=_TEMPERATURE,
+        top_k=0,
+    )
+    texts = [
+        Text(
+            tokenizer.decode(prompt.tolist()),
+            tokenizer.decode(generated.tolist()),
+            tokenizer.decode(tokens[start + size : start + size + new].tolist()),
+        )
+        for prompt, generated, start in zip(prompts, found[:, size:].cpu(), starts)
+    ]
+    about = (
+        f"The prompts are {size} tokens from the beginning and from the middle of the evaluated text. The model goes "
+        f"on for up to {new} tokens, drawn at temperature {_TEMPERATURE} with seed {_SEED}."
+    )
+    return [Texts("How the text goes on", about, texts)]

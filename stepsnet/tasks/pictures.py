@@ -1,0 +1,56 @@
+"""Pictures for reports: which images of a split are shown, and how they are kept small."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+
+from PIL import Image
+
+from ..inspection import Picture
+
+__all__ = ["RULE", "as_picture", "best_median_worst", "side_by_side", "spread_over"]
+
+RULE = "the best, the median and the worst of {count} images that are spread evenly over the evaluated split"
+_SMALL = 64  # pixels: a side up to which a picture is kept as it is
+
+
+def spread_over(images: int, most: int = 60) -> list[int]:
+    """At most so many indices, evenly spread over ``range(images)``."""
+    count = min(images, most)
+    return [number * images // count for number in range(count)]
+
+
+def best_median_worst(scores: Mapping[int, float]) -> dict[str, int]:
+    """The image of the highest, of the median and of the lowest score, each image once.
+
+    Args:
+        scores: of the images by their index, at least one.
+    """
+    ranked = sorted(scores, key=lambda index: (-scores[index], index))
+    chosen: dict[str, int] = {}
+    for name, index in (("best", ranked[0]), ("median", ranked[len(ranked) // 2]), ("worst", ranked[-1])):
+        if index not in chosen.values():
+            chosen[name] = index
+    return chosen
+
+
+def as_picture(image: Image.Image, title: str, detail: str = "", side: int = 192) -> Picture:
+    """An image for a report: at most ``side`` pixels wide and high, as a JPEG, or as a PNG where it is tiny."""
+    image = image.convert("RGB")
+    image.thumbnail((side, side), Image.Resampling.LANCZOS)
+    is_small, content = max(image.size) <= _SMALL, io.BytesIO()
+    image.save(content, "PNG") if is_small else image.save(content, "JPEG", quality=85)
+    return Picture(content.getvalue(), "image/png" if is_small else "image/jpeg", title, detail)
+
+
+def side_by_side(images: Sequence[Image.Image], side: int, gap: int = 6) -> Image.Image:
+    """Images, each at most ``side`` pixels wide and high, from left to right on white."""
+    for image in images:
+        image.thumbnail((side, side), Image.Resampling.LANCZOS)
+    width = sum(image.width for image in images) + gap * (len(images) - 1)
+    canvas, left = Image.new("RGB", (width, max(image.height for image in images)), "white"), 0
+    for image in images:
+        canvas.paste(image, (left, 0))
+        left += image.width + gap
+    return canvas

@@ -1,0 +1,116 @@
+"""A comparison from the command line, and what is done with its folder: each run inside, side by side."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from stepsnet.cli import main
+
+SMALL = ["epochs=2", "batch_size=128", "model.args.depths=[1,1,1]", "baseline.args.depths=[2]"]
+NAMES = [f"{label}-seed{seed}" for label in ("stepsnet", "baseline") for seed in (0, 1)]
+
+
+def run(*arguments, capsys):
+    status = main([str(argument) for argument in arguments])
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("comparison") / "both"
+    assert main(["compare", "digits/tiny", "--run", str(folder), "--seeds", "0,1", *SMALL]) == 0
+    return folder
+
+
+def read_json(path):
+    return json.loads(path.read_text())
+
+
+def test_both_are_trained_with_every_seed(both, capsys):
+    summary = read_json(both / "comparison.json")
+    accuracies = {}
+    for label in ("StepsNet", "baseline"):
+        for seed in (0, 1):
+            of_run = read_json(both / f"{label.lower()}-seed{seed}" / "summary.json")
+            assert (of_run["label"], of_run["seed"]) == (label, seed)
+            accuracies[label, seed] = of_run["metrics"]["val_top1"]
+    differences = [accuracies["StepsNet", seed] - accuracies["baseline", seed] for seed in (0, 1)]
+    assert summary["difference"]["val_top1"]["values"] == differences
+    assert summary["difference"]["val_top1"]["mean"] == pytest.approx(sum(differences) / 2)
+    assert summary["difference"]["val_top1"]["std"] == pytest.approx(abs(differences[0] - differences[1]) / 2**0.5)
+    # what is done is not done again
+    before = (both / "stepsnet-seed0" / "metrics.jsonl").stat().st_mtime_ns
+    status, out, _ = run("compare", "digits/tiny", "--run", both, "--seeds", "0,1", "--resume", *SMALL, capsys=capsys)
+    assert status == 0 and (both / "stepsnet-seed0" / "metrics.jsonl").stat().st_mtime_ns == before
+    assert out.splitlines()[-1].startswith(f"report: {both / 'report.html'}")
+    page = (both / "report.html").read_text()
+    assert "most frequent mistake" in page and page.count("data:image/png") == 2 * 12  # of the first seed of each
+
+
+def test_eval_scores_each_run_and_what_differs(both, capsys):
+    status, out, err = run("eval", both, "--json", capsys=capsys)
+    assert status == 0, err
+    scores = json.loads(out)
+    assert [row["run"] for row in scores["runs"]] == NAMES
+    for row in scores["runs"]:
+        metrics = read_json(both / row["run"] / "summary.json")["metrics"]
+        assert row["metrics"]["top1"] == metrics["val_top1"] and row["seed"] == int(row["run"][-1])
+    (difference,) = scores["differences"]
+    assert difference["model"] == "StepsNet minus baseline" and difference["seeds"] == [0, 1]
+    assert difference["metrics"]["top1"] == read_json(both / "comparison.json")["difference"]["val_top1"]
+    assert [row["model"] for row in scores["models"]] == ["StepsNet", "baseline"]
+    status, out, err = run("eval", both, "--data", "digits@train", capsys=capsys)
+    assert status == 0 and out.startswith("| run | loss | top-1 accuracy (%) |"), err
+    assert "The training top-1 accuracy is" in out and "| StepsNet minus baseline, 2 seeds |" in out
+    assert out.count("\n| stepsnet-seed") == out.count("\n| baseline-seed") == 2
+
+
+def test_predict_tells_where_runs_differ(both, tmp_path, capsys):
+    picture = tmp_path / "picture.png"
+    Image.fromarray(np.eye(8, dtype=np.uint8) * 255).save(picture)
+    status, out, err = run("predict", both, picture, picture, "--top", 1, capsys=capsys)
+    lines = out.splitlines()
+    assert status == 0 and len(lines) >= 9, err
+    assert [line.split(": ")[:2] for line in lines[:8]] == [[name, str(picture)] for name in sorted(NAMES * 2)]
+    status, out, err = run("predict", both, picture, "--json", capsys=capsys)
+    found = json.loads(out)
+    classes = {one["run"]: one["predictions"][0]["classes"] for one in found["runs"]}
+    answers = {name: max(of_run, key=of_run.get) for name, of_run in classes.items()}
+    assert sorted(answers) == sorted(NAMES)
+    given = {answer: [name for name in answers if answers[name] == answer] for answer in answers.values()}
+    assert found["differ"] == ([{"file": str(picture), "answers": given}] if len(given) > 1 else [])
+    assert f"the runs differ on {2 * len(found['differ'])} of 2 files" in lines[8]
+
+
+def test_analyze_takes_each_model_apart(both, tmp_path, capsys):
+    status, out, err = run("analyze", "mask", both, "--json", capsys=capsys)
+    rows = json.loads(out)["rows"]
+    assert status == 0 and len(rows) == 12 and all(row["runs"] == ["stepsnet-seed0", "stepsnet-seed1"] for row in rows)
+    assert "the model has 1 step, expected a StepsNet of several; left out" in err
+    status, out, err = run("analyze", "drop", both, "--each", capsys=capsys)
+    assert status == 0 and out.count("| stepsnet-seed0, stepsnet-seed1 |") == 3
+    assert out.count("| baseline-seed0, baseline-seed1 |") == 2
+    status, out, err = run("analyze", "mask", both / "baseline-seed0", both / "baseline-seed1", capsys=capsys)
+    assert status == 2 and "expected a StepsNet of several" in err
+    status, out, err = run("analyze", "shortcut", both, "--out", tmp_path, "--json", capsys=capsys)
+    assert status == 0 and {row["run"] for row in json.loads(out)["rows"]} == set(NAMES)
+
+
+def test_runs_without_weights_are_left_out(both, tmp_path, capsys):
+    folder = shutil.copytree(both, tmp_path / "both")
+
+    def forget(name):
+        shutil.rmtree(folder / name / "checkpoints")
+        (folder / name / "model.safetensors").unlink()
+
+    forget("stepsnet-seed1")
+    status, out, err = run("eval", folder, capsys=capsys)
+    assert status == 0 and "stepsnet-seed1 has no weights yet, and is left out" in err and "(seed 0 only" in out
+    for name in set(NAMES) - {"stepsnet-seed1"}:
+        forget(name)
+    status, out, err = run("predict", folder, "picture.png", capsys=capsys)
+    assert status == 2 and f"none of the 4 runs in {folder} has weights yet" in err
