@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from math import prod
 from typing import Any
 
 import torch
@@ -18,8 +17,8 @@ from timm.models.resnet import BasicBlock, Bottleneck
 from timm.models.swin_transformer import SwinTransformerBlock, WindowAttention
 from timm.models.vision_transformer import Block
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
 
+from ..macs import count_forward
 from ..models.blocks import blocks_of, step_sequences
 
 __all__ = [
@@ -33,8 +32,6 @@ __all__ = [
 
 RESIDUAL_BLOCKS = (BasicBlock, Bottleneck, Block, SwinTransformerBlock)
 ATTENTION = (Attention, WindowAttention)
-
-aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
@@ -89,9 +86,9 @@ def detector_macs(
     """
     pyramid, stages = model.backbone, getattr(model.roi_heads, "stages", [model.roi_heads])
     image = torch.empty(1, *input_size, device="meta")
-    of_body, maps = _count_forward(pyramid.body, image)
-    of_fpn, levels = _count_forward(pyramid.fpn, {str(level): x for level, x in enumerate(maps)})
-    of_rpn, _ = _count_forward(model.rpn.head, list(levels.values()))
+    of_body, maps = count_forward(pyramid.body, image)
+    of_fpn, levels = count_forward(pyramid.fpn, {str(level): x for level, x in enumerate(maps)})
+    of_rpn, _ = count_forward(model.rpn.head, list(levels.values()))
     counts = {"backbone": of_body, "fpn": of_fpn, "rpn": of_rpn, "boxes": 0, "masks": 0}
     for stage in stages:
         parts = (
@@ -101,33 +98,14 @@ def detector_macs(
         for name, count, pool, modules in parts:
             x: Any = torch.empty(count, pyramid.out_channels, *pool.output_size, device="meta")
             for module in modules:
-                macs, x = _count_forward(module, x)
+                macs, x = count_forward(module, x)
                 counts[name] += macs
     return counts
 
 
 def count_macs(model: nn.Module, input_size: tuple[int, ...]) -> int:
     """Multiply-accumulates of one forward pass in evaluation mode, for one sample of ``input_size``."""
-    return _count_forward(model, torch.empty(1, *input_size, device="meta"))[0]
-
-
-def _count_forward(model: nn.Module, inputs: Any) -> tuple[int, Any]:
-    """Multiply-accumulates of ``model(inputs)`` in evaluation mode, and what it returns.
-
-    Runs on meta copies of the parameters, so no kernel of any device, fused or not, is chosen.
-    """
-    # detached: the counter asks what a model feeds its parameters to, such as CaiT's class token, for a gradient
-    tensors = {name: tensor.detach().to("meta") for name, tensor in (*model.named_parameters(), *model.named_buffers())}
-    counter = FlopCounterMode(display=False, custom_mapping=_NORMS)
-    training = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        with torch.no_grad(), counter:
-            outputs = torch.func.functional_call(model, tensors, (inputs,))
-    finally:
-        for module, mode in training.items():
-            module.training = mode
-    return counter.get_total_flops() // 2, outputs  # the counter takes a multiply-accumulate for two
+    return count_forward(model, torch.empty(1, *input_size, device="meta"))[0]
 
 
 def _count_blocks(model: nn.Module) -> int | None:
@@ -137,7 +115,9 @@ def _count_blocks(model: nn.Module) -> int | None:
     """
     of_paper = sum(isinstance(module, RESIDUAL_BLOCKS) for module in model.modules())
     grouped = _grouped_by_timm(model)
-    if step_sequences(model) or grouped is None:
+    if step_sequences(model):
+        return of_paper or len(blocks_of(model))
+    if grouped is None:
         return of_paper or None
     return grouped if grouped == (of_paper or len(blocks_of(model))) else None
 
@@ -166,19 +146,3 @@ def _count_layers(model: nn.Module) -> int:
     return sum(
         isinstance(module, (nn.Linear, nn.Conv2d, *ATTENTION)) and module not in shortcuts for module in model.modules()
     )
-
-
-def _layer_norm(input_shape, normalized_shape, weight_shape, *args, out_shape=None, **kwargs) -> int:
-    return 0 if weight_shape is None else 2 * 5 * prod(input_shape)
-
-
-def _batch_norm(input_shape, weight_shape, *args, out_shape=None, **kwargs) -> int:
-    return 0 if weight_shape is None else 2 * 2 * prod(input_shape)
-
-
-_NORMS = {
-    aten.native_layer_norm: _layer_norm,
-    aten.native_batch_norm: _batch_norm,
-    aten._native_batch_norm_legit_no_training: _batch_norm,
-    aten.cudnn_batch_norm: _batch_norm,
-}
