@@ -53,6 +53,7 @@ class BlockAdapter:
     start: dict[str, float] | None = None
     dim: int | None = None
 
+
 _ADAPTERS: dict[type[nn.Module], BlockAdapter] = {}
 
 

@@ -1,0 +1,132 @@
+"""Which widths, heads and depths take the place of a container's blocks, by the measured cost of its own block."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ..errors import UserError
+from ..plan import Profile, arrange_steps, check_steps, heads_for, search_depths, step_widths
+from .adapters import rebuilt
+from .containers import Container
+
+__all__ = ["ContainerPlan", "explicit_plan", "search_plan"]
+
+Match = Literal["macs", "params"]
+
+
+@dataclass(frozen=True)
+class ContainerPlan:
+    """Widths, depths and heads of a container's steps in the order of execution; heads of blocks without are None."""
+
+    widths: tuple[int, ...]
+    depths: tuple[int, ...]
+    num_heads: tuple[int | None, ...]
+
+    def __str__(self) -> str:
+        return ", ".join(f"{width}×{depth}" for width, depth in zip(self.widths, self.depths))
+
+    @property
+    def shapes(self) -> list[tuple[int, int | None]]:
+        """(width, heads) of each block."""
+        steps = zip(self.widths, self.num_heads, self.depths)
+        return [(width, heads) for width, heads, depth in steps for _ in range(depth)]
+
+
+def search_plan(
+    container: Container,
+    steps: int,
+    profile: Profile,
+    match: Match,
+    blocks: int | None,
+    round_to: Literal["heads"] | int,
+) -> ContainerPlan:
+    """The profile's widths, √2 apart, and the depths that meet the container's own cost.
+
+    Raises:
+        UserError: more steps than the width or the depth can hold, or a number of blocks out of reach.
+    """
+    where = f"{container.path or 'the model'}, {container.depth} blocks of width {container.width}"
+    try:
+        if steps == 1 and blocks in (None, container.depth):
+            widths, depths = (container.width,), (container.depth,)
+        else:
+            different = _widths(container, steps, profile, round_to)
+            costs = [_cost(container, width, heads_at(container, width), match) for width in different]
+            least = 1 if blocks is None else 0
+            found = search_depths(costs, container.depth * costs[-1], blocks, least)
+            widths, depths = arrange_steps(different, found, profile)
+    except ValueError as error:
+        raise UserError(f"stepify: {where}: {error}") from None
+    return ContainerPlan(widths, depths, tuple(heads_at(container, width) for width in widths))
+
+
+def explicit_plan(
+    container: Container, widths: Sequence[int], depths: Sequence[int], num_heads: Sequence[int] | None
+) -> ContainerPlan:
+    """A given plan. Raises UserError where it does not fit the container."""
+    where = f"stepify: {container.path or 'the model'}"
+    try:
+        check_steps(widths, depths)
+    except ValueError as error:
+        raise UserError(f"{where}: {error}") from None
+    if max(widths) != container.width:
+        raise UserError(
+            f"{where}: widths: got {tuple(widths)}, expected the widest to be the stream's {container.width}"
+        )
+    if num_heads is not None and len(num_heads) != len(widths):
+        raise UserError(f"{where}: num_heads: got {tuple(num_heads)}, expected one per width of {tuple(widths)}")
+    heads = [heads_at(container, width) for width in widths] if num_heads is None else num_heads
+    return ContainerPlan(tuple(widths), tuple(depths), tuple(heads))
+
+
+def heads_at(container: Container, width: int) -> int | None:
+    """Heads near to the block's own head size, or of just that size where the block's rule says so.
+
+    Raises:
+        ValueError: the width is not a multiple of a head size that has to stay.
+    """
+    block, adapter = container.template, container.adapter
+    own = adapter.num_heads(block)
+    if own is None or width == container.width:
+        return own
+    rule = adapter.head_rule(block)
+    size = adapter.head_size(block) if adapter.head_size else container.width // own
+    if rule == "divide":
+        return heads_for(width, size)
+    if rule == "multiple":
+        if width % size:
+            raise ValueError(
+                f"widths: got {width}, expected a multiple of {size}, the heads' size, which {type(block).__name__} "
+                "keeps for its positions"
+            )
+        return width // size
+    group = adapter.kv_groups(block)
+    return group * max(1, round(own * width / container.width / group))
+
+
+def _widths(container: Container, steps: int, profile: Profile, round_to: Literal["heads"] | int) -> list[int]:
+    block, adapter = container.template, container.adapter
+    heads = adapter.num_heads(block)
+    size = 1
+    if heads is not None:
+        size = adapter.head_size(block) if adapter.head_size else container.width // heads
+    rule = adapter.head_rule(block) if heads is not None else "any"
+    if rule == "divide":
+        return step_widths(container.width, steps, profile, size, round_to)
+    unit: int = round_to if round_to != "heads" else (8 if container.width >= 64 else 4)
+    if rule == "multiple":
+        unit = size if round_to == "heads" else math.lcm(size, unit)
+    return step_widths(container.width, steps, profile, size, unit)
+
+
+def _cost(container: Container, width: int, heads: int | None, match: Match) -> float:
+    """Multiply-accumulates or parameters of one block, measured."""
+    block: Any = container.template
+    if width != container.width:
+        block = rebuilt(container.adapter, block, width, heads, container.path)
+    if match == "params":
+        return sum(parameter.numel() for parameter in block.parameters())
+    return container.call_at(width).macs(block)
