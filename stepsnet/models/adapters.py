@@ -101,26 +101,37 @@ def adapter_of(block: nn.Module, width: int) -> BlockAdapter | None:
 
     Such a constructor has to make the same block at the block's own ``width``: then nothing else was said to it.
     """
-    if "timm" in type(block).__module__.split("."):
-        from . import adapters_timm  # noqa: F401 - declares its rows
-    found = _ADAPTERS.get(type(block))
+    found = _declared(block)
     if found is None and _takes_its_width(block, width):
         return BlockAdapter(lambda block, width, heads: type(block)(width))
     return found
 
 
 def branches_of(block: nn.Module) -> list[Callable[..., Tensor]] | None:
-    """What a block adds to the residual stream, in order: x = x + branch(x) for each is the block.
+    """What a block adds to the residual stream, in order: x = x + branch(x, …) for each is the block.
 
     None where that is not what the block does, or where it is not declared: a ResNet's block passes the sum through
     an activation, a post-norm block through a norm.
     """
-    if "timm" in type(block).__module__.split("."):
-        from . import adapters_timm  # noqa: F401
-    adapter = _ADAPTERS.get(type(block))
-    if adapter is None or adapter.branches is None:
+    if _is_of("transformers", block):
+        from .transformer_steps import family_of_layer
+
+        row: Any = family_of_layer(block)
+    else:
+        row = _declared(block)
+    if row is None or row.branches is None:
         return None
-    return [partial(_along, block, one) if isinstance(one, str) else partial(one, block) for one in adapter.branches]
+    return [partial(_along, block, one) if isinstance(one, str) else partial(one, block) for one in row.branches]
+
+
+def _declared(block: nn.Module) -> BlockAdapter | None:
+    if _is_of("timm", block):
+        from . import adapters_timm  # noqa: F401 - declares its rows
+    return _ADAPTERS.get(type(block))
+
+
+def _is_of(library: str, block: nn.Module) -> bool:
+    return any(cls.__module__.partition(".")[0] == library for cls in type(block).__mro__)
 
 
 def _along(block: nn.Module, paths: str, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:

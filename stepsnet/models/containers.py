@@ -14,7 +14,7 @@ from ..errors import UserError
 from ..macs import count_forward
 from .adapters import BlockAdapter, adapter_of
 
-__all__ = ["Container", "Example", "find_containers"]
+__all__ = ["Container", "Example", "find_containers", "trace_blocks"]
 
 TEN_LINES = "stepsnet.register_block(%s, rebuild), with a function rebuild(block, width, heads), teaches it"
 
@@ -77,7 +77,7 @@ def find_containers(model: nn.Module, example: Example) -> list[Container]:
         UserError: there is none; a block changes the width or the resolution behind others that keep them; no adapter.
     """
     candidates = dict(_candidates(model))
-    calls = _trace(model, [block for blocks in candidates.values() for block in blocks], example)
+    calls = trace_blocks(model, [block for blocks in candidates.values() for block in blocks], example)
     found: list[Container] = []
     refused: list[tuple[int, str]] = []
     inside: set[nn.Module] = set()
@@ -120,7 +120,7 @@ def _candidates(model: nn.Module) -> Iterator[tuple[str, list[nn.Module]]]:
                 yield path, members
 
 
-def _trace(model: nn.Module, blocks: list[nn.Module], example: Example) -> dict[nn.Module, _Call]:
+def trace_blocks(model: nn.Module, blocks: list[nn.Module], example: Example) -> dict[nn.Module, _Call]:
     """How each block is called, with one tensor first, in a forward pass without data."""
     calls: dict[nn.Module, _Call] = {}
 

@@ -7,6 +7,7 @@ for that is a row of adapters.py; what the result is, is StepSequence.
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from typing import Any, Literal
@@ -42,6 +43,7 @@ def stepify(
     round_to: Literal["heads"] | int = "heads",
     stream_scale: float = 1.0,
     example: Tensor | None = None,
+    tokens: int = 256,
     **model_args: Any,
 ) -> nn.Module:
     """The StepsNet of a residual model: the same class, stem, positions, norms and head, and blocks in steps.
@@ -65,6 +67,7 @@ def stepify(
         stream_scale: factor of the stream where it enters each container of several steps, see
             :func:`stepsnet.describe_stepify`.
         example: a batch that the model takes, for a model of neither library; only its shape counts.
+        tokens: the sequence length at which the compute of a model of transformers is matched.
         **model_args: for ``timm.create_model``, where a name is given.
 
     Raises:
@@ -75,7 +78,13 @@ def stepify(
         model = _named(model, model_args)
     elif model_args:
         raise UserError(f"stepify: got {', '.join(model_args)} beside a model, expected them only beside a name")
-    found = find_containers(model, example_of(model, example))
+    is_transformer = _is_of_transformers(model)
+    if is_transformer:
+        from .stepify_transformers import in_steps, layers_of_transformer, token_example
+
+        found = [layers_of_transformer(model, token_example(model, tokens))]
+    else:
+        found = find_containers(model, example_of(model, example))
     chosen = _chosen(found, steps, stages, widths)
     plans: dict[str, ContainerPlan] = {}
     if widths is None and depths is None and num_heads is None:
@@ -86,6 +95,8 @@ def stepify(
         heads = [None] * len(chosen) if num_heads is None else _per_stage(num_heads, "num_heads", chosen)
         for container, *plan in zip(chosen, *given, heads):
             plans[container.path] = explicit_plan(container, *plan)
+    if is_transformer:
+        return in_steps(model, found[0], plans[found[0].path], stream_scale)
     return _build(model, found, plans, stream_scale)
 
 
@@ -116,6 +127,11 @@ def example_of(model: nn.Module, given: Tensor | None = None) -> Example:
     if built_for := getattr(patches, "img_size", None):
         height, width = built_for
     return Example((torch.empty(1, getattr(model, "in_chans", chans), height, width, device="meta"),))
+
+
+def _is_of_transformers(model: nn.Module) -> bool:
+    library = sys.modules.get("transformers")
+    return library is not None and isinstance(model, library.PreTrainedModel)
 
 
 def _named(name: str, args: dict[str, Any]) -> nn.Module:
