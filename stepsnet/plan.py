@@ -256,10 +256,13 @@ def _half_compute(depth: int, num_widths: int) -> tuple[int, ...]:
     return (2 * half, *[half] * (num_widths - 2), depth - half)
 
 
-def search_depths(costs: Sequence[float], budget: float, blocks: int | None = None, least: int = 0) -> tuple[int, ...]:
+def search_depths(
+    costs: Sequence[float], budget: float, blocks: int | None = None, least: int = 0, tolerance: float | None = None
+) -> tuple[int, ...]:
     """The integer depths near to (2j, j, …, j, D - j) that best meet the budget, and ``blocks`` if given.
 
     ``costs`` are those of one block of each width, narrowest first; each width gets at least ``least`` blocks.
+    Errors below ``tolerance`` count as equal; without it, those within the same half percent.
 
     By the C² law that family has the compute of D full-width blocks for every j, and D + (n - 1)j
     blocks: j = D/2 is the half-compute rule, and Table 9 walks along j.
@@ -280,8 +283,9 @@ def search_depths(costs: Sequence[float], budget: float, blocks: int | None = No
 
     def misfit(depths: tuple[int, ...]) -> tuple[float, ...]:
         error = abs(sum(d * c for d, c in zip(depths, costs)) / budget - 1)
-        # errors within the same half percent count as equal: then the distance from the target decides
-        return round(200 * error), sum((d - t) ** 2 for d, t in zip(depths, target)), error
+        # of errors that count as equal, the distance from the target decides
+        counted = round(200 * error) if tolerance is None else max(error, tolerance)
+        return counted, sum((d - t) ** 2 for d, t in zip(depths, target)), error
 
     candidates = [d for d in itertools.product(*choices) if blocks is None or sum(d) == blocks]
     if not candidates:

@@ -8,11 +8,13 @@ fvcore counts. Layers are convolutions and linear layers, and one for each atten
 from __future__ import annotations
 
 import re
+import sys
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from timm.layers import Attention
+from timm.layers import Attention, AttentionRope
+from timm.models import beit, eva, metaformer, swin_transformer_v2
 from timm.models.resnet import BasicBlock, Bottleneck
 from timm.models.swin_transformer import SwinTransformerBlock, WindowAttention
 from timm.models.vision_transformer import Block
@@ -26,12 +28,16 @@ __all__ = [
     "count_complexity",
     "count_detector",
     "count_language_model",
+    "count_layers",
     "count_macs",
     "detector_macs",
 ]
 
 RESIDUAL_BLOCKS = (BasicBlock, Bottleneck, Block, SwinTransformerBlock)
-ATTENTION = (Attention, WindowAttention)
+ATTENTION = (
+    *(Attention, AttentionRope, WindowAttention, beit.Attention, eva.EvaAttention),
+    *(metaformer.Attention, swin_transformer_v2.WindowAttention),
+)
 
 
 @dataclass(frozen=True)
@@ -46,7 +52,7 @@ def count_complexity(model: nn.Module, input_size: tuple[int, ...] = (3, 224, 22
     """Count a model on any device, the meta device included; nothing is computed and nothing changed."""
     return Complexity(
         blocks=_count_blocks(model),
-        layers=_count_layers(model),
+        layers=count_layers(model),
         params=sum(parameter.numel() for parameter in model.parameters()),
         macs=count_macs(model, input_size),
     )
@@ -70,7 +76,7 @@ def count_detector(model: Any, input_size: tuple[int, int, int] = (3, 800, 1280)
     """A whole detector on one image, by :func:`detector_macs`; blocks are the backbone's."""
     return Complexity(
         blocks=sum(isinstance(module, RESIDUAL_BLOCKS) for module in model.modules()),
-        layers=_count_layers(model),
+        layers=count_layers(model),
         params=sum(parameter.numel() for parameter in model.parameters()),
         macs=sum(detector_macs(model, input_size).values()),
     )
@@ -136,13 +142,21 @@ def _grouped_by_timm(model: nn.Module) -> int | None:
     return len({(p, found.groups()) for p in counted for name in names if (found := re.match(p, name))}) or None
 
 
-def _count_layers(model: nn.Module) -> int:
+def count_layers(model: nn.Module) -> int:
+    """Convolutions and linear layers, and one for each attention; without the convolutions of shortcuts."""
     shortcuts = {
         layer
         for block in model.modules()
         if isinstance(block, BasicBlock | Bottleneck) and block.downsample is not None
         for layer in block.downsample.modules()
     }
-    return sum(
-        isinstance(module, (nn.Linear, nn.Conv2d, *ATTENTION)) and module not in shortcuts for module in model.modules()
-    )
+    of_transformers = sys.modules.get("transformers.pytorch_utils")
+    kinds = (nn.Linear, nn.Conv1d, nn.Conv2d, *ATTENTION, *([of_transformers.Conv1D] if of_transformers else []))
+    attention = _attention_of_transformers(model)
+    return attention + sum(isinstance(module, kinds) and module not in shortcuts for module in model.modules())
+
+
+def _attention_of_transformers(model: nn.Module) -> int:
+    """One for each layer of a model that has attention heads."""
+    config = getattr(model, "config", None)
+    return config.num_hidden_layers if hasattr(config, "num_attention_heads") else 0  # type: ignore[union-attr]

@@ -15,6 +15,7 @@ from .containers import Container
 __all__ = ["ContainerPlan", "explicit_plan", "search_plan"]
 
 Match = Literal["macs", "params"]
+_TOLERANCE = 0.04  # of the cost: within it, the rule of Sec. 5.5 decides, half of a step's cost for a narrower one
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ def search_plan(
             different = _widths(container, steps, profile, round_to)
             costs = [_cost(container, width, heads_at(container, width), match) for width in different]
             least = 1 if blocks is None else 0
-            found = search_depths(costs, container.depth * costs[-1], blocks, least)
+            found = search_depths(costs, container.depth * costs[-1], blocks, least, _TOLERANCE)
             widths, depths = arrange_steps(different, found, profile)
     except ValueError as error:
         raise UserError(f"stepify: {where}: {error}") from None

@@ -7,8 +7,9 @@ for that is a row of adapters.py; what the result is, is StepSequence.
 from __future__ import annotations
 
 import copy
+import inspect
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, Literal
 
@@ -24,7 +25,7 @@ from .rebuild import get_path, has_path
 from .step_plan import ContainerPlan, Match, explicit_plan, search_plan
 from .step_sequence import StepSequence
 
-__all__ = ["create", "example_of", "stepify"]
+__all__ = ["create", "example_of", "model_and_example", "stepify"]
 
 PerStage = Any  # one value per step, or for several stages such a sequence for each
 
@@ -74,17 +75,14 @@ def stepify(
         UserError: a name that timm does not know, a model without such containers, a block without an adapter, or a
             plan that does not fit; the message names the module.
     """
-    if isinstance(model, str):
-        model = _named(model, model_args)
-    elif model_args:
-        raise UserError(f"stepify: got {', '.join(model_args)} beside a model, expected them only beside a name")
+    model, call, _ = model_and_example(model, {"example": example, "tokens": tokens, **model_args})
     is_transformer = _is_of_transformers(model)
     if is_transformer:
-        from .stepify_transformers import in_steps, layers_of_transformer, token_example
+        from .stepify_transformers import in_steps, layers_of_transformer
 
-        found = [layers_of_transformer(model, token_example(model, tokens))]
+        found = [layers_of_transformer(model, call)]
     else:
-        found = find_containers(model, example_of(model, example))
+        found = find_containers(model, call)
     chosen = _chosen(found, steps, stages, widths)
     plans: dict[str, ContainerPlan] = {}
     if widths is None and depths is None and num_heads is None:
@@ -100,6 +98,9 @@ def stepify(
     return _build(model, found, plans, stream_scale)
 
 
+_OPTIONS = frozenset(inspect.signature(stepify).parameters) - {"model", "model_args"}
+
+
 def create(**kwargs: Any) -> nn.Module:
     """:func:`stepify` for a :class:`~stepsnet.config.ModelSpec`: ``{"name": "stepify", "args": {"model": NAME, …}}``.
 
@@ -110,6 +111,25 @@ def create(**kwargs: Any) -> nn.Module:
     if not isinstance(kwargs.get("model"), str):
         raise ValueError(f"args.model: got {kwargs.get('model')!r}, expected the name of a timm model")
     return stepify(**kwargs)
+
+
+def model_and_example(model: nn.Module | str, options: Mapping[str, Any]) -> tuple[nn.Module, Example, dict[str, Any]]:
+    """The model that is named, what it is called with, and the options of :func:`stepify` without the model's own.
+
+    Raises:
+        UserError: an unknown name, or options that are neither stepify's nor, beside a name, the model's.
+    """
+    own = {key: value for key, value in options.items() if key not in _OPTIONS}
+    options = {key: value for key, value in options.items() if key in _OPTIONS}
+    if isinstance(model, str):
+        model = _named(model, own)
+    elif own:
+        raise UserError(f"stepify: got {', '.join(own)} beside a model, expected such arguments only beside a name")
+    if _is_of_transformers(model):
+        from .stepify_transformers import token_example
+
+        return model, token_example(model, options.get("tokens", 256)), options
+    return model, example_of(model, options.get("example")), options
 
 
 def example_of(model: nn.Module, given: Tensor | None = None) -> Example:
@@ -137,10 +157,19 @@ def _is_of_transformers(model: nn.Module) -> bool:
 def _named(name: str, args: dict[str, Any]) -> nn.Module:
     import timm
 
+    if name.startswith("transformers:"):
+        from .stepify_transformers import model_of_name
+
+        return model_of_name(name.removeprefix("transformers:"), args)
     name = name.removeprefix("timm:")
     if not timm.is_model(name):
-        raise UserError(f"model: got {name!r}, expected a timm model{nearest(name, timm.list_models())}")
-    return timm.create_model(name, **args)
+        raise UserError(
+            f"model: got {name!r}, expected a timm model, or transformers:NAME{nearest(name, timm.list_models())}"
+        )
+    try:
+        return timm.create_model(name, **args)
+    except (TypeError, ValueError, AssertionError, RuntimeError) as error:
+        raise UserError(f"model {name}: {' '.join(str(error).split())}") from error
 
 
 def _chosen(found: list[Container], steps: int, stages: Sequence[int] | None, widths: PerStage) -> list[Container]:

@@ -6,6 +6,7 @@ import copy
 from typing import Any
 
 import torch
+import transformers
 from torch import nn
 
 from ..errors import UserError
@@ -15,7 +16,24 @@ from .rebuild import get_path
 from .step_plan import ContainerPlan
 from .transformer_steps import FAMILIES, head_size_of, layer_of, steps_class, steps_config_class
 
-__all__ = ["in_steps", "layers_of_transformer", "token_example"]
+__all__ = ["in_steps", "layers_of_transformer", "model_of_name", "token_example"]
+
+
+def model_of_name(name: str, args: dict[str, Any]) -> nn.Module:
+    """A model with random weights from the configuration of a folder or of the Hub; ``args`` change its fields.
+
+    Raises:
+        UserError: there is no such configuration, or it does not say which class of model it is of.
+    """
+    try:
+        config = transformers.AutoConfig.from_pretrained(name, **args)
+    except (OSError, ValueError, TypeError) as error:
+        raise UserError(f"model: transformers:{name}: {' '.join(str(error).split())[:200]}") from error
+    made_for = config.architectures or [""]
+    model_class = getattr(transformers, made_for[0], None)
+    if model_class is None:
+        raise UserError(f"model: transformers:{name} has architectures={made_for}, expected a class of transformers")
+    return model_class(config)
 
 
 def token_example(model: Any, tokens: int) -> Example:

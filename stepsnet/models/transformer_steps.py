@@ -276,7 +276,7 @@ def register_models(name: str) -> None:
     base, config_class = FAMILIES[name].config_class, steps_config_class(name)
     for auto_name in _AUTO:
         auto = getattr(transformers, auto_name)
-        if base in auto._model_mapping.keys():
+        if base in auto._model_mapping.keys():  # noqa: SIM118 - it is no mapping by its iterator
             auto.register(config_class, steps_class(auto._model_mapping[base]), exist_ok=True)
 
 
