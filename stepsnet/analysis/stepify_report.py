@@ -130,10 +130,9 @@ def describe_stepify(model: nn.Module | str, steps: int = 3, **options: Any) -> 
     """
     plain, example, options = model_and_example(model, options)
     stepped = stepify(plain, steps, **options)
-    costs = [_cost(one, example) for one in (plain, stepped)]
-    stages = _stages(plain, stepped)
     name = model if isinstance(model, str) else type(model).__name__
-    return StepifyReport(name, *costs, stages, _streams(stepped, example))
+    before, after = _cost(plain, example), _cost(stepped, example)
+    return StepifyReport(name, before, after, _stages(plain, stepped), _streams(stepped, example))
 
 
 def _cost(model: nn.Module, example: Example) -> Cost:
@@ -186,7 +185,7 @@ def _streams(model: Any, example: Example) -> tuple[Stream, ...]:
     begins = _first_blocks(model)
     found: list[Stream] = []
 
-    def note(path: str, dim: int, scale: float):
+    def note(path: str, dim: int):
         def hook(block: nn.Module, args: tuple[Any, ...], output: Any) -> None:
             width = getattr(block, "read_width", args[0].shape[dim])
             before = args[0] * getattr(block, "stream_scale", 1.0)
@@ -198,7 +197,7 @@ def _streams(model: Any, example: Example) -> tuple[Stream, ...]:
 
     with ExitStack() as stack:
         for path, (block, dim) in begins.items():
-            stack.callback(block.register_forward_hook(note(path, dim, 1.0)).remove)
+            stack.callback(block.register_forward_hook(note(path, dim)).remove)
         model(
             *(_random(value, model, device) for value in example.args), **_random_tokens(model, example.kwargs, device)
         )

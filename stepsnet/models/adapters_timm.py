@@ -41,8 +41,11 @@ _PRE_NORM = ("norm1 attn* ls1 drop_path1", "norm2 mlp ls2 drop_path2")
 
 
 def _init_weights(model: Any) -> None:
-    """timm's own function for the whole model, with the model's own mode."""
-    model.init_weights()
+    """timm's own function for the whole model, with the model's own mode; a few models only have that of a module."""
+    if hasattr(model, "init_weights"):
+        model.init_weights()
+    elif hasattr(model, "_init_weights"):
+        model.apply(model._init_weights)
 
 
 def _with_mlp(roles: Roles, *names: str) -> Callable[[Any], Roles]:
@@ -264,10 +267,6 @@ def _metaformer_mlp(block: Any, x: Tensor) -> Tensor:
     return mixed + (block.res_scale2(x) - x)
 
 
-def _metaformer_init(model: Any) -> None:
-    model.apply(model._init_weights)
-
-
 _SCALES = ("layer_scale1", "layer_scale2", "res_scale1", "res_scale2")
 declare(
     metaformer.MetaFormerBlock,
@@ -294,7 +293,7 @@ declare(
     ),
     drop_paths=("drop_path1", "drop_path2"),
     branches=(_metaformer_mixer, _metaformer_mlp),
-    initialize=_metaformer_init,
+    initialize=_init_weights,
     start={
         **{"layer_scale?.scale": 1e-5, "res_scale?.scale": 1.0},
         **{"*.act*.scale": 1.0, "*.act*.bias": 0.0},  # StarReLU's

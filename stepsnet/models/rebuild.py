@@ -65,7 +65,7 @@ def sizes_of(roles: Roles, block: nn.Module) -> Sizes:
         for path, shape, dims in shapes:
             for size, role in zip(shape, dims, strict=True):
                 _bind(sizes, role, size, f"{path} of {type(block).__name__}", final=attempt == 1)
-    if "A" in sizes:
+    if {"A", "N"} <= sizes.keys():
         _bind(sizes, "D", sizes["A"] // sizes["N"], f"heads of {type(block).__name__}", final=True)
     for path, role in roles.attributes.items():
         if has_path(block, path) and _evaluated(role, sizes, get_path(block, path)) != get_path(block, path):
@@ -189,7 +189,7 @@ def _replace(module: nn.Module, name: str, tensor: Tensor, shape: list[int], kee
 
 def _note_sizes(module: Any) -> None:
     """The attributes in which torch's and timm's layers hold the sizes of their weights."""
-    weight = getattr(module, "weight", None)
+    weight: Any = getattr(module, "weight", None)
     if isinstance(module, nn.Linear):
         module.out_features, module.in_features = weight.shape
     elif isinstance(module, _CONVOLUTIONS):

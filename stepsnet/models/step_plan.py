@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from ..errors import UserError
-from ..plan import Profile, arrange_steps, check_steps, heads_for, search_depths, step_widths
+from ..plan import Profile, StepPlan, arrange_steps, check_steps, heads_for, search_depths, step_widths
 from .adapters import rebuilt
 from .containers import Container
 
-__all__ = ["ContainerPlan", "explicit_plan", "search_plan"]
+__all__ = ["ContainerPlan", "given_plans", "search_plan"]
 
 Match = Literal["macs", "params"]
 _TOLERANCE = 0.04  # of the cost: within it, the rule of Sec. 5.5 decides, half of a step's cost for a narrower one
@@ -52,34 +52,62 @@ def search_plan(
     where = f"{container.path or 'the model'}, {container.depth} blocks of width {container.width}"
     try:
         if steps == 1 and blocks in (None, container.depth):
-            widths, depths = (container.width,), (container.depth,)
-        else:
-            different = _widths(container, steps, profile, round_to)
-            costs = [_cost(container, width, heads_at(container, width), match) for width in different]
-            least = 1 if blocks is None else 0
-            found = search_depths(costs, container.depth * costs[-1], blocks, least, _TOLERANCE)
-            widths, depths = arrange_steps(different, found, profile)
+            return ContainerPlan((container.width,), (container.depth,), (heads_at(container, container.width),))
+        different = _widths(container, steps, profile, round_to)
+        costs = [_cost(container, width, heads_at(container, width), match) for width in different]
+        least = 1 if blocks is None else 0
+        found = search_depths(costs, container.depth * costs[-1], blocks, least, _TOLERANCE)
+        widths, depths = arrange_steps(different, found, profile)
     except ValueError as error:
         raise UserError(f"stepify: {where}: {error}") from None
     return ContainerPlan(widths, depths, tuple(heads_at(container, width) for width in widths))
 
 
-def explicit_plan(
+def given_plans(plan: Mapping[str, Any] | StepPlan, chosen: Sequence[Container]) -> dict[str, ContainerPlan]:
+    """A plan of the user's for each container, by its path.
+
+    Raises:
+        UserError: an unknown key, or a plan that does not fit.
+    """
+    if isinstance(plan, StepPlan):
+        plan = {"widths": plan.widths, "depths": plan.depths, "num_heads": plan.num_heads}
+    unknown = [key for key in plan if key not in ("widths", "depths", "num_heads")]
+    if unknown or not {"widths", "depths"} <= plan.keys():
+        raise UserError(f"plan: got {', '.join(plan) or 'nothing'}, expected widths and depths, and maybe num_heads")
+    keys = ("widths", "depths", "num_heads")
+    values = zip(*(_per_container(plan.get(key), key, chosen) for key in keys))
+    return {container.path: _given_plan(container, *one) for container, one in zip(chosen, values)}
+
+
+def _per_container(value: Any, name: str, chosen: Sequence[Container]) -> list[Any]:
+    """One sequence per container; where there is one, it may stand without outer brackets."""
+    if value is None:
+        return [None] * len(chosen)
+    if not isinstance(value, (list, tuple)):
+        raise UserError(f"plan: {name}: got {value!r}, expected a list")
+    if len(chosen) == 1 and all(isinstance(one, int) for one in value):
+        return [value]
+    if len(value) != len(chosen) or any(isinstance(one, int) for one in value):
+        places = ", ".join(container.path for container in chosen)
+        raise UserError(f"plan: {name}: got {value}, expected {len(chosen)} lists, one for each of {places}")
+    return list(value)
+
+
+def _given_plan(
     container: Container, widths: Sequence[int], depths: Sequence[int], num_heads: Sequence[int] | None
 ) -> ContainerPlan:
-    """A given plan. Raises UserError where it does not fit the container."""
-    where = f"stepify: {container.path or 'the model'}"
+    where = f"plan: {container.path or 'the model'}"
     try:
         check_steps(widths, depths)
+        heads = [heads_at(container, width) for width in widths] if num_heads is None else num_heads
     except ValueError as error:
         raise UserError(f"{where}: {error}") from None
     if max(widths) != container.width:
         raise UserError(
             f"{where}: widths: got {tuple(widths)}, expected the widest to be the stream's {container.width}"
         )
-    if num_heads is not None and len(num_heads) != len(widths):
-        raise UserError(f"{where}: num_heads: got {tuple(num_heads)}, expected one per width of {tuple(widths)}")
-    heads = [heads_at(container, width) for width in widths] if num_heads is None else num_heads
+    if len(heads) != len(widths):
+        raise UserError(f"{where}: num_heads: got {tuple(heads)}, expected one per width of {tuple(widths)}")
     return ContainerPlan(tuple(widths), tuple(depths), tuple(heads))
 
 
@@ -120,7 +148,19 @@ def _widths(container: Container, steps: int, profile: Profile, round_to: Litera
     unit: int = round_to if round_to != "heads" else (8 if container.width >= 64 else 4)
     if rule == "multiple":
         unit = size if round_to == "heads" else math.lcm(size, unit)
+        return _coarse_widths(container.width, steps, profile, unit)
     return step_widths(container.width, steps, profile, size, unit)
+
+
+def _coarse_widths(width: int, steps: int, profile: Profile, unit: int) -> list[int]:
+    """As step_widths, but where two would round to one multiple of a coarse unit, the narrower is the next below."""
+    exact = step_widths(width, steps, profile, 1, 1)[::-1]
+    widths = [width]
+    for one in exact[1:]:
+        widths.append(min(unit * round(one / unit), (widths[-1] - 1) // unit * unit))
+    if widths[-1] < 1:
+        raise ValueError(f"steps: got {steps}, too many for width {width} in multiples of {unit}, the heads' size")
+    return widths[::-1]
 
 
 def _cost(container: Container, width: int, heads: int | None, match: Match) -> float:

@@ -72,7 +72,7 @@ def layers_of_transformer(model: Any, example: Example) -> Container:
         num_heads=lambda layer: heads,
         head_rule=lambda layer: family.head_rule,
         head_size=lambda layer: head_size_of(config),
-        kv_groups=lambda layer: heads // (getattr(config, "num_key_value_heads", None) or heads),
+        kv_groups=lambda layer: _heads_per_group(config),
         branches=family.branches,
         dim=-1,
     )
@@ -92,7 +92,7 @@ def in_steps(model: Any, container: Container, plan: ContainerPlan, stream_scale
     config = _config(model.config, container, plan, stream_scale)
     parameter = next(model.parameters())
     with torch.device(parameter.device):
-        result = steps_class(type(model))(config).to(parameter.dtype)
+        result = steps_class(model.__class__)(config).to(parameter.dtype)
     ours, theirs = (_outside(one, container.path) for one in (result, model))
     different = [key for key in ours.keys() ^ theirs.keys()]
     different += [key for key in ours.keys() & theirs.keys() if ours[key].shape != theirs[key].shape]
@@ -108,6 +108,10 @@ def in_steps(model: Any, container: Container, plan: ContainerPlan, stream_scale
     if generation is not None:
         result.generation_config = copy.deepcopy(generation)
     return result.train(model.training)
+
+
+def _heads_per_group(config: Any) -> int:
+    return config.num_attention_heads // (getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
 
 
 def _config(config: Any, container: Container, plan: ContainerPlan, stream_scale: float) -> Any:

@@ -46,11 +46,11 @@ class Family:
     branches: tuple[Any, ...] | None = None
 
     @property
-    def config_class(self) -> type:
+    def config_class(self) -> Any:
         return getattr(transformers, self.config)
 
     @property
-    def layer_class(self) -> type:
+    def layer_class(self) -> Any:
         model_type = self.config_class.model_type
         return getattr(importlib.import_module(f"transformers.models.{model_type}.modeling_{model_type}"), self.layer)
 
@@ -61,13 +61,13 @@ def _in_proportion(config: Any, size: int, width: int) -> int:
     return max(1, round(size * width / config.hidden_size / unit)) * unit
 
 
-def _rotary_sizes(config: Any, width: int, heads: int | None) -> dict[str, Any]:
+def _rotary_sizes(config: Any, width: int, heads: Any) -> dict[str, Any]:
     group = config.num_attention_heads // config.num_key_value_heads
     return {
         "hidden_size": width,
         "intermediate_size": _in_proportion(config, config.intermediate_size, width),
         "num_attention_heads": heads,
-        "num_key_value_heads": heads // group,  # type: ignore[operator]
+        "num_key_value_heads": heads // group,
         "head_dim": head_size_of(config),
     }
 
@@ -142,6 +142,11 @@ class LayerConfig:
 class _Steps:
     """The part that the configurations have in common."""
 
+    model_type: Any
+    widths: Any
+    depths: Any
+    step_sizes: Any
+
     def __post_init__(self, **kwargs: Any) -> None:
         if self.widths:  # transformers makes one without arguments, to see the defaults
             check_steps(self.widths, self.depths)
@@ -187,10 +192,10 @@ def steps_config_class(name: str) -> Any:
 
 
 @cache
-def _stream_layer_class(layer_class: type) -> Any:
+def _stream_layer_class(layer_class: Any) -> Any:
     """A layer as a function of the whole stream: it reads and writes the first channels, and copies the others."""
 
-    class StreamLayer(layer_class):  # type: ignore[misc]
+    class StreamLayer(layer_class):
         read_width: int
         stream_scale: float = 1.0
 
