@@ -108,7 +108,25 @@ def _given_plan(
         )
     if len(heads) != len(widths):
         raise UserError(f"{where}: num_heads: got {tuple(heads)}, expected one per width of {tuple(widths)}")
+    for width, number in zip(widths, heads):
+        if expected := _expected_heads(container, width, number):
+            raise UserError(f"{where}: num_heads: got {number} at width {width}, expected {expected}")
     return ContainerPlan(tuple(widths), tuple(depths), tuple(heads))
+
+
+def _expected_heads(container: Container, width: int, number: Any) -> str:
+    """What a number of heads should have been; empty where it is right."""
+    block, adapter = container.template, container.adapter
+    if adapter.num_heads(block) is None:
+        return "" if number is None else "none: these blocks have no heads"
+    rule, group = adapter.head_rule(block), adapter.kv_groups(block)
+    if not isinstance(number, int) or number < 1 or number % group:
+        return f"a positive multiple of {group}, the heads of a group" if group > 1 else "a positive number"
+    if rule == "divide" and width % number:
+        return "a divisor of the width"
+    if rule == "multiple" and number != heads_at(container, width):
+        return f"{heads_at(container, width)}, since the heads' size stays"
+    return ""
 
 
 def heads_at(container: Container, width: int) -> int | None:
