@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import torch.fx
 from torch import Tensor, nn
 
 from ..plan import check_steps
 from ..steps import StepsNet, StreamBlock, change_width, check_stream, cut_stream, recomputed
 
 __all__ = ["StepSequence"]
+
+torch.fx.wrap("check_stream")  # a leaf in symbolic traces, as in steps.py
 
 
 class StepSequence(StepsNet):
