@@ -173,6 +173,7 @@ def test_the_stream_is_eq_5(plain, family):
 
 def test_new_blocks_start_as_the_librarys():
     """Per parameter the spread of a model that timm makes at that width and depth, also from a trained model."""
+    torch.manual_seed(0)  # once in some ten million draws, trunc_normal_ gives its bound of 2 at any spread
     args = dict(img_size=32, patch_size=8, num_classes=7)
     wide = timm.create_model("eva02_tiny_patch14_224", embed_dim=128, depth=4, num_heads=2, **args)
     with torch.no_grad():

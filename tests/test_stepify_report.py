@@ -37,12 +37,12 @@ def test_the_report_counts_both_models():
 
 def test_a_small_stream_is_noticed():
     """The word embedding of a LLaMA of a usual width, and that the scale which is offered brings it to 1."""
-    config = LlamaConfig(vocab_size=99, hidden_size=512, intermediate_size=1376, num_hidden_layers=2)
+    config = LlamaConfig(vocab_size=99, hidden_size=256, intermediate_size=704, num_hidden_layers=2)
     model = LlamaForCausalLM(config)
     report = stepsnet.describe_stepify(model, 2, tokens=16)
     (stream,) = report.streams
-    assert stream.sigma == pytest.approx(0.02, rel=0.05) and stream.is_small and stream.suggested_scale == 50
-    assert "stream_scale=50 brings it to 1" in str(report)
+    assert stream.sigma == pytest.approx(0.02, rel=0.05) and stream.is_small and 48 <= stream.suggested_scale <= 52
+    assert f"stream_scale={stream.suggested_scale:g} brings it to 1" in str(report)
     scaled = stepsnet.describe_stepify(model, 2, tokens=16, stream_scale=50.0)
     assert scaled.streams[0].sigma == pytest.approx(1.0, rel=0.05) and not scaled.streams[0].is_small
     assert report.before.blocks == 2 and report.after.layers == 8 * report.after.blocks + 1

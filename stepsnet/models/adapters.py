@@ -35,8 +35,8 @@ class BlockAdapter:
         branches: what is added to the residual stream, in order. Each is the paths that the stream goes through, such
             as "norm1 attn* ls1 drop_path1", where "*" marks what takes the block's other arguments, and a parameter
             is multiplied; or a function (block, x) -> branch. None: the block is not a sum of the stream and branches.
-        initialize: the initialization of a whole model with such blocks, as its library does it; None where the
-            blocks that ``rebuild`` makes are initialized.
+        initialize: (model, original blocks), the initialization of a whole model with such blocks, as its library
+            does it; None where the blocks that ``rebuild`` makes are initialized.
         start: values of parameters that nothing in the library initializes again, by path. Where all the blocks of a
             model have one value, it is taken from there.
         dim: the channel dimension: 1, -1, or None for 1 where a block of images (B, C, H, W) has convolutions.
@@ -49,7 +49,7 @@ class BlockAdapter:
     kv_groups: Callable[[Any], int] = lambda block: 1
     drop_paths: Sequence[str] = ()
     branches: Sequence[str | Callable[..., Tensor]] | None = None
-    initialize: Callable[[Any], None] | None = None
+    initialize: Callable[[Any, Sequence[Any]], None] | None = None
     start: dict[str, float] | None = None
     dim: int | None = None
 

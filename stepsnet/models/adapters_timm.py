@@ -5,9 +5,8 @@ The rates of dropout, activations, windows and other options stay those of the b
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from timm.layers import AttentionRope, GluMlp
@@ -40,7 +39,7 @@ _QKV = {
 _PRE_NORM = ("norm1 attn* ls1 drop_path1", "norm2 mlp ls2 drop_path2")
 
 
-def _init_weights(model: Any) -> None:
+def _init_weights(model: Any, originals: Sequence[Any]) -> None:
     """timm's own function for the whole model, with the model's own mode; a few models only have that of a module."""
     if hasattr(model, "init_weights"):
         model.init_weights()
@@ -196,6 +195,10 @@ declare(
 # ---- ConvNeXt, and V2 with its global response norm (convnext.py)
 
 
+def _init_convnext(model: Any, originals: Sequence[Any]) -> None:
+    named_apply(convnext._init_weights, model)
+
+
 def _convnext_branch(block: Any, x: Tensor) -> Tensor:
     return block(x) - x
 
@@ -205,7 +208,7 @@ declare(
     _with_mlp(Roles({"conv_dw": "C", "norm": "C", "gamma": "C"})),
     drop_paths=("drop_path",),
     branches=(_convnext_branch,),
-    initialize=partial(named_apply, convnext._init_weights),
+    initialize=_init_convnext,
     start={"gamma": 1e-6},
     dim=1,
 )
@@ -302,17 +305,24 @@ declare(
 
 # ---- ResNet, ResNeXt (resnet.py): the widths are those of the stream, so 4 times those of the bottleneck
 
+
+def _init_resnet(model: Any, originals: Sequence[Any]) -> None:
+    """Last norms begin at zero, timm's default, unless the original's are all at one, and so were told not to."""
+    last = [block.bn3 if hasattr(block, "bn3") else block.bn2 for block in originals]
+    model.init_weights(zero_init_last=not all(bool((norm.weight == 1).all()) for norm in last))
+
+
 declare(
     resnet.BasicBlock,
     Roles({"conv1": "C F", "bn1": "F", "conv2": "F C", "bn2": "C"}),
     drop_paths=("drop_path",),
-    initialize=_init_weights,
+    initialize=_init_resnet,
     dim=1,
 )
 declare(
     resnet.Bottleneck,
     Roles({"conv1": "C F", "bn1": "F", "conv2": "F W", "bn2": "W", "conv3": "W C", "bn3": "C"}),
     drop_paths=("drop_path",),
-    initialize=_init_weights,
+    initialize=_init_resnet,
     dim=1,
 )

@@ -41,7 +41,7 @@ def build_in_steps(
     for initialize in {container.adapter.initialize for container in new}:
         if initialize is not None:
             with torch.no_grad():
-                initialize(result)
+                initialize(result, [block for c in new for block in c.blocks if c.adapter.initialize is initialize])
     _give_back(model, result, new)
     _check_initialized(result, new)
     _note_features(model, result, new)
