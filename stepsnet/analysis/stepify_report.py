@@ -99,7 +99,7 @@ class StepifyReport:
         lines = [*map(str, self.stages), "", table, ""]
         for one in self.streams:
             place = f" of {one.path}" if one.path and len(self.streams) > 1 else ""
-            lines.append(f"stream{place}: it begins with sigma {one.sigma:.3g}, its first block adds {one.branch:.3g}")
+            lines.append(f"stream{place}: it begins with sigma {one.sigma:.2g}, its first block adds {one.branch:.2g}")
             if one.suggested_scale is not None:
                 lines.append(
                     f"    That is small: what waits is lost beside what is added. stream_scale={one.suggested_scale:g} "
@@ -125,11 +125,15 @@ def _readable(field: str, value: int) -> str:
 def describe_stepify(model: nn.Module | str, steps: int = 3, **options: Any) -> StepifyReport:
     """What :func:`stepsnet.stepify` makes of a model with the same arguments, before anything is trained.
 
+    Random weights are those of seed 0; torch's own generator is left as it is.
+
     Raises:
         UserError: as stepify.
     """
-    plain, example, options = model_and_example(model, options)
-    stepped = stepify(plain, steps, **options)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        plain, example, options = model_and_example(model, options)
+        stepped = stepify(plain, steps, **options)
     name = model if isinstance(model, str) else type(model).__name__
     before, after = _cost(plain, example), _cost(stepped, example)
     return StepifyReport(name, before, after, _stages(plain, stepped), _streams(stepped, example))

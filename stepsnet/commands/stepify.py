@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
+from ..terminal import say
 from .options import integers
+
+if TYPE_CHECKING:
+    from ..analysis.stepify_report import StepifyReport
 
 HELP = "show any timm or transformers model as a StepsNet of like compute"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME", help="a timm model, or transformers:FOLDER with a config.json")
-    parser.add_argument("overrides", metavar="key=value", nargs="*", help="arguments of the model, such as img_size=64")
+    parser.add_argument(
+        "overrides", metavar="key=value", nargs="*", default=[], help="arguments of the model, such as img_size=64"
+    )
     parser.add_argument("--steps", type=int, default=3, help="number of steps (default: 3)")
     parser.add_argument(
         "--profile", choices=("steps", "reverse", "bowtie"), default="steps", help="order of the widths"
@@ -31,10 +37,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
+    from ..console import working
+
+    with working("building both models"):
+        report = _describe(options)
+    say(json.dumps(report.as_dict()) if options.json else str(report))
+
+
+def _describe(options: argparse.Namespace) -> StepifyReport:
     from ..analysis.stepify_report import describe_stepify
 
     plan = {"widths": options.widths, "depths": options.depths, "num_heads": options.heads}
-    report = describe_stepify(
+    return describe_stepify(
         options.name,
         options.steps,
         profile=options.profile,
@@ -46,7 +60,6 @@ def run(options: argparse.Namespace) -> None:
         stream_scale=options.stream_scale,
         **_model_args(options.overrides),
     )
-    print(json.dumps(report.as_dict()) if options.json else report)
 
 
 def _model_args(assignments: list[str]) -> dict[str, Any]:
