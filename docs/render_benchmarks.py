@@ -38,6 +38,20 @@ def benchmarks_table() -> str:
     return "\n".join([table, "", *(f"- {origin(result)}" for result in made)])
 
 
+def stream_blocks_table() -> str:
+    """What a loop over the blocks of a StepsNet costs."""
+    result = read_benchmark("stream_blocks")
+    plan = ", ".join(f"{width}×{depth}" for width, depth in zip(result["plan"]["widths"], result["plan"]["depths"]))
+    memory = result["activation_bytes"]
+    rows = [
+        ["time of a forward and backward pass", format_quartiles(result["loop_over_container"])],
+        ["activations", f"{memory['loop'] / memory['container']:.3f}"],
+    ]
+    headers = [f"{result['model']} in steps, {plan}", "a loop over the blocks / the container"]
+    note = f"Batches of {result['batch_size']}, median (quartiles). {origin(result)}"
+    return f"{table_of_numbers(headers, rows)}\n\n{note}"
+
+
 def language_table() -> str:
     """Training, generation and cache of a Steps-Transformer over those of LLaMA."""
     result = read_benchmark("language")

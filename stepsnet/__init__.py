@@ -14,9 +14,12 @@ from typing import TYPE_CHECKING
 import wrapt
 
 if TYPE_CHECKING:
+    from .analysis.stepify_report import describe_stepify
     from .api import compare, load, train
     from .errors import UserError
     from .models import baseline_of, load_baseline
+    from .models.adapters import branches_of, register_block
+    from .models.stepify import stepify
     from .models.steps_transformer import StepsTransformerConfig, StepsTransformerForCausalLM
     from .plan import StepPlan, plan_steps
     from .runs.results import Comparison, Run
@@ -35,12 +38,16 @@ __all__ = [
     "StepsTransformerForCausalLM",
     "UserError",
     "baseline_of",
+    "branches_of",
     "compare",
+    "describe_stepify",
     "load",
     "load_baseline",
     "plan_steps",
+    "register_block",
     "register_source",
     "register_task",
+    "stepify",
     "train",
 ]
 
@@ -54,12 +61,16 @@ _HOMES = {
     "StepsTransformerForCausalLM": "models.steps_transformer",
     "UserError": "errors",
     "baseline_of": "models",
+    "branches_of": "models.adapters",
     "compare": "api",
+    "describe_stepify": "analysis.stepify_report",
     "load": "api",
     "load_baseline": "models",
     "plan_steps": "plan",
+    "register_block": "models.adapters",
     "register_source": "tasks.classification.sources",
     "register_task": "tasks",
+    "stepify": "models.stepify",
     "train": "api",
 }
 
@@ -68,16 +79,25 @@ def _register_vision(timm) -> None:
     importlib.import_module("stepsnet.models")
 
 
-def _register_language(auto) -> None:
-    """AutoConfig alone needs it, and so do the models; where these are being imported, wait until they are."""
-    if auto.__name__ == _AUTO_MODELS or _AUTO_MODELS not in sys.modules:
+def _register_language(loaded) -> None:
+    """With the Auto classes: AutoConfig alone needs it, and so do the models; what is half imported is waited for."""
+    others = [sys.modules[name] for name in _LANGUAGE_MODULES if name in sys.modules and name != loaded.__name__]
+    half_imported = any(getattr(module.__spec__, "_initializing", False) for module in others)
+    if not half_imported and any(name in sys.modules for name in _LANGUAGE_MODULES[:2]):
         importlib.import_module("stepsnet.models.steps_transformer")
+        importlib.import_module("stepsnet.models.transformer_steps")
 
 
-_AUTO_MODELS = "transformers.models.auto.modeling_auto"
+_LANGUAGE_MODULES = (
+    "transformers.models.auto.configuration_auto",
+    "transformers.models.auto.modeling_auto",
+    "transformers.modeling_layers",
+    "transformers.modeling_utils",
+    "transformers.models.llama.modeling_llama",
+)
 wrapt.register_post_import_hook(_register_vision, "timm")
-wrapt.register_post_import_hook(_register_language, "transformers.models.auto.configuration_auto")
-wrapt.register_post_import_hook(_register_language, _AUTO_MODELS)
+for _name in _LANGUAGE_MODULES:
+    wrapt.register_post_import_hook(_register_language, _name)
 
 
 def __getattr__(name: str):

@@ -26,6 +26,7 @@ VERBS = (
     "models",
     "recipes",
     "plan",
+    "stepify",
     "table",
 )
 SHELLS = ("bash", "zsh", "fish")

@@ -14,7 +14,18 @@ from typing import Any, Literal
 
 from .markdown import markdown_table
 
-__all__ = ["StepPlan", "check_heads", "check_steps", "check_widths", "heads_for", "plan_steps", "render_plan"]
+__all__ = [
+    "StepPlan",
+    "arrange_steps",
+    "check_heads",
+    "check_steps",
+    "check_widths",
+    "heads_for",
+    "plan_steps",
+    "render_plan",
+    "search_depths",
+    "step_widths",
+]
 
 Profile = Literal["steps", "reverse", "bowtie"]
 
@@ -128,21 +139,13 @@ def plan_steps(
         ValueError: a number that is not positive, more steps than the depth or width can hold, or a
             number of blocks out of reach.
     """
-    if profile not in ("steps", "reverse", "bowtie"):
-        raise ValueError(f"profile: got {profile!r}, expected steps, reverse or bowtie")
     for name, value in dict(width=width, depth=depth, steps=steps, head_dim=head_dim, tokens=tokens).items():
         if value < 1:
             raise ValueError(f"{name}: got {value}, expected at least 1")
     if blocks is not None and not isinstance(blocks, int):
         raise ValueError(f"blocks: got {blocks}, expected an integer")
-    if round_to != "heads" and not (isinstance(round_to, int) and round_to > 0):
-        raise ValueError(f"round_to: got {round_to!r}, expected 'heads' or a positive integer")
-    if profile == "bowtie" and steps % 2 == 0:
-        raise ValueError(f"steps: got {steps}, expected an odd number for a bow-tie")
-    num_widths = (steps + 1) // 2 if profile == "bowtie" else steps
-    widths = _step_widths(width, num_widths, head_dim, round_to)
-    if widths[0] < 1 or widths != sorted(set(widths)):
-        raise ValueError(f"steps: got {steps}, too many for width {width}: their widths would be {widths}")
+    widths = step_widths(width, steps, profile, head_dim, round_to)
+    num_widths = len(widths)
     if blocks is None and macs is None:
         depths = _half_compute(depth, num_widths)
     else:
@@ -151,8 +154,8 @@ def plan_steps(
             costs, budget = [2.0 ** (i - num_widths + 1) for i in range(num_widths)], float(depth)
         else:
             costs, budget = [block_macs(w, tokens, mlp_ratio) for w in widths], macs
-        depths = _search(costs, budget, blocks)
-    arranged_widths, arranged_depths = zip(*_arrange(list(zip(widths, depths)), profile))
+        depths = search_depths(costs, budget, blocks)
+    arranged_widths, arranged_depths = arrange_steps(widths, depths, profile)
     heads = tuple(heads_for(w, head_dim) for w in arranged_widths)
     return StepPlan(arranged_widths, arranged_depths, heads, mlp_ratio)
 
@@ -194,14 +197,37 @@ def heads_for(width: int, head_dim: int) -> int:
     return min(divisors, key=lambda heads: (abs(width / heads - head_dim), -heads))
 
 
-def _step_widths(width: int, num_widths: int, head_dim: int, round_to: Literal["heads"] | int) -> list[int]:
-    """Widths √2 apart, narrowest first."""
+def step_widths(
+    width: int, steps: int, profile: Profile = "steps", head_dim: int = 64, round_to: Literal["heads"] | int = "heads"
+) -> list[int]:
+    """The different widths of a profile, √2 apart, narrowest first; arguments as for :func:`plan_steps`.
+
+    Raises:
+        ValueError: an unknown profile, or more steps than the width can hold.
+    """
+    if profile not in ("steps", "reverse", "bowtie"):
+        raise ValueError(f"profile: got {profile!r}, expected steps, reverse or bowtie")
+    if round_to != "heads" and not (isinstance(round_to, int) and round_to > 0):
+        raise ValueError(f"round_to: got {round_to!r}, expected 'heads' or a positive integer")
+    if profile == "bowtie" and steps % 2 == 0:
+        raise ValueError(f"steps: got {steps}, expected an odd number for a bow-tie")
     widths = [width]
-    for k in range(1, num_widths):
+    for k in range(1, (steps + 1) // 2 if profile == "bowtie" else steps):
         exact = width / math.sqrt(2) ** k
         unit = round_to if isinstance(round_to, int) else _usual_heads(exact / head_dim)
         widths.append(unit * round(exact / unit))
-    return widths[::-1]
+    widths = widths[::-1]
+    if widths[0] < 1 or widths != sorted(set(widths)):
+        raise ValueError(f"steps: got {steps}, too many for width {width}: their widths would be {widths}")
+    return widths
+
+
+def arrange_steps(
+    widths: Sequence[int], depths: Sequence[int], profile: Profile
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Widths and depths, narrowest first -> those of the profile, in the order of execution."""
+    arranged_widths, arranged_depths = zip(*_arrange(list(zip(widths, depths)), profile))
+    return arranged_widths, arranged_depths
 
 
 def _arrange(steps: list[tuple[int, int]], profile: Profile) -> list[tuple[int, int]]:
@@ -230,8 +256,13 @@ def _half_compute(depth: int, num_widths: int) -> tuple[int, ...]:
     return (2 * half, *[half] * (num_widths - 2), depth - half)
 
 
-def _search(costs: Sequence[float], budget: float, blocks: int | None) -> tuple[int, ...]:
+def search_depths(
+    costs: Sequence[float], budget: float, blocks: int | None = None, least: int = 0, tolerance: float | None = None
+) -> tuple[int, ...]:
     """The integer depths near to (2j, j, …, j, D - j) that best meet the budget, and ``blocks`` if given.
+
+    ``costs`` are those of one block of each width, narrowest first; each width gets at least ``least`` blocks.
+    Errors below ``tolerance`` count as equal; without it, those within the same half percent.
 
     By the C² law that family has the compute of D full-width blocks for every j, and D + (n - 1)j
     blocks: j = D/2 is the half-compute rule, and Table 9 walks along j.
@@ -248,14 +279,17 @@ def _search(costs: Sequence[float], budget: float, blocks: int | None) -> tuple[
         raise ValueError(f"blocks: got {blocks}, expected {math.ceil(full)} to {math.floor(n * full)} at this compute")
     target = [2 * moved, *[moved] * (n - 2), full - moved]
     margin = 2 if n <= 5 else 1 if n <= 8 else 0  # keeps the grid below some 100,000 points
-    choices = [range(max(0, math.floor(t) - margin), math.ceil(t) + margin + 1) for t in target]
+    choices = [range(max(least, math.floor(t) - margin), max(least, math.ceil(t) + margin) + 1) for t in target]
 
     def misfit(depths: tuple[int, ...]) -> tuple[float, ...]:
         error = abs(sum(d * c for d, c in zip(depths, costs)) / budget - 1)
-        # errors within the same half percent count as equal: then the distance from the target decides
-        return round(200 * error), sum((d - t) ** 2 for d, t in zip(depths, target)), error
+        # of errors that count as equal, the distance from the target decides
+        counted = round(200 * error) if tolerance is None else max(error, tolerance)
+        return counted, sum((d - t) ** 2 for d, t in zip(depths, target)), error
 
-    candidates = (d for d in itertools.product(*choices) if blocks is None or sum(d) == blocks)
+    candidates = [d for d in itertools.product(*choices) if blocks is None or sum(d) == blocks]
+    if not candidates:
+        raise ValueError(f"blocks: got {blocks}, expected a number near {round(sum(target))} at this compute")
     return min(candidates, key=misfit)
 
 

@@ -23,7 +23,7 @@ from torch.utils.checkpoint import checkpoint
 
 from .plan import check_widths
 
-__all__ = ["ReverseStepsNet", "StepsNet", "StreamBlock", "change_width", "cut_stream", "recomputed"]
+__all__ = ["ReverseStepsNet", "StepsNet", "StreamBlock", "change_width", "check_stream", "cut_stream", "recomputed"]
 
 
 class StepsNet(nn.Module):
@@ -65,7 +65,7 @@ class StepsNet(nn.Module):
         self.grad_checkpointing = False
 
     def forward(self, x: Tensor) -> Tensor:
-        _check_width(0, x.shape[self.dim], self.width)
+        check_stream(0, x.shape[self.dim], self.width)
         y = x  # (…, C)
         waiting: list[Tensor] = []
         for i, network in enumerate(self.networks):
@@ -74,7 +74,7 @@ class StepsNet(nn.Module):
                 y = self._checkpointed(network, y)
             else:
                 y = network(y)
-            _check_width(i + 1, y.shape[self.dim], self.widths[i])
+            check_stream(i + 1, y.shape[self.dim], self.widths[i])
         y, waiting = change_width(y, waiting, len(self.slice_widths), self.slice_widths, self.dim)  # y: (…, C)
         return y
 
@@ -160,18 +160,25 @@ class StreamBlock:
     the block can be read through it; assign them on ``.block``.
     """
 
-    __slots__ = ("block", "checkpointed", "dim", "stream_width", "width")
+    __slots__ = ("block", "checkpointed", "dim", "scale", "stream_width", "width")
 
-    def __init__(self, block, width: int, stream_width: int, dim: int, checkpointed: bool = False):
+    def __init__(self, block, width: int, stream_width: int, dim: int, checkpointed: bool = False, scale: float = 1.0):
         self.block, self.width, self.stream_width, self.dim = block, width, stream_width, dim
         self.checkpointed = checkpointed
+        self.scale = scale  # of the whole stream, before the block
 
-    def __call__(self, z: Tensor, **kwargs) -> Tensor:
+    def __call__(self, z: Tensor, *args, **kwargs) -> Tensor:
         """z: (…, C), channels along ``dim`` -> the stream after this block, (…, C)."""
+        if self.scale != 1.0:
+            z = z * self.scale
         untouched = self.stream_width - self.width
+        if untouched == 0:
+            return self._run(z, *args, **kwargs)
         y, waiting = torch.split(z, [self.width, untouched], self.dim)  # (…, C_i), (…, C - C_i)
-        y = recomputed(self.block, y, **kwargs) if self.checkpointed else self.block(y, **kwargs)
-        return torch.cat((y, waiting), self.dim) if untouched else y  # (…, C)
+        return torch.cat((self._run(y, *args, **kwargs), waiting), self.dim)  # (…, C)
+
+    def _run(self, y: Tensor, *args, **kwargs) -> Tensor:
+        return recomputed(self.block, y, *args, **kwargs) if self.checkpointed else self.block(y, *args, **kwargs)
 
     def __getattr__(self, name: str):
         if name in self.__slots__ or name.startswith("__"):  # copy and pickle ask before ``block`` is set
@@ -216,7 +223,7 @@ def _blocks_in(network: nn.Module) -> list:
 
 
 @torch.fx.wrap  # a leaf in symbolic traces, where a shape cannot be compared
-def _check_width(step: int, got: int, expected: int) -> None:
+def check_stream(step: int, got: int, expected: int) -> None:
     """Step 0 is the input."""
     if got != expected:
         where = f"output of step {step}" if step > 0 else "input"

@@ -18,6 +18,7 @@ from stepsnet.config import Recipe
 from stepsnet.errors import UserError
 from stepsnet.overrides import override
 from stepsnet.recipes import find_recipe, matching
+from stepsnet.recipes.any_model import stepify_pair
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -38,11 +39,12 @@ CODE = [(page, number) for page in PAGES for number in range(len(blocks(page, "p
 @pytest.mark.parametrize(("page", "number"), CODE, ids=[f"{named(page)}-{number}" for page, number in CODE])
 @pytest.mark.usefixtures("own_registrations")
 def test_python_code_runs(page, number, tmp_path, monkeypatch):
-    """Each block in a namespace of its own; one that begins with ``# continues`` goes on from the page's first."""
+    """Each block in a namespace of its own; ``# continues`` goes on from the last that has a beginning."""
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
     code = blocks(page, "python")
-    parts = [code[0], code[number]] if code[number].startswith("# continues") else [code[number]]
+    begins = max(index for index in range(number + 1) if not code[index].startswith("# continues"))
+    parts = [code[begins], code[number]] if begins < number else [code[number]]
     module = types.ModuleType("page")  # timm asks for the module of a model
     monkeypatch.setitem(sys.modules, "page", module)
     for part in parts:
@@ -74,12 +76,16 @@ def test_commands_parse(page, arguments):
     options, rest = _parser().parse_known_args(arguments)
     assert not [argument for argument in rest if argument.startswith("-")], page
     changes = [*getattr(options, "overrides", []), *rest]
+    if "=" in (getattr(options, "recipe", None) or ""):  # beside --model
+        changes.append(options.recipe)
     changes = [change for change in changes if not change.startswith("import=")]  # a module of the reader's
     for recipe in recipes_of(options):
         assert isinstance(override(recipe, [change for change in changes if "=" in change]), Recipe)
 
 
 def recipes_of(options: argparse.Namespace) -> list[Recipe]:
+    if hasattr(options, "recipe") and getattr(options, "model", None):
+        return [stepify_pair(options.model, options.data)]
     if name := getattr(options, "recipe", None):
         return [] if is_anyones(name) else [find_recipe(name)]
     patterns = [pattern for pattern in getattr(options, "patterns", []) if "=" not in pattern]

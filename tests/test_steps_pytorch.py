@@ -153,7 +153,7 @@ def test_symbolic_trace(widths):
     traced = torch.fx.symbolic_trace(net)
     torch.testing.assert_close(traced(x), net(x))
     targets = Counter(getattr(node.target, "__name__", node.target) for node in traced.graph.nodes)
-    assert targets["_check_width"] > 0
+    assert targets["check_stream"] > 0
     if widths == WIDTHS:
         assert targets["split"] == 1 and targets["cat"] == 2
 

@@ -8,18 +8,19 @@ fvcore counts. Layers are convolutions and linear layers, and one for each atten
 from __future__ import annotations
 
 import re
+import sys
 from dataclasses import dataclass
-from math import prod
 from typing import Any
 
 import torch
-from timm.layers import Attention
+from timm.layers import Attention, AttentionRope
+from timm.models import beit, eva, metaformer, swin_transformer_v2
 from timm.models.resnet import BasicBlock, Bottleneck
 from timm.models.swin_transformer import SwinTransformerBlock, WindowAttention
 from timm.models.vision_transformer import Block
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
 
+from ..macs import count_forward
 from ..models.blocks import blocks_of, step_sequences
 
 __all__ = [
@@ -27,14 +28,16 @@ __all__ = [
     "count_complexity",
     "count_detector",
     "count_language_model",
+    "count_layers",
     "count_macs",
     "detector_macs",
 ]
 
 RESIDUAL_BLOCKS = (BasicBlock, Bottleneck, Block, SwinTransformerBlock)
-ATTENTION = (Attention, WindowAttention)
-
-aten = torch.ops.aten
+ATTENTION = (
+    *(Attention, AttentionRope, WindowAttention, beit.Attention, eva.EvaAttention),
+    *(metaformer.Attention, swin_transformer_v2.WindowAttention),
+)
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,7 @@ def count_complexity(model: nn.Module, input_size: tuple[int, ...] = (3, 224, 22
     """Count a model on any device, the meta device included; nothing is computed and nothing changed."""
     return Complexity(
         blocks=_count_blocks(model),
-        layers=_count_layers(model),
+        layers=count_layers(model),
         params=sum(parameter.numel() for parameter in model.parameters()),
         macs=count_macs(model, input_size),
     )
@@ -73,7 +76,7 @@ def count_detector(model: Any, input_size: tuple[int, int, int] = (3, 800, 1280)
     """A whole detector on one image, by :func:`detector_macs`; blocks are the backbone's."""
     return Complexity(
         blocks=sum(isinstance(module, RESIDUAL_BLOCKS) for module in model.modules()),
-        layers=_count_layers(model),
+        layers=count_layers(model),
         params=sum(parameter.numel() for parameter in model.parameters()),
         macs=sum(detector_macs(model, input_size).values()),
     )
@@ -89,9 +92,9 @@ def detector_macs(
     """
     pyramid, stages = model.backbone, getattr(model.roi_heads, "stages", [model.roi_heads])
     image = torch.empty(1, *input_size, device="meta")
-    of_body, maps = _count_forward(pyramid.body, image)
-    of_fpn, levels = _count_forward(pyramid.fpn, {str(level): x for level, x in enumerate(maps)})
-    of_rpn, _ = _count_forward(model.rpn.head, list(levels.values()))
+    of_body, maps = count_forward(pyramid.body, image)
+    of_fpn, levels = count_forward(pyramid.fpn, {str(level): x for level, x in enumerate(maps)})
+    of_rpn, _ = count_forward(model.rpn.head, list(levels.values()))
     counts = {"backbone": of_body, "fpn": of_fpn, "rpn": of_rpn, "boxes": 0, "masks": 0}
     for stage in stages:
         parts = (
@@ -103,33 +106,14 @@ def detector_macs(
                 continue
             x: Any = torch.empty(count, pyramid.out_channels, *pool.output_size, device="meta")
             for module in modules:
-                macs, x = _count_forward(module, x)
+                macs, x = count_forward(module, x)
                 counts[name] += macs
     return counts
 
 
 def count_macs(model: nn.Module, input_size: tuple[int, ...]) -> int:
     """Multiply-accumulates of one forward pass in evaluation mode, for one sample of ``input_size``."""
-    return _count_forward(model, torch.empty(1, *input_size, device="meta"))[0]
-
-
-def _count_forward(model: nn.Module, inputs: Any) -> tuple[int, Any]:
-    """Multiply-accumulates of ``model(inputs)`` in evaluation mode, and what it returns.
-
-    Runs on meta copies of the parameters, so no kernel of any device, fused or not, is chosen.
-    """
-    # detached: the counter asks what a model feeds its parameters to, such as CaiT's class token, for a gradient
-    tensors = {name: tensor.detach().to("meta") for name, tensor in (*model.named_parameters(), *model.named_buffers())}
-    counter = FlopCounterMode(display=False, custom_mapping=_NORMS)
-    training = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        with torch.no_grad(), counter:
-            outputs = torch.func.functional_call(model, tensors, (inputs,))
-    finally:
-        for module, mode in training.items():
-            module.training = mode
-    return counter.get_total_flops() // 2, outputs  # the counter takes a multiply-accumulate for two
+    return count_forward(model, torch.empty(1, *input_size, device="meta"))[0]
 
 
 def _count_blocks(model: nn.Module) -> int | None:
@@ -139,7 +123,9 @@ def _count_blocks(model: nn.Module) -> int | None:
     """
     of_paper = sum(isinstance(module, RESIDUAL_BLOCKS) for module in model.modules())
     grouped = _grouped_by_timm(model)
-    if step_sequences(model) or grouped is None:
+    if step_sequences(model):
+        return of_paper or len(blocks_of(model))
+    if grouped is None:
         return of_paper or None
     return grouped if grouped == (of_paper or len(blocks_of(model))) else None
 
@@ -158,29 +144,21 @@ def _grouped_by_timm(model: nn.Module) -> int | None:
     return len({(p, found.groups()) for p in counted for name in names if (found := re.match(p, name))}) or None
 
 
-def _count_layers(model: nn.Module) -> int:
+def count_layers(model: nn.Module) -> int:
+    """Convolutions and linear layers, and one for each attention; without the convolutions of shortcuts."""
     shortcuts = {
         layer
         for block in model.modules()
         if isinstance(block, BasicBlock | Bottleneck) and block.downsample is not None
         for layer in block.downsample.modules()
     }
-    return sum(
-        isinstance(module, (nn.Linear, nn.Conv2d, *ATTENTION)) and module not in shortcuts for module in model.modules()
-    )
+    of_transformers = sys.modules.get("transformers.pytorch_utils")
+    kinds = (nn.Linear, nn.Conv1d, nn.Conv2d, *ATTENTION, *([of_transformers.Conv1D] if of_transformers else []))
+    attention = _attention_of_transformers(model)
+    return attention + sum(isinstance(module, kinds) and module not in shortcuts for module in model.modules())
 
 
-def _layer_norm(input_shape, normalized_shape, weight_shape, *args, out_shape=None, **kwargs) -> int:
-    return 0 if weight_shape is None else 2 * 5 * prod(input_shape)
-
-
-def _batch_norm(input_shape, weight_shape, *args, out_shape=None, **kwargs) -> int:
-    return 0 if weight_shape is None else 2 * 2 * prod(input_shape)
-
-
-_NORMS = {
-    aten.native_layer_norm: _layer_norm,
-    aten.native_batch_norm: _batch_norm,
-    aten._native_batch_norm_legit_no_training: _batch_norm,
-    aten.cudnn_batch_norm: _batch_norm,
-}
+def _attention_of_transformers(model: nn.Module) -> int:
+    """One for each layer of a model that has attention heads."""
+    config = getattr(model, "config", None)
+    return config.num_hidden_layers if hasattr(config, "num_attention_heads") else 0  # type: ignore[union-attr]

@@ -38,6 +38,11 @@ def masked(model: Any, share: float, path: str) -> Iterator[None]:
         return x * (kept if dim == -1 else kept.view(-1, *[1] * (x.ndim - dim - 1)))
 
     def before(sequence, arguments):
+        if getattr(sequence, "lead", 0):
+            raise UserError(
+                f"analyze: a stream of {type(model).__name__} begins behind the first block of its stage, expected "
+                "stages whose blocks all keep the width"
+            )
         return (mask(arguments[0], sequence.widths, sequence.dim), *arguments[1:])
 
     with ExitStack() as stack:
@@ -45,8 +50,12 @@ def masked(model: Any, share: float, path: str) -> Iterator[None]:
             if len(sequence.widths) > 1:
                 stack.callback(sequence.register_forward_pre_hook(before).remove)
         if is_transformers_model(model):
-            widths, embedding = model.config.widths, model.get_input_embeddings()
-            handle = embedding.register_forward_hook(lambda module, arguments, x: mask(x, widths, -1))
+            widths, first = model.config.widths, blocks_of(model)[0]
+            if hasattr(first, "read_width"):  # a layer that reads the whole stream
+                handle = first.register_forward_pre_hook(lambda layer, x: (mask(x[0], widths, -1), *x[1:]))
+            else:
+                embedding = model.get_input_embeddings()
+                handle = embedding.register_forward_hook(lambda module, arguments, x: mask(x, widths, -1))
             stack.callback(handle.remove)
         yield
 

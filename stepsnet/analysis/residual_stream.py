@@ -73,8 +73,9 @@ def observe_stream(
     observer, blocks = _Observer(dim, len(modules), loss_scale), list[BlockStatistics]()
     with ExitStack() as stack:
         for sequence in step_sequences(model):
-            stack.callback(sequence.register_forward_pre_hook(observer.before_sequence).remove)
-        if is_transformers_model(model):
+            if not getattr(sequence, "lead", 0):  # else the stream begins behind a block, which is observed
+                stack.callback(sequence.register_forward_pre_hook(observer.before_sequence).remove)
+        if is_transformers_model(model) and not hasattr(modules[0], "read_width"):
             embedding: Any = model.get_input_embeddings()  # type: ignore[operator]
             stack.callback(embedding.register_forward_hook(observer.after_embedding).remove)
         for module in modules:
@@ -121,7 +122,7 @@ class _Observer:
         self.dim = dim
 
     def before_sequence(self, sequence: nn.Module, arguments: tuple) -> None:
-        self.start_stream(arguments[0], sequence.dim)  # type: ignore[arg-type]
+        self.start_stream(arguments[0] * getattr(sequence, "stream_scale", 1.0), sequence.dim)  # type: ignore[arg-type]
 
     def after_embedding(self, embedding: nn.Module, arguments: tuple, output: Tensor) -> None:
         self.start_stream(output, -1)
@@ -131,12 +132,17 @@ class _Observer:
             return
         y = output[0] if isinstance(output, tuple) else output  # (…, C_i)
         before, after = arguments[0].detach(), y.detach()
-        if before.shape != y.shape or not self._continues_stream(before):  # no StepsNet, or a new stage
+        if (width := getattr(block, "read_width", None)) is not None:  # a layer of transformers: the whole stream
+            before = before * block.stream_scale
+            if not self.numbers:
+                self.start_stream(before, -1)
+            before, after = before[..., :width], after[..., :width]
+        if before.shape != after.shape or not self._continues_stream(before):  # no StepsNet, or a new stage
             has_convolutions = y.ndim == 4 and any(isinstance(module, nn.Conv2d) for module in block.modules())
             dim = self.given_dim if self.given_dim is not None else (1 if has_convolutions else -1)
-            self.start_stream(before if before.shape == y.shape else y, dim)
+            self.start_stream(before if before.shape == after.shape else after, dim)
         assert self.input is not None and self.stream is not None
-        width, stream_width = y.shape[self.dim], self.stream.shape[self.dim]
+        width, stream_width = after.shape[self.dim], self.stream.shape[self.dim]
         tail = self.stream.narrow(self.dim, width, stream_width - width)  # (…, C - C_i)
         self.stream = torch.cat((after, tail), self.dim)  # z_l: (…, C)
         input_read = self.input.narrow(self.dim, 0, width)  # (…, C_i)

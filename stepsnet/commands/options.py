@@ -62,7 +62,12 @@ def recipe_and_folder(options: argparse.Namespace) -> tuple[Recipe, Path]:
     from ..recipes import find_or_read
     from ..run_folder import folder_name
 
-    recipe = find_or_read(options.recipe)
+    if getattr(options, "model", None):
+        recipe = _pair_of_model(options)
+    elif options.recipe is None:
+        raise UserError("recipe: got none, expected a name from `stepsnet recipes`, a .yaml file, or --model NAME")
+    else:
+        recipe = find_or_read(options.recipe)
     if options.data:
         recipe = dataclasses.replace(recipe, data=options.data)
     recipe = override(recipe, options.overrides)
@@ -87,3 +92,16 @@ def runs_inside(folder: Path) -> list[Path]:
     if not trained:
         raise UserError(f"run: none of the {len(runs)} runs in {folder} has weights yet")
     return trained
+
+
+def _pair_of_model(options: argparse.Namespace) -> Recipe:
+    """--model NAME in place of a recipe; what stands first is then a change to it."""
+    from ..recipes.any_model import stepify_pair
+
+    if options.recipe is not None:
+        if "=" not in options.recipe:
+            raise UserError(f"--model: got {options.model} beside the recipe {options.recipe}, expected one of them")
+        options.overrides.insert(0, options.recipe)
+    if not options.data:
+        raise UserError(f"--data: got none beside --model {options.model}, expected where the images are")
+    return stepify_pair(options.model, options.data)

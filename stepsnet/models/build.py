@@ -15,7 +15,7 @@ __all__ = ["DETECTORS", "build_model", "input_size_of"]
 
 # Models that are not registered with timm: the function `create` of the module with that name in stepsnet.models.
 DETECTORS = {"mask_rcnn": True, "cascade_mask_rcnn": True, "faster_rcnn": False, "cascade_rcnn": False}  # has masks
-NOT_IN_TIMM = ("steps_transformer", "upernet", *DETECTORS)
+NOT_IN_TIMM = ("steps_transformer", "stepify", "upernet", *DETECTORS)
 
 
 def build_model(spec: ModelSpec) -> nn.Module:

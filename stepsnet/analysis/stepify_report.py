@@ -1,0 +1,238 @@
+"""What a model costs before and after :func:`stepsnet.stepify`, and how strong the stream is where it begins."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from ..markdown import markdown_table
+from ..models.blocks import blocks_of, is_transformers_model, step_sequences
+from ..models.containers import Example
+from ..models.stepify import model_and_example, stepify
+from .complexity import count_layers
+from .memory import peak_bytes
+
+__all__ = ["StepifyReport", "Stream", "describe_stepify"]
+
+TOO_SMALL = 1.0  # times what the first block adds
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of one sample; activations are the peak bytes of its forward and backward pass in float32."""
+
+    blocks: int
+    layers: int
+    params: int
+    macs: int
+    activation_bytes: int
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A container and what takes its place."""
+
+    path: str
+    block: str
+    width: int
+    depth: int
+    widths: tuple[int, ...]
+    depths: tuple[int, ...]
+
+    def __str__(self) -> str:
+        steps = ", ".join(f"{width}×{depth}" for width, depth in zip(self.widths, self.depths))
+        return f"{self.path or 'model'} ({self.block}): {self.width}×{self.depth} -> {steps}"
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Standard deviations over channels where a stream begins, untrained, on random inputs.
+
+    ``sigma`` is that of what enters the stream, ``branch`` that of what the first block adds.
+    """
+
+    path: str
+    sigma: float
+    branch: float
+
+    @property
+    def is_small(self) -> bool:
+        return self.sigma < TOO_SMALL * self.branch
+
+    @property
+    def suggested_scale(self) -> float | None:
+        """A ``stream_scale`` that brings sigma to 1, where the stream is small."""
+        return float(f"{1 / self.sigma:.2g}") if self.is_small and self.sigma > 0 else None
+
+
+@dataclass(frozen=True)
+class StepifyReport:
+    """Printed, it is a table; ``as_dict`` is for JSON."""
+
+    model: str
+    before: Cost
+    after: Cost
+    stages: tuple[Stage, ...]
+    streams: tuple[Stream, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        streams = [{**asdict(one), "suggested_scale": one.suggested_scale} for one in self.streams]
+        return {**asdict(self), "streams": streams}
+
+    def __str__(self) -> str:
+        sizes = [asdict(self.before), asdict(self.after)]
+        rows = [
+            [
+                name,
+                *(_readable(field, size[field]) for size in sizes),
+                f"{sizes[1][field] / max(1, sizes[0][field]):.2f}×",
+            ]
+            for name, field in _ROWS.items()
+        ]
+        table = markdown_table([self.model, "before", "in steps", "ratio"], rows, "lrrr")
+        lines = [*map(str, self.stages), "", table, ""]
+        for one in self.streams:
+            place = f" of {one.path}" if one.path and len(self.streams) > 1 else ""
+            lines.append(f"stream{place}: it begins with sigma {one.sigma:.2g}, its first block adds {one.branch:.2g}")
+            if one.suggested_scale is not None:
+                lines.append(
+                    f"    That is small: what waits is lost beside what is added. stream_scale={one.suggested_scale:g} "
+                    "brings it to 1; compare it with a baseline that has the same (docs/your-model.md)."
+                )
+        return "\n".join(lines)
+
+
+_ROWS = {
+    "blocks": "blocks",
+    "layers": "layers",
+    "params (M)": "params",
+    "MACs (G)": "macs",
+    "activations (MiB)": "activation_bytes",
+}
+
+
+def _readable(field: str, value: int) -> str:
+    unit = {"params": 1e6, "macs": 1e9, "activation_bytes": 2**20}.get(field)
+    return str(value) if unit is None else f"{value / unit:.3f}"
+
+
+def describe_stepify(model: nn.Module | str, steps: int = 3, **options: Any) -> StepifyReport:
+    """What :func:`stepsnet.stepify` makes of a model with the same arguments, before anything is trained.
+
+    Random weights are those of seed 0; torch's own generator is left as it is.
+
+    Raises:
+        UserError: as stepify.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        plain, example, options = model_and_example(model, options)
+        stepped = stepify(plain, steps, **options)
+    name = model if isinstance(model, str) else type(model).__name__
+    before, after = _cost(plain, example), _cost(stepped, example)
+    return StepifyReport(name, before, after, _stages(plain, stepped), _streams(stepped, example))
+
+
+def _cost(model: nn.Module, example: Example) -> Cost:
+    return Cost(
+        blocks=len(blocks_of(model)),
+        layers=count_layers(model),
+        params=sum(parameter.numel() for parameter in model.parameters()),
+        macs=example.macs(model),
+        activation_bytes=peak_bytes(model, (example.args, example.kwargs or {}), _sum_of_outputs, lambda model: None),
+    )
+
+
+def _sum_of_outputs(model: nn.Module, call: tuple[tuple[Any, ...], dict[str, Any]]) -> Tensor:
+    output = model(*call[0], **call[1])
+    output = next(iter(output.values())) if isinstance(output, Mapping) else output  # of transformers, the logits
+    outputs = output if isinstance(output, tuple) else (output,)
+    return torch.stack([one.float().sum() for one in outputs]).sum()
+
+
+def _stages(plain: nn.Module, stepped: Any) -> tuple[Stage, ...]:
+    if is_transformers_model(stepped):
+        layers = blocks_of(plain)
+        names = [path for path, module in plain.named_modules() if module is layers[0]]
+        path, block = names[0].rpartition(".")[0], type(layers[0]).__name__
+        config = stepped.config
+        return (Stage(path, block, config.hidden_size, len(layers), tuple(config.widths), tuple(config.depths)),)
+    paths = {module: path for path, module in stepped.named_modules()}
+    before = dict(plain.named_modules())
+    found = []
+    for sequence in step_sequences(stepped):
+        originals = list(before[paths[sequence]].children())
+        if len(sequence.widths) > 1:
+            depth = len(originals) - getattr(sequence, "lead", 0)
+            block = type(originals[-1]).__name__
+            depths = tuple(getattr(sequence, "depths", ()))
+            found.append(Stage(paths[sequence], block, sequence.width, depth, sequence.widths, depths))
+    return tuple(found)
+
+
+@torch.no_grad()
+def _streams(model: Any, example: Example) -> tuple[Stream, ...]:
+    """Runs the model, which is thrown away afterwards, on four random samples."""
+    device = next(model.parameters()).device
+    if device.type == "meta":
+        return ()
+    model.eval()
+    for module in model.modules():
+        if isinstance(module, _BatchNorm):
+            module.train()  # its statistics are not those of any data yet
+    begins = _first_blocks(model)
+    found: list[Stream] = []
+
+    def note(path: str, dim: int):
+        def hook(block: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+            width = getattr(block, "read_width", args[0].shape[dim])
+            before = args[0] * getattr(block, "stream_scale", 1.0)
+            after = output[0] if isinstance(output, tuple) else output
+            added = (after - before).narrow(dim, 0, width)
+            found.append(Stream(path, _sigma(before.narrow(dim, 0, width), dim), _sigma(added, dim)))
+
+        return hook
+
+    with ExitStack() as stack:
+        for path, (block, dim) in begins.items():
+            stack.callback(block.register_forward_hook(note(path, dim)).remove)
+        model(
+            *(_random(value, model, device) for value in example.args), **_random_tokens(model, example.kwargs, device)
+        )
+    return tuple(found)
+
+
+def _first_blocks(model: Any) -> dict[str, tuple[nn.Module, int]]:
+    """The first block of each stream of several steps, by the path of its container."""
+    if is_transformers_model(model):
+        return {"": (blocks_of(model)[0], -1)}
+    paths = {module: path for path, module in model.named_modules()}
+    streams = [one for one in step_sequences(model) if len(one.widths) > 1]
+    return {paths[one]: (list(one)[getattr(one, "lead", 0)].block, one.dim) for one in streams}
+
+
+def _random(value: Any, model: nn.Module, device: torch.device) -> Any:
+    if not isinstance(value, Tensor):
+        return value
+    dtype = next(model.parameters()).dtype
+    return torch.randn(4, *value.shape[1:], generator=torch.Generator().manual_seed(0)).to(device, dtype)
+
+
+def _random_tokens(model: Any, kwargs: Mapping[str, Any] | None, device: torch.device) -> dict[str, Any]:
+    given = dict(kwargs or {})
+    if "input_ids" in given:
+        shape = (4, given["input_ids"].shape[1])
+        ids = torch.randint(model.config.vocab_size, shape, generator=torch.Generator().manual_seed(0))
+        given["input_ids"] = ids.to(device)
+        given.pop("attention_mask", None)
+    return given
+
+
+def _sigma(z: Tensor, dim: int) -> float:
+    return z.float().std(dim).mean().item()

@@ -1,0 +1,76 @@
+"""`stepsnet stepify`: what a model is and costs as a StepsNet, before anything is trained."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import TYPE_CHECKING, Any
+
+from ..errors import UserError
+from ..terminal import say
+from .options import integers
+
+if TYPE_CHECKING:
+    from ..analysis.stepify_report import StepifyReport
+
+HELP = "show any timm or transformers model as a StepsNet of like compute"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", metavar="NAME", help="a timm model, or transformers:FOLDER with a config.json")
+    parser.add_argument(
+        "overrides", metavar="key=value", nargs="*", default=[], help="arguments of the model, such as img_size=64"
+    )
+    parser.add_argument("--steps", type=int, default=3, help="number of steps (default: 3)")
+    parser.add_argument(
+        "--profile", choices=("steps", "reverse", "bowtie"), default="steps", help="order of the widths"
+    )
+    parser.add_argument("--match", choices=("macs", "params"), default="macs", help="what stays as it was")
+    parser.add_argument("--blocks", type=int, help="blocks of each container to reach at the same cost")
+    parser.add_argument("--stages", metavar="S,S,…", type=integers, help="stages of a hierarchical model, from 1")
+    parser.add_argument("--widths", metavar="C,C,…", type=integers, help="an explicit plan, with --depths")
+    parser.add_argument("--depths", metavar="D,D,…", type=integers, help="blocks of each step")
+    parser.add_argument("--heads", metavar="N,N,…", type=integers, help="attention heads of each step")
+    parser.add_argument("--round-to", type=int, help="a multiple that the widths are rounded to, such as 8 or 64")
+    parser.add_argument("--stream-scale", type=float, default=1.0, help="factor of the stream where it begins")
+    parser.add_argument("--json", action="store_true")
+
+
+def run(options: argparse.Namespace) -> None:
+    from ..console import working
+
+    with working("building both models"):
+        report = _describe(options)
+    say(json.dumps(report.as_dict()) if options.json else str(report))
+
+
+def _describe(options: argparse.Namespace) -> StepifyReport:
+    from ..analysis.stepify_report import describe_stepify
+
+    plan = {"widths": options.widths, "depths": options.depths, "num_heads": options.heads}
+    return describe_stepify(
+        options.name,
+        options.steps,
+        profile=options.profile,
+        match=options.match,
+        blocks=options.blocks,
+        stages=options.stages,
+        plan={key: value for key, value in plan.items() if value} or None,
+        round_to=options.round_to or "heads",
+        stream_scale=options.stream_scale,
+        **_model_args(options.overrides),
+    )
+
+
+def _model_args(assignments: list[str]) -> dict[str, Any]:
+    """key=value with JSON values, or else plain text, as for recipes."""
+    args: dict[str, Any] = {}
+    for assignment in assignments:
+        key, equals, text = assignment.partition("=")
+        if not equals:
+            raise UserError(f"stepify: got {assignment!r}, expected key=value")
+        try:
+            args[key] = json.loads(text)
+        except json.JSONDecodeError:
+            args[key] = text
+    return args

@@ -1,0 +1,188 @@
+"""How residual blocks are built at another width, and what their branches are: one row for each class of blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import UserError
+from .rebuild import Roles, get_path, rebuild, sizes_of
+
+__all__ = ["BlockAdapter", "adapter_of", "branches_of", "register_block"]
+
+Rebuild = Callable[[Any, int, int | None], nn.Module]
+# What a width has to be: one that heads divide, whose size may change; a multiple of the heads' size, which stays; or
+# any, with the heads' size as it is
+HeadRule = Literal["divide", "multiple", "any"]
+
+
+@dataclass(frozen=True)
+class BlockAdapter:
+    """How blocks of one class are built at another width.
+
+    Args:
+        rebuild: (block, width, heads) -> a block like it at that width; heads is None for blocks without.
+        num_heads: (block) -> its attention heads, or None.
+        head_rule: (block) -> what the widths of the block have to be.
+        head_size: (block) -> D.
+        kv_groups: (block) -> query heads for each key and value head; the heads stay a multiple of it.
+        drop_paths: the paths of stochastic depth in the block, a module or None; every new block gets its own rate.
+        branches: what is added to the residual stream, in order. Each is the paths that the stream goes through, such
+            as "norm1 attn* ls1 drop_path1", where "*" marks what takes the block's other arguments, and a parameter
+            is multiplied; or a function (block, x) -> branch. None: the block is not a sum of the stream and branches.
+        initialize: (model, original blocks), the initialization of a whole model with such blocks, as its library
+            does it; None where the blocks that ``rebuild`` makes are initialized.
+        start: values of parameters that nothing in the library initializes again, by path. Where all the blocks of a
+            model have one value, it is taken from there.
+        dim: the channel dimension: 1, -1, or None for 1 where a block of images (B, C, H, W) has convolutions.
+    """
+
+    rebuild: Rebuild
+    num_heads: Callable[[Any], int | None] = lambda block: None
+    head_rule: Callable[[Any], HeadRule] = lambda block: "divide"
+    head_size: Callable[[Any], int] | None = None
+    kv_groups: Callable[[Any], int] = lambda block: 1
+    drop_paths: Sequence[str] = ()
+    branches: Sequence[str | Callable[..., Tensor]] | None = None
+    initialize: Callable[[Any, Sequence[Any]], None] | None = None
+    start: dict[str, float] | None = None
+    dim: int | None = None
+
+
+_ADAPTERS: dict[type[nn.Module], BlockAdapter] = {}
+
+
+def register_block(
+    block_class: type[nn.Module],
+    rebuild: Rebuild,
+    *,
+    heads: str | None = None,
+    branches: Sequence[str | Callable[..., Tensor]] | None = None,
+    dim: int | None = None,
+) -> None:
+    """Let :func:`stepsnet.stepify` build blocks of a class of your own at other widths.
+
+    Args:
+        rebuild: (block, width, heads) -> a new, initialized block like this one for a residual stream of ``width``
+            channels; ``heads`` is None unless the next argument is given.
+        heads: where a block has its number of attention heads, such as "attn.num_heads"; it has to divide the width.
+        branches: what the block adds to the stream, see :class:`BlockAdapter`.
+        dim: the channel dimension, 1 or -1; by default 1 where a block of images (B, C, H, W) has convolutions.
+    """
+    of_block = (lambda block: get_path(block, heads)) if heads else (lambda block: None)
+    _ADAPTERS[block_class] = BlockAdapter(rebuild, num_heads=of_block, branches=branches, dim=dim)
+
+
+def declare(block_class: type[nn.Module], roles: Roles | Callable[[Any], Roles], **options: Any) -> None:
+    """A row for a class whose sizes are declared, see :class:`Roles`; for blocks of several kinds as a function."""
+
+    def roles_of(block: nn.Module) -> Roles:
+        return roles if isinstance(roles, Roles) else roles(block)
+
+    def by_roles(block: nn.Module, width: int, heads: int | None) -> nn.Module:
+        return rebuild(roles_of(block), block, width, heads, adapter.head_rule(block) != "divide")
+
+    adapter = BlockAdapter(
+        by_roles,
+        num_heads=lambda block: sizes_of(roles_of(block), block).get("N"),
+        head_size=lambda block: sizes_of(roles_of(block), block)["D"],
+        **options,
+    )
+    _ADAPTERS[block_class] = adapter
+
+
+def adapter_of(block: nn.Module, width: int) -> BlockAdapter | None:
+    """The adapter of a block's class, or one that calls a constructor which takes the width and nothing else.
+
+    Such a constructor has to make the same block at the block's own ``width``: then nothing else was said to it.
+    """
+    found = _declared(block)
+    if found is None and _takes_its_width(block, width):
+        return BlockAdapter(lambda block, width, heads: type(block)(width))
+    return found
+
+
+def branches_of(block: nn.Module) -> list[Callable[..., Tensor]] | None:
+    """What a block adds to the residual stream, in order: x = x + branch(x, …) for each is the block.
+
+    None where that is not what the block does, or where it is not declared: a ResNet's block passes the sum through
+    an activation, a post-norm block through a norm.
+    """
+    if _is_of("transformers", block):
+        from .transformer_steps import family_of_layer
+
+        row: Any = family_of_layer(block)
+    else:
+        row = _declared(block)
+    if row is None or row.branches is None:
+        return None
+    return [partial(_along, block, one) if isinstance(one, str) else partial(one, block) for one in row.branches]
+
+
+def _declared(block: nn.Module) -> BlockAdapter | None:
+    if _is_of("timm", block):
+        from . import adapters_timm  # noqa: F401 - declares its rows
+    return _ADAPTERS.get(type(block))
+
+
+def _is_of(library: str, block: nn.Module) -> bool:
+    return any(cls.__module__.partition(".")[0] == library for cls in type(block).__mro__)
+
+
+def _along(block: nn.Module, paths: str, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    for path in paths.split():
+        part = get_path(block, path.rstrip("*"))
+        if isinstance(part, Tensor):
+            x = part * x
+        elif part is not None:
+            x = part(x, *args, **kwargs) if path.endswith("*") else part(x)
+    return x
+
+
+def _takes_its_width(block: nn.Module, width: int) -> bool:
+    state = torch.random.get_rng_state()
+    try:
+        again = type(block)(width)
+    except Exception:  # whatever a constructor does with arguments that it does not expect
+        return False
+    finally:
+        torch.random.set_rng_state(state)
+    return signature_of(again) == signature_of(block)
+
+
+def signature_of(block: nn.Module, ignored: Sequence[str] = ()) -> list[Any]:
+    """Classes, shapes and plain attributes of a block's modules: equal for blocks that differ in their weights alone.
+
+    Args:
+        ignored: paths of modules that are left out, such as stochastic depth.
+    """
+    kept = [(path, module) for path, module in block.named_modules() if not path.startswith(tuple(ignored) or "\0")]
+    plain = (bool, int, float, str, tuple, type(None))
+    return [
+        (
+            path,
+            type(module),
+            {k: v for k, v in vars(module).items() if isinstance(v, plain) and k not in _PER_BLOCK},
+            {k: v if v is None else v.shape for k, v in (module._parameters | module._buffers).items()},
+        )
+        for path, module in kept
+    ]
+
+
+_PER_BLOCK = {"training", "layer_idx"}
+
+
+def rebuilt(adapter: BlockAdapter, block: nn.Module, width: int, heads: int | None, where: str) -> nn.Module:
+    """The adapter's block, with what goes wrong in it as one line."""
+    try:
+        return adapter.rebuild(block, width, heads)
+    except UserError as error:
+        raise UserError(f"stepify: {where}: {error}") from error
+    except (AssertionError, TypeError, ValueError, RuntimeError) as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise UserError(f"stepify: {where}: {type(block).__name__} at width {width}: {reason}") from error

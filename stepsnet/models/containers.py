@@ -1,0 +1,158 @@
+"""The containers of like residual blocks in a model, found by running it on the meta device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import UserError
+from ..macs import count_forward
+from .adapters import BlockAdapter, adapter_of
+
+__all__ = ["Container", "Example", "find_containers", "trace_blocks"]
+
+TEN_LINES = "stepsnet.register_block(%s, rebuild), with a function rebuild(block, width, heads), teaches it"
+
+
+@dataclass(frozen=True)
+class Example:
+    """What a model is called with, on the meta device."""
+
+    args: tuple[Any, ...] = ()
+    kwargs: Any = None
+
+    def macs(self, model: nn.Module) -> int:
+        return count_forward(model, *self.args, **(self.kwargs or {}))[0]
+
+
+@dataclass(frozen=True)
+class Container:
+    """Residual blocks of one class that run one after another, in a model."""
+
+    path: str
+    blocks: list[nn.Module]
+    adapter: BlockAdapter
+    lead: int  # blocks at the beginning that change the width or the resolution
+    width: int  # C
+    dim: int
+    call: Example  # what the first block behind the leading ones is called with
+
+    @property
+    def depth(self) -> int:
+        return len(self.blocks) - self.lead
+
+    @property
+    def template(self) -> nn.Module:
+        return self.blocks[self.lead]
+
+    def call_at(self, width: int) -> Example:
+        """The same call on the first ``width`` channels of the stream."""
+        stream, *others = self.call.args
+        shape = list(stream.shape)
+        shape[self.dim] = width
+        return Example((stream.new_empty(shape), *others), self.call.kwargs)
+
+
+@dataclass
+class _Call:
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    shape_in: torch.Size
+    shape_out: torch.Size
+
+    @property
+    def keeps_shape(self) -> bool:
+        return self.shape_in == self.shape_out
+
+
+def find_containers(model: nn.Module, example: Example) -> list[Container]:
+    """The containers in the order of the model's modules, which in a hierarchical model is that of its stages.
+
+    Raises:
+        UserError: there is none; a block changes the width or the resolution behind others that keep them; no adapter.
+    """
+    candidates = dict(_candidates(model))
+    calls = trace_blocks(model, [block for blocks in candidates.values() for block in blocks], example)
+    found: list[Container] = []
+    refused: list[tuple[int, str]] = []
+    inside: set[nn.Module] = set()
+    for path, blocks in candidates.items():
+        if blocks[0] in inside or not all(block in calls for block in blocks):
+            continue
+        lead = next((i for i, block in enumerate(blocks) if calls[block].keeps_shape), len(blocks))
+        changing = [i for i, block in enumerate(blocks) if i >= lead and not calls[block].keeps_shape]
+        if lead == len(blocks):
+            continue
+        first = calls[blocks[lead]]
+        dim = _channel_dim(blocks[lead], len(first.shape_in))
+        width = first.shape_in[dim]
+        adapter = adapter_of(blocks[lead], width)
+        if adapter is None or changing:
+            refused.append((sum(p.numel() for b in blocks for p in b.parameters()), _refusal(path, blocks, changing)))
+            continue
+        dim = adapter.dim or dim
+        found.append(
+            Container(path, blocks, adapter, lead, first.shape_in[dim], dim, Example(first.args, first.kwargs))
+        )
+        inside |= {module for block in blocks for module in block.modules()}
+    if not found:
+        if refused:
+            raise UserError(f"stepify: {max(refused)[1]}")
+        raise UserError(
+            f"stepify: {type(model).__name__} has no container of like blocks, expected an nn.Sequential or "
+            "nn.ModuleList of residual blocks of one class that keep the shape of their input"
+        )
+    return found
+
+
+def _candidates(model: nn.Module) -> Iterator[tuple[str, list[nn.Module]]]:
+    """Sequences of modules of one class with parts of their own; those inside a block of another follow it."""
+    for path, module in model.named_modules():
+        members = list(module) if type(module) in (nn.Sequential, nn.ModuleList) else []
+        if members and len({type(member) for member in members}) == 1:
+            has_parts = next(members[0].children(), None) is not None
+            if has_parts and next(members[0].parameters(), None) is not None:
+                yield path, members
+
+
+def trace_blocks(model: nn.Module, blocks: list[nn.Module], example: Example) -> dict[nn.Module, _Call]:
+    """How each block is called, with one tensor first, in a forward pass without data."""
+    calls: dict[nn.Module, _Call] = {}
+
+    def note(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        output = output[0] if isinstance(output, tuple) else output
+        if args and isinstance(args[0], Tensor) and isinstance(output, Tensor):
+            calls.setdefault(block, _Call(args, kwargs, args[0].shape, output.shape))
+
+    with ExitStack() as stack:
+        for block in blocks:
+            stack.callback(block.register_forward_hook(note, with_kwargs=True).remove)
+        try:
+            example.macs(model)
+        except (AssertionError, IndexError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
+            reason = " ".join(str(error).split())[:200] or type(error).__name__
+            raise UserError(f"stepify: {type(model).__name__} does not take the example input ({reason})") from error
+    return calls
+
+
+def _channel_dim(block: nn.Module, ndim: int) -> int:
+    has_convolutions = any(isinstance(module, nn.Conv2d) for module in block.modules())
+    return 1 if ndim == 4 and has_convolutions else -1
+
+
+def _refusal(path: str, blocks: list[nn.Module], changing: list[int]) -> str:
+    name = type(blocks[-1]).__name__
+    if changing:
+        return (
+            f"{path}.{changing[0]} ({name}) changes the width or the resolution of the stream, expected blocks that "
+            "keep them, behind those at the beginning of their container; a StepsNet stands between such blocks"
+        )
+    return (
+        f"{path} holds {len(blocks)} blocks of {name}, which has no adapter, and whose constructor takes more than "
+        f"the width; {TEN_LINES % name}, see docs/your-model.md"
+    )

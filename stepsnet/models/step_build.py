@@ -1,0 +1,160 @@
+"""A copy of a model in which new blocks stand in steps, initialized as the model's library does it."""
+
+from __future__ import annotations
+
+import copy
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from timm.layers import DropPath
+from torch import nn
+
+from ..errors import UserError
+from .adapters import BlockAdapter, rebuilt, signature_of
+from .containers import Container
+from .rebuild import get_path, has_path
+from .step_plan import ContainerPlan
+from .step_sequence import StepSequence
+
+__all__ = ["build_in_steps"]
+
+
+def build_in_steps(
+    model: nn.Module, found: list[Container], plans: dict[str, ContainerPlan], stream_scale: float
+) -> nn.Module:
+    """A copy of the model with a StepSequence in each container's place, those without a plan in one step."""
+    as_it_is = {c.path for c in found if c.path not in plans or _is_as_before(c, plans[c.path])}
+    replaced = [block for c in found if c.path not in as_it_is for block in c.blocks[c.lead :]]
+    result = copy.deepcopy(model, {id(block): nn.Identity() for block in replaced})
+    for container in found:
+        members: Any = dict(_sequence(result, container).named_children())
+        plan, scale = ContainerPlan((container.width,), (container.depth,), (None,)), 1.0
+        if container.path not in as_it_is:
+            plan, scale = plans[container.path], stream_scale
+            members = [*list(members.values())[: container.lead], *_new_blocks(container, plan)]
+        sequence = StepSequence(members, plan.widths, plan.depths, container.dim, container.lead, scale)
+        result = _put(result, container.path, sequence.train(container.template.training))
+    new = [c for c in found if c.path not in as_it_is]
+    for container in new:
+        _start(container, _sequence(result, container))
+    for initialize in {container.adapter.initialize for container in new}:
+        if initialize is not None:
+            with torch.no_grad():
+                initialize(result, [block for c in new for block in c.blocks if c.adapter.initialize is initialize])
+    _give_back(model, result, new)
+    _check_initialized(result, new)
+    _note_features(model, result, new)
+    return result
+
+
+def _is_as_before(container: Container, plan: ContainerPlan) -> bool:
+    return (plan.widths, plan.depths) == ((container.width,), (container.depth,))
+
+
+def _put(model: nn.Module, path: str, sequence: StepSequence) -> nn.Module:
+    if not path:
+        return sequence
+    parent, _, name = path.rpartition(".")
+    setattr(get_path(model, parent) if parent else model, name, sequence)
+    return model
+
+
+def _new_blocks(container: Container, plan: ContainerPlan) -> list[nn.Module]:
+    """Block j is made from the original j modulo the period in which the originals differ, as shifted windows do."""
+    originals, adapter = container.blocks[container.lead :], container.adapter
+    kinds = [signature_of(block, adapter.drop_paths) for block in originals]
+    periods = range(1, len(kinds))
+    period = next((p for p in periods if all(kinds[i] == kinds[i - p] for i in range(p, len(kinds)))), len(kinds))
+    rates = [_drop_rate(block, adapter) for block in originals]
+    count = len(plan.shapes)
+    blocks = []
+    for j, (width, heads) in enumerate(plan.shapes):
+        template = originals[j % period]
+        block = rebuilt(adapter, template, width, heads, f"{container.path}.{j}")
+        if adapter.initialize is None:  # made by the user's own function, wherever that makes tensors
+            block.to(next(template.parameters()))
+        rate = rates[0] + (rates[-1] - rates[0]) * j / max(1, count - 1)
+        for path in adapter.drop_paths:
+            _set_drop_rate(block, path, rate, originals)
+        blocks.append(block)
+    return blocks
+
+
+def _drop_rate(block: nn.Module, adapter: BlockAdapter) -> float:
+    paths = [get_path(block, path) for path in adapter.drop_paths if has_path(block, path)]
+    return next((part.drop_prob for part in paths if isinstance(part, DropPath)), 0.0)
+
+
+def _set_drop_rate(block: nn.Module, path: str, rate: float, originals: list[nn.Module]) -> None:
+    without = next((part for one in originals if not isinstance(part := get_path(one, path), DropPath)), nn.Identity())
+    scales = [part.scale_by_keep for one in originals if isinstance(part := get_path(one, path), DropPath)]
+    setattr(block, path, DropPath(rate, all(scales)) if rate > 0 else copy.copy(without))
+
+
+def _start(container: Container, sequence: Any) -> None:
+    """Every new module as its constructor leaves it: ``reset_parameters`` from the inside out, and declared values."""
+    adapter = container.adapter
+    if adapter.initialize is None:
+        return
+    originals = container.blocks[container.lead :]
+    with torch.no_grad():
+        for block in list(sequence._modules.values())[container.lead :]:
+            for module in reversed(list(block.modules())):
+                if hasattr(module, "reset_parameters"):
+                    module.reset_parameters()
+            for path, parameter in block.named_parameters():
+                for pattern, value in (adapter.start or {}).items():
+                    if fnmatchcase(path, pattern):
+                        parameter.fill_(_common_value(originals, path, value))
+
+
+def _common_value(blocks: list[nn.Module], path: str, default: float) -> float:
+    """What all blocks have there, if they have one value and so have not been trained, else the library's default."""
+    values = [get_path(block, path) for block in blocks if has_path(block, path)]
+    first = values[0].flatten()[0] if values and values[0].device.type != "meta" else None
+    return first.item() if first is not None and all(bool((v == first).all()) for v in values) else default
+
+
+@torch.no_grad()
+def _give_back(original: nn.Module, result: nn.Module, new: list[Container]) -> None:
+    """Every tensor outside of the new blocks is the original's again, bit for bit."""
+    inside = {
+        id(tensor)
+        for container in new
+        for block in list(_sequence(result, container)._modules.values())[container.lead :]
+        for tensor in (*block.parameters(), *block.buffers())
+    }
+    theirs = dict([*original.named_parameters(remove_duplicate=False), *original.named_buffers(remove_duplicate=False)])
+    for name, tensor in (*result.named_parameters(), *result.named_buffers()):
+        if id(tensor) not in inside and tensor.device.type != "meta":
+            tensor.copy_(theirs[name])
+
+
+def _sequence(model: nn.Module, container: Container) -> Any:
+    return get_path(model, container.path) if container.path else model
+
+
+def _check_initialized(result: nn.Module, new: list[Container]) -> None:
+    for container in new:
+        for name, tensor in (
+            *_sequence(result, container).named_parameters(),
+            *_sequence(result, container).named_buffers(),
+        ):
+            if tensor.device.type != "meta" and tensor.is_floating_point() and bool(tensor.isnan().any()):
+                raise UserError(
+                    f"stepify: {container.path}.{name} is not initialized by {type(result).__name__}'s own function, "
+                    "expected a value for it in the adapter's start"
+                )
+
+
+def _note_features(original: nn.Module, result: Any, new: list[Container]) -> None:
+    """timm's list of feature maps: where it has one entry per block, now one for each of the new blocks."""
+    info = getattr(result, "feature_info", None)
+    if not isinstance(info, list) or len(new) != 1:
+        return
+    container = new[0]
+    per_block = [entry for entry in info if entry.get("module", "").rpartition(".")[0] == container.path]
+    if len(per_block) == len(info) == len(container.blocks):
+        count = len(_sequence(result, container))
+        result.feature_info = [{**info[0], "module": f"{container.path}.{index}"} for index in range(count)]

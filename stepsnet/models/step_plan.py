@@ -1,0 +1,191 @@
+"""Which widths, heads and depths take the place of a container's blocks, by the measured cost of its own block."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ..errors import UserError
+from ..plan import Profile, StepPlan, arrange_steps, check_steps, heads_for, search_depths, step_widths
+from .adapters import rebuilt
+from .containers import Container
+
+__all__ = ["ContainerPlan", "given_plans", "search_plan"]
+
+Match = Literal["macs", "params"]
+_TOLERANCE = 0.04  # of the cost: within it, the rule of Sec. 5.5 decides, half of a step's cost for a narrower one
+
+
+@dataclass(frozen=True)
+class ContainerPlan:
+    """Widths, depths and heads of a container's steps in the order of execution; heads of blocks without are None."""
+
+    widths: tuple[int, ...]
+    depths: tuple[int, ...]
+    num_heads: tuple[int | None, ...]
+
+    def __str__(self) -> str:
+        return ", ".join(f"{width}×{depth}" for width, depth in zip(self.widths, self.depths))
+
+    @property
+    def shapes(self) -> list[tuple[int, int | None]]:
+        """(width, heads) of each block."""
+        steps = zip(self.widths, self.num_heads, self.depths)
+        return [(width, heads) for width, heads, depth in steps for _ in range(depth)]
+
+
+def search_plan(
+    container: Container,
+    steps: int,
+    profile: Profile,
+    match: Match,
+    blocks: int | None,
+    round_to: Literal["heads"] | int,
+) -> ContainerPlan:
+    """The profile's widths, √2 apart, and the depths that meet the container's own cost.
+
+    Raises:
+        UserError: more steps than the width or the depth can hold, or a number of blocks out of reach.
+    """
+    where = f"{container.path or 'the model'}, {container.depth} blocks of width {container.width}"
+    try:
+        if steps == 1 and blocks in (None, container.depth):
+            return ContainerPlan((container.width,), (container.depth,), (heads_at(container, container.width),))
+        different = _widths(container, steps, profile, round_to)
+        costs = [_cost(container, width, heads_at(container, width), match) for width in different]
+        least = 1 if blocks is None else 0
+        found = search_depths(costs, container.depth * costs[-1], blocks, least, _TOLERANCE)
+        widths, depths = arrange_steps(different, found, profile)
+    except ValueError as error:
+        raise UserError(f"stepify: {where}: {error}") from None
+    return ContainerPlan(widths, depths, tuple(heads_at(container, width) for width in widths))
+
+
+def given_plans(plan: Mapping[str, Any] | StepPlan, chosen: Sequence[Container]) -> dict[str, ContainerPlan]:
+    """A plan of the user's for each container, by its path.
+
+    Raises:
+        UserError: an unknown key, or a plan that does not fit.
+    """
+    if isinstance(plan, StepPlan):
+        plan = {"widths": plan.widths, "depths": plan.depths, "num_heads": plan.num_heads}
+    unknown = [key for key in plan if key not in ("widths", "depths", "num_heads")]
+    if unknown or not {"widths", "depths"} <= plan.keys():
+        raise UserError(f"plan: got {', '.join(plan) or 'nothing'}, expected widths and depths, and maybe num_heads")
+    keys = ("widths", "depths", "num_heads")
+    values = zip(*(_per_container(plan.get(key), key, chosen) for key in keys))
+    return {container.path: _given_plan(container, *one) for container, one in zip(chosen, values)}
+
+
+def _per_container(value: Any, name: str, chosen: Sequence[Container]) -> list[Any]:
+    """One sequence per container; where there is one, it may stand without outer brackets."""
+    if value is None:
+        return [None] * len(chosen)
+    if not isinstance(value, (list, tuple)):
+        raise UserError(f"plan: {name}: got {value!r}, expected a list")
+    if len(chosen) == 1 and all(isinstance(one, int) for one in value):
+        return [value]
+    if len(value) != len(chosen) or any(isinstance(one, int) for one in value):
+        places = ", ".join(container.path for container in chosen)
+        raise UserError(f"plan: {name}: got {value}, expected {len(chosen)} lists, one for each of {places}")
+    return list(value)
+
+
+def _given_plan(
+    container: Container, widths: Sequence[int], depths: Sequence[int], num_heads: Sequence[int] | None
+) -> ContainerPlan:
+    where = f"plan: {container.path or 'the model'}"
+    try:
+        check_steps(widths, depths)
+        heads = [heads_at(container, width) for width in widths] if num_heads is None else num_heads
+    except ValueError as error:
+        raise UserError(f"{where}: {error}") from None
+    if max(widths) != container.width:
+        raise UserError(
+            f"{where}: widths: got {tuple(widths)}, expected the widest to be the stream's {container.width}"
+        )
+    if len(heads) != len(widths):
+        raise UserError(f"{where}: num_heads: got {tuple(heads)}, expected one per width of {tuple(widths)}")
+    for width, number in zip(widths, heads):
+        if expected := _expected_heads(container, width, number):
+            raise UserError(f"{where}: num_heads: got {number} at width {width}, expected {expected}")
+    return ContainerPlan(tuple(widths), tuple(depths), tuple(heads))
+
+
+def _expected_heads(container: Container, width: int, number: Any) -> str:
+    """What a number of heads should have been; empty where it is right."""
+    block, adapter = container.template, container.adapter
+    if adapter.num_heads(block) is None:
+        return "" if number is None else "none: these blocks have no heads"
+    rule, group = adapter.head_rule(block), adapter.kv_groups(block)
+    if not isinstance(number, int) or number < 1 or number % group:
+        return f"a positive multiple of {group}, the heads of a group" if group > 1 else "a positive number"
+    if rule == "divide" and width % number:
+        return "a divisor of the width"
+    if rule == "multiple" and number != heads_at(container, width):
+        return f"{heads_at(container, width)}, since the heads' size stays"
+    return ""
+
+
+def heads_at(container: Container, width: int) -> int | None:
+    """Heads near to the block's own head size, or of just that size where the block's rule says so.
+
+    Raises:
+        ValueError: the width is not a multiple of a head size that has to stay.
+    """
+    block, adapter = container.template, container.adapter
+    own = adapter.num_heads(block)
+    if own is None or width == container.width:
+        return own
+    rule = adapter.head_rule(block)
+    size = adapter.head_size(block) if adapter.head_size else container.width // own
+    if rule == "divide":
+        return heads_for(width, size)
+    if rule == "multiple":
+        if width % size:
+            raise ValueError(
+                f"widths: got {width}, expected a multiple of {size}, the heads' size, which {type(block).__name__} "
+                "keeps for its positions"
+            )
+        return width // size
+    group = adapter.kv_groups(block)
+    return group * max(1, round(own * width / container.width / group))
+
+
+def _widths(container: Container, steps: int, profile: Profile, round_to: Literal["heads"] | int) -> list[int]:
+    block, adapter = container.template, container.adapter
+    heads = adapter.num_heads(block)
+    size = 1
+    if heads is not None:
+        size = adapter.head_size(block) if adapter.head_size else container.width // heads
+    rule = adapter.head_rule(block) if heads is not None else "any"
+    if rule == "divide":
+        return step_widths(container.width, steps, profile, size, round_to)
+    unit: int = round_to if round_to != "heads" else (8 if container.width >= 64 else 4)
+    if rule == "multiple":
+        unit = size if round_to == "heads" else math.lcm(size, unit)
+        return _coarse_widths(container.width, steps, profile, unit)
+    return step_widths(container.width, steps, profile, size, unit)
+
+
+def _coarse_widths(width: int, steps: int, profile: Profile, unit: int) -> list[int]:
+    """As step_widths, but where two would round to one multiple of a coarse unit, the narrower is the next below."""
+    exact = step_widths(width, steps, profile, 1, 1)[::-1]
+    widths = [width]
+    for one in exact[1:]:
+        widths.append(min(unit * round(one / unit), (widths[-1] - 1) // unit * unit))
+    if widths[-1] < 1:
+        raise ValueError(f"steps: got {steps}, too many for width {width} in multiples of {unit}, the heads' size")
+    return widths[::-1]
+
+
+def _cost(container: Container, width: int, heads: int | None, match: Match) -> float:
+    """Multiply-accumulates or parameters of one block, measured."""
+    block: Any = container.template
+    if width != container.width:
+        block = rebuilt(container.adapter, block, width, heads, container.path)
+    if match == "params":
+        return sum(parameter.numel() for parameter in block.parameters())
+    return container.call_at(width).macs(block)

@@ -1,0 +1,130 @@
+"""A StepsNet that takes the place of a container of blocks in a model that exists already, and keeps its names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch.fx
+from torch import Tensor, nn
+
+from ..plan import check_steps
+from ..steps import StepsNet, StreamBlock, change_width, check_stream, cut_stream, recomputed
+
+__all__ = ["StepSequence"]
+
+torch.fx.wrap("check_stream")  # a leaf in symbolic traces, as in steps.py
+
+
+class StepSequence(StepsNet):
+    """A :class:`stepsnet.StepsNet` whose blocks are named 0, 1, 2, … over all steps, as in an ``nn.Sequential``.
+
+    So everything that goes by the names of blocks goes on to work: layer decay, feature extraction, LoRA, and with
+    one step the state dict is that of the container which it replaces.
+
+    Args:
+        blocks: in the order of execution, or a mapping from their names.
+        widths: C_1 … C_n, as for StepsNet.
+        depths: blocks of each step, 0 or more.
+        dim: the channel dimension.
+        lead: blocks in front of the first step that read and write other widths or resolutions than the stream, such
+            as the first block of a ResNet's stage; they are not counted by ``depths``.
+        stream_scale: factor of the stream where it begins, behind the leading blocks.
+
+    Shape: (…, C, …) -> (…, C, …); with leading blocks, what these take -> (…, C, …).
+
+    Raises:
+        ValueError: widths and depths that do not match, or another number of blocks; in the forward pass as StepsNet.
+    """
+
+    def __init__(
+        self,
+        blocks: Iterable[nn.Module] | Mapping[str, nn.Module],
+        widths: Sequence[int],
+        depths: Sequence[int],
+        dim: int = -1,
+        lead: int = 0,
+        stream_scale: float = 1.0,
+    ):
+        nn.Module.__init__(self)
+        check_steps(widths, depths)
+        named = dict(blocks) if isinstance(blocks, Mapping) else {str(i): block for i, block in enumerate(blocks)}
+        if len(named) != lead + sum(depths):
+            raise ValueError(f"blocks: got {len(named)}, expected {lead + sum(depths)} for depths {tuple(depths)}")
+        for name, block in named.items():
+            self.add_module(name, block)
+        self.widths, self.depths = tuple(widths), tuple(depths)
+        self.width = max(self.widths)  # C
+        self.slice_widths, self.slices_read = cut_stream(self.widths)
+        self.dim = dim
+        self.lead = lead
+        self.stream_scale = stream_scale
+        self.grad_checkpointing = False
+
+    @property
+    def networks(self) -> nn.ModuleList:  # type: ignore[override]
+        """F_1 … F_n as StepsNet has them; they share the blocks."""
+        steps, blocks = nn.ModuleList(), iter(list(self._modules.values())[self.lead :])
+        for depth in self.depths:
+            steps.append(nn.Sequential(*(next(blocks) for _ in range(depth))))  # type: ignore[arg-type]
+        return steps
+
+    def forward(self, x: Tensor) -> Tensor:
+        blocks: list[Any] = list(self._modules.values())
+        for block in blocks[: self.lead]:
+            x = self._run(block, x)
+        if self.stream_scale != 1.0:
+            x = x * self.stream_scale
+        check_stream(0, x.shape[self.dim], self.width)
+        y = x  # (…, C)
+        waiting: list[Tensor] = []
+        first = self.lead
+        for i, depth in enumerate(self.depths):
+            y, waiting = change_width(y, waiting, self.slices_read[i], self.slice_widths, self.dim)  # y: (…, C_i)
+            for block in blocks[first : first + depth]:
+                y = self._run(block, y)
+            check_stream(i + 1, y.shape[self.dim], self.widths[i])
+            first += depth
+        y, waiting = change_width(y, waiting, len(self.slice_widths), self.slice_widths, self.dim)  # y: (…, C)
+        return y
+
+    def _run(self, block: nn.Module, y: Tensor) -> Tensor:
+        return recomputed(block, y) if self.grad_checkpointing else block(y)
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        self.grad_checkpointing = enable
+
+    def blocks_per_step(self) -> list[int]:
+        """The number of blocks of each step; leading blocks count as the first step's."""
+        return [self.lead + self.depths[0], *self.depths[1:]]
+
+    def __iter__(self) -> Iterator[StreamBlock]:
+        widths = [self.width] * self.lead
+        for width, depth in zip(self.widths, self.depths):
+            widths += [width] * depth
+        for i, (block, width) in enumerate(zip(self._modules.values(), widths)):
+            scale = self.stream_scale if i == self.lead else 1.0
+            yield StreamBlock(block, width, self.width, self.dim, self.grad_checkpointing, scale)
+
+    def __getitem__(self, index: int | slice) -> StreamBlock | StepsNet:
+        if isinstance(index, slice) and len(range(len(self))[index]) == len(self):
+            return self  # as transformers' models slice theirs in each forward pass
+        return super().__getitem__(index)
+
+    def _select(self, keep: Sequence[bool]) -> StepSequence:
+        """Without the stream's beginning there is nothing to scale: then the scale is 1."""
+        kept = {name: block for (name, block), kept in zip(self._modules.items(), keep) if kept}
+        steps, start = [], self.lead
+        for depth in self.depths:
+            steps.append(sum(keep[start : start + depth]))
+            start += depth
+        begins = self.lead < len(keep) and keep[self.lead]
+        scale = self.stream_scale if begins else 1.0
+        selected = StepSequence(kept, self.widths, steps, self.dim, sum(keep[: self.lead]), scale)  # type: ignore[arg-type]
+        selected.grad_checkpointing = self.grad_checkpointing
+        return selected.train(self.training)
+
+    def extra_repr(self) -> str:
+        lead = f", lead={self.lead}" if self.lead else ""
+        scale = f", stream_scale={self.stream_scale}" if self.stream_scale != 1.0 else ""
+        return f"widths={self.widths}, depths={self.depths}, dim={self.dim}{lead}{scale}"

@@ -1,0 +1,175 @@
+"""Any residual model as a StepsNet of like compute: its blocks at several widths, and everything else as it was.
+
+``stepify("convnext_atto", steps=3)``, or ``stepify(model, steps=3)`` for a model that exists. What a block class needs
+for that is a row of adapters.py; what the result is, is StepSequence.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import UserError, nearest
+from ..plan import Profile, StepPlan
+from .containers import Container, Example, find_containers
+from .step_build import build_in_steps
+from .step_plan import Match, given_plans, search_plan
+
+__all__ = ["create", "example_of", "model_and_example", "stepify"]
+
+
+def stepify(
+    model: nn.Module | str,
+    steps: int = 3,
+    *,
+    profile: Profile = "steps",
+    match: Match = "macs",
+    blocks: int | None = None,
+    stages: Sequence[int] | None = None,
+    plan: Mapping[str, Any] | StepPlan | None = None,
+    round_to: Literal["heads"] | int = "heads",
+    stream_scale: float = 1.0,
+    example: Tensor | None = None,
+    tokens: int = 256,
+    **model_args: Any,
+) -> nn.Module:
+    """The StepsNet of a residual model: the same class, stem, positions, norms and head, and blocks in steps.
+
+    The model that is given is not changed. New blocks start as the model's library starts them; all other weights
+    are the model's. With ``steps=1`` the result is the model, weights and names included.
+
+    Args:
+        model: a timm model or its name, or any model whose body is containers of like residual blocks.
+        steps: n, the number of steps; odd for a bow-tie.
+        profile: "steps" from narrow to wide, "reverse", or "bowtie", as in :func:`stepsnet.plan_steps`.
+        match: what the new blocks of a container have to add up to: its "macs" or its "params".
+        blocks: number of blocks of each container to reach at the same cost; by default near to twice as many with
+            three steps.
+        stages: of a hierarchical model, counted from 1, as in Table 11; by default those with at least ``steps``
+            blocks that keep their width and resolution. The blocks of the others stay as they are.
+        plan: widths, depths and, if you like, num_heads in place of the search, with one entry per step in the order
+            of execution: ``{"widths": (96, 192), "depths": (12, 6)}``, or what :func:`stepsnet.plan_steps` returns.
+            For several stages each has one such sequence per stage. The widest is the model's own width.
+        round_to: "heads" rounds widths as the paper does, a number to a multiple of it. Blocks without heads have
+            multiples of 8, or of 4 below a width of 64.
+        stream_scale: factor of the stream where it enters each container of several steps, see
+            :func:`stepsnet.describe_stepify`.
+        example: a batch that the model takes, for a model of neither library; only its shape counts.
+        tokens: the sequence length at which the compute of a model of transformers is matched.
+        **model_args: for ``timm.create_model``, where a name is given.
+
+    Raises:
+        UserError: a name that timm does not know, a model without such containers, a block without an adapter, or a
+            plan that does not fit; the message names the module.
+    """
+    if steps < 1:
+        raise UserError(f"steps: got {steps}, expected at least 1")
+    if match not in get_args(Match):
+        raise UserError(f"match: got {match!r}, expected {' or '.join(get_args(Match))}")
+    model, call, _ = model_and_example(model, {"example": example, "tokens": tokens, **model_args})
+    is_transformer = _is_of_transformers(model)
+    if is_transformer:
+        from .stepify_transformers import in_steps, layers_of_transformer
+
+        found = [layers_of_transformer(model, call)]
+    else:
+        found = find_containers(model, call)
+    chosen = _chosen(found, steps, stages, plan is not None)
+    if plan is None:
+        plans = {one.path: search_plan(one, steps, profile, match, blocks, round_to) for one in chosen}
+    else:
+        plans = given_plans(plan, chosen)
+    if is_transformer:
+        return in_steps(model, found[0], plans[found[0].path], stream_scale)
+    return build_in_steps(model, found, plans, stream_scale)
+
+
+_OPTIONS = frozenset(inspect.signature(stepify).parameters) - {"model", "model_args"}
+
+
+def create(**kwargs: Any) -> nn.Module:
+    """:func:`stepify` for a :class:`~stepsnet.config.ModelSpec`: ``{"name": "stepify", "args": {"model": NAME, …}}``.
+
+    Raises:
+        ValueError: no ``model``.
+        UserError: as :func:`stepify`.
+    """
+    if not isinstance(kwargs.get("model"), str):
+        raise ValueError(f"args.model: got {kwargs.get('model')!r}, expected the name of a timm model")
+    return stepify(**kwargs)
+
+
+def model_and_example(model: nn.Module | str, options: Mapping[str, Any]) -> tuple[nn.Module, Example, dict[str, Any]]:
+    """The model that is named, what it is called with, and the options of :func:`stepify` without the model's own.
+
+    Raises:
+        UserError: an unknown name, or options that are neither stepify's nor, beside a name, the model's.
+    """
+    own = {key: value for key, value in options.items() if key not in _OPTIONS}
+    options = {key: value for key, value in options.items() if key in _OPTIONS}
+    if isinstance(model, str):
+        model = _named(model, own)
+    elif own:
+        raise UserError(f"stepify: got {', '.join(own)} beside a model, expected such arguments only beside a name")
+    if _is_of_transformers(model):
+        from .stepify_transformers import token_example
+
+        return model, token_example(model, options.get("tokens", 256)), options
+    return model, example_of(model, options.get("example")), options
+
+
+def example_of(model: nn.Module, given: Tensor | None = None) -> Example:
+    """What a model is called with, on the meta device. Raises UserError where it is not known."""
+    if given is not None:
+        return Example((given[:1].to("meta"),))
+    from timm.data import resolve_model_data_config
+
+    if not hasattr(model, "pretrained_cfg"):
+        raise UserError(
+            f"stepify: {type(model).__name__} is not a timm model, expected example=, a batch that it takes"
+        )
+    chans, height, width = resolve_model_data_config(model)["input_size"]
+    patches = getattr(model, "patch_embed", None) or getattr(model, "stem", None)
+    if built_for := getattr(patches, "img_size", None):
+        height, width = built_for
+    return Example((torch.empty(1, getattr(model, "in_chans", chans), height, width, device="meta"),))
+
+
+def _is_of_transformers(model: nn.Module) -> bool:
+    library = sys.modules.get("transformers")
+    return library is not None and isinstance(model, library.PreTrainedModel)
+
+
+def _named(name: str, args: dict[str, Any]) -> nn.Module:
+    import timm
+
+    if name.startswith("transformers:"):
+        from .stepify_transformers import model_of_name
+
+        return model_of_name(name.removeprefix("transformers:"), args)
+    name = name.removeprefix("timm:")
+    if not timm.is_model(name):
+        raise UserError(
+            f"model: got {name!r}, expected a timm model, or transformers:NAME{nearest(name, timm.list_models())}"
+        )
+    try:
+        return timm.create_model(name, **args)
+    except (TypeError, ValueError, AssertionError, RuntimeError) as error:
+        raise UserError(f"model {name}: {' '.join(str(error).split())}") from error
+
+
+def _chosen(found: list[Container], steps: int, stages: Sequence[int] | None, is_planned: bool) -> list[Container]:
+    if stages is None:
+        chosen = [one for one in found if one.depth >= steps] if len(found) > 1 and not is_planned else found
+        if not chosen:
+            depths = ", ".join(str(one.depth) for one in found)
+            raise UserError(f"steps: got {steps}, expected at most the blocks of a stage, which are {depths}")
+        return chosen
+    if not all(1 <= stage <= len(found) for stage in stages) or len(set(stages)) != len(stages) or not stages:
+        raise UserError(f"stages: got {tuple(stages)}, expected some of the model's {len(found)}, counted from 1")
+    return [found[stage - 1] for stage in sorted(stages)]

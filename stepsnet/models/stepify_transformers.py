@@ -1,0 +1,143 @@
+"""A model of transformers as a StepsNet: the library's own layers, each built from its configuration at its width."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+
+from ..errors import UserError
+from .adapters import BlockAdapter
+from .containers import Container, Example, trace_blocks
+from .rebuild import get_path
+from .step_plan import ContainerPlan
+from .transformer_steps import FAMILIES, head_size_of, layer_of, steps_class, steps_config_class
+
+__all__ = ["in_steps", "layers_of_transformer", "model_of_name", "token_example"]
+
+
+def model_of_name(name: str, args: dict[str, Any]) -> nn.Module:
+    """A model with random weights from the configuration of a folder or of the Hub; ``args`` change its fields.
+
+    Raises:
+        UserError: there is no such configuration, or it does not say which class of model it is of.
+    """
+    try:
+        config = transformers.AutoConfig.from_pretrained(name, **args)
+    except (OSError, ValueError, TypeError) as error:
+        raise UserError(f"model: transformers:{name}: {' '.join(str(error).split())[:200]}") from error
+    made_for = config.architectures or [""]
+    model_class = getattr(transformers, made_for[0], None)
+    if model_class is None:
+        raise UserError(f"model: transformers:{name} has architectures={made_for}, expected a class of transformers")
+    return model_class(config)
+
+
+def token_example(model: Any, tokens: int) -> Example:
+    """One sequence of so many tokens, or as many as the model has positions, on the meta device."""
+    tokens = min(tokens, getattr(model.config, "max_position_embeddings", tokens))
+    kwargs: dict[str, Any] = {"input_ids": torch.zeros(1, tokens, dtype=torch.int64, device="meta")}
+    if hasattr(model.config, "use_cache"):
+        kwargs["use_cache"] = False
+    if hasattr(model.config, "num_attention_heads"):  # given whole: to make one, the library looks at data
+        kwargs["attention_mask"] = torch.zeros(1, 1, tokens, tokens, device="meta")
+    return Example((), kwargs)
+
+
+def layers_of_transformer(model: Any, example: Example) -> Container:
+    """The layers of a model of a family that is in the table of transformer_steps.py.
+
+    Raises:
+        UserError: another family.
+    """
+    config = model.config
+    name = config.model_type
+    if name.startswith("steps_"):
+        raise UserError(f"stepify: {type(model).__name__} is in steps already, expected a plain model")
+    if name not in FAMILIES:
+        raise UserError(
+            f"stepify: {type(model).__name__} is of the family {name!r}, expected one of {', '.join(FAMILIES)}; a row "
+            "in stepsnet/models/transformer_steps.py teaches another"
+        )
+    if getattr(config, "add_cross_attention", False):
+        raise UserError(f"stepify: {type(model).__name__} has add_cross_attention, expected a model without it")
+    family = FAMILIES[name]
+    layers = list(get_path(model.base_model, family.layers))
+    heads = getattr(config, "num_attention_heads", None)
+    adapter = BlockAdapter(
+        rebuild=lambda layer, width, heads: layer_of(name, config, family.sizes(config, width, heads), 0),
+        num_heads=lambda layer: heads,
+        head_rule=lambda layer: family.head_rule,
+        head_size=lambda layer: head_size_of(config),
+        kv_groups=lambda layer: _heads_per_group(config),
+        branches=family.branches,
+        dim=-1,
+    )
+    call = trace_blocks(model, layers[:1], example)[layers[0]]
+    path = next(path for path, module in model.named_modules() if module is get_path(model.base_model, family.layers))
+    return Container(path, layers, adapter, 0, config.hidden_size, -1, Example(call.args, call.kwargs))
+
+
+def in_steps(model: Any, container: Container, plan: ContainerPlan, stream_scale: float) -> nn.Module:
+    """A new model of the Steps class, initialized by the library, with the given one's weights outside of the layers.
+
+    Raises:
+        UserError: the given model has other parameters there than its configuration makes.
+    """
+    if (plan.widths, plan.depths) == ((container.width,), (container.depth,)):
+        return copy.deepcopy(model)
+    config = _config(model.config, container, plan, stream_scale)
+    parameter = next(model.parameters())
+    with torch.device(parameter.device):
+        result = steps_class(model.__class__)(config).to(parameter.dtype)
+    ours, theirs = (_outside(one, container.path) for one in (result, model))
+    different = [key for key in ours.keys() ^ theirs.keys()]
+    different += [key for key in ours.keys() & theirs.keys() if ours[key].shape != theirs[key].shape]
+    if different:
+        raise UserError(
+            f"stepify: {type(model).__name__}.{sorted(different)[0]} is not as its configuration makes it, expected a "
+            "model that transformers can build from model.config"
+        )
+    with torch.no_grad():
+        for key, tensor in ours.items():
+            tensor.copy_(theirs[key])
+    generation = getattr(model, "generation_config", None)
+    if generation is not None:
+        result.generation_config = copy.deepcopy(generation)
+    return result.train(model.training)
+
+
+def _heads_per_group(config: Any) -> int:
+    return config.num_attention_heads // (getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
+
+
+def _config(config: Any, container: Container, plan: ContainerPlan, stream_scale: float) -> Any:
+    family = FAMILIES[config.model_type]
+    fields = config.to_dict()
+    layers = sum(plan.depths)
+    for name in (
+        "model_type",
+        "architectures",
+        "transformers_version",
+        config.attribute_map.get("num_hidden_layers", ""),
+    ):
+        fields.pop(name, None)
+    own = getattr(config, "layer_types", None)
+    if own and "layer_types" in fields:
+        periods = range(1, len(own))
+        period = next((p for p in periods if all(own[i] == own[i - p] for i in range(p, len(own)))), len(own))
+        fields["layer_types"] = [own[index % period] for index in range(layers)]
+    sizes = [family.sizes(config, width, heads) for width, heads in zip(plan.widths, plan.num_heads)]
+    steps = {"widths": list(plan.widths), "depths": list(plan.depths), "step_sizes": sizes}
+    fields |= {**steps, "num_hidden_layers": layers, "stream_scale": float(stream_scale)}
+    made = steps_config_class(config.model_type)(**fields)
+    made._attn_implementation = config._attn_implementation
+    return made
+
+
+def _outside(model: nn.Module, layers: str) -> dict[str, torch.Tensor]:
+    named = (*model.named_parameters(), *model.named_buffers())
+    return {name: tensor for name, tensor in named if not name.startswith(f"{layers}.")}

@@ -1,0 +1,301 @@
+"""Models of transformers with their layers in steps, one row for each family, made by :func:`stepsnet.stepify`.
+
+``StepsLlamaConfig`` is LlamaConfig with the widths and depths of the steps, and ``StepsLlamaForCausalLM`` is
+LlamaForCausalLM with other layers; so for each class of each family. Their model types, ``steps_llama`` and so on, are
+known to the Auto classes once stepsnet is imported, so that no plain ``llama`` is loaded with these weights.
+"""
+
+import importlib
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+import transformers
+from huggingface_hub.dataclasses import strict
+from torch import Tensor, nn
+from transformers import AutoConfig
+
+from ..plan import check_steps
+from .adapters import HeadRule
+from .rebuild import get_path
+
+__all__ = ["FAMILIES", "Family", "LayerConfig", "layer_of", "steps_class", "steps_config_class"]
+
+
+@dataclass(frozen=True)
+class Family:
+    """What differs between the families of transformers.
+
+    Args:
+        config: the name of its configuration's class.
+        layer: the name of its layer's class, which is called with (config, layer_idx).
+        layers: where the base model has the list of its layers.
+        sizes: (config, width, heads) -> the fields of the configuration that a layer of that width has.
+        head_rule: as for BlockAdapter; rotary positions are made for one head size, which therefore stays.
+        branches: as for BlockAdapter.
+    """
+
+    config: str
+    layer: str
+    layers: str
+    sizes: Callable[[Any, int, int | None], dict[str, Any]]
+    head_rule: HeadRule
+    branches: tuple[Any, ...] | None = None
+
+    @property
+    def config_class(self) -> Any:
+        return getattr(transformers, self.config)
+
+    @property
+    def layer_class(self) -> Any:
+        model_type = self.config_class.model_type
+        return getattr(importlib.import_module(f"transformers.models.{model_type}.modeling_{model_type}"), self.layer)
+
+
+def _in_proportion(config: Any, size: int, width: int) -> int:
+    """A hidden size at another width, a multiple of 8 where the model's own is one."""
+    unit = 8 if size % 8 == 0 and size >= 64 else 1
+    return max(1, round(size * width / config.hidden_size / unit)) * unit
+
+
+def _rotary_sizes(config: Any, width: int, heads: Any) -> dict[str, Any]:
+    group = config.num_attention_heads // config.num_key_value_heads
+    return {
+        "hidden_size": width,
+        "intermediate_size": _in_proportion(config, config.intermediate_size, width),
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads // group,
+        "head_dim": head_size_of(config),
+    }
+
+
+def _gpt2_sizes(config: Any, width: int, heads: int | None) -> dict[str, Any]:
+    inner = None if config.n_inner is None else _in_proportion(config, config.n_inner, width)
+    return {"hidden_size": width, "num_attention_heads": heads, "n_inner": inner}
+
+
+def _bert_sizes(config: Any, width: int, heads: int | None) -> dict[str, Any]:
+    hidden = _in_proportion(config, config.intermediate_size, width)
+    return {"hidden_size": width, "num_attention_heads": heads, "intermediate_size": hidden}
+
+
+def _mamba_sizes(config: Any, width: int, heads: int | None) -> dict[str, Any]:
+    auto = config.time_step_rank == math.ceil(config.hidden_size / 16)
+    rank = math.ceil(width / 16) if auto else config.time_step_rank
+    return {"hidden_size": width, "intermediate_size": int(config.expand * width), "time_step_rank": rank}
+
+
+def _attention_branch(norm: str, attention: str) -> Callable[..., Tensor]:
+    def branch(layer: Any, x: Tensor, **kwargs: Any) -> Tensor:
+        return getattr(layer, attention)(getattr(layer, norm)(x), **kwargs)[0]
+
+    return branch
+
+
+_DECODER = (_attention_branch("input_layernorm", "self_attn"), "post_attention_layernorm mlp")
+FAMILIES: dict[str, Family] = {
+    "llama": Family("LlamaConfig", "LlamaDecoderLayer", "layers", _rotary_sizes, "any", _DECODER),
+    "qwen2": Family("Qwen2Config", "Qwen2DecoderLayer", "layers", _rotary_sizes, "any", _DECODER),
+    "qwen3": Family("Qwen3Config", "Qwen3DecoderLayer", "layers", _rotary_sizes, "any", _DECODER),
+    "gpt2": Family(
+        "GPT2Config", "GPT2Block", "h", _gpt2_sizes, "divide", (_attention_branch("ln_1", "attn"), "ln_2 mlp")
+    ),
+    "bert": Family("BertConfig", "BertLayer", "encoder.layer", _bert_sizes, "divide"),
+    "mamba": Family("MambaConfig", "MambaBlock", "layers", _mamba_sizes, "divide", ("norm mixer*",)),
+}
+
+
+def family_of_layer(layer: nn.Module) -> Family | None:
+    """The row of a layer, plain or in steps."""
+    return next((row for row in FAMILIES.values() if row.layer in _names_of(layer)), None)
+
+
+def _names_of(layer: nn.Module) -> list[str]:
+    return [cls.__name__ for cls in type(layer).__mro__ if cls.__module__.startswith("transformers.")]
+
+
+def head_size_of(config: Any) -> int:
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+
+
+# ---- configurations
+
+
+class LayerConfig:
+    """A model's configuration with the sizes of one step; all else is read from the model's."""
+
+    def __init__(self, config: Any, sizes: dict[str, Any]):
+        self.model_config = config
+        for name, value in sizes.items():
+            setattr(self, name, value)
+            setattr(self, config.attribute_map.get(name, name), value)  # GPT-2 has hidden_size as n_embd too
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "model_config" or name.startswith("__"):  # copy and pickle ask before it is set
+            raise AttributeError(name)
+        return getattr(self.model_config, name)
+
+
+class _Steps:
+    """The part that the configurations have in common."""
+
+    model_type: Any
+    widths: Any
+    depths: Any
+    step_sizes: Any
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        if self.widths:  # transformers makes one without arguments, to see the defaults
+            check_steps(self.widths, self.depths)
+            self.num_hidden_layers = sum(self.depths)
+        super().__post_init__(**kwargs)  # type: ignore[misc]
+        register_models(self.model_type.removeprefix("steps_"))
+
+    @property
+    def per_layer_config(self) -> list[LayerConfig]:
+        """A view per layer, from which transformers takes the shapes of a static cache."""
+        steps = [LayerConfig(self, sizes) for sizes in self.step_sizes or []]
+        return [step for step, depth in zip(steps, self.depths or []) for _ in range(depth)]
+
+    @per_layer_config.setter
+    def per_layer_config(self, value: Any) -> None:
+        if value is not None:
+            raise ValueError("per_layer_config: got a value, expected None: it follows from the steps")
+
+
+@cache
+def steps_config_class(name: str) -> Any:
+    """The configuration of a family with ``widths``, ``depths``, ``step_sizes`` and ``stream_scale``."""
+    base = FAMILIES[name].config_class
+    fields: dict[str, tuple[Any, Any]] = {
+        "widths": (list[int] | None, None),
+        "depths": (list[int] | None, None),
+        "step_sizes": (list[dict] | None, None),
+        "stream_scale": (float, 1.0),
+    }
+    namespace = {
+        "__annotations__": {key: kind for key, (kind, _) in fields.items()},
+        **{key: default for key, (_, default) in fields.items()},
+        "__module__": __name__,
+        "__doc__": f"{base.__name__} with the layers in steps: widths, depths, and the sizes of each step.",
+        "model_type": f"steps_{name}",
+        "base_model_pp_plan": None,  # pipeline stages would have to pass on the channels that wait
+        "base_model_tp_plan": None,
+    }
+    return strict(type(f"Steps{base.__name__}", (_Steps, base), namespace))
+
+
+# ---- layers and models
+
+
+@cache
+def _stream_layer_class(layer_class: Any) -> Any:
+    """A layer as a function of the whole stream: it reads and writes the first channels, and copies the others."""
+
+    class StreamLayer(layer_class):
+        read_width: int
+        stream_scale: float = 1.0
+
+        def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+            if self.stream_scale != 1.0:
+                hidden_states = hidden_states * self.stream_scale
+            untouched = hidden_states.shape[-1] - self.read_width
+            if untouched == 0:
+                return super().forward(hidden_states, *args, **kwargs)
+            y, waiting = torch.split(hidden_states, [self.read_width, untouched], -1)  # (B, N, C_i), (B, N, C - C_i)
+            return torch.cat((super().forward(y, *args, **kwargs), waiting), -1)
+
+    StreamLayer.__name__ = StreamLayer.__qualname__ = f"Steps{layer_class.__name__}"
+    StreamLayer.__module__ = __name__
+    return StreamLayer
+
+
+def layer_of(name: str, config: Any, sizes: dict[str, Any], index: int) -> Any:
+    """A layer of a family with the sizes of a step, as the library makes it."""
+    return FAMILIES[name].layer_class(LayerConfig(config, sizes), index)
+
+
+def _fill(name: str, model: Any, config: Any) -> None:
+    """Put the layers of all steps into the list that the library's constructor has left empty."""
+    layers = get_path(model.base_model, FAMILIES[name].layers)
+    if len(layers):  # a head's constructor has made its base model by an Auto class
+        return
+    layer_class = _stream_layer_class(FAMILIES[name].layer_class)
+    for index, view in enumerate(config.per_layer_config):
+        layer = layer_class(view, index)
+        layer.read_width = view.hidden_size
+        layer.stream_scale = config.stream_scale if index == 0 else 1.0
+        layers.append(layer)
+
+
+@cache
+def steps_class(model_class: Any) -> Any:
+    """The class of a model of transformers with its layers in steps; it is a subclass of the model's own.
+
+    Raises:
+        ValueError: a model of a family that is not in the table.
+    """
+    name = next((key for key, row in FAMILIES.items() if model_class.config_class is row.config_class), None)
+    if name is None:
+        raise ValueError(f"model: got {model_class.__name__}, expected one of the families {', '.join(FAMILIES)}")
+
+    def __init__(self, config, *args, **kwargs):
+        config.num_hidden_layers = 0
+        model_class.__init__(self, config, *args, **kwargs)
+        config.num_hidden_layers = self.config.num_hidden_layers = sum(config.depths)
+        _fill(name, self, config)
+        self.post_init()
+
+    layer = FAMILIES[name].layer
+    namespace = {
+        "__init__": __init__,
+        "__module__": __name__,
+        "__doc__": f"{model_class.__name__} with its layers in steps.",
+        "config_class": steps_config_class(name),
+        "_no_split_modules": [*(model_class._no_split_modules or []), f"Steps{layer}"],
+    }
+    made = type(f"Steps{model_class.__name__}", (model_class,), namespace)
+    globals()[made.__name__] = made  # where pickle looks for it
+    return made
+
+
+_AUTO = (
+    "AutoModel",
+    "AutoModelForCausalLM",
+    "AutoModelForMaskedLM",
+    "AutoModelForPreTraining",
+    "AutoModelForSequenceClassification",
+    "AutoModelForTokenClassification",
+    "AutoModelForQuestionAnswering",
+    "AutoModelForMultipleChoice",
+    "AutoModelForNextSentencePrediction",
+)
+
+
+@cache
+def register_models(name: str) -> None:
+    """Tell the Auto classes what they make of a family's configuration; that imports the family's models."""
+    base, config_class = FAMILIES[name].config_class, steps_config_class(name)
+    for auto_name in _AUTO:
+        auto = getattr(transformers, auto_name)
+        if base in auto._model_mapping.keys():  # noqa: SIM118 - it is no mapping by its iterator
+            auto.register(config_class, steps_class(auto._model_mapping[base]), exist_ok=True)
+
+
+for _name in FAMILIES:
+    _class = steps_config_class(_name)
+    globals()[_class.__name__] = _class
+    AutoConfig.register(f"steps_{_name}", _class, exist_ok=True)
+
+
+def __getattr__(name: str) -> Any:
+    """``StepsLlamaForCausalLM`` and others, on demand: pickle and transformers ask for them by name."""
+    if row := next((row for row in FAMILIES.values() if name == f"Steps{row.layer}"), None):
+        return _stream_layer_class(row.layer_class)
+    model_class = getattr(transformers, name.removeprefix("Steps"), None) if name.startswith("Steps") else None
+    if model_class is None or not hasattr(model_class, "config_class"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return steps_class(model_class)

@@ -1,0 +1,103 @@
+"""What stepify reports before anything is trained, and how the command line and recipes take it."""
+
+import json
+
+import pytest
+import torch
+from PIL import Image
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import stepsnet
+from stepsnet.analysis.complexity import count_complexity
+from stepsnet.analysis.memory import activation_bytes
+from stepsnet.cli import _parser, main
+from stepsnet.commands.options import recipe_and_folder
+from stepsnet.overrides import override
+from stepsnet.recipes.any_model import stepify_pair
+from stepsnet.tasks.classification.task import build
+
+VIT = dict(img_size=32, patch_size=8, embed_dim=48, depth=4, num_heads=3, num_classes=7)
+
+
+def test_the_report_counts_both_models():
+    report = stepsnet.describe_stepify("vit_tiny_patch16_224", 3, **VIT)
+    torch.manual_seed(0)
+    after = stepsnet.stepify("vit_tiny_patch16_224", 3, **VIT)
+    counts = count_complexity(after, (3, 32, 32))
+    assert (report.after.blocks, report.after.layers) == (counts.blocks, counts.layers)
+    assert (report.after.params, report.after.macs) == (counts.params, counts.macs)
+    assert report.after.activation_bytes == activation_bytes(after, (3, 32, 32), 1)
+    assert report.before.blocks == 4 and report.before.layers == 5 * 4 + 2
+    (stage,) = report.stages
+    assert (stage.widths, stage.depths) == (after.blocks.widths, after.blocks.depths)
+    assert "blocks (Block): 48×4 -> 24×" in str(report) and "MACs (G)" in str(report)
+    (stream,) = report.streams
+    assert stream.sigma > stream.branch > 0 and stream.suggested_scale is None
+
+
+def test_a_small_stream_is_noticed():
+    """The word embedding of a LLaMA of a usual width, and that the scale which is offered brings it to 1."""
+    config = LlamaConfig(vocab_size=99, hidden_size=256, intermediate_size=704, num_hidden_layers=2)
+    model = LlamaForCausalLM(config)
+    report = stepsnet.describe_stepify(model, 2, tokens=16)
+    (stream,) = report.streams
+    assert stream.sigma == pytest.approx(0.02, rel=0.05) and stream.is_small and 48 <= stream.suggested_scale <= 52
+    assert f"stream_scale={stream.suggested_scale:g} brings it to 1" in str(report)
+    scaled = stepsnet.describe_stepify(model, 2, tokens=16, stream_scale=50.0)
+    assert scaled.streams[0].sigma == pytest.approx(1.0, rel=0.05) and not scaled.streams[0].is_small
+    assert report.before.blocks == 2 and report.after.layers == 8 * report.after.blocks + 1
+
+
+def test_stages_and_statistics_of_batch_norms():
+    """Each stage of several steps begins a stream; running statistics without data do not count."""
+    args = dict(layers=(1, 3, 4, 1), channels=(16, 32, 48, 64), zero_init_last=False)
+    report = stepsnet.describe_stepify("resnet18", 2, example=torch.empty(1, 3, 64, 64), **args)
+    assert [stage.path for stage in report.stages] == [stream.path for stream in report.streams] == ["layer2", "layer3"]
+    assert all(stream.branch > 0.1 for stream in report.streams)
+
+
+def test_the_command(capsys):
+    arguments = [f"{key}={value}" for key, value in VIT.items()]
+    assert main(["stepify", "vit_tiny_patch16_224", *arguments, "--steps", "2", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["stages"][0]["widths"] == [34, 48] and found["streams"][0]["path"] == "blocks"
+    assert main(["stepify", "vit_tiny_patch16_224", *arguments, "--widths", "16,48", "--depths", "2,3"]) == 0
+    assert "48×4 -> 16×2, 48×3" in capsys.readouterr().out
+    for wrong, said in (
+        (["vit_tiny_patch16_224", "img_size"], "stepify: got 'img_size', expected key=value"),
+        (["convnext_ato"], "did you mean convnext_atto"),
+        (["vgg11"], "VGG has no container of like blocks"),
+    ):
+        assert main(["stepify", *wrong]) == 2
+        assert said in capsys.readouterr().err
+
+
+def test_a_pair_of_any_model_as_a_recipe(tmp_path, capsys):
+    """`stepsnet compare --model`: both models take the data's images, and the recipe can be changed as any other."""
+    for split in ("train", "val"):
+        for name in ("a", "b"):
+            folder = tmp_path / split / name
+            folder.mkdir(parents=True)
+            for index in range(4):
+                Image.new("RGB", (40, 32), (index * 50, 100, 50)).save(folder / f"{index}.jpg")
+    data = f"folder:{tmp_path}"
+    line = ["compare", "--model", "timm:convnext_atto", "--data", data, "batch_size=4", "model.args.steps=2"]
+    options, rest = _parser().parse_known_args(line)
+    options.overrides += rest
+    recipe, folder = recipe_and_folder(options)
+    assert recipe.batch_size == 4 and recipe.model.args == {"model": "convnext_atto", "steps": 2}
+    assert recipe.baseline.name == "convnext_atto" and str(folder) == "runs/stepify-convnext_atto"
+    assert recipe.data == data
+    recipe = override(stepify_pair("convnext_atto", data), ["batch_size=4", "img_size=64"])
+    for key, one in (("model", recipe), ("baseline", recipe)):
+        one = override(one, [f"{key}.args.num_classes=2"])
+        model, task = build(one if key == "model" else one.of_baseline())
+        (batch,) = [task.example_batch(torch.device("cpu"))]
+        loss, _ = task.loss(model.eval(), batch)
+        assert batch[0].shape[1:] == (3, 64, 64) and loss.isfinite()
+    assert main(["compare", "--model", "convnext_atto"]) == 2
+    assert "--data: got none beside --model convnext_atto" in capsys.readouterr().err
+    assert main(["compare", "digits/tiny", "--model", "convnext_atto", "--data", data]) == 2
+    assert "got convnext_atto beside the recipe digits/tiny" in capsys.readouterr().err
+    assert main(["compare"]) == 2
+    assert "recipe: got none" in capsys.readouterr().err

@@ -1,0 +1,232 @@
+"""A model of transformers as a StepsNet: one contract for every family, through the library's own ways."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+import transformers
+from peft import LoraConfig, get_peft_model
+from transformers import (
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+    BertConfig,
+    BertForMaskedLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    LlamaForSequenceClassification,
+    MambaConfig,
+    MambaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+import stepsnet
+from stepsnet.analysis.interventions import masked
+from stepsnet.analysis.residual_stream import measure_stream
+from stepsnet.errors import UserError
+from stepsnet.models.blocks import blocks_of, widths_of
+from stepsnet.models.stepify_transformers import token_example
+from stepsnet.models.transformer_steps import FAMILIES, layer_of
+
+SIZES = dict(vocab_size=101, hidden_size=64, num_hidden_layers=4, num_attention_heads=4, max_position_embeddings=64)
+GROUPED = dict(num_key_value_heads=2, intermediate_size=176)
+DRY = dict(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+GPT2 = dict(vocab_size=101, n_embd=64, n_layer=4, n_head=4, n_positions=64, bos_token_id=1, eos_token_id=2)
+WET = dict(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
+SLIDING = dict(layer_types=["full_attention", "sliding_attention"] * 2, sliding_window=4, use_sliding_window=True)
+MODELS = {
+    "llama": (LlamaForCausalLM, LlamaConfig(**SIZES, **GROUPED), AutoModelForCausalLM),
+    "qwen2": (Qwen2ForCausalLM, Qwen2Config(**SIZES, **GROUPED, tie_word_embeddings=True), AutoModelForCausalLM),
+    "qwen3": (Qwen3ForCausalLM, Qwen3Config(**SIZES, **GROUPED, **SLIDING, head_dim=24), AutoModelForCausalLM),
+    "gpt2": (GPT2LMHeadModel, GPT2Config(**GPT2, **WET), AutoModelForCausalLM),
+    "bert": (BertForMaskedLM, BertConfig(**SIZES, **DRY, intermediate_size=256), AutoModelForMaskedLM),
+    "mamba": (
+        MambaForCausalLM,
+        MambaConfig(vocab_size=101, hidden_size=64, num_hidden_layers=4, state_size=4),
+        AutoModelForCausalLM,
+    ),
+    "a classifier": (
+        LlamaForSequenceClassification,
+        LlamaConfig(**SIZES, **GROUPED, pad_token_id=0),
+        AutoModelForSequenceClassification,
+    ),
+}
+EVERY = pytest.mark.parametrize("name", MODELS)
+IDS = torch.randint(3, 101, (2, 9), generator=torch.Generator().manual_seed(1))
+
+
+def make(name):
+    torch.manual_seed(0)
+    model_class, config, _ = MODELS[name]
+    return model_class(copy.deepcopy(config)).eval()
+
+
+def in_steps(model, steps=3, **options):
+    torch.manual_seed(0)
+    return stepsnet.stepify(model, steps, tokens=16, **options).eval()
+
+
+def stir(model):
+    for parameter in model.parameters():  # so that the blocks do something
+        torch.nn.init.normal_(parameter, 1.0 if parameter.ndim == 1 else 0.0, 0.15)
+    return model
+
+
+def gradients(model):
+    model.zero_grad()
+    model(IDS).logits.square().sum().backward()
+    return {name: parameter.grad for name, parameter in model.named_parameters()}
+
+
+@EVERY
+def test_contract(name, tmp_path):
+    model = make(name)
+    model_class, _, auto = MODELS[name]
+    one = in_steps(model, 1)
+    assert type(one) is model_class and list(one.state_dict()) == list(model.state_dict())
+    assert torch.equal(one(IDS).logits, model(IDS).logits)
+
+    ours = in_steps(model)
+    config = ours.config
+    assert isinstance(ours, model_class) and config.model_type == f"steps_{model.config.model_type}"
+    assert config.num_hidden_layers == sum(config.depths) == len(blocks_of(ours)) and len(config.depths) == 3
+    example = token_example(model, 16)
+    assert abs(example.macs(ours) / example.macs(model) - 1) < 0.05
+    theirs, inside = model.state_dict(), FAMILIES[model.config.model_type].layers
+    kept = {key: tensor for key, tensor in ours.state_dict().items() if f".{inside}." not in key}
+    assert kept and all(torch.equal(tensor, theirs[key]) for key, tensor in kept.items())
+
+    stir(ours)
+    expected = ours(IDS).logits
+    states = ours(IDS, output_hidden_states=True).hidden_states
+    assert len(states) == len(blocks_of(ours)) + 1 and {state.shape for state in states} == {(2, 9, 64)}
+    widths = widths_of(ours)[1:] if name == "mamba" else widths_of(ours)  # its states begin behind the first block
+    for before, after, width in zip(states, states[1:-1], widths):
+        assert torch.equal(before[..., width:], after[..., width:]) and not torch.equal(before, after)
+    by_hand = gradients(ours)
+    assert all(gradient is not None for gradient in by_hand.values())
+    ours.train().gradient_checkpointing_enable()
+    for key, gradient in gradients(ours).items():
+        torch.testing.assert_close(gradient, by_hand[key], msg=key)
+    ours.gradient_checkpointing_disable()
+    ours.eval().save_pretrained(tmp_path)
+    again = auto.from_pretrained(tmp_path).eval()
+    assert type(again) is type(ours) and again.config.to_diff_dict() == config.to_diff_dict()
+    assert torch.equal(again(IDS).logits, expected)
+    assert isinstance(AutoModel.from_pretrained(tmp_path), transformers.PreTrainedModel)
+    with pytest.raises((RuntimeError, ValueError)):  # never silently a plain model with these weights
+        model_class.from_pretrained(tmp_path)
+    for copied in (copy.deepcopy(again), pickle.loads(pickle.dumps(again))):
+        assert torch.equal(copied(IDS).logits, expected)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gpt2", "mamba"])
+def test_generation_with_the_cache_equals_that_without(name):
+    ours = stir(in_steps(make(name), profile="bowtie"))
+    how = dict(max_new_tokens=5, do_sample=False, pad_token_id=0, attention_mask=torch.ones_like(IDS))
+    expected = ours.generate(IDS, **how, use_cache=False)
+    assert torch.equal(ours.generate(IDS, **how), expected)
+    if name != "mamba":
+        assert torch.equal(ours.generate(IDS, **how, cache_implementation="static"), expected)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_layer_is_the_librarys_at_its_width(name):
+    """The same sizes in a configuration of the library's own, for which it makes the layer itself."""
+    model = make(name)
+    config, family = model.config, FAMILIES[name]
+    heads = None if name == "mamba" else 2
+    sizes = family.sizes(config, 32, heads)
+    ours = layer_of(name, config, sizes, 0)
+    native = family.layer_class(type(config)(**{**config.to_dict(), **sizes}), 0)
+    assert {key: t.shape for key, t in ours.state_dict().items()} == {
+        key: t.shape for key, t in native.state_dict().items()
+    }
+    numbers = (int, float, bool)
+    for mine, theirs in zip(ours.modules(), native.modules(), strict=True):
+        same = {key: value for key, value in vars(theirs).items() if isinstance(value, numbers)}
+        assert same == {key: value for key, value in vars(mine).items() if isinstance(value, numbers)}
+    branches = stepsnet.branches_of(native)
+    if name == "bert":
+        assert branches is None  # post-norm
+        return
+    native.eval()
+    x = torch.randn(2, 5, 32)
+    kwargs = {}
+    if name in ("llama", "qwen2", "qwen3"):
+        rotary = model.model.rotary_emb
+        kwargs = {"position_embeddings": rotary(x, torch.arange(5)[None]), "attention_mask": None}
+    z = x + branches[0](x, **kwargs)
+    z = z + branches[1](z) if len(branches) > 1 else z
+    torch.testing.assert_close(z, native(x, **kwargs))
+
+
+def test_the_stream_is_measured_scaled_and_masked():
+    """gamma and widths by block; a scale of the stream is one of the embeddings; masked channels stay out."""
+    model = make("llama")
+    ours = stir(in_steps(model))
+    scaled = in_steps(model, stream_scale=4.0)
+    scaled.load_state_dict(ours.state_dict())
+    embedded = ours.model.embed_tokens(IDS)
+    torch.testing.assert_close(scaled(IDS).logits, ours(inputs_embeds=4 * embedded).logits)
+    blocks = measure_stream(ours, lambda model: model(IDS, labels=IDS).loss)
+    states = ours(IDS, output_hidden_states=True).hidden_states
+    for block, width, after in zip(blocks, widths_of(ours), states[1:-1]):
+        sigma_0, sigma = states[0][..., :width].std(-1).mean(), after[..., :width].std(-1).mean()
+        assert block.width == width and block.gamma_read == pytest.approx((sigma_0 / sigma).item(), rel=1e-4)
+    slow = min(widths_of(ours))
+    kept = torch.ones(64)
+    kept[:slow] = 0
+    with masked(ours, 1.0, "slow"):
+        torch.testing.assert_close(ours(IDS).logits, ours(inputs_embeds=kept * embedded).logits)
+
+
+def test_lora_and_compilation():
+    ours = stir(in_steps(make("llama")))
+    compiled = torch.compile(ours, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(IDS).logits, ours(IDS).logits)
+    tuned = get_peft_model(ours, LoraConfig(r=2, target_modules=["q_proj", "down_proj"], init_lora_weights=False))
+    gradients(tuned)
+    trained = [name for name, parameter in tuned.named_parameters() if parameter.grad is not None]
+    assert len(trained) == 2 * 2 * len(blocks_of(ours)) and all("lora" in name for name in trained)
+
+
+def test_types_of_layers_go_on_in_their_order():
+    ours = in_steps(make("qwen3"))
+    assert ours.config.layer_types == [MODELS["qwen3"][1].layer_types[i % 2] for i in range(len(blocks_of(ours)))]
+    windows = [layer.self_attn.sliding_window for layer in blocks_of(ours)]
+    assert windows == [4 if i % 2 else None for i in range(len(windows))]
+    assert [layer.self_attn.layer_idx for layer in blocks_of(ours)] == list(range(len(windows)))
+    ours.set_attn_implementation("eager")
+    assert {layer.self_attn.config._attn_implementation for layer in blocks_of(ours)} == {"eager"}
+
+
+def test_bad_input_is_one_line(tmp_path):
+    with pytest.raises(UserError, match="is of the family 'opt', expected one of llama, qwen2"):
+        stepsnet.stepify(
+            transformers.OPTForCausalLM(transformers.OPTConfig(**SIZES, ffn_dim=8, word_embed_proj_dim=64))
+        )
+    with pytest.raises(UserError, match="is in steps already"):
+        stepsnet.stepify(in_steps(make("llama")))
+    with pytest.raises(UserError, match=r"stages: got \(4,\), expected some of the model's 1"):
+        stepsnet.stepify(make("llama"), stages=(4,))
+    with pytest.raises(UserError, match="num_heads: got 5 at width 32, expected a positive multiple of 2"):
+        stepsnet.stepify(make("llama"), plan={"widths": (32, 64), "depths": (1, 1), "num_heads": (5, 4)})
+    tied = make("llama")
+    tied.lm_head = torch.nn.Linear(64, 101)
+    with pytest.raises(UserError, match=r"lm_head\.bias is not as its configuration makes it"):
+        stepsnet.stepify(tied)
+    with pytest.raises(UserError, match="model: transformers:"):
+        stepsnet.stepify(f"transformers:{tmp_path}")
+    make("gpt2").config.save_pretrained(tmp_path)
+    with pytest.raises(UserError, match="has architectures="):
+        stepsnet.stepify(f"transformers:{tmp_path}")
+    make("gpt2").save_pretrained(tmp_path)
+    assert stepsnet.stepify(f"transformers:{tmp_path}", 2).config.widths[-1] == 64
