@@ -12,6 +12,7 @@ from .errors import exit_status
 
 VERBS = (
     "train",
+    "resume",
     "compare",
     "sweep",
     "eval",

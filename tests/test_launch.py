@@ -26,14 +26,17 @@ def run_child(monkeypatch, code):
 
 def test_only_events_are_shown(monkeypatch):
     lines = ["3", "null", '{"a": 1}', "text", '{"kind": "note", "text": "hello"}']
-    code = f"import sys; sys.stdin.read(); sys.stdout.buffer.write(b'\\xff\\n'); print({chr(10).join(lines)!r})"
+    code = f"import sys; input(); sys.stdout.buffer.write(b'\\xff\\n'); print({chr(10).join(lines)!r})"
     assert run_child(monkeypatch, code) == [{"kind": "note", "text": "hello", "run": "a"}]
 
 
 @pytest.mark.parametrize(
     ("code", "said"),
     [
-        ("import sys; sys.stdin.read(); sys.exit('data: got x, expected y')", "run a failed: data: got x, expected y"),
+        (
+            "import sys; sys.stdin.readline(); sys.exit('data: got x, expected y')",
+            "run a failed: data: got x, expected y",
+        ),
         ("import os; os.kill(os.getpid(), 9)", "run a failed: it was killed by SIGKILL"),
     ],
 )

@@ -28,6 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("runs", metavar="RUN", nargs="+", type=Path)
     parser.add_argument("--out", metavar="DIR", type=Path, default=Path("analysis"), help="for the figures of shortcut")
+    parser.add_argument("--force", action="store_true", help="replace the figures of an earlier analysis in --out")
     parser.add_argument("--each", action="store_true", help="with drop: each single block in turn")
     parser.add_argument("--data", help="other data than the run's, such as folder:PATH")
     parser.add_argument("--json", action="store_true")
@@ -37,7 +38,7 @@ def run(options: argparse.Namespace) -> None:
     if options.each and options.kind != "drop":
         raise UserError(f"analyze: got --each with {options.kind}, expected it with drop")
     if options.kind == "shortcut":
-        rows = analyze_shortcut(options.runs, options.out, options.data)
+        rows = analyze_shortcut(options.runs, options.out, options.data, options.force)
     elif options.kind == "mask":
         rows = analyze_mask(options.runs, options.data)
     else:
@@ -54,10 +55,15 @@ Evaluate = Callable[["nn.Module"], dict[str, float]]
 Analysis = Callable[["nn.Module", Evaluate], list[dict[str, Any]]]
 
 
-def analyze_shortcut(folders: Sequence[Path], out: Path, data: str | None = None) -> list[dict[str, Any]]:
+def analyze_shortcut(
+    folders: Sequence[Path], out: Path, data: str | None = None, force: bool = False
+) -> list[dict[str, Any]]:
     """Fig. 2 of any runs: what the residual stream carries at every checkpoint that they keep.
 
     Writes ``stream.png``, ``stream.svg`` and ``stream.csv`` in ``out``.
+
+    Args:
+        force: replace files of these names.
 
     Returns:
         A row for each checkpoint: mean, minimum and last value over the blocks of γ of the whole stream and of γ of
@@ -65,16 +71,18 @@ def analyze_shortcut(folders: Sequence[Path], out: Path, data: str | None = None
         block over that at the last.
 
     Raises:
-        UserError: a folder is no run, or has no checkpoint.
+        UserError: a folder is no run, or has no checkpoint, or the files are already there.
     """
     from ..analysis.block_statistics import StreamMeasurement, summarize
     from ..analysis.residual_stream import measure_stream
     from ..checkpoint import load_into, valid_checkpoints
     from ..engine.distributed import pick_device
+    from ..files import refuse_to_replace
     from ..report.residual_stream import LabelledMeasurement, draw_stream
     from ..run_folder import read_run_recipe
     from ..tasks import build_task
 
+    refuse_to_replace([out / f"stream.{kind}" for kind in ("csv", "png", "svg")], force)
     measured, rows = [], []
     for folder in folders:
         recipe = read_run_recipe(folder)

@@ -15,6 +15,7 @@ from .options import add_grid_options, add_run_options, recipe_and_folder
 if TYPE_CHECKING:
     from ..config import Recipe
     from ..console import Display
+    from ..run_folder import Resume
 
 __all__ = ["compare", "summarize"]
 
@@ -28,13 +29,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
+    recipe, folder = recipe_and_folder(options)
+    compare_and_tell(recipe, folder, options.seeds or [recipe.seed], options.jobs, options.resume)
+
+
+def compare_and_tell(recipe: Recipe, folder: Path, seeds: Sequence[int], jobs: int, resume: Resume) -> None:
+    """Compare, or go on with it, and print what has come of it."""
     from ..console import choose_display
     from ..metrics import headline
 
-    recipe, folder = recipe_and_folder(options)
-    seeds = options.seeds or [recipe.seed]
     with choose_display() as display:
-        summary = compare(recipe, folder, seeds, options.jobs, display, options.resume)
+        summary = compare(recipe, folder, seeds, jobs, display, resume)
     said = []
     for name in ("StepsNet", "baseline"):
         means = {key: value["mean"] for key, value in summary[name].items()}
@@ -46,7 +51,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def compare(
-    recipe: Recipe, folder: Path, seeds: Sequence[int], jobs: int, display: Display, resume: bool = False
+    recipe: Recipe, folder: Path, seeds: Sequence[int], jobs: int, display: Display, resume: Resume = False
 ) -> dict[str, Any]:
     """Train both models with every seed, ``jobs`` at once, and write ``comparison.json`` and ``report.html``.
 
@@ -60,12 +65,11 @@ def compare(
     from ..files import write_atomically
     from ..report import write_report
     from ..report.load_runs import BASELINE, STEPS
-    from ..run_folder import open_run_folder, read_summary
+    from ..run_folder import read_summary
 
     contenders = [Contender("StepsNet", STEPS, recipe), Contender("baseline", BASELINE, recipe.of_baseline())]
     check_grid([contender.recipe for contender in contenders], seeds, jobs)
-    open_run_folder(folder, recipe, resume)
-    runs = train_grid(contenders, folder, seeds, jobs, display)
+    runs = train_grid(contenders, folder, seeds, jobs, display, resume, recipe)
     summary = summarize([summary for run in runs if (summary := read_summary(run))])
     write_atomically(folder / "comparison.json", json.dumps(summary, indent=2) + "\n")
     write_report(runs, folder / "report.html", f"{recipe.name}: StepsNet and its baseline")
@@ -78,7 +82,8 @@ def summarize(summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
     for summary in summaries:
         by_label.setdefault(summary["label"], {})[summary["seed"]] = summary["metrics"]
     steps, baseline = by_label["StepsNet"], by_label["baseline"]
-    names = [name for name in next(iter(steps.values())) if not name.startswith("best_")]
+    every = [*steps.values(), *baseline.values()]  # a metric that is not finite is missing
+    names = [name for name in every[0] if not name.startswith("best_") and all(name in metrics for metrics in every)]
     seeds = sorted(steps.keys() & baseline.keys())
     return {
         "recipe": summaries[0]["recipe"],

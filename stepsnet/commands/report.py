@@ -12,11 +12,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("runs", metavar="RUN", nargs="+", type=Path, help="run folders, or that of a comparison")
     parser.add_argument("--out", metavar="FILE", type=Path, default=Path("report.html"), help="default: report.html")
     parser.add_argument("--title", help="default: the names of the recipes")
+    parser.add_argument("--force", action="store_true", help="replace files that no report has written")
 
 
 def run(options: argparse.Namespace) -> None:
     from ..report import find_runs, write_report
 
     runs = find_runs(options.runs)
-    write_report(runs, options.out, options.title)
+    write_report(runs, options.out, options.title, options.force)
     print(f"report: {options.out} — {len(runs)} run{'s' * (len(runs) > 1)}")

@@ -17,6 +17,7 @@ from .options import add_grid_options, add_run_options
 if TYPE_CHECKING:
     from ..config import Recipe
     from ..console import Display
+    from ..run_folder import Resume
 
 __all__ = ["sweep"]
 
@@ -38,7 +39,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    from ..console import choose_display
     from ..overrides import override
     from ..recipes import RECIPES, matching
     from ..study.declare import find_study, studies
@@ -66,13 +66,31 @@ def run(options: argparse.Namespace) -> None:
         recipes = [dataclasses.replace(recipe, data=options.data) for recipe in recipes]
     recipes = [override(recipe, overrides) for recipe in recipes]
     folder = options.run or Path("runs") / "sweep"
+    sweep_and_tell(recipes, folder, options.seeds or [0], options.jobs, options.resume)
+
+
+def sweep_and_tell(
+    recipes: Sequence[Recipe], folder: Path, seeds: Sequence[int] | None, jobs: int, resume: Resume
+) -> None:
+    """Sweep, or go on with it, and print what has come of it."""
+    from ..console import choose_display
+
     with choose_display() as display:
-        rows = sweep(recipes, folder, options.seeds or [0], options.jobs, display, options.resume)
-    print(f"report: {folder / 'report.html'} — {len(rows)} runs of {len(recipes)} recipes")
+        rows = sweep(recipes, folder, seeds, jobs, display, resume)
+    print(f"report: {folder / 'report.html'} — {len(rows)} runs of {_count(recipes)} recipes")
+
+
+def _count(recipes: Sequence[Recipe]) -> int:
+    return len({recipe.name for recipe in recipes})
 
 
 def sweep(
-    recipes: Sequence[Recipe], folder: Path, seeds: Sequence[int], jobs: int, display: Display, resume: bool = False
+    recipes: Sequence[Recipe],
+    folder: Path,
+    seeds: Sequence[int] | None,
+    jobs: int,
+    display: Display,
+    resume: Resume = False,
 ) -> list[dict[str, Any]]:
     """Train every recipe with every seed, ``jobs`` at once, and write ``sweep.json`` and ``report.html``.
 
@@ -80,6 +98,9 @@ def sweep(
 
     Each run is an ordinary ``stepsnet train`` in a folder of its own. A sweep that was stopped, or that grows by
     recipes or seeds, trains only what is missing.
+
+    Args:
+        seeds: of every recipe; None: each has its own.
 
     Returns:
         A row for each run: recipe, label (StepsNet or baseline), seed, blocks, layers, params, macs, metrics.
@@ -96,14 +117,12 @@ def sweep(
 
     if not recipes:
         raise UserError("sweep: got no recipe, expected at least one")
-    if not resume and folder.exists() and any(folder.iterdir()):
-        raise UserError(f"--run: {folder} is not empty, expected a new folder (--resume trains what is missing in it)")
-    models = check_grid(recipes, seeds, jobs)
+    models = check_grid(recipes, [0] if seeds is None else seeds, jobs)
     labels = [STEPS if len(set(widths_of(model))) > 1 else BASELINE for model in models]
     contenders = [Contender(recipe.name, label, recipe) for recipe, label in zip(recipes, labels)]
-    runs = train_grid(contenders, folder, seeds, jobs, display)
+    runs = train_grid(contenders, folder, seeds, jobs, display, resume)
     rows = [{key: summary[key] for key in KEPT} for run in runs if (summary := read_summary(run))]
     write_atomically(folder / "sweep.json", json.dumps(rows, indent=1) + "\n")
     families = dict.fromkeys(recipe.name.partition("/")[0] for recipe in recipes)
-    write_report(runs, folder / "report.html", f"{', '.join(families)}: {len(recipes)} recipes")
+    write_report(runs, folder / "report.html", f"{', '.join(families)}: {_count(recipes)} recipes")
     return rows

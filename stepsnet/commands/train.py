@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from .options import add_run_options, recipe_and_folder
+
+if TYPE_CHECKING:
+    from ..config import Recipe
+    from ..run_folder import Resume
 
 HELP = "train a recipe, or continue a run"
 
@@ -15,13 +21,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
+    train_and_tell(*recipe_and_folder(options), options.resume)
+
+
+def train_and_tell(recipe: Recipe, folder: Path, resume: Resume) -> None:
+    """Train a recipe in a folder, or go on there, and print what has come of it."""
     from ..console import choose_display
     from ..metrics import SPLITS, headline
     from ..runs.train import train_run
 
-    recipe, folder = recipe_and_folder(options)
     with choose_display() as display:
-        summary = train_run(recipe, folder, display, options.resume)
+        summary = train_run(recipe, folder, display, resume)
     if summary:
         parts = {SPLITS[split]: headline(summary["metrics"], split) for split in ("val", "train")}
         said = ", ".join(f"{split} {text}" for split, text in parts.items() if text)

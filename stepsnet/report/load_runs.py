@@ -167,7 +167,8 @@ def _as_written_now(config: dict[str, Any]) -> dict[str, Any]:
     kind = RECIPE_TYPES.get(config.get("task", "classification"), ClassificationRecipe)
     fields = kind.__pydantic_fields__  # type: ignore[attr-defined]
     defaults = {name: field.default for name, field in fields.items() if not field.is_required()}
-    known = {name: value for name, value in defaults.items() if isinstance(value, (str, int, float, type(None)))}
+    plain = {name: list(value) if isinstance(value, tuple) else value for name, value in defaults.items()}
+    known = {name: value for name, value in plain.items() if isinstance(value, (str, int, float, list, type(None)))}
     return {**known, **{RENAMED.get(key, key): value for key, value in config.items()}}
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from torch import nn
 
 from ..config import Recipe
+from ..consent import check_asked_for
 from ..engine.task import Task
 from ..run_folder import read_run_recipe
 from .prediction import PredictInputs, Prediction
@@ -30,6 +31,8 @@ def build_task(recipe: Recipe, data: str | None = None, run: Path | None = None)
     Raises:
         UserError: the model or the data do not exist, or do not fit each other.
     """
+    if run is not None and data is None:
+        check_asked_for(recipe, run / "config.yaml", only=["data"])
     return importlib.import_module(f"stepsnet.tasks.{recipe.task}.task").build(recipe, data, run)
 
 
