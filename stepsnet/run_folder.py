@@ -247,7 +247,7 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
 
 def metrics_text(path: Path) -> list[str]:
     """The lines of a log as they are."""
-    return path.read_bytes().decode("utf-8", "replace").splitlines() if path.exists() else []
+    return path.read_bytes().decode("utf-8", "replace").splitlines() if path.is_file() else []
 
 
 def parse_metrics(text: str) -> dict[str, Any] | None:

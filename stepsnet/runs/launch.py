@@ -11,6 +11,7 @@ import dataclasses
 import json
 import os
 import queue
+import re
 import secrets
 import signal
 import subprocess
@@ -104,9 +105,10 @@ def train_grid(
     from ..files import remove_temporaries
     from ..run_folder import lock_folder, open_run_folder
 
-    _check_folder(folder, resume, recipe)
+    names = {contender.name for contender in contenders} if recipe else None
+    _check_folder(folder, resume, recipe, names)
     with lock_folder(folder):
-        _check_folder(folder, resume, recipe)
+        _check_folder(folder, resume, recipe, names)
         waiting, runs, texts = _plan(contenders, folder, seeds, jobs, resume)
         remove_temporaries(folder)
         _write_recipes(folder, texts)
@@ -116,18 +118,28 @@ def train_grid(
     return runs
 
 
-def _check_folder(folder: Path, resume: Resume, recipe: Recipe | None) -> None:
+def _check_folder(folder: Path, resume: Resume, recipe: Recipe | None, only: set[str] | None) -> None:
+    """Raises UserError where the folder is not that of a comparison with ``recipe``, or else of a sweep.
+
+    Args:
+        only: the contenders that may be in it.
+    """
     from ..run_folder import RECIPES, check_run_folder, check_there, names_in
 
+    names = names_in(folder)
+    runs = [file.stem for file in (folder / RECIPES).glob("*.yaml")]
+    allowed = {run_name(name, 0) for name in only or ()}
+    if only and (other := next((run for run in runs if re.sub(r"\d+$", "0", run) not in allowed), None)):
+        raise UserError(
+            f"--run: {folder} is that of a sweep, with the run {other}; `stepsnet resume {folder}` continues it"
+        )
     if recipe:
         check_run_folder(folder, recipe, resume, is_grid=True)
-        return
-    names = names_in(folder)
-    if names and RECIPES not in names:
+    elif names and RECIPES not in names:
         raise UserError(f"--run: {folder} is not empty, expected a new folder or that of a sweep")
-    if names and not resume:
+    elif names and not resume:
         raise UserError(f"--run: {folder} is not empty, expected a new folder (--resume trains what is missing in it)")
-    if not names:
+    elif not names:
         check_there(folder, resume)
 
 

@@ -134,12 +134,13 @@ def _new_length(recipe: Recipe, folder: Path, task: Task) -> str:
     if not recipe.earlier_epochs or recipe.earlier_epochs[-1][0] != done:
         return ""
     before = recipe.earlier_epochs[-1][1]
-    rates = [
-        rate_at(dataclasses.replace(recipe, epochs=n, earlier_epochs=()), done, steps) for n in (before, recipe.epochs)
-    ]
+    old, new = (
+        rate_at(dataclasses.replace(recipe, epochs=epochs, earlier_epochs=()), done, steps)
+        for epochs in (before, recipe.epochs)
+    )
     return (
-        f"{recipe.epochs} epochs in place of {before}: after update {done} lr is {rates[1]:.3g}, and would have been "
-        f"{rates[0]:.3g}; the schedule now ends at update {recipe.epochs * steps} in place of {before * steps}"
+        f"{recipe.epochs} epochs in place of {before}: after update {done} lr is {new:.3g} where it was to be {old:.3g}"
+        f", and the schedule ends at update {recipe.epochs * steps} in place of {before * steps}"
     )
 
 
