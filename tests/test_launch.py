@@ -85,8 +85,7 @@ def test_the_threads_of_a_run_are_kept_whatever_is_left_to_run(tmp_path, started
     monkeypatch.setenv("OMP_NUM_THREADS", "64")
     assert [threads for _, threads in grid(tmp_path / "third", [0], 2)] == [4, 4]  # no more than its share
     with pytest.raises(UserError, match="holds a run with lr"):
-        other = override(recipe, ["lr=0.5"])
-        train_grid([Contender("StepsNet", "", other)], tmp_path / "grid", [0], 1, None, True, None)
+        train_grid(pair, tmp_path / "grid", [0], 1, None, True, override(recipe, ["lr=0.5"]))
 
 
 def test_the_kind_of_a_folder_is_not_mistaken(tmp_path, started, capsys):

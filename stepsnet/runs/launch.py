@@ -130,11 +130,11 @@ def _check_folder(folder: Path, resume: Resume, recipe: Recipe | None, only: set
     runs = [file.stem for file in (folder / RECIPES).glob("*.yaml")]
     allowed = {run_name(name, 0) for name in only or ()}
     if only and (other := next((run for run in runs if re.sub(r"\d+$", "0", run) not in allowed), None)):
-        raise UserError(
-            f"--run: {folder} is that of a sweep, with the run {other}; `stepsnet resume {folder}` continues it"
-        )
+        raise UserError(f"--run: {folder} is that of a sweep, with {other}; `stepsnet resume {folder}` goes on with it")
     if recipe:
         check_run_folder(folder, recipe, resume, is_grid=True)
+    elif "config.yaml" in names:
+        raise UserError(f"--run: {folder} is that of a run or a comparison; `stepsnet resume {folder}` goes on with it")
     elif names and RECIPES not in names:
         raise UserError(f"--run: {folder} is not empty, expected a new folder or that of a sweep")
     elif names and not resume:
