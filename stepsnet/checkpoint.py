@@ -4,7 +4,8 @@ A checkpoint is a folder ``step-00001234``. Of one process, or of DDP, it holds 
 and buffers), ``averages.safetensors`` where weights are averaged, and ``state.pt`` (optimizer by parameter
 name and position, loadable with ``weights_only=True``). Of FSDP, ``shards/`` holds the tensors as
 torch.distributed.checkpoint writes them, each rank its own, and ``state.pt`` the rest. ``SHA256SUMS`` guards
-every file. engine/train_state.py writes them.
+every file; it is written last, so a folder of which it is true is whole, also under the temporary name
+``.step-00001234`` of a process that was killed before it could rename it. engine/train_state.py writes them.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import safetensors
 import safetensors.torch
 import torch
 import torch.distributed.checkpoint as dcp
@@ -24,6 +26,7 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
 
 from .errors import UserError
+from .files import replacing
 
 __all__ = [
     "SHARDS",
@@ -37,8 +40,11 @@ __all__ = [
     "retied",
     "save_weights",
     "sha256",
+    "step_of",
     "untied",
     "valid_checkpoints",
+    "verify",
+    "write_weights",
 ]
 
 SUMS, SHARDS = "SHA256SUMS", "shards"
@@ -67,10 +73,10 @@ def latest(folder: Path, step: int | None = None) -> tuple[Checkpoint | None, li
     """
     skipped: list[str] = []
     for path in checkpoint_folders(folder):
-        if step is not None and path.name != f"step-{step:08d}":
+        if step is not None and step_of(path) != step:
             continue
         try:
-            _verify(path)
+            verify(path)
             state = torch.load(path / "state.pt", map_location="cpu", weights_only=True)
         except (OSError, UserError, RuntimeError, ValueError, pickle.UnpicklingError) as error:
             skipped.append(f"skipped {path}: {error}")
@@ -83,9 +89,8 @@ def latest(folder: Path, step: int | None = None) -> tuple[Checkpoint | None, li
 
 def valid_checkpoints(folder: Path) -> list[Checkpoint]:
     """Every valid checkpoint, the oldest first."""
-    steps = [int(path.name.removeprefix("step-")) for path in reversed(checkpoint_folders(folder))]
     found = []
-    for step in steps:
+    for step in sorted({step_of(path) for path in checkpoint_folders(folder)}):
         with suppress(UserError):
             checkpoint, _ = latest(folder, step)
             found += [checkpoint] if checkpoint else []
@@ -105,6 +110,16 @@ def load_into(model: nn.Module, weights: Mapping[str, Any]) -> None:
 
 def save_weights(path: Path, weights: Mapping[str, Tensor]) -> None:
     safetensors.torch.save_file({name: tensor.detach().contiguous() for name, tensor in weights.items()}, path)
+
+
+def write_weights(path: Path, weights: Mapping[str, Tensor]) -> str:
+    """Replace a file of weights as a whole; returns its SHA-256. Raises UserError where it cannot be written."""
+    with replacing(path) as temporary:
+        try:
+            save_weights(temporary, weights)
+        except safetensors.SafetensorError as error:
+            raise UserError(f"cannot write {path}: {' '.join(str(error).split())}") from error
+        return sha256(temporary)
 
 
 def load_weights(path: Path) -> dict[str, Any]:
@@ -164,12 +179,26 @@ def _gathered(shards: Path) -> dict[str, Tensor]:
 
 
 def checkpoint_folders(folder: Path) -> list[Path]:
-    return sorted(folder.glob("step-*"), reverse=True)
+    """Checkpoints, the latest first. One under its temporary name is among them once it has its checksums."""
+    begun = [path for path in folder.glob(".step-*") if (path / SUMS).exists()]
+    return sorted([*folder.glob("step-*"), *begun], key=lambda path: (step_of(path), path.name), reverse=True)
 
 
-def _verify(path: Path) -> None:
-    for line in (path / SUMS).read_text().splitlines():
-        expected, name = line.split(maxsplit=1)
+def step_of(path: Path) -> int:
+    """The update after which a checkpoint was written; -1 of a folder that is none."""
+    number = path.name.lstrip(".").removeprefix("step-")
+    return int(number) if number.isdecimal() else -1
+
+
+def verify(path: Path) -> None:
+    """Raises UserError or OSError for a checkpoint that is not as it was written."""
+    lines = [line.split(maxsplit=1) for line in (path / SUMS).read_text().splitlines()]
+    sums = {name: expected for expected, name in lines}
+    files = (str(file.relative_to(path)) for file in path.rglob("*") if file.is_file() and file.name[0] != ".")
+    unlisted = next((name for name in ("state.pt", *sorted(files)) if name not in sums and name != SUMS), None)
+    if unlisted:
+        raise UserError(f"{SUMS} does not list {unlisted}")
+    for name, expected in sums.items():
         if sha256(path / name) != expected:
             raise UserError(f"{name} does not match its checksum")
 

@@ -15,6 +15,7 @@ from .terminal import say
 
 VERBS = (
     "train",
+    "resume",
     "compare",
     "sweep",
     "eval",

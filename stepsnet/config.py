@@ -37,6 +37,7 @@ Share = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]
 Side = Annotated[int, Field(ge=1)]  # in pixels
 Names = Annotated[tuple[str, ...], BeforeValidator(lambda given: _as_names(given))]  # a single one, or a list
+AtLeastOne = Annotated[int, Field(ge=1)]
 
 
 @dataclass(frozen=True, kw_only=True, config=_STRICT)
@@ -44,6 +45,9 @@ class TrainingSettings:
     """Hyper-parameters by timm's names. Times are in epochs, rates are per update."""
 
     epochs: int = Field(default=300, ge=1, description="passes over the training data")
+    earlier_epochs: tuple[tuple[AtLeastOne, AtLeastOne], ...] = Field(
+        default=(), description="(update, epochs) for each length that the schedule had until that update"
+    )
     batch_size: int = Field(default=1024, ge=1, description="samples per update, over all ranks and accumulated parts")
     accumulation_steps: int = Field(
         default=1, ge=1, description="forward passes per update on each rank, to save memory"
@@ -83,6 +87,9 @@ class TrainingSettings:
     parallel: Literal["ddp", "fsdp"] = Field(default="ddp", description="how torchrun's processes share the model")
     seed: int = Field(default=0, ge=0, le=2**63 - 1, description="of the weights, the order of the data and all noise")
     device: str = Field(default="auto", description="cpu, cuda, …; auto: an accelerator if there is one")
+    threads: int | None = Field(
+        default=None, ge=1, description="of the CPU per process; null: torch's choice, which config.yaml then keeps"
+    )
     workers: int = Field(default=0, ge=0, description="processes per rank that load data")
     keep_checkpoints: int = Field(
         default=2, ge=1, description="the latest; the best by the task's metric is kept as well"
@@ -99,11 +106,17 @@ class TrainingSettings:
     )
     stream_interval: int = Field(default=0, ge=0, description="updates between such measurements in training; 0: never")
 
+    def epochs_at(self, step: int) -> int:
+        """The length that the schedule has at an update: ``epochs``, or one of ``earlier_epochs``."""
+        earlier = (epochs for until, epochs in sorted(self.earlier_epochs) if step < until)
+        return next(earlier, self.epochs)
+
 
 # Fields that may change when a run is resumed, on another machine say: they change a result by its rounding, if at
 # all, and by what each rank and part draws for its own dropout.
 MAY_CHANGE_ON_RESUME = {
     "device",
+    "threads",
     "workers",
     "keep_checkpoints",
     "checkpoint_interval",

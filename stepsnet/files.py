@@ -6,6 +6,9 @@ import hashlib
 import io
 import json
 import os
+import re
+import secrets
+import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -21,17 +24,43 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 
+# beside a file that is being written; the second kind is that of earlier versions
+_TEMPORARY = re.compile(r"\..+\.[0-9a-f]{16}\.tmp|\.config\.yaml\.\d+")
+
+
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write under a temporary name and rename; the folder is made if needed.
+    """Write beside the file, flush and rename; the folder is made if needed.
 
     Raises:
         UserError: the disk is full, or the file cannot be written.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with replacing(path) as temporary:
+        temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A new, empty file beside ``path`` to be written in the block, which then takes the place of ``path``.
+
+    Its name cannot be foreseen and it is created by this call, so a link that somebody has put there is not followed.
+
+    Raises:
+        UserError: the disk is full, or the file cannot be written; ``path`` is as it was.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_bytes(content.encode() if isinstance(content, str) else content)
-        os.replace(temporary, path)
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        mode = os.fstat(descriptor).st_mode & 0o777  # as the umask has it
+        os.close(descriptor)
+        try:
+            yield temporary
+            temporary.chmod(mode)  # safetensors puts a file of its own there, which nobody else may read
+            flush(temporary)
+            os.replace(temporary, path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror or error}") from error
 
@@ -41,6 +70,30 @@ def require_new(paths: Iterable[Path], force: bool) -> None:
     there = next((path for path in paths if os.path.lexists(path)), None)
     if there is not None and not force:
         raise UserError(f"--out: {there} is there already; --force replaces it")
+
+
+def flush(path: Path) -> None:
+    """fsync a file or a folder, so that a rename cannot reach the disk before the content."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def is_temporary(path: Path) -> bool:
+    """Whether a file is one that :func:`replacing` has left, where its process was killed."""
+    return bool(_TEMPORARY.fullmatch(path.name))
+
+
+def remove_temporaries(folder: Path) -> None:
+    """Remove what killed processes have left in a folder whose lock this one holds."""
+    for path in folder.iterdir():
+        if is_temporary(path):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
 
 
 def cache_folder() -> Path:

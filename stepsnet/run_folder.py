@@ -1,24 +1,27 @@
 """The folder of a run: how it is opened and locked, what it holds, and where its weights are.
 
 A folder holds ``config.yaml`` (which alone replays the run), ``metrics.jsonl``, ``checkpoints/`` and, at
-the end, ``model.safetensors``, ``summary.json`` and ``report.html``.
+the end, ``model.safetensors``, ``summary.json`` and ``report.html``. That of a comparison or a sweep holds a folder for
+each run, and the recipe of each in ``recipes/``.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from filelock import FileLock, Timeout
 
 from .config import MAY_CHANGE_ON_RESUME, Recipe
+from .consent import check_asked_for
 from .errors import UserError
-from .files import write_atomically
+from .files import is_temporary, remove_temporaries, write_atomically
 from .from_data import as_begun
 from .overrides import read_recipe, to_plain, to_yaml
 
@@ -26,17 +29,38 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 __all__ = [
+    "RECIPES",
+    "Resume",
     "check_run_folder",
+    "check_there",
     "find_runs",
     "folder_name",
+    "has_begun",
+    "has_ended",
     "has_weights",
     "lock_folder",
+    "metrics_text",
+    "names_in",
     "open_run_folder",
+    "parse_metrics",
     "read_metrics",
     "read_run_recipe",
     "read_summary",
     "read_weights",
+    "updates_done",
 ]
+
+# False: a new run. True: the run in the folder goes on, under the recipe that it has. "auto": it goes on, or starts
+# where there is none. "extend": it goes on, and its number of epochs may be another.
+Resume = bool | Literal["auto", "extend"]
+
+RECIPES = "recipes"
+_CONFIG, _LOCK = "config.yaml", ".lock"
+# what a start leaves in a folder before the first update, the files of the tasks among it
+_OF_A_START = re.compile(
+    r"config\.yaml|\.lock|metrics\.jsonl|checkpoints|tensorboard|classes\.json|categories\.json|"
+    r"(generation_)?config\.json|(tokenizer|tokenizer_config|special_tokens_map)\.json|modeling_stepsnet\.py"
+)
 
 
 def folder_name(name: str) -> str:
@@ -44,68 +68,142 @@ def folder_name(name: str) -> str:
     return re.sub(r"[^\w.+=@-]", "-", name).lstrip(".-")[:60] or "run"
 
 
-def open_run_folder(folder: Path, recipe: Recipe, resume: bool) -> None:
-    """Make the run folder and write ``config.yaml``, or check that it holds this very recipe.
+def check_run_folder(folder: Path, recipe: Recipe, resume: Resume, is_grid: bool = False) -> Recipe:
+    """Find out whether a recipe can be trained in a folder. Nothing is written.
 
-    What the recipe leaves open may be anything in the folder.
+    Args:
+        is_grid: of a comparison, which has ``recipes/``.
+
+    Returns:
+        The recipe to train: with what the run that is there has decided where the recipe leaves it open, its threads,
+        and the lengths that its schedule had.
 
     Raises:
-        UserError: as :func:`check_run_folder`, or the folder cannot be made.
+        UserError: the folder holds something else, another recipe, or nothing to resume.
     """
-    if check_run_folder(folder, recipe, resume):
+    names = names_in(folder)
+    if _CONFIG in names and is_grid != (RECIPES in names):
+        kind = "a run" if is_grid else "a comparison"
+        raise UserError(f"--run: {folder} is that of {kind}; `stepsnet resume {folder}` goes on with it")
+    if _CONFIG in names and resume:
+        return _continued(folder, recipe, resume)
+    if _CONFIG in names and not _is_untrained(folder, names):
+        raise UserError(f"--run: {folder} is not empty, expected a new folder (--resume continues the run in it)")
+    if _CONFIG not in names and names - ({RECIPES} if is_grid else set()):
+        raise UserError(f"--run: {folder} is not empty, expected a new folder (nothing in it is overwritten)")
+    if not names:
+        check_there(folder, resume)
+    return recipe
+
+
+def check_there(folder: Path, resume: Resume) -> None:
+    """Raises UserError where resuming alone was asked for, and no run was ever started in a folder.
+
+    One that was stopped before its first file has left its lock, and is resumed from its beginning.
+    """
+    if resume and resume != "auto" and not (folder.is_dir() and any(folder.iterdir())):
+        raise UserError(
+            f"--resume: there is no run in {folder}, expected its folder (without --resume a run is started; "
+            "--auto-resume starts or resumes)"
+        )
+
+
+def names_in(folder: Path) -> set[str]:
+    """What a folder holds besides its lock and what killed processes have left; nothing where there is none.
+
+    Raises:
+        UserError: it cannot be read.
+    """
+    try:
+        return {path.name for path in folder.iterdir() if not is_temporary(path)} - {_LOCK}
+    except FileNotFoundError:
+        return set()
+    except OSError as error:
+        raise UserError(f"--run: cannot use {folder}: {error.strerror}") from None
+
+
+def _is_untrained(folder: Path, names: set[str]) -> bool:
+    """Whether a run was started here that came to no update, as one that failed at its start."""
+    if updates_done(folder) or not all(_OF_A_START.fullmatch(name) for name in names):
+        return False
+    return not any(line.get("step") for line in read_metrics(folder))
+
+
+def _continued(folder: Path, recipe: Recipe, resume: Resume) -> Recipe:
+    """The recipe under which the run in a folder goes on. Raises UserError where it is not this one's."""
+    _check_channel_order(folder)
+    there = read_recipe(folder / _CONFIG)
+    recipe = as_begun(recipe, there)
+    theirs, ours = to_plain(there), to_plain(recipe)
+    free = MAY_CHANGE_ON_RESUME | {"data", "earlier_epochs"}  # the same data may have moved
+    free |= {"epochs"} if resume == "extend" else set()
+    for key in ("task", *ours):
+        if key not in free and theirs.get(key) != ours[key]:
+            hint = ""
+            if key == "epochs":
+                hint = f" (`stepsnet resume {folder} epochs={ours[key]}` changes its length)"
+            elif resume == "extend":
+                hint = f"; what may change is {', '.join(sorted(free - {'earlier_epochs'}))}"
+            raise UserError(f"--run: {folder} holds a run with {key} {theirs.get(key)!r}, got {ours[key]!r}{hint}")
+    done = updates_done(folder)
+    _check_checkpoints(folder, done, there.epochs != recipe.epochs)
+    earlier = there.earlier_epochs
+    if done and there.epochs != recipe.epochs:
+        until_now = there.epochs_at(done - 1)
+        earlier = tuple(entry for entry in earlier if entry[0] < done)
+        earlier += ((done, until_now),) if until_now != recipe.epochs else ()
+    return dataclasses.replace(recipe, earlier_epochs=earlier, threads=recipe.threads or there.threads)
+
+
+def _check_checkpoints(folder: Path, done: int, extends: bool) -> None:
+    """Raises UserError where a run would begin again because its checkpoints were removed."""
+    if done or (has_ended(folder) and not extends):
         return
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"--run: cannot use {folder}: {error.strerror}") from None
-    write_atomically(folder / "config.yaml", to_yaml(recipe))
+    epochs = [line for line in read_metrics(folder) if line.get("kind") == "epoch"]
+    if len(epochs) > 1 or has_ended(folder):  # the first epoch's line comes before the first checkpoint
+        raise UserError(f"--resume: {folder} has no checkpoint left to go on from, expected one in checkpoints/")
 
 
-def check_run_folder(folder: Path, recipe: Recipe, resume: bool) -> bool:
-    """Whether the folder holds this very recipe, which goes on there; nothing is written.
+def open_run_folder(folder: Path, recipe: Recipe, resume: Resume = False, is_grid: bool = False) -> Recipe:
+    """As :func:`check_run_folder`; and ``config.yaml`` is written. The caller holds the folder's lock.
 
-    Raises:
-        UserError: the folder is not empty, or holds another recipe.
+    The results of a run that now gets other epochs are put aside in ``epochs-N/``.
     """
-    config = folder / "config.yaml"
-    if config.exists() and resume:
-        _check_channel_order(folder)
-        begun = read_recipe(config)
-        theirs, ours = to_plain(begun), to_plain(as_begun(recipe, begun))
-        for key, value in ours.items():
-            if key in MAY_CHANGE_ON_RESUME or key == "data":  # the same data may have moved
-                continue
-            if theirs[key] != value:
-                raise UserError(f"--run: {folder} holds a run with {key} {theirs[key]!r}, got {value!r}")
-        return True
-    try:
-        if folder.exists() and any(folder.iterdir()):
-            hint = "--resume continues the run in it" if config.exists() else "nothing in it is overwritten"
-            raise UserError(f"--run: {folder} is not empty, expected a new folder ({hint})")
-    except OSError as error:
-        raise UserError(f"--run: cannot use {folder}: {error.strerror}") from None
-    there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
-    if not (there.is_dir() and os.access(there, os.W_OK)):
-        raise UserError(f"--run: cannot use {folder}: {there} is not a folder that may be written to")
-    return False
+    resolved = check_run_folder(folder, recipe, resume, is_grid)
+    if folder.is_dir():
+        remove_temporaries(folder)
+    config = folder / _CONFIG
+    if not (resume and config.exists() and to_plain(read_recipe(config)) == to_plain(resolved)):
+        write_atomically(config, to_yaml(resolved))
+    summary = read_summary(folder)
+    if summary and not _is_of(summary, resolved):
+        aside = folder / f"epochs-{summary['epochs']}"
+        aside.mkdir(exist_ok=True)
+        for name in ("report.html", "model.safetensors", "summary.json"):  # the last says that something is to be moved
+            if (folder / name).exists():
+                os.replace(folder / name, aside / name)
+    return resolved
 
 
 @contextmanager
 def lock_folder(folder: Path, writes: bool = True) -> Iterator[None]:
-    """Hold the folder's lock, which the operating system releases however the process ends.
+    """Hold the folder's lock, which the operating system releases however the process ends; make the folder if needed.
 
     Args:
         writes: False on ranks that write nothing, which need no lock.
 
     Raises:
-        UserError: another process holds it.
+        UserError: another process holds it, or the folder cannot be written.
     """
-    lock = FileLock(folder / ".lock", timeout=0)
+    lock = FileLock(folder / _LOCK, timeout=0)
     try:
         if writes:
+            folder.mkdir(parents=True, exist_ok=True)
             lock.acquire()
     except Timeout:
         raise UserError(f"--run: {folder} is in use by a run that is still alive") from None
+    except OSError as error:
+        raise UserError(f"--run: cannot use {folder}: {error.strerror or error}") from None
     try:
         yield
     except Exception as error:
@@ -126,12 +224,37 @@ def find_runs(folders: Sequence[Path]) -> list[Path]:
     return found
 
 
+def has_begun(folder: Path) -> bool:
+    """Whether a run or a comparison was started in a folder."""
+    return (folder / _CONFIG).exists()
+
+
+def updates_done(folder: Path) -> int:
+    """After how many updates the latest checkpoint was written; 0 without one."""
+    checkpoints = folder / "checkpoints"
+    whole = [*checkpoints.glob("step-*"), *(file.parent for file in checkpoints.glob(".step-*/SHA256SUMS"))]
+    numbers = [path.name.rpartition("-")[2] for path in whole]
+    return max((int(number) for number in numbers if number.isdecimal()), default=0)
+
+
+def has_ended(folder: Path, recipe: Recipe | None = None) -> bool:
+    """Whether a run has come to its end: of this recipe's length, where one is given."""
+    summary = read_summary(folder)
+    return summary is not None and (recipe is None or _is_of(summary, recipe))
+
+
+def _is_of(summary: Mapping[str, Any], recipe: Recipe) -> bool:
+    return summary.get("epochs", recipe.epochs) == recipe.epochs
+
+
 def read_run_recipe(folder: Path) -> Recipe:
-    """Raises UserError where the folder is not a run's."""
-    if not (folder / "config.yaml").exists():
+    """Raises UserError where the folder is not a run's, or its model is fetched and the user has not asked for it."""
+    if not (folder / _CONFIG).exists():
         raise UserError(f"run: got {folder}, expected the folder of a run (it has no config.yaml)")
     _check_channel_order(folder)
-    return read_recipe(folder / "config.yaml")
+    recipe = read_recipe(folder / _CONFIG)
+    check_asked_for(recipe, folder / _CONFIG, only=["model.", "baseline."])
+    return recipe
 
 
 def _check_channel_order(folder: Path) -> None:
@@ -149,14 +272,35 @@ def _check_channel_order(folder: Path) -> None:
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """The lines of ``metrics.jsonl``."""
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    """The lines of ``metrics.jsonl``, without those that no run has written."""
+    return [line for text in metrics_text(folder / "metrics.jsonl") if (line := parse_metrics(text)) is not None]
+
+
+def metrics_text(path: Path) -> list[str]:
+    """The lines of a log as they are."""
+    return path.read_bytes().decode("utf-8", "replace").splitlines() if path.is_file() else []
+
+
+def parse_metrics(text: str) -> dict[str, Any] | None:
+    """A line of a log; None for what no run has written, such as the half of a line."""
+    try:
+        line = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    whole = isinstance(line, dict) and isinstance(line.get("step"), int) and isinstance(line.get("kind"), str)
+    return line if whole else None
 
 
 def read_summary(folder: Path) -> dict[str, Any] | None:
-    """What a run that has ended says of itself; None where it has not ended."""
+    """What a run that has ended says of itself; None where it has not ended. Raises UserError where it is damaged."""
     file = folder / "summary.json"
-    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
+    try:
+        summary = json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"run: cannot read {file}: {' '.join(str(error).split())[:200]}") from None
+    if summary is not None and not isinstance(summary, dict):
+        raise UserError(f"run: got {type(summary).__name__} in {file}, expected a mapping of keys to values")
+    return summary
 
 
 def has_weights(folder: Path) -> bool:
@@ -168,13 +312,20 @@ def read_weights(folder: Path) -> Mapping[str, Tensor]:
     """A run's final weights, or those of its latest valid checkpoint.
 
     Raises:
-        UserError: there are none yet, or they cannot be read.
+        UserError: there are none yet, or they cannot be read, or are not those that the run has written.
     """
-    from .checkpoint import latest, load_weights
+    from .checkpoint import latest, load_weights, sha256
 
     _check_channel_order(folder)
-    if (folder / "model.safetensors").exists():
-        return load_weights(folder / "model.safetensors")
+    final = folder / "model.safetensors"
+    if final.exists():
+        expected = (read_summary(folder) or {}).get("weights_sha256")  # earlier versions wrote none
+        if expected and sha256(final) != expected:
+            raise UserError(
+                f"run: {final} does not match its checksum in summary.json: it was damaged or changed since "
+                f"(without it, `stepsnet resume {folder}` writes it from the last checkpoint)"
+            )
+        return load_weights(final)
     checkpoint, _ = latest(folder / "checkpoints")
     if checkpoint is None:
         raise UserError(f"run: {folder} has no weights yet, neither model.safetensors nor a checkpoint")

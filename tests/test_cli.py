@@ -283,7 +283,7 @@ def test_killed_and_interrupted_runs_resume_bit_for_bit(tmp_path):
     out = process.communicate(timeout=240)[0]
     assert process.returncode in (0, 130), out  # 0 if the signal came after the last update
     if process.returncode == 130:
-        assert "--resume goes on from there" in out
+        assert f"`stepsnet resume {killed}` goes on from there" in out
 
     for folder, arguments in ((killed, ["--resume"]), (whole, [])):
         process = start(folder, *arguments)

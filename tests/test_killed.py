@@ -37,7 +37,7 @@ def pictures(tmp_path_factory):
 
 def start(pictures, run, *arguments, **kwargs):
     command = [sys.executable, "-m", "stepsnet", "train", "cifar10/shallow", "--data", f"folder:{pictures}"]
-    command += ["--run", str(run), "--resume", *SMALL, *arguments]
+    command += ["--run", str(run), "--auto-resume", *SMALL, *arguments]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **kwargs)
 
 

@@ -1,12 +1,21 @@
-"""Children of a comparison: whatever one prints, and however it ends, the parent says it in a line."""
+"""Children of a comparison: what they are given, whatever one prints, and however it or the parent ends."""
 
+import json
+import os
+import signal
 import sys
+import time
 
 import pytest
+from forks import forked, status_of
 
+from stepsnet.cli import main
 from stepsnet.errors import UserError, exit_status
+from stepsnet.overrides import override, read_recipe
+from stepsnet.recipes import find_recipe
+from stepsnet.run_folder import lock_folder, updates_done
 from stepsnet.runs import launch
-from stepsnet.runs.launch import Job, run_all
+from stepsnet.runs.launch import Contender, Job, run_all, train_grid
 
 
 class Shown(list):
@@ -26,14 +35,17 @@ def run_child(monkeypatch, code):
 
 def test_only_events_are_shown(monkeypatch):
     lines = ["3", "null", '{"a": 1}', "text", '{"kind": "note", "text": "hello"}']
-    code = f"import sys; sys.stdin.read(); sys.stdout.buffer.write(b'\\xff\\n'); print({chr(10).join(lines)!r})"
+    code = f"import sys; input(); sys.stdout.buffer.write(b'\\xff\\n'); print({chr(10).join(lines)!r})"
     assert run_child(monkeypatch, code) == [{"kind": "note", "text": "hello", "run": "a"}]
 
 
 @pytest.mark.parametrize(
     ("code", "said"),
     [
-        ("import sys; sys.stdin.read(); sys.exit('data: got x, expected y')", "run a failed: data: got x, expected y"),
+        (
+            "import sys; sys.stdin.readline(); sys.exit('data: got x, expected y')",
+            "run a failed: data: got x, expected y",
+        ),
         ("import os; os.kill(os.getpid(), 9)", "run a failed: it was killed by SIGKILL"),
     ],
 )
@@ -43,6 +55,85 @@ def test_a_child_that_fails_is_named_with_its_reason(monkeypatch, code, said):
 
 
 def test_a_fault_of_the_program_stays_one(monkeypatch, capsys):
-    code = "import sys; sys.stdin.read(); print('stepsnet: this is a fault'); sys.exit(70)"
+    code = "import sys; sys.stdin.readline(); print('stepsnet: this is a fault'); sys.exit(70)"
     assert exit_status(lambda: run_child(monkeypatch, code)) == 70
     assert capsys.readouterr().err == "stepsnet: run a failed: this is a fault\n"
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """The jobs that would have been started, on a machine of 8 cores."""
+    jobs = []
+    monkeypatch.setattr(launch.os, "sched_getaffinity", lambda process: set(range(8)), raising=False)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(launch, "run_all", lambda waiting, at_once, display: jobs.append(waiting))
+    return jobs
+
+
+def test_the_threads_of_a_run_are_kept_whatever_is_left_to_run(tmp_path, started, monkeypatch):
+    recipe = find_recipe("digits/tiny")
+    pair = [Contender("StepsNet", "StepsNet", recipe), Contender("baseline", "baseline", recipe.of_baseline())]
+
+    def grid(folder, seeds, jobs, resume=False):
+        train_grid(pair, folder, seeds, jobs, None, resume, recipe)
+        return [(job.name, job.threads) for job in started.pop()]
+
+    assert grid(tmp_path / "grid", [0], 2) == [("StepsNet", 4), ("baseline", 4)]
+    assert [read_recipe(file).threads for file in (tmp_path / "grid" / "recipes").iterdir()] == [4, 4]
+    ended = tmp_path / "grid" / "stepsnet-seed0"
+    ended.mkdir()
+    (ended / "summary.json").write_text(json.dumps({"epochs": recipe.epochs}))
+    (ended / "report.html").touch()
+    (ended / "config.yaml").write_bytes((tmp_path / "grid" / "recipes" / "stepsnet-seed0.yaml").read_bytes())
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert grid(tmp_path / "grid", [0], 1, resume=True) == [("baseline", 4)]
+    assert [threads for _, threads in grid(tmp_path / "other", [0, 1], 2)] == [1] * 4  # what the user has asked for
+    monkeypatch.setenv("OMP_NUM_THREADS", "64")
+    assert [threads for _, threads in grid(tmp_path / "third", [0], 2)] == [4, 4]  # no more than its share
+    with pytest.raises(UserError, match="holds a run with lr"):
+        train_grid(pair, tmp_path / "grid", [0], 1, None, True, override(recipe, ["lr=0.5"]))
+
+
+def test_the_kind_of_a_folder_is_not_mistaken(tmp_path, started, capsys):
+    recipe = find_recipe("digits/tiny")
+    train_grid([Contender("StepsNet", "", recipe)], tmp_path / "pair", [0], 1, None, False, recipe)
+    train_grid([Contender("digits/tiny", "", recipe)], tmp_path / "sweep", [0], 1, None)
+    for verb, folder, said in (
+        ("train", "pair", "is that of a comparison; `stepsnet resume"),
+        ("train", "sweep", "is not empty"),
+        ("compare", "sweep", "is that of a sweep, with digits-tiny-seed0"),
+        ("sweep", "pair", "is that of a run or a comparison; `stepsnet resume"),
+    ):
+        assert main([verb, "digits/tiny", "--run", str(tmp_path / folder), "--resume"]) == 2
+        assert said in capsys.readouterr().err
+    (tmp_path / "pair" / "config.yaml").unlink()  # as where it was killed before its last file
+    assert main(["resume", str(tmp_path / "pair")]) == 2
+    assert "is no sweep's (it has the run stepsnet-seed0)" in capsys.readouterr().err
+
+
+def test_children_end_with_a_parent_that_is_killed_and_the_folder_alone_goes_on(tmp_path):
+    folder = tmp_path / "pair"
+    small = ["batch_size=32", "train_samples=64", "model.args.depths=[1,1,1]", "baseline.args.depths=[2]"]
+    command = ["compare", "digits/tiny", "--run", str(folder), "epochs=5000", "--jobs", "1", *small, "device=cpu"]
+    parent = forked(lambda: main([*command, "stream_epochs=0"]))
+    runs = [folder / "stepsnet-seed0", folder / "baseline-seed0"]
+    while not updates_done(runs[0]):
+        assert os.waitpid(parent, os.WNOHANG) == (0, 0)
+        time.sleep(0.1)
+    os.kill(parent, signal.SIGKILL)
+    assert status_of(parent) == -signal.SIGKILL
+    while True:
+        try:
+            with lock_folder(runs[0]):  # which the child holds for as long as it lives
+                break
+        except UserError:
+            time.sleep(0.1)
+    assert not runs[1].exists()
+    epochs = 1 + -(-updates_done(runs[0]) // 2)
+    assert main(["resume", str(folder), f"epochs={epochs}"]) == 0
+    for run in runs:
+        recipe, summary = read_recipe(run / "config.yaml"), json.loads((run / "summary.json").read_text())
+        assert summary["epochs"] == recipe.epochs == epochs
+        assert [before for _, before in recipe.earlier_epochs] == ([5000] if run == runs[0] else [])
+    assert json.loads((folder / "comparison.json").read_text())["seeds"] == [0]
+    assert read_recipe(folder / "config.yaml").epochs == epochs and os.path.exists(folder / "report.html")

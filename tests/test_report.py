@@ -77,7 +77,7 @@ def test_every_figure_has_its_files(page):
     for name in FIGURES:
         assert (page.parent / "figures" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
         assert "</svg>" in (page.parent / "figures" / f"{name}.svg").read_text(encoding="utf-8")
-    assert [file.name for file in page.parent.iterdir() if file.is_file()] == ["report.html"]
+    assert {file.name for file in page.parent.iterdir() if file.is_file()} == {"report.html", ".stepsnet.sha256"}
 
 
 def test_csv_holds_the_numbers_of_the_runs(page, comparison):

@@ -33,7 +33,7 @@ def in_process(monkeypatch):
         while waiting:
             job = waiting.pop(0)
             names.append(job.name)
-            train_run(read_recipe(Path(job.config)), Path(job.folder), display, True, job.label)
+            train_run(read_recipe(Path(job.config)), Path(job.folder), display, "auto", job.label)
             assert ended(job, 0, "")
 
     monkeypatch.setattr(conductor, "run_all", run_all)

@@ -42,14 +42,11 @@ def run(options: argparse.Namespace) -> None:
     if options.each and options.kind != "drop":
         raise UserError(f"analyze: got --each with {options.kind}, expected it with drop")
     from ..console import working
-    from ..files import require_new
 
-    if options.kind == "shortcut":
-        require_new([options.out / f"stream.{kind}" for kind in ("csv", "png", "svg")], options.force)
     folders = [run for folder in options.runs for run in runs_inside(folder)]
     with working(f"analysing {', '.join(map(str, options.runs))}"):
         if options.kind == "shortcut":
-            rows = analyze_shortcut(folders, options.out, options.data)
+            rows = analyze_shortcut(folders, options.out, options.data, options.force)
         elif options.kind == "mask":
             rows = analyze_mask(folders, options.data)
         else:
@@ -66,10 +63,15 @@ Evaluate = Callable[["nn.Module"], dict[str, float]]
 Analysis = Callable[["nn.Module", Evaluate], list[dict[str, Any]]]
 
 
-def analyze_shortcut(folders: Sequence[Path], out: Path, data: str | None = None) -> list[dict[str, Any]]:
+def analyze_shortcut(
+    folders: Sequence[Path], out: Path, data: str | None = None, force: bool = False
+) -> list[dict[str, Any]]:
     """Fig. 2 of any runs: what the residual stream carries at every checkpoint that they keep.
 
     Writes ``stream.png``, ``stream.svg`` and ``stream.csv`` in ``out``.
+
+    Args:
+        force: replace files of these names.
 
     Returns:
         A row for each checkpoint: mean, minimum and last value over the blocks of γ of the whole stream and of γ of
@@ -77,16 +79,18 @@ def analyze_shortcut(folders: Sequence[Path], out: Path, data: str | None = None
         block over that at the last.
 
     Raises:
-        UserError: a folder is no run, or has no checkpoint.
+        UserError: a folder is no run, or has no checkpoint, or the files are already there.
     """
     from ..analysis.block_statistics import StreamMeasurement, summarize
     from ..analysis.residual_stream import measure_stream
     from ..checkpoint import load_into, valid_checkpoints
     from ..engine.distributed import pick_device
+    from ..files import require_new
     from ..report.residual_stream import LabelledMeasurement, draw_stream
     from ..run_folder import read_run_recipe
     from ..tasks import build_task
 
+    require_new([out / f"stream.{kind}" for kind in ("csv", "png", "svg")], force)
     measured, rows = [], []
     for folder in folders:
         recipe = read_run_recipe(folder)

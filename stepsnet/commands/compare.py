@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..terminal import counted, say
 from .options import add_grid_options, add_run_options, recipe_and_folder, say_forecasts
+
+if TYPE_CHECKING:
+    from ..config import Recipe
+    from ..run_folder import Resume
 
 HELP = "train a StepsNet and its baseline under one recipe, side by side"
 
@@ -18,23 +25,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    from ..console import choose_display
-    from ..metrics import headline
-    from ..run_folder import check_run_folder
-    from ..runs.check import check_grid
-    from ..runs.compare import compare, contenders_of
-
     recipe, folder = recipe_and_folder(options)
     seeds = options.seeds or [recipe.seed]
     if options.dry_run:
-        contenders = contenders_of(recipe)
-        check_grid([contender.recipe for contender in contenders], seeds, options.jobs)
-        check_run_folder(folder, recipe, options.resume)
-        runs = f"{counted(2 * len(seeds), 'run')}, {options.jobs} at once, would be in {folder}"
-        say_forecasts([(contender.recipe, contender.label) for contender in contenders], runs)
-        return
+        _forecast(recipe, folder, seeds, options.jobs, options.resume)
+    else:
+        compare_and_tell(recipe, folder, seeds, options.jobs, options.resume)
+
+
+def _forecast(recipe: Recipe, folder: Path, seeds: Sequence[int], jobs: int, resume: Resume) -> None:
+    """Find the mistakes that :func:`compare_and_tell` would find before it trains, and say what would be trained."""
+    from ..run_folder import check_run_folder
+    from ..runs.check import check_grid
+    from ..runs.compare import contenders_of
+
+    recipe = check_run_folder(folder, recipe, resume, is_grid=True)
+    contenders = contenders_of(recipe)
+    check_grid([contender.recipe for contender in contenders], seeds, jobs)
+    runs = f"{counted(2 * len(seeds), 'run')}, {jobs} at once, would be in {folder}"
+    say_forecasts([(contender.recipe, contender.label) for contender in contenders], runs)
+
+
+def compare_and_tell(recipe: Recipe, folder: Path, seeds: Sequence[int], jobs: int, resume: Resume) -> None:
+    """Compare, or go on with it, and print what has come of it."""
+    from ..console import choose_display
+    from ..metrics import headline
+    from ..runs.compare import compare
+
     with choose_display() as display:
-        summary = compare(recipe, folder, seeds, options.jobs, display, options.resume)
+        summary = compare(recipe, folder, seeds, jobs, display, resume)
     said = []
     for name in ("StepsNet", "baseline"):
         means = {key: value["mean"] for key, value in summary[name].items()}

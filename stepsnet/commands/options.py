@@ -14,7 +14,16 @@ from ..terminal import say
 if TYPE_CHECKING:
     from ..config import Recipe
 
-__all__ = ["add_grid_options", "add_run_options", "integers", "recipe_and_folder", "runs_inside", "say_forecasts"]
+__all__ = [
+    "add_grid_options",
+    "add_jobs_option",
+    "add_run_options",
+    "integers",
+    "recipe_and_folder",
+    "runs_inside",
+    "say_forecasts",
+    "typed_keys",
+]
 
 
 def add_run_options(parser: argparse.ArgumentParser) -> None:
@@ -26,11 +35,23 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dry-run", action="store_true", help="show what would be trained: recipe, updates, sizes; train nothing"
     )
-    parser.add_argument("--resume", action="store_true", help="continue the run in that folder, if there is one")
+    either = parser.add_mutually_exclusive_group()
+    either.add_argument("--resume", action="store_true", help="continue what was started in that folder")
+    either.add_argument(
+        "--auto-resume",
+        dest="resume",
+        action="store_const",
+        const="auto",
+        help="continue it, or start it where there is nothing: for job scripts that are run again",
+    )
 
 
 def add_grid_options(parser: argparse.ArgumentParser, seeds: list[int] | None, seeds_help: str) -> None:
     parser.add_argument("--seeds", metavar="S,S,…", type=integers, default=seeds, help=seeds_help)
+    add_jobs_option(parser)
+
+
+def add_jobs_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--jobs", type=int, default=2, help="runs at once, which share the cores (default: 2)")
 
 
@@ -58,6 +79,7 @@ def recipe_and_folder(options: argparse.Namespace) -> tuple[Recipe, Path]:
     Raises:
         UserError: there is no such recipe, or a change to it is wrong.
     """
+    from ..consent import ask_for, check_asked_for
     from ..overrides import override
     from ..recipes import find_or_read
     from ..run_folder import folder_name
@@ -71,7 +93,26 @@ def recipe_and_folder(options: argparse.Namespace) -> tuple[Recipe, Path]:
     if options.data:
         recipe = dataclasses.replace(recipe, data=options.data)
     recipe = override(recipe, options.overrides)
-    return recipe, options.run or Path("runs") / folder_name(recipe.name)
+    is_file = bool(options.recipe) and options.recipe.endswith((".yaml", ".yml"))
+    if is_file:
+        check_asked_for(recipe, Path(options.recipe), typed_keys(options))
+    else:
+        ask_for(recipe)
+    folder = options.run
+    if folder is None and options.resume and is_file:
+        folder = _run_of(Path(options.recipe))
+    return recipe, folder or Path("runs") / folder_name(recipe.name)
+
+
+def typed_keys(options: argparse.Namespace) -> list[str]:
+    """The keys of a recipe that the command line gives."""
+    return [text.partition("=")[0] for text in options.overrides] + ["data"] * bool(options.data)
+
+
+def _run_of(file: Path) -> Path | None:
+    """The run folder that a file is the ``config.yaml`` of."""
+    is_run = any((file.parent / name).exists() for name in (".lock", "metrics.jsonl", "checkpoints"))
+    return file.parent if file.name == "config.yaml" and is_run else None
 
 
 def runs_inside(folder: Path) -> list[Path]:

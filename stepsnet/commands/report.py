@@ -16,6 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("runs", metavar="RUN", nargs="+", type=Path, help="run folders, or that of a comparison")
     parser.add_argument("--out", metavar="FILE", type=Path, default=Path("report.html"), help="default: report.html")
     parser.add_argument("--title", help="default: the names of the recipes")
+    parser.add_argument("--force", action="store_true", help="replace files that no report has written")
 
 
 def _import_modules_of(runs: Sequence[Path]) -> None:
@@ -36,5 +37,5 @@ def run(options: argparse.Namespace) -> None:
 
     runs = find_runs(options.runs)
     _import_modules_of(runs)
-    write_report(runs, options.out, options.title)
+    write_report(runs, options.out, options.title, options.force)
     say(f"report: {options.out} — {counted(len(runs), 'run')}")

@@ -19,6 +19,7 @@ from .options import add_grid_options, add_run_options, say_forecasts
 if TYPE_CHECKING:
     from ..config import Recipe
     from ..console import Display
+    from ..run_folder import Resume
 
 __all__ = ["sweep"]
 
@@ -40,7 +41,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    from ..console import choose_display
     from ..overrides import override
     from ..recipes import RECIPES, matching
     from ..study.declare import find_study, studies
@@ -70,18 +70,38 @@ def run(options: argparse.Namespace) -> None:
     folder = options.run or Path("runs") / "sweep"
     seeds = options.seeds or [0]
     if options.dry_run:
-        contenders, _ = _contenders(recipes, folder, seeds, options.jobs, options.resume)
+        from ..runs.launch import plan_grid
+
+        contenders, _ = _contenders(recipes, seeds, options.jobs)
+        plan_grid(contenders, folder, seeds, options.jobs, options.resume)
         runs = f"{counted(len(seeds) * len(recipes), 'run')}, {options.jobs} at once, would be in {folder}"
         say_forecasts([(contender.recipe, f"{contender.name} ({contender.label})") for contender in contenders], runs)
         return
+    sweep_and_tell(recipes, folder, seeds, options.jobs, options.resume)
+
+
+def sweep_and_tell(
+    recipes: Sequence[Recipe], folder: Path, seeds: Sequence[int] | None, jobs: int, resume: Resume
+) -> None:
+    """Sweep, or go on with it, and print what has come of it."""
+    from ..console import choose_display
+
     with choose_display() as display:
-        rows = sweep(recipes, folder, seeds, options.jobs, display, options.resume)
-    done = f"{counted(len(rows), 'run')} of {counted(len(recipes), 'recipe')}"
-    say(f"report: {folder / 'report.html'} — {done}")
+        rows = sweep(recipes, folder, seeds, jobs, display, resume)
+    say(f"report: {folder / 'report.html'} — {counted(len(rows), 'run')} of {counted(_count(recipes), 'recipe')}")
+
+
+def _count(recipes: Sequence[Recipe]) -> int:
+    return len({recipe.name for recipe in recipes})
 
 
 def sweep(
-    recipes: Sequence[Recipe], folder: Path, seeds: Sequence[int], jobs: int, display: Display, resume: bool = False
+    recipes: Sequence[Recipe],
+    folder: Path,
+    seeds: Sequence[int] | None,
+    jobs: int,
+    display: Display,
+    resume: Resume = False,
 ) -> list[dict[str, Any]]:
     """Train every recipe with every seed, ``jobs`` at once, and write ``sweep.json`` and ``report.html``.
 
@@ -89,6 +109,9 @@ def sweep(
 
     Each run is an ordinary ``stepsnet train`` in a folder of its own. A sweep that was stopped, or that grows by
     recipes or seeds, trains only what is missing.
+
+    Args:
+        seeds: of every recipe; None: each has its own.
 
     Returns:
         A row for each run: recipe, label (StepsNet or baseline), seed, blocks, layers, params, macs, metrics.
@@ -101,19 +124,19 @@ def sweep(
     from ..report import write_report
     from ..run_folder import read_summary
 
-    contenders, checked = _contenders(recipes, folder, seeds, jobs, resume)
+    contenders, checked = _contenders(recipes, seeds, jobs)
     if not folder.exists():
         tell(display, [contender.name for contender in contenders], checked)
-    runs = train_grid(contenders, folder, seeds, jobs, display)
+    runs = train_grid(contenders, folder, seeds, jobs, display, resume)
     rows = [{key: summary[key] for key in KEPT} for run in runs if (summary := read_summary(run))]
     write_atomically(folder / "sweep.json", json.dumps(rows, indent=1) + "\n")
     families = dict.fromkeys(recipe.name.partition("/")[0] for recipe in recipes)
-    write_report(runs, folder / "report.html", f"{', '.join(families)}: {len(recipes)} recipes")
+    write_report(runs, folder / "report.html", f"{', '.join(families)}: {_count(recipes)} recipes")
     return rows
 
 
 def _contenders(
-    recipes: Sequence[Recipe], folder: Path, seeds: Sequence[int], jobs: int, resume: bool
+    recipes: Sequence[Recipe], seeds: Sequence[int] | None, jobs: int
 ) -> tuple[list[Contender], list[Checked]]:
     """Raises UserError for the mistakes that :func:`sweep` finds before it trains."""
     from ..models.blocks import widths_of
@@ -121,8 +144,6 @@ def _contenders(
 
     if not recipes:
         raise UserError("sweep: got no recipe, expected at least one")
-    if not resume and folder.exists() and any(folder.iterdir()):
-        raise UserError(f"--run: {folder} is not empty, expected a new folder (--resume trains what is missing in it)")
-    checked = check_grid(recipes, seeds, jobs)
+    checked = check_grid(recipes, [0] if seeds is None else seeds, jobs)
     labels = [STEPS if len(set(widths_of(one.model))) > 1 else BASELINE for one in checked]
     return [Contender(recipe.name, label, recipe) for recipe, label in zip(recipes, labels)], checked

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..terminal import counted, say
 from .options import add_run_options, recipe_and_folder, say_forecasts
+
+if TYPE_CHECKING:
+    from ..config import Recipe
+    from ..run_folder import Resume
 
 HELP = "train a recipe, or continue a run"
 
@@ -16,21 +22,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    from ..console import choose_display
-    from ..from_data import as_begun
-    from ..metrics import SPLITS, headline
-    from ..run_folder import check_run_folder, read_run_recipe
+    from ..run_folder import check_run_folder
 
     recipe, folder = recipe_and_folder(options)
     if options.dry_run:
-        if check_run_folder(folder, recipe, options.resume):
-            recipe = as_begun(recipe, read_run_recipe(folder))
-        say_forecasts([(recipe, "")], f"the run would be in {folder}")
-        return
+        say_forecasts([(check_run_folder(folder, recipe, options.resume), "")], f"the run would be in {folder}")
+    else:
+        train_and_tell(recipe, folder, options.resume)
+
+
+def train_and_tell(recipe: Recipe, folder: Path, resume: Resume) -> None:
+    """Train a recipe in a folder, or go on there, and print what has come of it."""
+    from ..console import choose_display
+    from ..metrics import SPLITS, headline
+
     with choose_display() as display:
         from ..runs.train import train_run  # takes seconds
 
-        summary = train_run(recipe, folder, display, options.resume)
+        summary = train_run(recipe, folder, display, resume)
     if summary:
         parts = {SPLITS[split]: headline(summary["metrics"], split) for split in ("val", "train")}
         said = ", ".join(f"{split} {text}" for split, text in parts.items() if text)

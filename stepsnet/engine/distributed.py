@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -27,6 +27,9 @@ __all__ = [
     "sync_batch_norms",
     "parallelize",
 ]
+
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,27 @@ class DistributedContext:
         if self.world_size > 1:
             dist.broadcast_object_list(values, device=self.device)
         return values[0]
+
+    def on_main(self, function: Callable[[], T]) -> T:
+        """What ``function`` returns on rank 0, on every rank.
+
+        Raises:
+            UserError: that of ``function``, on rank 0; the other ranks exit with status 2 and say nothing.
+        """
+        if self.world_size == 1:
+            return function()
+        value, failed = None, None
+        if self.is_main:
+            try:
+                value = function()
+            except UserError as error:
+                failed = error
+        value, has_failed = self.broadcast_object((value, failed is not None))
+        if failed:
+            raise failed
+        if has_failed:
+            raise SystemExit(2)
+        return value
 
     def barrier(self) -> None:
         if self.world_size > 1:

@@ -6,6 +6,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from ..errors import Stopped
 
@@ -15,9 +16,10 @@ __all__ = ["Interrupted", "catch_signals"]
 class Interrupted(Stopped):
     """A signal ended a run, or several; each wrote a checkpoint first. ``status`` is 128 + the signal's number."""
 
-    def __init__(self, number: int, step: int | None = None):
+    def __init__(self, number: int, step: int | None = None, folder: Path | None = None):
         after = f" after update {step}" if step is not None else ""
-        super().__init__(f"stopped by {signal.Signals(number).name}{after}; --resume goes on from there")
+        how = f"`stepsnet resume {folder}`" if folder else "--resume"
+        super().__init__(f"stopped by {signal.Signals(number).name}{after}; {how} goes on from there")
         self.status = 128 + number
 
 

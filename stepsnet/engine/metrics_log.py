@@ -3,45 +3,74 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ..errors import UserError
+from ..files import write_atomically
+from ..run_folder import metrics_text, parse_metrics, read_metrics
 from .tracking import Tracker, scalars
 
-__all__ = ["MetricsLog"]
+__all__ = ["MetricsLog", "trim_log"]
 
 
 class MetricsLog:
     """The lines of a run, and the trackers that get their numbers too."""
 
-    def __init__(self, path: Path, known_bytes: int, writes: bool, trackers: Sequence[Tracker] = ()):
+    def __init__(self, path: Path, writes: bool, trackers: Sequence[Tracker] = ()):
         """
         Args:
-            known_bytes: the length that the file had when the checkpoint was written.
             writes: False on all ranks but the first, which write nothing.
         """
         self.path, self.writes, self.trackers = path, writes, trackers
-        if writes:
-            path.touch()
-            with path.open("r+") as file:
-                file.truncate(known_bytes)
 
     @property
     def size_bytes(self) -> int:
         return self.path.stat().st_size if self.writes else 0
 
     def add(self, line: dict[str, Any]) -> None:
-        if self.writes:
+        """Raises UserError where the disk is full; what was written of the line is cut off on resuming."""
+        if not self.writes:
+            return
+        try:
             with self.path.open("a") as file:
                 file.write(json.dumps(line) + "\n")
             for track in self.trackers:
                 track(scalars(line), line["step"])
+        except OSError as error:
+            raise UserError(f"metrics: cannot write {self.path}: {error.strerror or error}") from error
 
-    def last_epoch(self) -> dict[str, float]:
-        """The metrics of the last epoch, by their keys."""
-        if not self.writes:
-            return {}
-        lines = [json.loads(text) for text in self.path.read_text().splitlines()]
-        last: dict[str, Any] = next((line for line in reversed(lines) if line["kind"] == "epoch"), {})
-        return {name: value for name, value in last.items() if name.startswith(("train_", "val_"))}
+    def last_epoch(self) -> dict[str, Any]:
+        """The line of the last epoch."""
+        lines = read_metrics(self.path.parent) if self.writes else []
+        return next((line for line in reversed(lines) if line["kind"] == "epoch"), {})
+
+
+def trim_log(path: Path, known_bytes: int, step: int) -> str | None:
+    """Cut a log back to what the checkpoint of update ``step`` knows of, which had ``known_bytes`` then.
+
+    Lines that are missing or damaged are no reason to stop: weights do not depend on them. Those that can be read are
+    kept, up to the update of the checkpoint.
+
+    Returns:
+        What is missing, in words, where something is.
+
+    Raises:
+        UserError: the file cannot be written.
+    """
+    try:
+        path.touch()
+        with path.open("r+b") as file:
+            if path.stat().st_size > known_bytes:
+                file.truncate(known_bytes)
+                os.fsync(file.fileno())
+        lines = metrics_text(path)
+        kept = [line for line in lines if (entry := parse_metrics(line)) is not None and entry["step"] <= step]
+        if path.stat().st_size == known_bytes and kept == lines:
+            return None
+        write_atomically(path, "".join(f"{line}\n" for line in kept))
+        return f"{path} has lost lines of the {step} updates so far: {len(kept)} are left, and the training goes on"
+    except OSError as error:
+        raise UserError(f"metrics: cannot write {path}: {error.strerror or error}") from error

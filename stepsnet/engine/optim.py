@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import timm.optim
+import torch
 from timm.scheduler import CosineLRScheduler, MultiStepLRScheduler, PolyLRScheduler
 from timm.scheduler.scheduler import Scheduler
 from torch import nn
@@ -11,7 +12,7 @@ from torch.optim import Optimizer
 from ..config import TrainingSettings
 from ..errors import UserError, nearest
 
-__all__ = ["build_optimizer", "build_schedule", "scaled_lr"]
+__all__ = ["Schedule", "build_optimizer", "build_schedule", "rate_at", "scaled_lr"]
 
 
 def scaled_lr(settings: TrainingSettings) -> float:
@@ -53,12 +54,35 @@ def build_optimizer(model: nn.Module, settings: TrainingSettings) -> Optimizer:
     )
 
 
-def build_schedule(optimizer: Optimizer, settings: TrainingSettings, steps_per_epoch: int) -> Scheduler:
+class Schedule:
+    """The rates of an optimizer, as a function of the update alone, whatever came before."""
+
+    def __init__(self, scheduler: Scheduler, settings: TrainingSettings, steps_per_epoch: int):
+        self.scheduler, self.settings, self.steps_per_epoch = scheduler, settings, steps_per_epoch
+
+    def step_update(self, step: int) -> None:
+        """Set the rates of update number ``step``, counted from 0."""
+        # of a run that was resumed with other epochs; timm's milestones do not depend on the length
+        self.scheduler.t_initial = self.settings.epochs_at(step) * self.steps_per_epoch
+        self.scheduler.step_update(step)
+
+
+def rate_at(settings: TrainingSettings, step: int, steps_per_epoch: int) -> float:
+    """The learning rate of an update."""
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=scaled_lr(settings))
+    build_schedule(optimizer, settings, steps_per_epoch).step_update(step)
+    return optimizer.param_groups[0]["lr"]
+
+
+def build_schedule(optimizer: Optimizer, settings: TrainingSettings, steps_per_epoch: int) -> Schedule:
     """Linear warm-up and a cosine, a polynomial or steps, by update.
 
-    ``step_update(step)`` sets the rates, whatever came before. ``warmup_lr`` and ``min_lr`` are scaled as
-    ``lr`` is.
+    ``warmup_lr`` and ``min_lr`` are scaled as ``lr`` is.
     """
+    return Schedule(_scheduler(optimizer, settings, steps_per_epoch), settings, steps_per_epoch)
+
+
+def _scheduler(optimizer: Optimizer, settings: TrainingSettings, steps_per_epoch: int) -> Scheduler:
     scale = scaled_lr(settings) / settings.lr if settings.lr else 1.0
     shared: dict = {
         "warmup_t": round(settings.warmup_epochs * steps_per_epoch),

@@ -23,14 +23,14 @@ from ..metrics import higher_is_better
 from ..models.blocks import blocks_of
 from .distributed import DistributedContext, broadcast_buffers
 from .interrupt import Interrupted, catch_signals
-from .metrics_log import MetricsLog
+from .metrics_log import MetricsLog, trim_log
 from .optim import build_schedule, scaled_lr
 from .prepare import prepare
 from .randomness import seed_step
 from .task import BatchShard, Task
 from .tracking import open_trackers
-from .train_state import full_state_dict
-from .update import Update, Updater, unwrap
+from .train_state import full_state_dict, recover_checkpoints
+from .update import Update, Updater, diverged, unwrap
 
 __all__ = ["TrainResult", "describe_batch", "train"]
 
@@ -48,6 +48,7 @@ class Position:
     metrics_bytes: int = 0  # length of metrics.jsonl
     best: float = -math.inf  # of the task's monitored metric, or of its negative where lower is better
     best_step: int | None = None
+    metrics: dict[str, float] = field(default_factory=dict)  # of the last epoch; earlier versions kept none here
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,9 @@ class TrainResult:
 
     metrics: dict[str, float]  # of the last epoch
     weights: dict[str, torch.Tensor]  # those that were evaluated, on rank 0; empty elsewhere
+    best: float  # value of the task's monitored metric
     best_step: int | None  # whose checkpoint is kept
+    samples_per_second: float
 
 
 def train(
@@ -71,7 +74,7 @@ def train(
 
     Raises:
         Interrupted: on SIGINT or SIGTERM, after the update and a checkpoint.
-        UserError: the loss is not finite, a batch does not fit, or the folder cannot be written.
+        UserError: the loss or a weight is not finite, a batch does not fit, or the folder cannot be written.
     """
     with catch_signals() as caught:
         return Trainer(model, task, settings, folder, context, report, caught).run()
@@ -98,14 +101,16 @@ class Trainer:
         schedule = build_schedule(self.state.optimizer, settings, task.steps_per_epoch)
         self.updater = Updater(wrapped, task, self.state.optimizer, schedule, settings, context, self.state.averages)
         self.evaluated_model = self.state.averages.module if self.state.averages else wrapped
-        self.checkpoints, self.position = folder / "checkpoints", Position()
+        self.folder, self.checkpoints, self.position = folder, folder / "checkpoints", Position()
         self.note(describe_batch(settings, context, task))
         self.restore()
         trackers = []
         if context.is_main:
+            lost = trim_log(folder / "metrics.jsonl", self.position.metrics_bytes, self.position.step)
+            if lost:
+                self.note(lost)
             trackers = open_trackers(settings.tracker, folder, self.position.step, asdict(settings))
-        known_bytes = self.position.metrics_bytes
-        self.log = MetricsLog(folder / "metrics.jsonl", known_bytes, context.is_main, trackers)
+        self.log = MetricsLog(folder / "metrics.jsonl", context.is_main, trackers)
         self.shown_at = 0.0
 
     def run(self) -> TrainResult:
@@ -129,10 +134,20 @@ class Trainer:
             self.save()
             self.report({**progress, **line})
             self.stop_if_interrupted()
-        return TrainResult(self.log.last_epoch(), full_state_dict(self.evaluated_model), self.position.best_step)
+        sign = 1 if higher_is_better(self.task.monitor) else -1
+        return TrainResult(
+            self.final_metrics(),
+            full_state_dict(self.evaluated_model),
+            sign * self.position.best,
+            self.position.best_step,
+            self.samples_per_second,
+        )
 
     def restore(self) -> None:
         """Go on from the latest valid checkpoint, where there is one."""
+        if self.context.is_main:
+            recover_checkpoints(self.checkpoints)
+        self.context.barrier()
         found, skipped = latest(self.checkpoints)
         for reason in skipped:
             self.note(reason)
@@ -196,18 +211,32 @@ class Trainer:
         broadcast_buffers(self.context, self.evaluated_model)
         with autocast(self.settings.amp_dtype, self.context.device):
             scores = self.task.evaluate(self.evaluated_model, self.shard, self.context.device)
+        if not math.isfinite(scores.get("loss", 0.0)):
+            raise diverged("val_loss", scores["loss"], self.position.step, self.settings)
         monitored = scores[self.task.monitor] * (1 if higher_is_better(self.task.monitor) else -1)
         if monitored > self.position.best:
             self.position.best, self.position.best_step = monitored, self.position.step
-        progress = self.progress(epoch, means["train_loss"])
+        progress = self.progress(epoch, means.get("train_loss", math.nan))
         kept = {name: progress[name] for name in ("lr", "samples_per_second", "memory_gib")}
         scored = {name if name.startswith("train_") else f"val_{name}": value for name, value in scores.items()}
-        line = {"kind": "epoch", "epoch": epoch + 1, "step": self.position.step, **kept, **means, **scored}
+        self.position.metrics = {**means, **scored}
+        line = {"kind": "epoch", "epoch": epoch + 1, "step": self.position.step, **kept, **self.position.metrics}
         self.log.add(line)
         self.report({**progress, **scores})
         return line, progress
 
+    def final_metrics(self) -> dict[str, float]:
+        """Of the last epoch; an ended run of an earlier version has them in its log, if at all."""
+        if not self.position.metrics:
+            line = self.context.broadcast_object(self.log.last_epoch())
+            if line.get("step") != self.position.step:
+                line, _ = self.evaluate(self.settings.epochs - 1)
+            self.position.metrics = {key: line[key] for key in line if key.startswith(("train_", "val_"))}
+        return self.position.metrics
+
     def save(self) -> None:
+        """Write a checkpoint. Raises UserError where a weight is not finite: the last good one is kept."""
+        self.updater.check_weights(self.position.step)
         self.position.metrics_bytes = self.context.broadcast_object(self.log.size_bytes)
         broadcast_buffers(self.context, self.model, self.evaluated_model)
         state = {"position": vars(self.position), "scaler": self.updater.scaler.state_dict()}
@@ -219,7 +248,8 @@ class Trainer:
             self.stop()
 
     def stop(self) -> None:
-        raise Interrupted(self.context.broadcast_object(self.caught[0] if self.caught else 15), self.position.step)
+        number = self.context.broadcast_object(self.caught[0] if self.caught else 15)
+        raise Interrupted(number, self.position.step, self.folder)
 
     def measure_stream(self, epoch: int) -> None:
         """At an epoch's end, on the task's example batch. Every rank takes part, as FSDP asks."""
@@ -238,6 +268,10 @@ class Trainer:
         if not (self.context.is_main and interval and (step == 1 or step % interval == 0)):
             return nullcontext({})
         return stream_line(self.model, self.updater.scaler.get_scale() / self.settings.accumulation_steps)
+
+    @property
+    def samples_per_second(self) -> float:
+        return self.position.step * self.task.batch_size / self.position.seconds
 
     @property
     def lr(self) -> float:
@@ -259,7 +293,7 @@ class Trainer:
         task, position = self.task, self.position
         steps = self.settings.epochs * task.steps_per_epoch
         in_epoch = position.step - epoch * task.steps_per_epoch
-        samples_per_second = position.step * task.batch_size / position.seconds
+        samples_per_second = self.samples_per_second
         return {
             "kind": "progress",
             "epoch": epoch + 1,

@@ -6,7 +6,6 @@ number of ranks.
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -37,12 +36,15 @@ from ..checkpoint import (
     retied,
     save_weights,
     sha256,
+    step_of,
     untied,
+    verify,
 )
 from ..errors import UserError
+from ..files import flush
 from .distributed import DistributedContext
 
-__all__ = ["TrainState", "full_state_dict"]
+__all__ = ["TrainState", "full_state_dict", "recover_checkpoints"]
 
 _GATHERED = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
@@ -78,7 +80,7 @@ class TrainState:
         final, temporary = folder / f"step-{step:08d}", folder / f".step-{step:08d}"
         try:
             if self.context.is_main:
-                shutil.rmtree(temporary, ignore_errors=True)
+                _remove(temporary)
                 temporary.mkdir(parents=True)
             self.context.barrier()
             if self.sharded:
@@ -125,27 +127,61 @@ def full_state_dict(model: nn.Module) -> dict[str, Any]:
     return untied(model, get_model_state_dict(model, options=_GATHERED))
 
 
+def recover_checkpoints(folder: Path) -> None:
+    """Give whole checkpoints that a killed process has left under a temporary name their own. Rank 0 calls it.
+
+    A damaged one of the same update, such as one that the process was replacing, is removed.
+
+    Raises:
+        UserError: the folder cannot be written.
+    """
+    try:
+        for path in checkpoint_folders(folder):
+            final = folder / f"step-{step_of(path):08d}"
+            if path != final and _is_whole(path) and not _is_whole(final):
+                _rename_over(path, final)
+    except OSError as error:
+        raise UserError(f"checkpoint: cannot write {folder}: {error.strerror}") from error
+
+
+def _is_whole(path: Path) -> bool:
+    try:
+        verify(path)
+    except (OSError, UserError, ValueError):
+        return False
+    return True
+
+
 def _publish(folder: Path, temporary: Path, final: Path, keep: int, best: int | None) -> None:
-    """Flush a checkpoint to the disk, rename it, and remove older ones."""
+    """Flush a checkpoint to the disk, rename it, and remove older ones.
+
+    At every moment a whole one is there, if only under its temporary name.
+    """
     files = sorted(path for path in temporary.rglob("*") if path.is_file())
-    (temporary / SUMS).write_text("".join(f"{sha256(path)}  {path.relative_to(temporary)}\n" for path in files))
     for path in (*temporary.rglob("*"), temporary):
-        _flush(path)
-    if final.exists():
-        shutil.rmtree(final)  # the same step, written by a run that was stopped and resumed there
-    temporary.rename(final)
-    _flush(folder)
-    for old in checkpoint_folders(folder)[keep:]:
+        flush(path)
+    (temporary / SUMS).write_text("".join(f"{sha256(path)}  {path.relative_to(temporary)}\n" for path in files))
+    flush(temporary / SUMS)
+    flush(temporary)
+    _rename_over(temporary, final)
+    for old in sorted(folder.glob("step-*"), reverse=True)[keep:]:
         if best is None or old.name != f"step-{best:08d}":
             shutil.rmtree(old)
-    for leftover in folder.glob(".step-*"):
-        shutil.rmtree(leftover, ignore_errors=True)
+    for leftover in (*folder.glob(".step-*"), *folder.glob(".old-*")):
+        _remove(leftover)
 
 
-def _flush(path: Path) -> None:
-    """fsync a file or a folder, so that the rename cannot reach the disk before the content."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _rename_over(temporary: Path, final: Path) -> None:
+    """Rename a folder; one of that name, of a run that was stopped and resumed at this update, is put aside first."""
+    if final.exists():
+        aside = final.with_name(f".old-{final.name}")
+        _remove(aside)
+        final.rename(aside)
+    temporary.rename(final)
+    flush(final.parent)
+
+
+def _remove(leftover: Path) -> None:
+    if leftover.is_symlink():
+        leftover.unlink()
+    shutil.rmtree(leftover, ignore_errors=True)

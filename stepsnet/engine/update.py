@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from timm.utils import ModelEmaV3
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
@@ -18,10 +19,11 @@ from ..config import TrainingSettings
 from ..device import autocast, is_out_of_memory
 from ..errors import UserError
 from .distributed import DistributedContext, full_tensor
+from .optim import scaled_lr
 from .randomness import seed_step
 from .task import Task
 
-__all__ = ["Update", "Updater", "unwrap"]
+__all__ = ["Update", "Updater", "diverged", "unwrap"]
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ class Updater:
         values = dict(zip(shared, self.context.mean(list(shared.values()))))  # not finite where any rank's is not
         grad_norm, interrupted = values.pop("grad_norm"), values.pop("interrupted") > 0
         if not math.isfinite(values["loss"]) or not (math.isfinite(grad_norm) or self._may_scale_down()):
-            raise UserError(self._not_finite(step, batches, values["loss"], grad_norm))
+            raise self._not_finite(step, batches, values["loss"], grad_norm)
         if self.settings.clip_grad is not None:
             nn.utils.clip_grads_with_norm_(self.parameters, self.settings.clip_grad, norm)
         self.scaler.step(self.optimizer)
@@ -79,8 +81,22 @@ class Updater:
             self.averages.update(unwrap(self.model))
         return Update(values, grad_norm, interrupted)
 
+    def check_weights(self, step: int) -> None:
+        """Raises UserError on every rank where a weight, or the average of one, is not finite after ``step`` updates.
+
+        An update may overflow although its gradient is finite.
+        """
+        averaged = list(self.averages.module.parameters()) if self.averages else []
+        local = [p.to_local() if isinstance(p, DTensor) else p for p in self.parameters + averaged]
+        wrong = ~torch.stack([tensor.isfinite().all() for tensor in local]).all()
+        if any(self.context.mean([wrong])):
+            raise diverged("weights", math.nan, step, self.settings)
+
     def _may_scale_down(self) -> bool:
-        """Whether a gradient that overflows is skipped, as under float16, where the next one is scaled less."""
+        """Whether a gradient that overflows is skipped, as under float16, where the next one is scaled by half.
+
+        The scale begins at 65536, so no more than 17 updates in a row are skipped.
+        """
         return self.scaler.is_enabled() and self.scaler.get_scale() > 1
 
     def _gradients(self, step: int, batches: Sequence[Any]) -> tuple[dict[str, Tensor], Tensor]:
@@ -105,13 +121,9 @@ class Updater:
             return self.model.no_sync()
         return nullcontext()
 
-    def _not_finite(self, step: int, batches: Sequence[Any], loss: float, norm: float) -> str:
+    def _not_finite(self, step: int, batches: Sequence[Any], loss: float, norm: float) -> UserError:
         what, value = ("loss", loss) if not math.isfinite(loss) else ("gradient", norm)
-        return (
-            f"{what}: got {value} at update {step + 1}, expected a finite number; "
-            f"{self._first_not_finite(step, batches)}; the last checkpoint is kept: "
-            "lower lr, lengthen warmup_epochs or set clip_grad"
-        )
+        return diverged(what, value, step + 1, self.settings, f"; {self._first_not_finite(step, batches)}")
 
     def _first_not_finite(self, step: int, batches: Sequence[Any]) -> str:
         """Run the forward passes again and find the first module whose output is not finite."""
@@ -154,6 +166,14 @@ class Updater:
             f"{self.settings.batch_size}) or grad_checkpointing (now {self.settings.grad_checkpointing}), "
             "or lower batch_size"
         )
+
+
+def diverged(what: str, value: float, step: int, settings: TrainingSettings, more: str = "") -> UserError:
+    """What a run ends with whose numbers are not finite."""
+    return UserError(
+        f"{what}: got {value} at update {step}, expected a finite number{more}; the last checkpoint is kept: "
+        f"lower lr (now {scaled_lr(settings):g}), lengthen warmup_epochs or set clip_grad"
+    )
 
 
 def unwrap(model: nn.Module) -> nn.Module:

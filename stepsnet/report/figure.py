@@ -18,7 +18,16 @@ from matplotlib.figure import Figure
 from ..files import write_atomically
 from .load_runs import Group, Run, members
 
-__all__ = ["STYLE", "ReportFigure", "csv_rows", "draw_legend_above", "make_panels", "save_figure", "write_csv"]
+__all__ = [
+    "STYLE",
+    "ReportFigure",
+    "csv_of",
+    "csv_rows",
+    "draw_legend_above",
+    "make_panels",
+    "save_figure",
+    "write_csv",
+]
 
 STYLE = {
     "axes.axisbelow": True,
@@ -77,11 +86,15 @@ def save_figure(figure: Figure, path: Path) -> None:
 
 
 def write_csv(rows: Sequence[dict[str, Any]], path: Path) -> None:
+    write_atomically(path, csv_of(rows))
+
+
+def csv_of(rows: Sequence[dict[str, Any]]) -> str:
     table = io.StringIO()
     writer = csv.DictWriter(table, rows[0], lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
-    write_atomically(path, table.getvalue())
+    return table.getvalue()
 
 
 def csv_rows(

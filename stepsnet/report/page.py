@@ -10,7 +10,6 @@ import io
 import re
 import statistics
 from collections.abc import Sequence
-from contextlib import suppress
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -20,12 +19,12 @@ from markupsafe import Markup
 from matplotlib import style
 
 from ..errors import UserError
-from ..files import write_atomically
 from ..metrics import METRICS, format_metric, metric_label
+from ..own_files import write_own_files
 from .confusion import confusion_figure
 from .curves import curves_figure
 from .depth import depth_figure, results_figure
-from .figure import STYLE, ReportFigure, write_csv
+from .figure import STYLE, ReportFigure, csv_of
 from .load_runs import Group, Run, group_runs, load_run, members
 from .residual_stream import stream_figure
 from .sections import class_table, data_notes, examples, picture_source
@@ -36,20 +35,23 @@ from .words import count, duration, number, summarize_results, typeset
 __all__ = ["figures_of", "write_report"]
 
 _MAX_CURVES = 6  # models; more cannot be distinguished in one figure
+_SUFFIXES = ("csv", "svg", "png")  # of a figure's files
 
 
-def write_report(runs: Sequence[Path], out: Path, title: str | None = None) -> Path:
+def write_report(runs: Sequence[Path], out: Path, title: str | None = None, force: bool = False) -> Path:
     """Write the page of one run, a comparison or a sweep, and beside it ``figures/`` with PNG, SVG and CSV files.
 
     Args:
         runs: run folders, finished or not.
         out: the page to write, or an existing folder to write ``report.html`` in.
         title: of the page; by default the recipes' names.
+        force: replace files that are not those of an earlier report.
 
     Returns:
         The path of the page, one HTML file that loads nothing else. The same runs give the same bytes.
 
     Raises:
+        NotOurFile: the page or a file of a figure would replace one that no report has written.
         UserError: ``runs`` is empty, one of them is not a run folder, or the page cannot be written.
     """
     if not runs:
@@ -61,7 +63,8 @@ def write_report(runs: Sequence[Path], out: Path, title: str | None = None) -> P
     groups = group_runs(loaded)
     few = groups if len(groups) <= _MAX_CURVES else []
     figures = figures_of(groups)
-    _remove_old_files(page.parent / "figures", [name for name, figure in figures.items() if figure is None])
+    contents: dict[str, bytes] = {}
+    inline = [(figure, _files_of(figure, contents)) for figure in figures.values() if figure]
     columns = _metric_columns(groups)
     sentence, tiles = summarize_results(groups)
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
@@ -70,7 +73,7 @@ def write_report(runs: Sequence[Path], out: Path, title: str | None = None) -> P
         title=title,
         sentence=sentence,
         tiles=tiles,
-        figures=[(figure, _save(figure, page.parent / "figures")) for figure in figures.values() if figure],
+        figures=inline,
         groups=groups,
         many_models=len(groups) > _MAX_CURVES,
         classes=class_table(few),
@@ -82,7 +85,10 @@ def write_report(runs: Sequence[Path], out: Path, title: str | None = None) -> P
         models=_table_of_models(groups),
         origins=_origins(groups),
     )
-    write_atomically(page, text.encode())
+    every = [_file_of(name, suffix) for name in figures for suffix in _SUFFIXES]
+    contents[page.name] = text.encode()  # last: where the page is, its figures are
+    outdated = [name for name in every if name not in contents]
+    write_own_files(page.parent, contents, outdated, force)
     return page
 
 
@@ -101,21 +107,17 @@ def figures_of(groups: Sequence[Group]) -> dict[str, ReportFigure | None]:
     }
 
 
-def _remove_old_files(folder: Path, names: Sequence[str]) -> None:
-    """Remove the figures of an earlier report that this one does not have."""
-    for name in names:
-        for suffix in ("csv", "png", "svg"):
-            with suppress(OSError):  # where nothing can be written, writing the page says so
-                (folder / f"{name}.{suffix}").unlink()
+def _file_of(figure: str, suffix: str) -> str:
+    return f"figures/{figure}.{suffix}"
 
 
-def _save(figure: ReportFigure, folder: Path) -> list[Markup]:
-    """Write a figure's CSV, PNG and SVG; returns the SVG of both layouts, for the page."""
-    write_csv(figure.rows, folder / f"{figure.name}.csv")
-    return _draw(figure, folder)
+def _files_of(figure: ReportFigure, contents: dict[str, bytes]) -> list[Markup]:
+    """Add a figure's CSV, SVG and PNG to ``contents``; returns the SVG of both layouts, for the page."""
+    contents[_file_of(figure.name, "csv")] = csv_of(figure.rows).encode()
+    return _draw(figure, contents)
 
 
-def _draw(figure: ReportFigure, folder: Path) -> list[Markup]:
+def _draw(figure: ReportFigure, contents: dict[str, bytes]) -> list[Markup]:
     inline = []
     for layout in ("wide", "narrow"):
         # each SVG has its own salt, so that ids do not repeat on the page
@@ -125,8 +127,8 @@ def _draw(figure: ReportFigure, folder: Path) -> list[Markup]:
             if layout == "wide":
                 drawn.set_layout_engine("none")  # the layout is done, and must not be done again
                 drawn.savefig(png, format="png", dpi=150, metadata={"Software": None})
-                write_atomically(folder / f"{figure.name}.svg", svg.getvalue())
-                write_atomically(folder / f"{figure.name}.png", png.getvalue())
+                contents[_file_of(figure.name, "svg")] = svg.getvalue()
+                contents[_file_of(figure.name, "png")] = png.getvalue()
         _, box, body = re.split(r'<svg[^>]* viewBox="([^"]+)"[^>]*>', svg.getvalue().decode())
         body = re.sub(r"(?s)<metadata>.*?</metadata>|<style.*?</style>", "", body)
         body = re.sub(r'(<g) id="[^"]*"', r"\1", body)  # ids of groups, to which nothing refers

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..from_data import as_begun, with_baseline
+from ..from_data import with_baseline
 from ..summary_stats import mean_and_std
 from .check import check_grid, tell
 from .launch import Contender, train_grid
@@ -15,6 +15,7 @@ from .launch import Contender, train_grid
 if TYPE_CHECKING:
     from ..config import Recipe
     from ..console import Display
+    from ..run_folder import Resume
 
 __all__ = ["COMPARISON_FILE", "compare", "contenders_of", "summarize"]
 
@@ -22,7 +23,7 @@ COMPARISON_FILE = "comparison.json"  # in the folder of a comparison that has en
 
 
 def compare(
-    recipe: Recipe, folder: Path, seeds: Sequence[int], jobs: int, display: Display, resume: bool = False
+    recipe: Recipe, folder: Path, seeds: Sequence[int], jobs: int, display: Display, resume: Resume = False
 ) -> dict[str, Any]:
     """Train both models with every seed, ``jobs`` at once, and write ``comparison.json`` and ``report.html``.
 
@@ -35,16 +36,16 @@ def compare(
     """
     from ..files import write_atomically
     from ..report import write_report
-    from ..run_folder import open_run_folder, read_run_recipe, read_summary
+    from ..run_folder import check_run_folder, has_begun, read_summary
 
-    if has_begun := resume and (folder / "config.yaml").exists():
-        recipe = as_begun(recipe, read_run_recipe(folder))
+    is_new = not (resume and has_begun(folder))
+    recipe = check_run_folder(folder, recipe, resume, is_grid=True)
     contenders = contenders_of(recipe)
     steps, baseline = check_grid([contender.recipe for contender in contenders], seeds, jobs)
-    open_run_folder(folder, recipe if has_begun else with_baseline(steps.recipe, baseline.recipe), resume)
-    if not has_begun:
+    if is_new:
         tell(display, [contender.name for contender in contenders], [steps, baseline])
-    runs = train_grid(contenders, folder, seeds, jobs, display)
+        recipe = with_baseline(steps.recipe, baseline.recipe)
+    runs = train_grid(contenders, folder, seeds, jobs, display, resume, recipe)
     summary = summarize([summary for run in runs if (summary := read_summary(run))])
     write_atomically(folder / COMPARISON_FILE, json.dumps(summary, indent=2) + "\n")
     write_report(runs, folder / "report.html", f"{recipe.name}: StepsNet and its baseline")
@@ -64,7 +65,8 @@ def summarize(summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
     for summary in summaries:
         by_label.setdefault(summary["label"], {})[summary["seed"]] = summary["metrics"]
     steps, baseline = by_label["StepsNet"], by_label["baseline"]
-    names = [name for name in next(iter(steps.values())) if not name.startswith("best_")]
+    every = [*steps.values(), *baseline.values()]  # a metric that is not finite is missing
+    names = [name for name in every[0] if not name.startswith("best_") and all(name in metrics for metrics in every)]
     seeds = sorted(steps.keys() & baseline.keys())
     return {
         "recipe": summaries[0]["recipe"],

@@ -1,7 +1,8 @@
 """Many runs as processes side by side: the parent's threads and queue, and what each child runs.
 
-A child is ``python -m stepsnet.runs.launch``. It reads one :class:`Job` as JSON from its standard input and writes
-what it reports, a JSON object per line, to its standard output.
+A child is ``python -m stepsnet.runs.launch``. It reads one :class:`Job`, a line of JSON, from its standard input and
+writes what it reports, a JSON object per line, to its standard output. Its standard input stays open for as long as the
+parent lives: when it closes, however the parent has ended, the child stops as after SIGTERM.
 """
 
 from __future__ import annotations
@@ -10,22 +11,26 @@ import dataclasses
 import json
 import os
 import queue
+import re
+import secrets
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import Fault, UserError, exit_status
 
 if TYPE_CHECKING:
     from ..config import Recipe
     from ..console import Display
+    from ..run_folder import Resume
 
-__all__ = ["Contender", "Job", "run_all", "train_grid"]
+__all__ = ["Contender", "Job", "plan_grid", "run_all", "run_name", "train_grid"]
 
 
 @dataclass(frozen=True)
@@ -45,6 +50,8 @@ class Job:
     label: str
     config: str  # path of the recipe
     folder: str
+    resume: Literal["auto", "extend"] = "auto"
+    threads: int | None = None  # None: an equal share of the cores
     told: bool = False  # what is to be said before the training has been said
 
 
@@ -52,37 +59,139 @@ Ended = Callable[[Job, int, str], bool]
 
 
 def train_grid(
-    contenders: Sequence[Contender], folder: Path, seeds: Sequence[int], jobs: int, display: Display
+    contenders: Sequence[Contender],
+    folder: Path,
+    seeds: Sequence[int] | None,
+    jobs: int,
+    display: Display,
+    resume: Resume = False,
+    recipe: Recipe | None = None,
 ) -> list[Path]:
     """Train each contender with each seed in a folder of its own, ``jobs`` at once; returns the folders.
 
     What has ended under this very recipe is left as it is.
 
-    Raises:
-        UserError: a folder holds a run of another recipe, or a run failed. Interrupted: a signal.
-    """
-    from ..files import write_atomically
-    from ..overrides import to_yaml
-    from ..run_folder import folder_name, open_run_folder, read_summary
+    Args:
+        seeds: of every contender; None: each has that of its recipe.
+        resume: as of a run (run_folder.py).
+        recipe: of a comparison, to be written as its ``config.yaml``.
 
+    Raises:
+        UserError: the folder is not empty or there is nothing to resume in it, it holds a run of another recipe, or a
+            run failed. Interrupted: a signal.
+    """
+    from ..files import remove_temporaries
+    from ..run_folder import lock_folder, open_run_folder
+
+    plan_grid(contenders, folder, seeds, jobs, resume, recipe)
+    with lock_folder(folder):
+        waiting, runs, texts = plan_grid(contenders, folder, seeds, jobs, resume, recipe)
+        remove_temporaries(folder)
+        _write_recipes(folder, texts)
+        if recipe:  # where this is, every recipe is
+            open_run_folder(folder, recipe, resume, is_grid=True)
+        run_all(waiting, jobs, display)
+    return runs
+
+
+def plan_grid(
+    contenders: Sequence[Contender],
+    folder: Path,
+    seeds: Sequence[int] | None,
+    jobs: int,
+    resume: Resume = False,
+    recipe: Recipe | None = None,
+) -> tuple[list[Job], list[Path], dict[str, str]]:
+    """The jobs that are left, the folders of all runs, and the files of their recipes; nothing is written.
+
+    Raises:
+        UserError: the mistakes that :func:`train_grid` finds before it starts a run.
+    """
+    _check_folder(folder, resume, recipe, {contender.name for contender in contenders} if recipe else None)
+    return _plan(contenders, folder, seeds, jobs, resume)
+
+
+def _check_folder(folder: Path, resume: Resume, recipe: Recipe | None, only: set[str] | None) -> None:
+    """Raises UserError where the folder is not that of a comparison with ``recipe``, or else of a sweep.
+
+    Args:
+        only: the contenders that may be in it.
+    """
+    from ..run_folder import RECIPES, check_run_folder, check_there, names_in
+
+    names = names_in(folder)
+    runs = [file.stem for file in (folder / RECIPES).glob("*.yaml")]
+    allowed = {run_name(name, 0) for name in only or ()}
+    if only and (other := next((run for run in runs if re.sub(r"\d+$", "0", run) not in allowed), None)):
+        raise UserError(f"--run: {folder} is that of a sweep, with {other}; `stepsnet resume {folder}` goes on with it")
+    if recipe:
+        check_run_folder(folder, recipe, resume, is_grid=True)
+    elif "config.yaml" in names:
+        raise UserError(f"--run: {folder} is that of a run or a comparison; `stepsnet resume {folder}` goes on with it")
+    elif names and RECIPES not in names:
+        raise UserError(f"--run: {folder} is not empty, expected a new folder or that of a sweep")
+    elif names and not resume:
+        raise UserError(f"--run: {folder} is not empty, expected a new folder (--resume trains what is missing in it)")
+    elif not names:
+        check_there(folder, resume)
+
+
+def _plan(
+    contenders: Sequence[Contender], folder: Path, seeds: Sequence[int] | None, jobs: int, resume: Resume
+) -> tuple[list[Job], list[Path], dict[str, str]]:
+    """As :func:`plan_grid`, in a folder that has been checked."""
+    from ..overrides import read_recipe, to_yaml
+    from ..run_folder import RECIPES, check_run_folder, has_ended
+
+    own = [(contender, contender.recipe.seed) for contender in contenders]
+    pairs = own if seeds is None else [(contender, seed) for seed in seeds for contender in contenders]
+    share = _share_of_cores(min(jobs, len(pairs)))
     waiting: list[Job] = []
     runs: list[Path] = []
-    for seed in seeds:
-        for contender in contenders:
-            recipe = dataclasses.replace(contender.recipe, baseline=None, seed=seed)
-            run = folder / f"{folder_name(contender.name.lower())}-seed{seed}"
-            if run in runs:
-                raise UserError(f"name: got {contender.name} twice, expected names that differ: both go into {run}")
-            runs.append(run)
-            if read_summary(run):
-                open_run_folder(run, recipe, resume=True)  # raises where it is of another recipe
-                continue
-            config = folder / "recipes" / f"{run.name}.yaml"
-            write_atomically(config, to_yaml(recipe))
-            name = f"{contender.name}, seed {seed}" if len(seeds) > 1 else contender.name
-            waiting.append(Job(name, contender.label, str(config), str(run), told=True))
-    run_all(waiting, jobs, display)
-    return runs
+    texts: dict[str, str] = {}
+    for contender, seed in pairs:
+        run = folder / run_name(contender.name, seed)
+        if run in runs:
+            raise UserError(f"name: got {contender.name} twice, expected names that differ: both go into {run}")
+        runs.append(run)
+        config = folder / RECIPES / f"{run.name}.yaml"
+        # kept from the first start on, whatever is left to run then: results depend on it in their rounding
+        threads = contender.recipe.threads or (read_recipe(config).threads if config.exists() else None) or share
+        recipe = dataclasses.replace(contender.recipe, baseline=None, seed=seed, threads=threads)
+        how: Literal["auto", "extend"] = "extend" if resume == "extend" and run.is_dir() else "auto"
+        check_run_folder(run, recipe, how)
+        texts[config.name] = to_yaml(recipe)
+        if not (has_ended(run, recipe) and (run / "report.html").exists()):
+            name = f"{contender.name}, seed {seed}" if len({seed for _, seed in pairs}) > 1 else contender.name
+            waiting.append(Job(name, contender.label, str(config), str(run), how, threads, told=True))
+    return waiting, runs, texts
+
+
+def run_name(contender: str, seed: int) -> str:
+    """The name of a run's folder in a comparison or a sweep."""
+    from ..run_folder import folder_name
+
+    return f"{folder_name(contender.lower())}-seed{seed}"
+
+
+def _write_recipes(folder: Path, texts: dict[str, str]) -> None:
+    """All at once where there are none: ``stepsnet resume`` takes those that are there for the whole grid."""
+    from ..files import write_atomically
+    from ..run_folder import RECIPES
+
+    there = folder / RECIPES
+    beside = there if there.exists() else folder / f".{RECIPES}.{secrets.token_hex(8)}.tmp"
+    for name, text in texts.items():
+        write_atomically(beside / name, text)
+    if beside != there:
+        beside.rename(there)
+
+
+def _share_of_cores(processes: int) -> int:
+    """Threads of each of so many processes: as many as OMP_NUM_THREADS says, but no more than an equal share."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    share, asked = max(1, cores // processes), os.environ.get("OMP_NUM_THREADS", "")
+    return min(share, int(asked)) if asked.isdecimal() and int(asked) else share
 
 
 def run_all(
@@ -106,8 +215,7 @@ class _Launcher:
 
     def __init__(self, waiting: list[Job], jobs: int, display: Display, ended: Ended):
         self.waiting, self.at_once, self.display, self.ended = waiting, jobs, display, ended
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        self.environment = {**os.environ, "OMP_NUM_THREADS": str(max(1, cores // min(jobs, len(waiting))))}
+        self.share = _share_of_cores(jobs)
         self.lines: queue.Queue[tuple[str, str | None]] = queue.Queue()  # of a child; None where it has ended
         self.running: dict[str, subprocess.Popen] = {}
         self.jobs: dict[str, Job] = {}
@@ -148,11 +256,12 @@ class _Launcher:
             stderr=subprocess.STDOUT,
             encoding="utf-8",
             errors="replace",  # a library may print anything
-            env=self.environment,
+            env={**os.environ, "OMP_NUM_THREADS": str(job.threads or self.share)},
         )
         assert process.stdin is not None
-        process.stdin.write(json.dumps(dataclasses.asdict(job)))
-        process.stdin.close()
+        with suppress(BrokenPipeError):  # of one that has already ended
+            process.stdin.write(json.dumps(dataclasses.asdict(job)) + "\n")
+            process.stdin.flush()
         self.running[job.name], self.jobs[job.name] = process, job
         threading.Thread(target=self.forward, args=(job.name, process), daemon=True).start()
 
@@ -170,7 +279,11 @@ class _Launcher:
         except queue.Empty:
             return
         if line is None:
-            status = self.statuses[name] = self.running.pop(name).wait()
+            process = self.running.pop(name)
+            status = self.statuses[name] = process.wait()
+            assert process.stdin is not None
+            with suppress(BrokenPipeError):
+                process.stdin.close()
             if status < 0:
                 self.last_line[name] = f"it was killed by {signal.Signals(-status).name}"
             if not interrupted and not self.ended(self.jobs[name], status, self.last_line.get(name, "")):
@@ -192,15 +305,38 @@ class _Launcher:
             self.told.add(process)
 
 
-def _run_job(job: Job) -> Any:
-    from ..console import Events
+def _run_job() -> Any:
     from ..overrides import read_recipe
     from ..provenance import recorded_command
     from .train import train_run
 
+    job = Job(**json.loads(sys.stdin.readline()))
+    threading.Thread(target=_stop_with_parent, daemon=True).start()
+    folder = Path(job.folder)
     with recorded_command("train", job.config, "--run", job.folder):
-        return train_run(read_recipe(Path(job.config)), Path(job.folder), Events(), True, job.label, job.told)
+        return train_run(read_recipe(Path(job.config)), folder, _events(), job.resume, job.label, job.told)
+
+
+def _stop_with_parent() -> None:
+    """Wait for the end of the standard input, past Python's own buffer, which would be locked at the exit."""
+    with suppress(OSError):
+        os.read(0, 1)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _events() -> Display:
+    from ..console import Events
+    from ..terminal import OutputLost
+
+    class EventsWhileHeard(Events):
+        """A parent that is gone is no reason to leave an update without its checkpoint."""
+
+        def show(self, event: dict[str, Any]) -> None:
+            with suppress(OutputLost, BrokenPipeError):
+                super().show(event)
+
+    return EventsWhileHeard()
 
 
 if __name__ == "__main__":
-    sys.exit(exit_status(lambda: _run_job(Job(**json.load(sys.stdin)))))
+    sys.exit(exit_status(_run_job))

@@ -4,34 +4,49 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
-from ..checkpoint import checkpoint_folders, load_into, save_weights
+from ..checkpoint import checkpoint_folders, load_into, write_weights
 from ..config import Recipe
 from ..console import Display
 from ..engine.distributed import DistributedContext, init_distributed, pick_device
+from ..engine.optim import rate_at
 from ..engine.task import BatchShard, Task
 from ..engine.train import TrainResult, train
+from ..errors import UserError
 from ..files import write_atomically
-from ..metrics import higher_is_better
 from ..models.blocks import widths_of
 from ..models.build import build_model
+from ..own_files import NotOurFile
 from ..provenance import provenance, without_folders
 from ..report import write_report
-from ..run_folder import lock_folder, open_run_folder, read_metrics, read_run_recipe, read_summary
+from ..run_folder import (
+    Resume,
+    check_run_folder,
+    has_begun,
+    has_ended,
+    lock_folder,
+    open_run_folder,
+    read_summary,
+    updates_done,
+)
 from ..tasks import build_task
 from .inspection import inspect_run
-from .prepare import prepare_run
+from .prepare import Prepared, prepare_run
 
 __all__ = ["train_run"]
 
 
 def train_run(
-    recipe: Recipe, folder: Path, display: Display, resume: bool = False, label: str = "", told: bool = False
+    recipe: Recipe, folder: Path, display: Display, resume: Resume = False, label: str = "", told: bool = False
 ) -> dict[str, Any] | None:
     """Train a recipe in a folder, to the end; returns what ``summary.json`` holds, on rank 0.
 
@@ -40,67 +55,139 @@ def train_run(
     torchrun every rank calls it.
 
     Args:
+        resume: False for a new run, True for one that goes on, "auto" for either; "extend" for one that goes on with
+            the recipe's number of epochs, whatever it was before.
         label: what the model is called in reports; by default its name.
         told: what is to be said before the training has been said, by who starts several runs.
 
     Raises:
-        UserError: bad input. Interrupted: a signal, after a checkpoint.
+        UserError: bad input, or a loss that is not finite. Interrupted: a signal, after a checkpoint.
     """
     with init_distributed(recipe.device) as context:
         context.check_same(dataclasses.asdict(recipe))
-        return _train(recipe, folder, context, display, resume, label, told)
+        # at first without the folder's lock: what does not fit is said before data and model are read
+        checked, goes_on = context.on_main(
+            lambda: (check_run_folder(folder, recipe, resume), bool(resume) and has_begun(folder))
+        )
+        with _threads(checked, context.device) as threads:
+            prepared = prepare_run(
+                dataclasses.replace(checked, threads=threads),
+                goes_on=goes_on,
+                has_checkpoints=bool(checkpoint_folders(folder / "checkpoints")),
+            )
+            context.check_same(dataclasses.asdict(prepared.recipe))
+            if told:
+                prepared = dataclasses.replace(prepared, lines=[])
+            return _train(prepared, folder, context, display, resume, label)
 
 
 def _train(
-    recipe: Recipe, folder: Path, context: DistributedContext, display: Display, resume: bool, label: str, told: bool
+    prepared: Prepared, folder: Path, context: DistributedContext, display: Display, resume: Resume, label: str
 ) -> dict[str, Any] | None:
-    def show(event: dict[str, Any]) -> None:
+    def report(event: dict[str, Any]) -> None:
         display.show({"run": label or folder.name, **event})
 
-    has_begun = context.broadcast_object(resume and (folder / "config.yaml").exists())
-    begun = read_run_recipe(folder) if has_begun else None
-    prepared = prepare_run(recipe, begun, bool(checkpoint_folders(folder / "checkpoints")))
     recipe, model, task = prepared.recipe, prepared.model, prepared.task
-    context.check_same(dataclasses.asdict(recipe))
-    if context.is_main:
-        open_run_folder(folder, recipe, resume)
-        for text in () if told else prepared.lines:
-            show({"kind": "note", "text": text})
-    context.barrier()
-    with lock_folder(folder, context.is_main):
-        if summary := read_summary(folder):
-            if context.is_main and not (folder / "report.html").exists():  # it was stopped between the two
-                _write_page(recipe, folder)
-            return summary if context.is_main else None
-        if context.is_main:
-            task.save_assets(model, folder)
+    lines = [*prepared.lines, *_new_length(recipe, folder, task)]
+    with ExitStack() as held:
+
+        def begin() -> tuple[Recipe, bool]:
+            held.enter_context(lock_folder(folder))
+            resolved = open_run_folder(folder, recipe, resume)
+            if not (ended := _has_all(folder, resolved)):
+                _save_assets(task, model, folder)
+            return resolved, ended
+
+        recipe, ended = context.on_main(begin)
+        if ended:
+            if context.is_main and not (folder / "report.html").exists():  # it was killed before that
+                _write_report(folder, recipe, report)
+            return read_summary(folder) if context.is_main else None
+        for text in lines if context.is_main else ():
+            report({"kind": "note", "text": text})
         started = time.monotonic()
-        result = train(model, task, recipe, folder, context, show)
+        result = train(model, task, recipe, folder, context, report)
         if not context.is_main:
             return None
         seconds = round(time.monotonic() - started, 1)  # of this process: a resumed run counts from there
-        summary = _summarize(recipe, folder, task, result, label, seconds, context.world_size)
+        summary = _summarize(recipe, task, result, label, seconds, context.world_size)
         if getattr(recipe, "score_test", False):
             summary["metrics"] |= _score_test(recipe, folder, result.weights)
-        save_weights(folder / "model.safetensors", result.weights)
-        write_atomically(folder / "summary.json", json.dumps(summary, indent=2) + "\n")
+        summary = _finite(summary)
+        (folder / "summary.json").unlink(missing_ok=True)  # which would be of other weights
+        summary["weights_sha256"] = write_weights(folder / "model.safetensors", result.weights)
+        write_atomically(folder / "summary.json", json.dumps(summary, indent=2, allow_nan=False) + "\n")
         inspect_run(
-            recipe, folder, task, result.weights, context.device, lambda text: show({"kind": "note", "text": text})
+            recipe, folder, task, result.weights, context.device, lambda text: report({"kind": "note", "text": text})
         )
-        _write_page(recipe, folder)
+        _write_report(folder, recipe, report)
         return summary
 
 
-def _write_page(recipe: Recipe, folder: Path) -> None:
-    write_report([folder], folder / "report.html", f"{recipe.name}, seed {recipe.seed}")
+@contextmanager
+def _threads(recipe: Recipe, device: torch.device) -> Iterator[int | None]:
+    """Compute with the recipe's number of threads, on which results depend in their rounding; yields what to record."""
+    before = torch.get_num_threads()
+    if recipe.threads:
+        torch.set_num_threads(recipe.threads)
+    try:
+        yield recipe.threads or (before if device.type == "cpu" else None)
+    finally:
+        torch.set_num_threads(before)
+
+
+def _has_all(folder: Path, recipe: Recipe) -> bool:
+    """Whether a run has ended; one whose final weights are gone writes them from its last checkpoint, if it has one."""
+    has_weights = (folder / "model.safetensors").exists() or not updates_done(folder)
+    return has_ended(folder, recipe) and has_weights
+
+
+def _new_length(recipe: Recipe, folder: Path, task: Task) -> list[str]:
+    """What to tell of a run that goes on with other epochs; nothing where it does not.
+
+    Raises:
+        UserError: it has already been trained for longer.
+    """
+    done, steps = updates_done(folder), task.steps_per_epoch
+    if done > recipe.epochs * steps:
+        raise UserError(
+            f"epochs: got {recipe.epochs}, expected at least {-(-done // steps)}: {folder} has done {done} updates, "
+            f"{steps} an epoch"
+        )
+    if not recipe.earlier_epochs or recipe.earlier_epochs[-1][0] != done:
+        return []
+    before = recipe.earlier_epochs[-1][1]
+    old, new = (
+        rate_at(dataclasses.replace(recipe, epochs=epochs, earlier_epochs=()), done, steps)
+        for epochs in (before, recipe.epochs)
+    )
+    return [
+        f"{recipe.epochs} epochs in place of {before}: after update {done} lr is {new:.3g} where it was to be {old:.3g}"
+        f", and the schedule ends at update {recipe.epochs * steps} in place of {before * steps}"
+    ]
+
+
+def _save_assets(task: Task, model: nn.Module, folder: Path) -> None:
+    try:
+        task.save_assets(model, folder)
+    except Exception as error:
+        if not (isinstance(error, OSError) or "os error" in str(error)):  # tokenizers' are bare Exceptions
+            raise
+        raise UserError(f"--run: cannot write {folder}: {error}") from error
+
+
+def _write_report(folder: Path, recipe: Recipe, report: Any) -> None:
+    """The page of a run; a file of the user's that is in its place stays there."""
+    try:
+        write_report([folder], folder / "report.html", f"{recipe.name}, seed {recipe.seed}")
+    except NotOurFile as error:
+        report({"kind": "note", "text": f"no report: {error}"})
 
 
 def _summarize(
-    recipe: Recipe, folder: Path, task: Task, result: TrainResult, label: str, seconds: float, ranks: int
+    recipe: Recipe, task: Task, result: TrainResult, label: str, seconds: float, ranks: int
 ) -> dict[str, Any]:
     """The content of ``summary.json``."""
-    epochs = [line for line in read_metrics(folder) if line["kind"] == "epoch"]
-    monitored = [line[f"val_{task.monitor}"] for line in epochs]
     model = build_model(recipe.model)  # as it was before the settings put anything around it
     return {
         "recipe": recipe.name,
@@ -114,17 +201,31 @@ def _summarize(
         **({"import": list(recipe.imports)} if recipe.imports else {}),
         **dataclasses.asdict(task.complexity(model)),
         "widths": widths_of(model),
-        "metrics": {
-            **result.metrics,
-            f"best_val_{task.monitor}": max(monitored) if higher_is_better(task.monitor) else min(monitored),
-        },
+        "metrics": {**result.metrics, f"best_val_{task.monitor}": result.best},
         "expected": recipe.expected,
         **task.facts(),
         "seconds": seconds,
-        "samples_per_second": epochs[-1]["samples_per_second"],
+        "samples_per_second": result.samples_per_second,
         "ranks": ranks,
         **provenance(),
     }
+
+
+def _finite(summary: dict[str, Any]) -> dict[str, Any]:
+    """Without numbers that JSON does not have, such as the perplexity per word of a text of one long word.
+
+    A loss is finite: a run whose loss is not ends as diverged.
+    """
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: plain(entry) for key, entry in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [plain(entry) for entry in value]
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+
+    metrics = {name: value for name, value in summary["metrics"].items() if math.isfinite(value)}
+    return {**plain(summary), "metrics": metrics}
 
 
 def _score_test(recipe: Recipe, folder: Path, weights: dict[str, torch.Tensor]) -> dict[str, float]:
@@ -133,4 +234,6 @@ def _score_test(recipe: Recipe, folder: Path, weights: dict[str, torch.Tensor]) 
     load_into(model, weights)
     device = pick_device(recipe.device)
     scores = task.evaluate(model.to(device).eval(), BatchShard(), device)
+    if not math.isfinite(scores.get("loss", 0.0)):
+        raise UserError(f"test_loss: got {scores['loss']}, expected a finite number: lower lr (now {recipe.lr:g})")
     return {f"test_{name}": value for name, value in scores.items()}

@@ -1,0 +1,79 @@
+"""`stepsnet resume`: go on with a run, a comparison or a sweep, of which its folder knows everything."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import UserError
+from .options import add_jobs_option, typed_keys
+
+if TYPE_CHECKING:
+    from ..config import Recipe
+
+HELP = "go on with a run, a comparison or a sweep from its folder alone, also for more epochs"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", metavar="RUN", type=Path, help="its folder")
+    parser.add_argument(
+        "overrides",
+        metavar="key=value",
+        nargs="*",
+        help="epochs=N trains for longer; also workers, device and the like",
+    )
+    parser.add_argument("--data", help="where the data are now, if they have moved")
+    add_jobs_option(parser)
+
+
+def run(options: argparse.Namespace) -> None:
+    from ..consent import check_asked_for
+    from ..overrides import override
+    from ..run_folder import RECIPES, names_in, read_run_recipe
+
+    def changed(recipe: Recipe) -> Recipe:
+        recipe = dataclasses.replace(recipe, data=options.data) if options.data else recipe
+        recipe = override(recipe, options.overrides)
+        check_asked_for(recipe, options.folder, typed_keys(options))
+        return recipe
+
+    names = names_in(options.folder)
+    if RECIPES not in names:
+        from .train import train_and_tell
+
+        train_and_tell(changed(read_run_recipe(options.folder)), options.folder, "extend")
+    elif "config.yaml" in names:
+        from .compare import compare_and_tell
+
+        recipe = changed(read_run_recipe(options.folder))
+        seeds = sorted({inner.seed for inner in _recipes(options.folder).values()})
+        compare_and_tell(recipe, options.folder, seeds, options.jobs, "extend")
+    else:
+        from .sweep import sweep_and_tell
+
+        recipes = [changed(recipe) for recipe in _sweep(options.folder)]
+        sweep_and_tell(recipes, options.folder, None, options.jobs, "extend")
+
+
+def _recipes(folder: Path) -> dict[str, Recipe]:
+    """The recipes of the runs in a folder, by the names of the runs."""
+    from ..overrides import read_recipe
+    from ..run_folder import RECIPES
+
+    return {file.stem: read_recipe(file) for file in sorted((folder / RECIPES).glob("*.yaml"))}
+
+
+def _sweep(folder: Path) -> list[Recipe]:
+    """The recipes of a sweep. Raises UserError where the folder is that of something else."""
+    from ..runs.launch import run_name
+
+    found = _recipes(folder)
+    for name, recipe in found.items():
+        if name != run_name(recipe.name, recipe.seed):
+            raise UserError(
+                f"resume: {folder} is no sweep's (it has the run {name}); a study goes on by "
+                "`stepsnet sweep STUDY --run … --resume`, a comparison by `stepsnet compare … --resume`"
+            )
+    return list(found.values())

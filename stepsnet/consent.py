@@ -1,0 +1,101 @@
+"""What a recipe has libraries fetch from the network, and whether the user has asked for it.
+
+The recipes of this package and the command line are the user's own words. A recipe from a file, such as the
+``config.yaml`` of somebody's run, is not: what it names is fetched once the user has named it too, in this command or
+in an earlier one, or where the environment has ``STEPSNET_FETCH=1``. ``fetched.json`` in the cache folder holds what
+was asked for.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from .config import Recipe
+from .errors import UserError
+from .files import cache_folder, write_atomically
+from .overrides import to_plain
+
+__all__ = ["ask_for", "check_asked_for", "fetched_by"]
+
+# an address, a model or data of the hub, or data that torchvision downloads where they are missing
+_FETCHED = re.compile(r"[A-Za-z][\w+.-]+://|(hf[-_]hub|timm|hfds|cifar100?):")
+
+
+def fetched_by(recipe: Recipe) -> dict[str, Any]:
+    """The settings, by their keys, for which something is fetched that is not yet here."""
+    return dict(_found(to_plain(recipe)))
+
+
+def check_asked_for(recipe: Recipe, where: Path, typed: Iterable[str] = (), only: Sequence[str] = ("",)) -> None:
+    """Refuse to fetch what only a file has asked for.
+
+    Args:
+        where: the file that the recipe comes from.
+        typed: keys that this command has given; what they name is remembered.
+        only: beginnings of the keys that matter.
+
+    Raises:
+        UserError: with the first key, and with what to type.
+    """
+    if os.environ.get("STEPSNET_FETCH") == "1":
+        return
+    asked, before = {}, _remembered()
+    for key, value in fetched_by(recipe).items():
+        if any(key == word or key.startswith(f"{word}.") for word in typed):
+            asked[key] = value
+        elif _line(key, value) not in before and key.startswith(tuple(only)):
+            how = f"--data {shlex.quote(value)}" if key == "data" else shlex.quote(_line(key, value))
+            raise UserError(
+                f"{where}: {key} is {value!r}, which is fetched from the network only if you ask for it: "
+                f"expected {how} on the command line too, once, or STEPSNET_FETCH=1 in the environment"
+            )
+    _remember(asked)
+
+
+def ask_for(recipe: Recipe) -> None:
+    """Remember what a recipe fetches that the user has named."""
+    _remember(fetched_by(recipe))
+
+
+def _found(values: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(values, dict):
+        for name, value in values.items():
+            yield from _found(value, f"{key}.{name}" if key else name)
+    elif isinstance(values, list):
+        for value in values:
+            yield from _found(value, key)
+    elif isinstance(values, str) and values:
+        kind, _, rest = values.partition(":")
+        is_here = kind in ("hfds", "cifar10", "cifar100") and Path(rest.partition("@")[0]).is_dir()
+        named = key.endswith(".hf_hub_id") or (key == "tokenizer" and values == "gpt2")
+        if (named or _FETCHED.match(values)) and not is_here and key not in ("name", "title"):
+            yield key, values
+    elif values is True and key.endswith(".args.pretrained"):
+        yield key, values
+
+
+def _line(key: str, value: Any) -> str:
+    return f"{key}={value if isinstance(value, str) else json.dumps(value)}"
+
+
+def _remembered() -> set[str]:
+    try:
+        return set(json.loads((cache_folder() / "fetched.json").read_text(encoding="utf-8")))
+    except (OSError, RuntimeError, ValueError, TypeError):
+        return set()
+
+
+def _remember(asked: dict[str, Any]) -> None:
+    """Where the cache cannot be written, the next command has to ask again."""
+    before = _remembered()
+    lines = before | {_line(key, value) for key, value in asked.items()}
+    if lines != before:
+        with suppress(UserError, RuntimeError):
+            write_atomically(cache_folder() / "fetched.json", json.dumps(sorted(lines), indent=1) + "\n")

@@ -1,0 +1,88 @@
+"""Files that we write into a folder of the user's, by their checksums, so that nobody else's are replaced.
+
+``.stepsnet.sha256`` in that folder lists them, as ``sha256sum --check`` reads it. A file that is not listed there, or
+that was changed since, is somebody's own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from .errors import UserError
+from .files import write_atomically
+
+__all__ = ["LIST", "NotOurFile", "write_own_files"]
+
+LIST = ".stepsnet.sha256"
+
+
+class NotOurFile(UserError):
+    """A file that would be replaced was not written by this program, or was changed since."""
+
+
+def write_own_files(
+    folder: Path, contents: Mapping[str, bytes], outdated: Iterable[str] = (), force: bool = False
+) -> None:
+    """Write files, and remove those of an earlier call that are outdated.
+
+    Args:
+        contents: by the names in ``folder``, such as ``figures/loss.png``; they are written in this order.
+        outdated: names that are removed, where the files are ours.
+        force: replace others' files too.
+
+    Raises:
+        NotOurFile: a file of one of these names is somebody else's; nothing is written then.
+        UserError: a file cannot be written.
+    """
+    ours = _read(folder)
+    there = {name: _sum_of(folder / name) for name in (*contents, *outdated)}
+    new = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
+
+    def is_ours(name: str) -> bool:
+        return there[name] in (None, new.get(name)) or there[name] in ours.get(name, set())
+
+    if not force and (name := next((name for name in contents if not is_ours(name)), None)):
+        raise NotOurFile(
+            f"{folder / name} was not written by stepsnet, or was changed since, or is of an earlier version; "
+            "expected another place (--force replaces it)"
+        )
+    gone = [name for name in outdated if there[name] and is_ours(name)]
+    # before the first of them: where this process is killed, each file on the disk is either of these
+    _write(folder, ours | {name: ours.get(name, set()) | {new[name]} for name in new})
+    for name, content in contents.items():
+        if there[name] != new[name]:
+            write_atomically(folder / name, content)
+    for name in gone:
+        (folder / name).unlink(missing_ok=True)
+    kept = {name: sums for name, sums in ours.items() if name not in gone}
+    _write(folder, kept | {name: {new[name]} for name in new})
+
+
+def _sum_of(path: Path) -> str | None:
+    """None where there is nothing; what is no file, or cannot be read, has a sum that no file has."""
+    if not os.path.lexists(path):
+        return None
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
+    except OSError:
+        return ""
+
+
+def _read(folder: Path) -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    try:
+        lines = (folder / LIST).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError):
+        return {}
+    for line in lines:
+        checksum, _, name = line.partition("  ")
+        found.setdefault(name, set()).add(checksum)
+    return found
+
+
+def _write(folder: Path, sums: Mapping[str, set[str]]) -> None:
+    lines = [f"{checksum}  {name}\n" for name in sorted(sums) for checksum in sorted(sums[name])]
+    write_atomically(folder / LIST, "".join(lines))

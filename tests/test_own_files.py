@@ -1,0 +1,131 @@
+"""Nothing that no report and no analysis has written is replaced; nothing that only a file has asked for is fetched."""
+
+import shutil
+
+import pytest
+from run_folders import make_run
+
+from stepsnet.cli import main
+from stepsnet.consent import fetched_by
+from stepsnet.errors import UserError
+from stepsnet.overrides import override, to_yaml
+from stepsnet.own_files import LIST
+from stepsnet.recipes import find_recipe
+from stepsnet.report import write_report
+
+MINE = ("figures/loss.csv", "figures/depth.svg", "report.html")
+
+
+@pytest.fixture
+def a_run(tmp_path):
+    return make_run(tmp_path / "run", done=3, stream=False)
+
+
+@pytest.fixture
+def undrawn(monkeypatch):
+    """The page alone."""
+    from matplotlib.figure import Figure
+
+    empty = b'<svg viewBox="0 0 1 1"></svg>'
+    monkeypatch.setattr(Figure, "savefig", lambda figure, out, **settings: out.write(empty) and None)
+
+
+@pytest.mark.parametrize("name", MINE)
+def test_a_file_of_the_users_is_neither_replaced_nor_removed(a_run, tmp_path, capsys, name, undrawn):
+    mine = tmp_path / name
+    mine.parent.mkdir(exist_ok=True)
+    mine.write_text("mine")
+    asked = ["report", str(a_run), "--out", str(tmp_path / "report.html")]
+    if name == "figures/depth.svg":  # of a figure that this report does not have
+        assert main(asked) == 0
+    else:
+        assert main(asked) == 2
+        assert f"{mine} was not written by stepsnet" in capsys.readouterr().err
+        assert not [path for path in tmp_path.rglob("*.html") if path != mine]
+        assert main([*asked, "--force"]) == 0 and mine.read_bytes() != b"mine"
+        mine.write_text("mine")  # and it is edited
+        assert main(asked) == 2
+    assert mine.read_text() == "mine"
+
+
+def test_a_report_replaces_its_own_files_and_removes_what_it_no_longer_has(tmp_path, undrawn):
+    measured, other = make_run(tmp_path / "a"), make_run(tmp_path / "b", stream=False)
+    page = write_report([measured], tmp_path / "report.html")
+    assert (tmp_path / "figures" / "shortcut-ratio.csv").exists()
+    first, listed = page.read_bytes(), (tmp_path / LIST).read_text()
+    assert "figures/shortcut-ratio.csv" in listed
+    write_report([other], page)
+    assert page.read_bytes() != first and not (tmp_path / "figures" / "shortcut-ratio.csv").exists()
+    assert "shortcut-ratio" not in (tmp_path / LIST).read_text()
+    write_report([measured], page)
+    assert page.read_bytes() == first and (tmp_path / LIST).read_text() == listed
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "metrics.jsonl", "summary.json"])
+def test_a_report_is_not_written_over_a_runs_files(tmp_path, name, undrawn):
+    run = make_run(tmp_path / "run")
+    before = (run / name).read_bytes()
+    with pytest.raises(UserError, match="was not written by stepsnet"):
+        write_report([run], run / name)
+    assert (run / name).read_bytes() == before
+
+
+def test_an_analysis_does_not_replace_another(a_run, tmp_path, capsys):
+    (tmp_path / "stream.csv").write_text("of other runs")
+    assert main(["analyze", "shortcut", str(a_run), "--out", str(tmp_path)]) == 2
+    assert f"{tmp_path / 'stream.csv'} is already there" in capsys.readouterr().err
+    assert (tmp_path / "stream.csv").read_text() == "of other runs"
+
+
+@pytest.fixture
+def own_words(tmp_path, monkeypatch):
+    monkeypatch.setenv("STEPSNET_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("STEPSNET_FETCH", raising=False)
+
+
+@pytest.mark.parametrize(
+    ("change", "key"),
+    [
+        ("data=hfds:someone/pictures", "data"),
+        ("data=cifar10:nowhere", "data"),
+        ("model.args.pretrained=true", "model.args.pretrained"),
+        (
+            'model.args.pretrained_cfg_overlay={"url": "http://127.0.0.1:9/w.bin"}',
+            "model.args.pretrained_cfg_overlay.url",
+        ),
+        ('model.args.pretrained_cfg={"hf_hub_id": "a/b"}', "model.args.pretrained_cfg.hf_hub_id"),
+    ],
+)
+def test_what_a_file_names_on_the_network_is_not_fetched_without_asking(change, key, tmp_path, capsys, own_words):
+    recipe = override(find_recipe("digits/tiny"), [change])
+    assert list(fetched_by(recipe)) == [key]
+    run = make_run(tmp_path / "run")
+    (run / "config.yaml").write_text(to_yaml(recipe))
+    for command in (
+        ["train", f"{run}/config.yaml", "--run", f"{tmp_path}/new"],
+        ["eval", f"{run}"],
+        ["resume", f"{run}"],
+    ):
+        assert main(command) == 2
+        err = capsys.readouterr().err
+        assert f": {key} is " in err and "only if you ask for it" in err, err
+    assert not (tmp_path / "new").exists()
+
+
+def test_what_was_asked_for_once_is_remembered(tmp_path, capsys, own_words, monkeypatch):
+    file = tmp_path / "mine.yaml"
+    file.write_text(to_yaml(override(find_recipe("cifar10/shallow"), [f"data=cifar10:{tmp_path / 'none'}"])))
+    asked = ["train", str(file), "--run", str(tmp_path / "new"), "batch_size=1", "model.name=nonsense"]
+    assert main(asked) == 2 and "only if you ask for it" in capsys.readouterr().err
+    assert main([*asked, "--data", f"cifar10:{tmp_path / 'none'}"]) == 2
+    assert "model: got 'nonsense'" in capsys.readouterr().err
+    assert main(asked) == 2 and "model: got 'nonsense'" in capsys.readouterr().err
+    shutil.rmtree(tmp_path / "cache")
+    monkeypatch.setenv("STEPSNET_FETCH", "1")
+    assert main(asked) == 2 and "model: got 'nonsense'" in capsys.readouterr().err
+
+
+def test_data_that_are_here_need_no_asking(tmp_path):
+    for data in ("digits", f"folder:{tmp_path}", f"hfds:{tmp_path}", f"cifar10:{tmp_path}@test", "python-docs"):
+        assert not fetched_by(override(find_recipe("digits/tiny"), [f"data={data}"])), data
+    assert list(fetched_by(override(find_recipe("python-docs/tiny"), ["tokenizer=gpt2"]))) == ["tokenizer"]

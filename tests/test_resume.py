@@ -1,0 +1,185 @@
+"""`stepsnet resume`, --resume and --auto-resume: what a folder knows, what is refused, and what a kill leaves."""
+
+import json
+import os
+import re
+import shutil
+
+import pytest
+import torch
+import yaml
+from forks import KILLED, forked, status_of
+from safetensors.torch import load_file
+
+from stepsnet.cli import main
+from stepsnet.engine.optim import rate_at
+from stepsnet.overrides import read_recipe
+from stepsnet.run_folder import lock_folder
+
+SMALL = ["batch_size=32", "train_samples=64", "model.args.depths=[1,1,1]", "stream_epochs=0", "warmup_epochs=1"]
+SMALL += ["device=cpu", "log_interval=1"]
+TRAIN = ["train", "digits/tiny", "epochs=2", *SMALL]
+
+
+def run(*arguments, capsys):
+    status = main([str(argument) for argument in arguments])
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+def refused(*arguments, capsys):
+    status, out, err = run(*arguments, capsys=capsys)
+    assert status == 2 and len(err.splitlines()) == 1, out + err
+    return err
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "tiny"
+    assert main([*TRAIN, "--run", str(folder)]) == 0
+    return folder
+
+
+@pytest.fixture
+def copy(trained, tmp_path):
+    return shutil.copytree(trained, tmp_path / "copy")
+
+
+def assert_same_weights(folder, other):
+    ours, theirs = (load_file(path / "model.safetensors") for path in (folder, other))
+    assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_a_run_goes_on_for_more_epochs_and_its_config_alone_replays_that(trained, copy, tmp_path, capsys):
+    status, out, err = run("resume", copy, "epochs=4", capsys=capsys)
+    recipe = read_recipe(trained / "config.yaml")
+    assert status == 0 and recipe.epochs == 2, err
+    rates = [rate_at(read_recipe(path / "config.yaml"), 4, 2) for path in (copy, trained)]
+    told = f"4 epochs in place of 2: after update 4 lr is {rates[0]:.3g} where it was to be {rates[1]:.3g}, and the "
+    assert told + "schedule ends at update 8 in place of 4" in out and "resumed after update 4" in out
+    lines = [json.loads(line) for line in (copy / "metrics.jsonl").read_text().splitlines()]
+    used = {line["step"]: line["lr"] for line in lines if line["kind"] == "step"}
+    assert used[5] == rates[0] and used[4] < used[5] and rates[1] == 5e-6  # the old end of the cosine
+    for name in ("model.safetensors", "summary.json", "report.html"):  # the result of the shorter run
+        assert (copy / "epochs-2" / name).read_bytes() == (trained / name).read_bytes()
+    assert json.loads((copy / "summary.json").read_text())["epochs"] == 4
+
+    killed = shutil.copytree(trained, tmp_path / "killed")
+    process = forked(
+        lambda: main(["resume", str(killed), "epochs=4"]), lambda event, names: "step-00000008" in str(names)
+    )
+    assert status_of(process) == KILLED and not (killed / "summary.json").exists()
+    assert run("train", killed / "config.yaml", "--resume", capsys=capsys)[0] == 0  # it means that very folder
+    assert run("train", copy / "config.yaml", "--run", tmp_path / "again", capsys=capsys)[0] == 0
+    for folder in (killed, tmp_path / "again"):
+        assert read_recipe(folder / "config.yaml").earlier_epochs == ((4, 2),)
+        assert_same_weights(folder, copy)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["again", "copy", "killed"]
+
+    before = (copy / "metrics.jsonl").read_bytes()
+    assert "after 4 epochs" in run("resume", copy, "workers=1", capsys=capsys)[1]  # it has ended
+    assert (copy / "metrics.jsonl").read_bytes() == before
+    err = refused("resume", copy, "epochs=3", capsys=capsys)
+    assert f"epochs: got 3, expected at least 4: {copy} has done 8 updates, 2 an epoch" in err
+    shutil.rmtree(copy / "checkpoints")
+    assert "has no checkpoint left to go on from" in refused("resume", copy, "epochs=9", capsys=capsys)
+    assert run("resume", copy, capsys=capsys)[0] == 0
+
+
+def test_only_what_changes_no_result_may_change(trained, copy, tmp_path, capsys):
+    err = refused("resume", copy, "lr=0.5", capsys=capsys)
+    assert f"{copy} holds a run with lr 0.004, got 0.5; what may change is accumulation_steps, " in err
+    err = refused(*TRAIN, "epochs=4", "--run", copy, "--resume", capsys=capsys)
+    assert f"holds a run with epochs 2, got 4 (`stepsnet resume {copy} epochs=4` changes its length)" in err
+    err = refused("train", "python-docs/tiny", "--run", copy, "--resume", capsys=capsys)
+    assert "holds a run with task 'classification', got 'language'" in err
+    assert (copy / "config.yaml").read_bytes() == (trained / "config.yaml").read_bytes()
+
+
+@pytest.mark.parametrize("verb", ["train", "compare", "sweep"])
+def test_nothing_to_resume_is_an_error_and_starts_nothing(verb, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for arguments in ([], ["--run", "empty"]):
+        err = refused(verb, "digits/tiny", *arguments, "--resume", capsys=capsys)
+        folder = "empty" if arguments else "runs/sweep" if verb == "sweep" else "runs/digits-tiny"
+        assert f"--resume: there is no run in {folder}, " in err and "--auto-resume" in err
+        (tmp_path / "empty").mkdir(exist_ok=True)
+    assert [path.name for path in tmp_path.rglob("*")] == ["empty"]
+    assert "got nowhere, expected the folder of a run" in refused("resume", "nowhere", capsys=capsys)
+    with pytest.raises(SystemExit):
+        main([verb, "digits/tiny", "--resume", "--auto-resume"])
+
+
+def test_a_folder_in_which_nothing_was_trained_is_as_good_as_new(tmp_path, capsys):
+    folder = tmp_path / "run"
+    assert "opt: got 'adamww'" in refused(*TRAIN, "opt=adamww", "--run", folder, capsys=capsys)
+    assert (folder / "config.yaml").exists()
+    (folder / "diary.txt").write_text("mine")
+    assert "is not empty" in refused(*TRAIN, "--run", folder, capsys=capsys)
+    (folder / "diary.txt").unlink()
+    threads = torch.get_num_threads()
+    assert run(*TRAIN, "epochs=1", "threads=2", "lr=0.003", "--run", folder, capsys=capsys)[0] == 0
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    assert (config["opt"], config["lr"], config["threads"], torch.get_num_threads()) == ("adamw", 0.003, 2, threads)
+    assert "--resume continues" in refused(*TRAIN, "--run", folder, capsys=capsys)
+    (folder / "summary.json").unlink()
+    assert run("resume", folder, capsys=capsys)[0] == 0  # with the threads that it began with
+    assert json.loads((folder / "summary.json").read_text())["hardware"]["threads"] == 2
+
+
+def test_a_run_that_is_killed_at_its_start_or_end_is_resumed(trained, tmp_path, capsys):
+    """At each of these moments, the one after the other."""
+    folder = tmp_path / "run"
+    moments = [
+        ("os.rename", r"\.config\.yaml\.\w+\.tmp'"),  # before the rename
+        ("open", r"metrics\.jsonl"),  # before the first update
+        ("os.rename", r"model\.safetensors'"),
+        ("os.rename", r"summary\.json'"),
+        ("open", r"figures/\.loss\.png"),  # within the report
+    ]
+    for event, pattern in moments:
+        seen = lambda name, arguments, event=event, pattern=pattern: (  # noqa: E731
+            name == event and re.search(pattern, str(arguments)) is not None
+        )
+        assert status_of(forked(lambda: main([*TRAIN, "--run", str(folder), "--auto-resume"]), seen)) == KILLED, pattern
+        assert not (folder / "report.html").exists()
+    assert (folder / "summary.json").exists()
+    assert run(*TRAIN, "--run", folder, "--resume", capsys=capsys)[0] == 0
+    assert_same_weights(folder, trained)
+    assert {path.name for path in folder.iterdir()} == {path.name for path in trained.iterdir()}
+    assert (folder / "report.html").exists() and not list(folder.rglob("*.tmp"))
+    shutil.rmtree(folder)
+    folder.mkdir()
+    (folder / f".config.yaml.{os.getpid()}").write_text("half")  # of an earlier version
+    assert run(*TRAIN, "epochs=1", "--run", folder, "--resume", capsys=capsys)[0] == 0
+    assert not list(folder.glob(".config*"))
+
+
+def test_of_two_runs_that_start_at_once_in_one_folder_one_wins(tmp_path, capfd):
+    def start(lr):
+        return forked(lambda: main([*TRAIN, "epochs=1", f"lr={lr}", "--run", str(tmp_path / "run")]))
+
+    statuses = [status_of(process) for process in [start(lr) for lr in (0.001, 0.002)]]
+    assert sorted(statuses) == [0, 2]
+    err = [line for line in capfd.readouterr().err.splitlines() if line.startswith("stepsnet: --run:")]
+    assert len(err) == 1 and ("in use by a run that is still alive" in err[0] or "is not empty" in err[0])
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["lr"] == (0.001, 0.002)[statuses.index(0)] == read_recipe(tmp_path / "run" / "config.yaml").lr
+
+
+def test_a_folder_in_use_is_not_resumed(copy, capsys):
+    with lock_folder(copy):
+        assert "is in use by a run that is still alive" in refused("resume", copy, capsys=capsys)
+
+
+def test_weights_that_are_not_the_runs_own_are_refused(copy, trained, capsys):
+    final = copy / "model.safetensors"
+    content = bytearray(final.read_bytes())
+    content[-1] ^= 1
+    final.write_bytes(content)
+    assert "does not match its checksum in summary.json" in refused("eval", copy, capsys=capsys)
+    final.unlink()
+    assert run("resume", copy, capsys=capsys)[0] == 0  # written again from the last checkpoint
+    assert_same_weights(copy, trained)
+    (copy / "summary.json").write_text("{")
+    assert "cannot read" in refused("eval", copy, capsys=capsys)
