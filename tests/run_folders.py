@@ -10,9 +10,15 @@ import yaml
 
 from stepsnet.report.load_runs import group_runs, load_run
 from stepsnet.report.words import summarize_results
+from stepsnet.tasks import open_data, resolve
 
 WIDTHS = {"StepsNet": [24] * 4 + [34] * 2 + [48] * 2, "baseline": [32] * 8}
 TOP1 = {"StepsNet": (61.25, 63.5, 60.75), "baseline": (52.5, 55.0, 54.25)}  # by seed
+
+
+def closed(recipe):
+    """A recipe with what its data decide, as a run writes it."""
+    return resolve(recipe, open_data(recipe))[0]
 
 
 def make_run(folder, label="StepsNet", seed=0, epochs=8, done=8, top1=60.0, widths=None, stream=True, **settings):

@@ -7,6 +7,7 @@ import pytest
 import torch
 from coco_images import write_coco
 from PIL import Image
+from run_folders import closed
 from segmentation_images import write_camvid
 from sklearn.datasets import load_sample_images
 from timm.data import auto_augment
@@ -19,7 +20,7 @@ from stepsnet.errors import UserError
 from stepsnet.models.build import build_model
 from stepsnet.overrides import override
 from stepsnet.recipes import RECIPES, find_recipe
-from stepsnet.tasks import build_task, open_data, resolve
+from stepsnet.tasks import build_task
 from stepsnet.tasks.classification.data import InputSpec, load_images
 from stepsnet.tasks.classification.task import Classification, input_spec
 from stepsnet.tasks.classification.transforms import augmenting_transform, posterize
@@ -125,7 +126,7 @@ def test_a_policy_that_timm_does_not_know_is_one_line():
 def test_a_classifiers_recipe_goes_through_an_epoch(name, folder):
     recipe = find_recipe(name)
     if recipe.data == "digits":
-        recipe, _ = resolve(recipe, open_data(recipe))
+        recipe = closed(recipe)
     with torch.device("meta"):
         spec = input_spec(recipe, build_model(recipe.model))
     data = load_images(recipe.data if recipe.data == "digits" else f"folder:{folder}", spec, recipe.augment)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from run_folders import closed
 from torch import nn
 from torchmetrics.classification import MulticlassAccuracy
 from torchvision.datasets import CIFAR10
@@ -24,7 +25,7 @@ from stepsnet.recipes import find_recipe
 from stepsnet.recipes.imagenet import IMAGENET
 from stepsnet.run_folder import lock_folder, open_run_folder
 from stepsnet.runs.evaluate import evaluate_checkpoint
-from stepsnet.tasks import build_task, open_data, resolve
+from stepsnet.tasks import build_task
 from stepsnet.tasks.classification.data import load_images
 from stepsnet.tasks.classification.task import Classification
 from stepsnet.tasks.classification.transforms import InputSpec
@@ -240,8 +241,7 @@ def test_cifar_is_read_as_torchvision_reads_it(tmp_path, monkeypatch):
 
 def test_a_folder_is_used_by_one_run_at_a_time(folder, capsys):
     run = folder / "run"
-    recipe = find_recipe("digits/tiny")
-    open_run_folder(run, resolve(recipe, open_data(recipe))[0], resume=False)
+    open_run_folder(run, closed(find_recipe("digits/tiny")), resume=False)
     with lock_folder(run):
         assert main(["train", "digits/tiny", "--run", str(run), "--resume"]) == 2
     assert f"{run} is in use by a run that is still alive" in capsys.readouterr().err

@@ -8,6 +8,7 @@ import torch
 import yaml
 from coco_images import write_coco
 from detection_tasks import tiny as tiny_detector
+from run_folders import closed
 from segmentation_tasks import tiny_recipe
 from toy_study import declared
 
@@ -16,7 +17,6 @@ from stepsnet.cli import main
 from stepsnet.overrides import override, to_plain
 from stepsnet.recipes import find_recipe
 from stepsnet.runs.dry_run import forecast, render_forecasts
-from stepsnet.tasks import open_data, resolve
 
 SMALL = ["batch_size=128", "model.args.depths=[1,1,1]", "baseline.args.depths=[2]"]
 
@@ -26,7 +26,7 @@ def test_train_shows_the_recipe_and_leaves_nothing(tmp_path, monkeypatch, capsys
     assert main(["train", "digits/tiny", "--dry-run", "epochs=1", *SMALL]) == 0
     said = capsys.readouterr().out
     recipe = override(find_recipe("digits/tiny"), ["epochs=1", *SMALL])
-    assert yaml.safe_load(said) == to_plain(resolve(recipe, open_data(recipe))[0])
+    assert yaml.safe_load(said) == to_plain(closed(recipe))
     assert "# num_classes 10, from the data\n" in said and "# warmup_epochs 2 of 1 epoch: " in said
     assert "# updates: 11 per epoch, 11 in 1 epoch\n" in said
     assert "# effective batch 128 = 1 rank × 1 accumulated × 128, lr 0.004\n" in said
@@ -83,7 +83,7 @@ def test_it_fails_as_a_run_does(arguments, expected, tmp_path, monkeypatch, caps
 def test_memory_is_that_of_the_loss_with_the_settings():
     recipe = override(find_recipe("digits/tiny"), SMALL)
     found = forecast(recipe).memory
-    recipe, _ = resolve(recipe, open_data(recipe))
+    recipe = closed(recipe)
     model = timm.create_model(recipe.model.name, **recipe.model.args)
     count = sum(parameter.numel() for parameter in model.parameters())
     alike = training_memory(model, (1, 8, 8), 128)

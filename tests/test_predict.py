@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import timm
 from PIL import Image
+from run_folders import closed
 
 from stepsnet.checkpoint import save_weights
 from stepsnet.cli import main
@@ -21,7 +22,7 @@ from stepsnet.tasks.outputs import Outputs, common_folder
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """A classifier of digits as a run leaves it, untrained."""
-    folder, recipe = tmp_path_factory.mktemp("run"), find_recipe("digits/tiny")
+    folder, recipe = tmp_path_factory.mktemp("run"), closed(find_recipe("digits/tiny"))
     write_atomically(folder / "config.yaml", to_yaml(recipe))
     save_weights(folder / "model.safetensors", timm.create_model(recipe.model.name, **recipe.model.args).state_dict())
     save_classes(folder, [f"digit [/b] {number}" for number in range(10)])

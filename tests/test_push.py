@@ -15,6 +15,7 @@ from coco_images import write_coco
 from detection_tasks import tiny
 from huggingface_hub import HfApi, ModelCard
 from PIL import Image
+from run_folders import closed
 from segmentation_tasks import tiny_recipe
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
@@ -110,14 +111,15 @@ def test_timm_loads_it_from_the_hub(tmp_path, monkeypatch):
 
 
 def test_digits_have_their_own_preprocessing(tmp_path):
-    run = finished(tmp_path / "run", find_recipe("digits/tiny"), val_top1=60.0)
+    recipe = closed(find_recipe("digits/tiny"))
+    run = finished(tmp_path / "run", recipe, val_top1=60.0)
     save_classes(run, tuple("0123456789"))
     write_repository(run, tmp_path / "out")
     again = timm.create_model(f"local-dir:{tmp_path / 'out'}", pretrained=True)
     transform = timm.data.create_transform(**timm.data.resolve_model_data_config(again), is_training=False)
     picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (48, 32), dtype=np.uint8))
     model = stepsnet.load(run).model
-    read = evaluation_transform("digits", input_spec(find_recipe("digits/tiny"), model))
+    read = evaluation_transform("digits", input_spec(recipe, model))
     assert transform(picture).numpy() == pytest.approx(read(picture).numpy(), abs=1e-5)
 
 
