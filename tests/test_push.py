@@ -28,6 +28,7 @@ from stepsnet.overrides import override, read_recipe, to_yaml
 from stepsnet.publish.redact import public_command, public_value
 from stepsnet.publish.repository import write_repository
 from stepsnet.recipes import find_recipe
+from stepsnet.tasks import open_data, resolve
 from stepsnet.tasks.assets import save_classes
 from stepsnet.tasks.classification.data import evaluation_transform
 from stepsnet.tasks.classification.task import input_spec
@@ -110,14 +111,16 @@ def test_timm_loads_it_from_the_hub(tmp_path, monkeypatch):
 
 
 def test_digits_have_their_own_preprocessing(tmp_path):
-    run = finished(tmp_path / "run", find_recipe("digits/tiny"), val_top1=60.0)
+    recipe = find_recipe("digits/tiny")
+    recipe, _ = resolve(recipe, open_data(recipe))
+    run = finished(tmp_path / "run", recipe, val_top1=60.0)
     save_classes(run, tuple("0123456789"))
     write_repository(run, tmp_path / "out")
     again = timm.create_model(f"local-dir:{tmp_path / 'out'}", pretrained=True)
     transform = timm.data.create_transform(**timm.data.resolve_model_data_config(again), is_training=False)
     picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (48, 32), dtype=np.uint8))
     model = stepsnet.load(run).model
-    read = evaluation_transform("digits", input_spec(find_recipe("digits/tiny"), model))
+    read = evaluation_transform("digits", input_spec(recipe, model))
     assert transform(picture).numpy() == pytest.approx(read(picture).numpy(), abs=1e-5)
 
 
