@@ -5,6 +5,7 @@ import json
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -35,6 +36,7 @@ def project(tmp_path, monkeypatch):
         path.write_text(block, encoding="utf-8")
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # where a fault is written down
     return tmp_path / "mine"
 
 
@@ -110,6 +112,12 @@ def test_a_task_of_ones_own(project, capsys):
     run = stepsnet.load("run")
     assert run.metrics["val_rmse"].iloc[-1] == summary["metrics"]["val_rmse"]
     assert run.predict(np.ones((8, 8))).keys() == {"ink"}
+    faulty = (project / "my_task.py").read_text().replace("loss = self", "loss = 1 / 0 * self")
+    (project / "my_task.py").write_text(faulty)
+    forget()
+    assert main(["eval", "run"]) == 70
+    said = capsys.readouterr().err
+    assert re.match(rf"stepsnet: {project}/my_task.py, line \d+: ZeroDivisionError: division by zero \(the full", said)
     for change, said in ((["noise=-1"], "noise: got -1, expected at least 0"), (["nois=1"], "did you mean noise")):
         with pytest.raises(UserError, match=said):
             override(run.recipe, change)
