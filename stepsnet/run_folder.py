@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = [
     "RECIPES",
     "Resume",
+    "check_place",
     "check_run_folder",
     "check_there",
     "find_runs",
@@ -58,7 +59,7 @@ RECIPES = "recipes"
 _CONFIG, _LOCK = "config.yaml", ".lock"
 # what a start leaves in a folder before the first update, the files of the tasks among it
 _OF_A_START = re.compile(
-    r"config\.yaml|\.lock|metrics\.jsonl|checkpoints|tensorboard|classes\.json|categories\.json|"
+    r"config\.yaml|\.lock|metrics\.jsonl|checkpoints|tensorboard|classes\.json|categories\.json|fault-\w+\.txt|"
     r"(generation_)?config\.json|(tokenizer|tokenizer_config|special_tokens_map)\.json|modeling_stepsnet\.py"
 )
 
@@ -94,6 +95,13 @@ def check_run_folder(folder: Path, recipe: Recipe, resume: Resume, is_grid: bool
     if not names:
         check_there(folder, resume)
     return recipe
+
+
+def check_place(folder: Path) -> None:
+    """Raises UserError where a folder is not there and cannot be made, or may not be written to. Nothing is written."""
+    there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    if not (there.is_dir() and os.access(there, os.W_OK)):
+        raise UserError(f"--run: cannot use {folder}: {there} is not a folder that may be written to")
 
 
 def check_there(folder: Path, resume: Resume) -> None:

@@ -67,7 +67,7 @@ def test_compare_and_sweep_show_every_model(tmp_path, monkeypatch, capsys):
         (["accumulation_steps=3"], "batch_size: got 32, expected a multiple of 3"),
         (["grad_checkpointing=[9]"], "grad_checkpointing: got steps [9]"),
         (["--run", "full"], "full is not empty, expected a new folder"),
-        (["--run", "full/diary.txt/run"], "is not a folder that may be written to"),
+        (["--run", "full/diary.txt/run"], "cannot use full/diary.txt/run: Not a directory"),
     ],
 )
 def test_it_fails_as_a_run_does(arguments, expected, tmp_path, monkeypatch, capsys):
@@ -78,6 +78,12 @@ def test_it_fails_as_a_run_does(arguments, expected, tmp_path, monkeypatch, caps
     said = capsys.readouterr()
     assert expected in said.err and len(said.err.splitlines()) == 1 and not said.out
     assert [path.name for path in tmp_path.rglob("*")] == ["full", "diary.txt"]
+
+
+def test_a_place_that_may_not_be_written_to_is_told(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("os.access", lambda path, mode: False)  # root may write everywhere
+    assert main(["train", "digits/tiny", "--dry-run", "--run", str(tmp_path / "a" / "b")]) == 2
+    assert f"{tmp_path} is not a folder that may be written to" in capsys.readouterr().err
 
 
 def test_memory_is_that_of_the_loss_with_the_settings():

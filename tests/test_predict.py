@@ -56,6 +56,10 @@ def test_folders_of_folders_in_order_each_picture_once(run, tmp_path, monkeypatc
     assert main(asked) == 2 and "is there, and predict did not write it; --force replaces it" in capsys.readouterr().err
     assert Path("found/predictions.json").read_text() == "changed by hand"
     assert main([*asked, "--force"]) == 0 and Path("found/predictions.json").read_text().startswith("[")
+    with Outputs(tmp_path / "in" / "drawn", tmp_path).reserved([]) as outputs:
+        outputs.write(tmp_path / "in" / "drawn" / "a" / "1.png", (tmp_path / "in" / "2.png").read_bytes())
+    capsys.readouterr()
+    assert main(["predict", run, "in"]) == 0 and len(capsys.readouterr().out.splitlines()) == 4  # not its own
     (tmp_path / "none").mkdir()
     capsys.readouterr()
     assert main(["predict", run, "none"]) == 2 and "the folder none is empty" in capsys.readouterr().err

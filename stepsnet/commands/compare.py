@@ -42,8 +42,8 @@ def _forecast(recipe: Recipe, folder: Path, seeds: Sequence[int], jobs: int, res
     recipe = check_run_folder(folder, recipe, resume, is_grid=True)
     contenders = contenders_of(recipe)
     check_grid([contender.recipe for contender in contenders], seeds, jobs)
-    runs = f"{counted(2 * len(seeds), 'run')}, {jobs} at once, would be in {folder}"
-    say_forecasts([(contender.recipe, contender.label) for contender in contenders], runs)
+    runs = f"{counted(2 * len(seeds), 'run')}, {jobs} at once,"
+    say_forecasts([(contender.recipe, contender.label) for contender in contenders], runs, folder)
 
 
 def compare_and_tell(recipe: Recipe, folder: Path, seeds: Sequence[int], jobs: int, resume: Resume) -> None:

@@ -55,15 +55,17 @@ def add_jobs_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--jobs", type=int, default=2, help="runs at once, which share the cores (default: 2)")
 
 
-def say_forecasts(recipes: Sequence[tuple[Recipe, str]], about: str) -> None:
-    """What ``--dry-run`` shows, of each recipe with what its model is called in reports."""
+def say_forecasts(recipes: Sequence[tuple[Recipe, str]], runs: str, folder: Path) -> None:
+    """What ``--dry-run`` shows: of each recipe, with what its model is called, and of the runs in ``folder``."""
     from ..console import working
+    from ..run_folder import check_place
 
+    check_place(folder)
     with working("building the model and loading a batch"):
         from ..runs.dry_run import forecast, render_forecasts  # takes seconds
 
         found = [forecast(recipe, label) for recipe, label in recipes]
-    say(render_forecasts(found, about))
+    say(render_forecasts(found, f"{runs} would be in {folder}"))
 
 
 def integers(text: str) -> list[int]:

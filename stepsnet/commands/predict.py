@@ -48,7 +48,7 @@ def run(options: argparse.Namespace) -> None:
 
     if (options.prompt is None) == (not options.files):
         raise UserError("predict: expected images, or --prompt for a language model")
-    files, root = _find(options.files, options.out or Path("predictions"))
+    files, root = _find(options.files)
     inputs = PredictInputs(
         files=files,
         root=root,
@@ -74,13 +74,13 @@ def run(options: argparse.Namespace) -> None:
             say(prediction.line)
 
 
-def _find(arguments: Sequence[str], out: Path) -> tuple[list[Path], Path | None]:
+def _find(arguments: Sequence[str]) -> tuple[list[Path], Path | None]:
     """The images that files, folders and patterns stand for, each once, and the folder that all of them are in.
 
-    What predict has written into a folder itself is none of its inputs.
+    What predict has written itself is none of its inputs.
     """
     from ..tasks.images import find_images
-    from ..tasks.outputs import Outputs, common_folder
+    from ..tasks.outputs import common_folder, without_outputs
 
     found: list[Path] = []
     places: list[Path] = []  # folders as they are given, and those of single files
@@ -89,9 +89,8 @@ def _find(arguments: Sequence[str], out: Path) -> tuple[list[Path], Path | None]
             found.append(match)
             places.append(match.absolute().parent)
             continue
-        ours = Outputs(out, match.absolute())
         images, others = find_images(match)
-        images = [image for image in images if not ours.wrote(image.absolute())]
+        images = without_outputs(images)
         if not images:
             raise UserError(f"predict: the folder {match} is empty, expected images in it or below it")
         if others:

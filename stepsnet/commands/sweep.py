@@ -74,8 +74,9 @@ def run(options: argparse.Namespace) -> None:
 
         contenders, _ = _contenders(recipes, seeds, options.jobs)
         plan_grid(contenders, folder, seeds, options.jobs, options.resume)
-        runs = f"{counted(len(seeds) * len(recipes), 'run')}, {options.jobs} at once, would be in {folder}"
-        say_forecasts([(contender.recipe, f"{contender.name} ({contender.label})") for contender in contenders], runs)
+        runs = f"{counted(len(seeds) * len(recipes), 'run')}, {options.jobs} at once,"
+        named = [(contender.recipe, f"{contender.name} ({contender.label})") for contender in contenders]
+        say_forecasts(named, runs, folder)
         return
     sweep_and_tell(recipes, folder, seeds, options.jobs, options.resume)
 

@@ -26,7 +26,7 @@ def run(options: argparse.Namespace) -> None:
 
     recipe, folder = recipe_and_folder(options)
     if options.dry_run:
-        say_forecasts([(check_run_folder(folder, recipe, options.resume), "")], f"the run would be in {folder}")
+        say_forecasts([(check_run_folder(folder, recipe, options.resume), "")], "the run", folder)
     else:
         train_and_tell(recipe, folder, options.resume)
 

@@ -14,7 +14,7 @@ from ..errors import UserError
 from ..files import write_atomically
 from ..reading import read_json
 
-__all__ = ["Outputs", "common_folder"]
+__all__ = ["Outputs", "common_folder", "without_outputs"]
 
 _INDEX = ".stepsnet-written.json"  # in the folder: the checksum of each file that was written there
 
@@ -22,6 +22,17 @@ _INDEX = ".stepsnet-written.json"  # in the folder: the checksum of each file th
 def common_folder(places: Sequence[Path]) -> Path:
     """The deepest folder that all of these are in, or are."""
     return Path(os.path.commonpath([os.path.abspath(place) for place in places]))
+
+
+def without_outputs(files: Sequence[Path]) -> list[Path]:
+    """The files that predict has not written itself, into whatever folder above them."""
+    folders = {parent for file in files for parent in file.absolute().parents}
+    known = {folder: Outputs(folder, folder) for folder in folders if (folder / _INDEX).exists()}
+    return [
+        file
+        for file in files
+        if not any(known[parent].wrote(file.absolute()) for parent in file.absolute().parents if parent in known)
+    ]
 
 
 class Outputs:
