@@ -126,7 +126,7 @@ def sweep(
     from ..run_folder import read_summary
 
     contenders, checked = _contenders(recipes, seeds, jobs)
-    if not folder.exists():
+    if not (folder.exists() and any(folder.iterdir())):
         tell(display, [contender.name for contender in contenders], checked)
     runs = train_grid(contenders, folder, seeds, jobs, display, resume)
     rows = [{key: summary[key] for key in KEPT} for run in runs if (summary := read_summary(run))]

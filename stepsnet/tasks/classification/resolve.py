@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
+import timm
 import torch
 
 from ...config import ClassificationRecipe
@@ -33,10 +34,12 @@ def resolve(recipe: ClassificationRecipe, opened: StoredData) -> tuple[Classific
     """
     recipe, lines = with_classes(recipe, len(opened.splits.classes))
     args, look = given_args(recipe.model), _look_at(opened.splits.train)
-    if lines and look.are_greyscale and "in_chans" not in args:
-        args["in_chans"] = 1
-        lines.append(f"in_chans 1, from the data: {look} are greyscale")
-    if look.are_greyscale and args.get("in_chans", 3) == 3:
+    own_channels = _channels_of(recipe.model.name)
+    if lines and "in_chans" not in args and look.channels not in (None, own_channels):
+        args["in_chans"] = look.channels
+        what = "greyscale" if look.channels == 1 else "not all greyscale"
+        lines.append(f"in_chans {look.channels}, from the data: {look} are {what}")
+    if look.channels == 1 and args.get("in_chans", own_channels) == 3:
         key = f"{key_of_model(recipe)}.args.in_chans"
         lines.append(f"{look} are greyscale, and {recipe.model.name} reads them in color: {key}=1 reads one channel")
     recipe = with_args(recipe, args)
@@ -53,20 +56,24 @@ def resolve(recipe: ClassificationRecipe, opened: StoredData) -> tuple[Classific
     return recipe, lines
 
 
+def _channels_of(name: str) -> int:
+    """The channels that a model has by itself."""
+    config = None
+    with suppress(RuntimeError):  # timm has no such weights, which is said when the model is built
+        config = timm.get_pretrained_cfg(name)
+    return config.input_size[0] if config and config.input_size else 3
+
+
 @dataclass(frozen=True)
 class _Look:
     """What training images have in common, as far as they were looked at."""
 
     count: int
-    channels: frozenset[int]
+    channels: int | None  # 1 if all of them are greyscale as they are stored, else 3; None where that is not known
     sizes: tuple[tuple[int, int], ...]  # (height, width), without repetitions
 
     def __str__(self) -> str:
         return f"the {self.count} training images that were looked at"
-
-    @property
-    def are_greyscale(self) -> bool:
-        return self.channels == {1}
 
     def side(self) -> int:
         """The side of the squares that all of them are. Raises UserError where they are not."""
@@ -87,18 +94,10 @@ class _Look:
 
 
 def _look_at(images: StoredImages) -> _Look:
-    total, shapes = len(images.labels), set[tuple[int, int, int]]()
-    count = 0
+    total, shapes = len(images.labels), list[tuple[int, int, int]]()
+    shape = getattr(images, "shape", None) or (lambda index: shape_of(images.read(index)))
     for index in np.unique(np.linspace(0, total - 1, min(total, _LOOKED_AT)).round().astype(int)):
-        try:
-            shapes.add(_shape(images, int(index)))
-        except UnreadableImage:
-            continue
-        count += 1
-    return _Look(count, frozenset(shape[0] for shape in shapes), tuple({shape[1:] for shape in shapes}))
-
-
-def _shape(images: Any, index: int) -> tuple[int, int, int]:
-    if hasattr(images, "shape"):
-        return images.shape(index)
-    return shape_of(images.read(index))  # as it is read, in color
+        with suppress(UnreadableImage):
+            shapes.append(shape(int(index)))
+    channels = max((channels for channels, _, _ in shapes), default=3) if hasattr(images, "shape") else None
+    return _Look(len(shapes), channels, tuple({(height, width) for _, height, width in shapes}))
