@@ -9,7 +9,7 @@ BIN := .venv/bin
 .PHONY: demo test lint unit contract docs readme clean
 
 demo: .venv/installed
-	$(BIN)/stepsnet compare digits/deep --run $(RUN) --resume
+	$(BIN)/stepsnet compare digits/deep --run $(RUN) --auto-resume
 
 test: lint unit contract docs
 

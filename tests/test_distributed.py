@@ -27,7 +27,8 @@ def start(folder, ranks, *arguments, recipe="digits/tiny", settings=SETTINGS):
     if ranks > 1:
         port = 20000 + os.getpid() % 20000
         launch += ["torch.distributed.run", "--nproc-per-node", str(ranks), "--master-port", str(port), "-m", "--"]
-    command = [*launch, "stepsnet", "train", recipe, "--run", str(folder), *settings, *arguments]
+    words = ["train", recipe, "--run", str(folder), *settings] if recipe else ["resume", str(folder)]
+    command = [*launch, "stepsnet", *words, *arguments]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, start_new_session=True
@@ -66,6 +67,9 @@ def test_two_ranks_of_ddp_train_as_one_process(tmp_path, alone):
     out = finish(start(tmp_path / "ddp", 2))
     assert "effective batch 128 = 2 ranks × 1 accumulated × 64" in out
     assert_same(tmp_path / "ddp", alone)
+    out = finish(start(tmp_path / "ddp", 2, "epochs=3", recipe=None))
+    assert out.count("3 epochs in place of 2: after update 22 lr is ") == 1 and "after 3 epochs: " in out
+    assert (tmp_path / "ddp" / "epochs-2" / "summary.json").exists()
 
 
 def test_fsdp_is_killed_and_goes_on_in_one_process(tmp_path, alone):

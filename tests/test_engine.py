@@ -97,14 +97,21 @@ def test_the_newest_and_the_best_are_kept(tmp_path):
         saved(tmp_path / "file", 1)
 
 
-def test_what_was_written_half_is_no_checkpoint(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (OSError(28, "No space left on device"), "No space left on device"),
+        (RuntimeError("[enforce fail at inline_container.cc:671]"), r"writing failed, with \d+ bytes free"),
+    ],
+)
+def test_what_was_written_half_is_no_checkpoint(tmp_path, monkeypatch, error, said):
     saved(tmp_path, 1)
 
     def full_disk(*args, **kwargs):
-        raise OSError(28, "No space left on device")
+        raise error
 
     monkeypatch.setattr(torch, "save", full_disk)
-    with pytest.raises(UserError, match="step-00000002: No space left on device"):
+    with pytest.raises(UserError, match=f"step-00000002: {said}"):
         saved(tmp_path, 2)
     assert latest(tmp_path)[0].path.name == "step-00000001"
 

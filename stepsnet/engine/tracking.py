@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import importlib
+import threading
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from numbers import Real
@@ -48,7 +49,11 @@ def scalars(line: Mapping[str, Any]) -> dict[str, float]:
 def _tensorboard(folder: Path, step: int) -> Tracker:
     from torch.utils.tensorboard import SummaryWriter
 
-    writer = SummaryWriter(str(folder), purge_step=step + 1 if step else None)
+    threading.excepthook = _without_tensorboards
+    try:
+        writer = SummaryWriter(str(folder), purge_step=step + 1 if step else None)
+    except OSError as error:
+        raise UserError(f"tracker: cannot write {folder}: {error.strerror or error}") from error
 
     def track(values: Mapping[str, float], step: int) -> None:
         for name, value in values.items():
@@ -56,6 +61,12 @@ def _tensorboard(folder: Path, step: int) -> Tracker:
         writer.flush()
 
     return track
+
+
+def _without_tensorboards(arguments: Any, print_it: Callable[[Any], object] = threading.excepthook) -> None:
+    """TensorBoard's thread hands its errors, such as that of a full disk, to the next call, and need not print them."""
+    if not type(arguments.thread).__module__.startswith("tensorboard."):
+        print_it(arguments)
 
 
 def _service(name: str, folder: Path, config: Mapping[str, Any]) -> Tracker:

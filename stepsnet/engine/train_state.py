@@ -6,6 +6,7 @@ number of ranks.
 
 from __future__ import annotations
 
+import errno
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -92,12 +93,10 @@ class TrainState:
                     if self.averages:
                         save_weights(temporary / "averages.safetensors", tensors["averages"])
                     state = {**state, "optimizer": tensors["optimizer"]}
-                torch.save(dict(state), temporary / "state.pt")
+                _save(dict(state), temporary / "state.pt")
                 _publish(folder, temporary, final, keep, best)
             self.context.barrier()
-        except (OSError, dcp.CheckpointException, safetensors.SafetensorError, RuntimeError) as error:
-            if isinstance(error, RuntimeError) and "write" not in str(error):  # torch.save's own, of a full disk
-                raise
+        except (OSError, dcp.CheckpointException, safetensors.SafetensorError) as error:
             reason = getattr(error, "strerror", None) or " ".join(str(error).split())
             raise UserError(f"checkpoint: cannot write {final}: {reason}") from error
         return final
@@ -142,6 +141,15 @@ def recover_checkpoints(folder: Path) -> None:
                 _rename_over(path, final)
     except OSError as error:
         raise UserError(f"checkpoint: cannot write {folder}: {error.strerror}") from error
+
+
+def _save(state: dict[str, Any], path: Path) -> None:
+    """``torch.save``, whose errors of a full disk are RuntimeErrors that do not say so. Raises OSError."""
+    try:
+        torch.save(state, path)
+    except RuntimeError as error:
+        free = shutil.disk_usage(path.parent).free
+        raise OSError(errno.EIO, f"writing failed, with {free} bytes free on the disk") from error
 
 
 def _is_whole(path: Path) -> bool:
