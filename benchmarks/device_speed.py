@@ -2,10 +2,10 @@
 
     python benchmarks/device_speed.py [--device cuda] [--quick] [--seconds 200] [--pairs NAME …] [--out FILE.json]
 
-A pair's two models take turns under each setting, so that a change of clocks hits both alike; ratios are of neighbours.
-Settings are eager, compiled (one block at a time, so that the blocks of a width share their graphs) and, on CUDA, both as
-a replayed CUDA graph. Weights are bfloat16 on CUDA in inference; training is under autocast, with AdamW. What a setting
-computes is held against the eager model. The file is written after every pair. Ends in one JSON line.
+A pair's two models take turns under each setting, so that a change of clocks hits both alike; ratios are of
+neighbours. Settings are eager, compiled (one block at a time, so that the blocks of a width share their graphs) and, on
+CUDA, both as a replayed CUDA graph. Weights are bfloat16 on CUDA in inference; training is under autocast, with AdamW.
+What a setting computes is held against the eager model. The file is written after every pair. Ends in one JSON line.
 """
 
 from __future__ import annotations
