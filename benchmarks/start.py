@@ -8,7 +8,6 @@ Beside it, in turn, a bare `import torch, timm`, which no software on them can b
 from __future__ import annotations
 
 import argparse
-import json
 import subprocess
 import sys
 import tempfile
@@ -21,21 +20,22 @@ RUNS = 5
 
 
 def first_update(recipe: str, data: str | None) -> float:
+    """Until the run's first line of metrics, which is written after its first update."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "stepsnet", "train", recipe, "--run", f"{folder}/run", "--progress", "events"]
+        metrics = Path(folder) / "run" / "metrics.jsonl"
+        command = [sys.executable, "-m", "stepsnet", "train", recipe, "--run", f"{folder}/run", "log_interval=1"]
         command += ["--data", data] if data else []
         started = time.perf_counter()
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        assert process.stdout is not None
-        for line in process.stdout:
-            if line.startswith("{") and json.loads(line)["kind"] == "progress":
-                seconds = time.perf_counter() - started
-                break
-        else:
-            raise SystemExit(f"{recipe} ended before its first update")
-        process.kill()
-        process.wait()
-        return seconds
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        try:
+            while not (metrics.exists() and metrics.stat().st_size):
+                if process.poll() is not None:
+                    raise SystemExit(f"{recipe} ended before its first update")
+                time.sleep(0.01)
+            return time.perf_counter() - started
+        finally:
+            process.kill()
+            process.wait()
 
 
 def bare_import() -> float:

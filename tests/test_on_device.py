@@ -1,0 +1,208 @@
+"""What may differ on an accelerator: precision, compiled and recomputed blocks, sharding, hooks, and resuming.
+
+``STEPSNET_TEST_DEVICE=cuda`` runs it there, as benchmarks/gpu.sh does. On a CPU, where other tests cover most of it,
+one family stands for all.
+"""
+
+import os
+import shutil
+
+import pytest
+import timm
+import torch
+import torch.distributed as dist
+from model_families import TINY, image_of, tiny
+from small_detectors import build, images_of, targets_of
+from torch.distributed.fsdp import fully_shard
+
+from stepsnet.analysis.residual_stream import measure_stream
+from stepsnet.checkpoint import load_weights
+from stepsnet.config import ModelSpec
+from stepsnet.console import Lines
+from stepsnet.device import autocast
+from stepsnet.engine.prepare import compile_blocks
+from stepsnet.models.blocks import blocks_of, recompute_blocks
+from stepsnet.models.build import build_model
+from stepsnet.overrides import override
+from stepsnet.recipes import find_recipe
+from stepsnet.runs.train import train_run
+
+DEVICE = torch.device(os.environ.get("STEPSNET_TEST_DEVICE", "cpu"))
+ON_CPU = DEVICE.type == "cpu"
+LANGUAGE = {"widths": [32, 48, 64], "depths": [2, 1, 1], "num_attention_heads": [1, 2, 2], "vocab_size": 96}
+FAMILIES = ["deit"] if ON_CPU else [*TINY, "language"]
+EVERY = pytest.mark.parametrize("family", FAMILIES)
+
+
+def make(family):
+    if family != "language":
+        return tiny(family)
+    torch.manual_seed(0)
+    return build_model(ModelSpec("steps_transformer", LANGUAGE))
+
+
+def sample(family):
+    if family == "language":
+        return torch.randint(LANGUAGE["vocab_size"], (2, 24), generator=torch.Generator().manual_seed(1))
+    return image_of(family)
+
+
+def outputs_and_gradients(model, x, amp_dtype="float32"):
+    """Of a loss that is linear in the logits, so that gradients are compared and not a softmax."""
+    model.zero_grad()
+    device = next(model.parameters()).device
+    with autocast(amp_dtype, device):
+        found = model(x.to(device))
+    logits = getattr(found, "logits", found).float()
+    weights = torch.linspace(-1, 1, logits.numel(), device=device).view(logits.shape)
+    (logits * weights).mean().backward()
+    return logits.detach().cpu(), {name: p.grad.detach().float().cpu() for name, p in model.named_parameters()}
+
+
+def error(got, expected):
+    """The norm of the difference over the norm."""
+    return ((got - expected).norm() / expected.norm()).item()
+
+
+def worst(got, expected):
+    """The largest error among gradients that are not negligible."""
+    largest = max(gradient.norm() for gradient in expected.values())
+    return max(error(got[name], each) for name, each in expected.items() if each.norm() > 1e-4 * largest)
+
+
+@pytest.fixture(autouse=True)
+def exact_products():
+    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    yield
+    torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
+
+
+@EVERY
+def test_outputs_and_gradients_are_those_of_the_cpu(family):
+    model, x = make(family).eval(), sample(family)
+    logits, gradients = outputs_and_gradients(model, x)
+    there, their_gradients = outputs_and_gradients(model.to(DEVICE), x)
+    assert error(there, logits) < 1e-4 and worst(their_gradients, gradients) < 1e-3
+    half, half_gradients = outputs_and_gradients(model, x, "bfloat16")
+    assert error(half, logits) < 0.1 and all(gradient.isfinite().all() for gradient in half_gradients.values())
+
+
+@pytest.mark.skipif(ON_CPU, reason="compiled blocks on a CPU are in test_engine_blocks.py and test_models_training.py")
+@EVERY
+def test_compiled_blocks_give_the_same(family):
+    model, x = make(family).to(DEVICE).eval(), sample(family)
+    expected = outputs_and_gradients(model, x)
+    compile_blocks(model)
+    logits, gradients = outputs_and_gradients(model, x)
+    assert error(logits, expected[0]) < 1e-4 and worst(gradients, expected[1]) < 1e-3
+
+
+@EVERY
+def test_recomputed_blocks_give_the_same(family):
+    model, x = make(family).to(DEVICE).eval(), sample(family)
+    expected = outputs_and_gradients(model, x)
+    recompute_blocks(blocks_of(model))
+    logits, gradients = outputs_and_gradients(model, x)
+    assert torch.equal(logits, expected[0]) and worst(gradients, expected[1]) < 1e-5
+
+
+@pytest.mark.skipif(ON_CPU, reason="FSDP on a CPU is in test_distributed.py")
+@EVERY
+def test_sharded_over_one_rank_it_is_the_same(family, tmp_path):
+    model, x = make(family).to(DEVICE).eval(), sample(family)
+    expected = outputs_and_gradients(model, x)
+    dist.init_process_group("nccl", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        mesh = dist.init_device_mesh(DEVICE.type, (1,))
+        for block in blocks_of(model):
+            fully_shard(block, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        model.zero_grad()
+        found = model(x.to(DEVICE))
+        logits = getattr(found, "logits", found)
+        (logits * torch.linspace(-1, 1, logits.numel(), device=DEVICE).view(logits.shape)).mean().backward()
+        gradients = {name: p.grad.full_tensor().cpu() for name, p in model.named_parameters()}
+    finally:
+        dist.destroy_process_group()
+    assert error(logits.detach().cpu(), expected[0]) < 1e-5 and worst(gradients, expected[1]) < 1e-4
+
+
+@pytest.mark.skipif(ON_CPU, reason="test_residual_stream.py is about a CPU")
+@EVERY
+def test_the_residual_stream_is_measured_alike(family):
+    model, x = make(family).eval(), sample(family)
+
+    def loss_of(model):
+        found = model(x.to(next(model.parameters()).device))
+        return getattr(found, "logits", found).float().square().mean()
+
+    expected = measure_stream(model, loss_of)
+    for ours, theirs in zip(measure_stream(model.to(DEVICE), loss_of), expected, strict=True):
+        assert ours.width == theirs.width
+        for key in ("gamma_read", "branch", "gradient"):
+            assert getattr(ours, key) == pytest.approx(getattr(theirs, key), rel=1e-2), key
+
+
+@pytest.mark.parametrize("name", ["mask_rcnn"] if ON_CPU else ["mask_rcnn", "cascade_mask_rcnn"])
+def test_detectors_learn_and_detect(name):
+    model = build(name).to(DEVICE)
+    images = [image.to(DEVICE) for image in images_of((64, 80), (96, 64))]
+    targets = [{key: value.to(DEVICE) for key, value in t.items()} for t in targets_of((64, 80), (96, 64))]
+    with autocast("bfloat16", DEVICE):
+        losses = model.train()(images, targets)
+    sum(losses.values()).backward()
+    assert all(loss.isfinite() for loss in losses.values())
+    assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)
+    with torch.no_grad():
+        found = model.eval()(images)
+    assert len(found) == 2 and all(one["masks"].device.type == DEVICE.type for one in found)
+
+
+def test_a_segmenter_learns():
+    model = build_model(ModelSpec("upernet", {"backbone": "test_steps_swin", "num_classes": 3, "channels": 16}))
+    with autocast("bfloat16", DEVICE):
+        outputs = model.to(DEVICE).train()(torch.rand(2, 3, 64, 64, device=DEVICE))
+    sum(logits.float().square().mean() for logits in outputs).backward()
+    assert all(logits.shape == (2, 3, 64, 64) and logits.isfinite().all() for logits in outputs)
+
+
+@pytest.mark.skipif(ON_CPU, reason="resuming on a CPU is in test_engine.py and test_killed.py")
+@pytest.mark.parametrize("settings", [[], ["amp_dtype=bfloat16", "compile=true"], ["grad_checkpointing=0.5"]])
+def test_a_resumed_run_is_the_same_to_the_bit(settings, tmp_path, monkeypatch):
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    recipe = override(find_recipe("digits/tiny"), ["epochs=3", f"device={DEVICE}", "keep_checkpoints=3", *settings])
+    try:
+        with Lines() as display:
+            train_run(recipe, tmp_path / "whole", display)
+            shutil.copytree(tmp_path / "whole", tmp_path / "cut")
+            for path in ("summary.json", "model.safetensors", "report.html"):
+                (tmp_path / "cut" / path).unlink()
+            shutil.rmtree(max((tmp_path / "cut" / "checkpoints").iterdir()))
+            train_run(recipe, tmp_path / "cut", display, resume=True)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    whole, cut = (load_weights(tmp_path / name / "model.safetensors") for name in ("whole", "cut"))
+    assert all(torch.equal(whole[name], cut[name]) for name in whole)
+
+
+@pytest.mark.skipif(ON_CPU, reason="it asks whether a graph can be captured")
+@pytest.mark.parametrize("name", ["test_steps_deit", "test_steps_swin", "test_steps_resnet"])
+def test_inference_can_be_captured_in_a_graph(name):
+    """No synchronisation, and no allocation that differs from call to call: a graph replays what was captured."""
+    size = 56 if "swin" in name else 32
+    model = timm.create_model(name, **({} if "resnet" in name else {"img_size": size})).to(DEVICE).eval()
+    x = torch.randn(2, 3, size, size, device=DEVICE)
+    with torch.inference_mode():
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            model(x)
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured = model(x)
+        x.copy_(torch.randn_like(x))
+        graph.replay()
+        torch.testing.assert_close(captured, model(x))
