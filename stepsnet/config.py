@@ -10,9 +10,10 @@ from __future__ import annotations
 import dataclasses
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, Field
 from pydantic.dataclasses import dataclass
 
+from .augmentation import STRICT, Augment, DetectionAugment, Positive, SegmentationAugment, Share, Side
 from .errors import UserError
 
 __all__ = [
@@ -31,16 +32,11 @@ __all__ = [
     "key_of",
 ]
 
-# Strict: "3" is not a number and true is not 1. By the rules of JSON a list fills a tuple and 1 a float.
-_STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, validate_by_name=True, validate_by_alias=True)
-Share = Annotated[float, Field(ge=0, le=1)]
-Positive = Annotated[float, Field(gt=0)]
-Side = Annotated[int, Field(ge=1)]  # in pixels
 Names = Annotated[tuple[str, ...], BeforeValidator(lambda given: _as_names(given))]  # a single one, or a list
 AtLeastOne = Annotated[int, Field(ge=1)]
 
 
-@dataclass(frozen=True, kw_only=True, config=_STRICT)
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class TrainingSettings:
     """Hyper-parameters by timm's names. Times are in epochs, rates are per update."""
 
@@ -131,61 +127,7 @@ MAY_CHANGE_ON_RESUME = {
 }
 
 
-@dataclass(frozen=True, kw_only=True, config=_STRICT)
-class Augment:
-    """timm's augmentation, by timm's names. What is not named is off; the paper's is in recipes/imagenet.py."""
-
-    scale: tuple[Positive, Positive] = Field(
-        default=(1.0, 1.0), description="share of the image that a crop covers; 1, 1: the largest square in its middle"
-    )
-    ratio: tuple[Positive, Positive] = Field(default=(1.0, 1.0), description="width over height of a crop")
-    hflip: Share = Field(default=0.0, description="probability of a horizontal flip")
-    color_jitter: float = Field(default=0.0, ge=0, description="strength; without auto_augment")
-    auto_augment: str | None = Field(default=None, description="one of timm's policies, such as rand-m9-mstd0.5-inc1")
-    re_prob: Share = Field(default=0.0, description="probability of random erasing")
-    re_mode: Literal["const", "rand", "pixel"] = Field(default="pixel", description="what erased parts are filled with")
-    mixup: float = Field(default=0.0, ge=0, description="alpha; 0: no Mixup")
-    cutmix: float = Field(default=0.0, ge=0, description="alpha; 0: no CutMix")
-    mixup_prob: Share = Field(default=1.0, description="probability of either, per batch")
-    mixup_switch_prob: Share = Field(default=0.5, description="probability of CutMix where both are on")
-    aug_repeats: int = Field(default=1, ge=1, description="copies of a sample per epoch, each augmented in its own way")
-
-
-@dataclass(frozen=True, kw_only=True, config=_STRICT)
-class DetectionAugment:
-    """Sizes and crops of a detector's training images. What is not named is off; Swin's are in recipes/coco.py."""
-
-    sizes: Annotated[tuple[Side, ...], Field(min_length=1)] | None = Field(
-        default=None, description="of the shorter side, one drawn per image; null: that of evaluation"
-    )
-    max_size: Side | None = Field(default=None, description="of the longer side; null: that of evaluation")
-    flip: Share = Field(default=0.0, description="probability of a horizontal flip")
-    crop: Share = Field(
-        default=0.0, description="probability of a resize to crop_sizes and a crop before that to sizes"
-    )
-    crop_sizes: tuple[Side, ...] = Field(
-        default=(400, 500, 600), min_length=1, description="shorter side before a crop"
-    )
-    crop_range: tuple[Side, Side] = Field(default=(384, 600), description="of a crop's height and of its width")
-
-    def __post_init__(self) -> None:
-        _check_range("augment.crop_range", self.crop_range)
-
-
-@dataclass(frozen=True, kw_only=True, config=_STRICT)
-class SegmentationAugment:
-    """What crops of an image and its labels undergo. What is not named is off; Swin's is in recipes/ade20k.py."""
-
-    scale_range: tuple[Positive, Positive] = Field(default=(1.0, 1.0), description="factors of the recipe's scale")
-    max_class_share: Share = Field(default=1.0, description="of a crop's labelled pixels, if one of ten tries has less")
-    hflip: Share = Field(default=0.0, description="probability of a horizontal flip")
-    photometric: bool = Field(default=False, description="changes of brightness, contrast, saturation and hue")
-
-    def __post_init__(self) -> None:
-        _check_range("augment.scale_range", self.scale_range)
-
-
-@dataclass(frozen=True, config=_STRICT)
+@dataclass(frozen=True, config=STRICT)
 class ModelSpec:
     """What ``timm.create_model`` is called with, or the arguments of a detector, segmenter or language model."""
 
@@ -193,7 +135,7 @@ class ModelSpec:
     args: dict[str, Any] = Field(default_factory=dict, description="keyword arguments of the model")
 
 
-@dataclass(frozen=True, kw_only=True, config=_STRICT)
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class Recipe(TrainingSettings):
     """What every task's recipe has; ``task`` says which kind it is."""
 
@@ -221,7 +163,7 @@ class Recipe(TrainingSettings):
         return dataclasses.replace(self, model=self.baseline)
 
 
-@dataclass(frozen=True, kw_only=True, config=_STRICT)
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class ClassificationRecipe(Recipe):
     task: Literal["classification"] = "classification"
     train_samples: int | None = Field(default=None, ge=1, description="of the training split; null: all of them")
@@ -251,7 +193,7 @@ class ClassificationRecipe(Recipe):
         return _starting_from_its_own(self, super().of_baseline(), "init")
 
 
-@dataclass(frozen=True, kw_only=True, config=_STRICT)
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class LanguageRecipe(Recipe):
     """``batch_size`` is in sequences."""
 
@@ -273,7 +215,7 @@ class LanguageRecipe(Recipe):
     clean_samples: int = Field(default=0, ge=0, description="training sequences that are scored after every epoch")
 
 
-@dataclass(frozen=True, kw_only=True, config=_STRICT)
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class DenseRecipe(Recipe):
     """A recipe on the backbone of a classifier."""
 
@@ -290,7 +232,7 @@ class DenseRecipe(Recipe):
         return _starting_from_its_own(self, super().of_baseline(), "backbone")
 
 
-@dataclass(frozen=True, kw_only=True, config=_STRICT)
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class DetectionRecipe(DenseRecipe):
     task: Literal["detection"] = "detection"
     augment: DetectionAugment | None = Field(
@@ -304,7 +246,7 @@ class DetectionRecipe(DenseRecipe):
     )
 
 
-@dataclass(frozen=True, kw_only=True, config=_STRICT)
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class SegmentationRecipe(DenseRecipe):
     """Fields that begin with ``eval_`` say how whole images are tested."""
 
@@ -347,11 +289,6 @@ def key_of(kind: type, name: str) -> str:
 
 def _as_names(given: Any) -> Any:
     return (given,) if isinstance(given, str) else tuple(given) if isinstance(given, list) else given
-
-
-def _check_range(name: str, bounds: tuple[float, float]) -> None:
-    if bounds[0] > bounds[1]:
-        raise UserError(f"{name}: got {bounds[0]}, {bounds[1]}, expected the smaller one first")
 
 
 def _starting_from_its_own(recipe: Recipe, of_baseline: Recipe, key: str) -> Recipe:

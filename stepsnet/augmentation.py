@@ -1,0 +1,80 @@
+"""The settings of augmentation of each task that reads images, and the types that settings share.
+
+As in config.py, which has all other settings, each field declares its type, bounds and meaning.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass
+
+from .errors import UserError
+
+__all__ = ["STRICT", "Augment", "DetectionAugment", "Positive", "SegmentationAugment", "Share", "Side"]
+
+# Strict: "3" is not a number and true is not 1. By the rules of JSON a list fills a tuple and 1 a float.
+STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, validate_by_name=True, validate_by_alias=True)
+Share = Annotated[float, Field(ge=0, le=1)]
+Positive = Annotated[float, Field(gt=0)]
+Side = Annotated[int, Field(ge=1)]  # in pixels
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Augment:
+    """timm's augmentation, by timm's names. What is not named is off; the paper's is in recipes/imagenet.py."""
+
+    scale: tuple[Positive, Positive] = Field(
+        default=(1.0, 1.0), description="share of the image that a crop covers; 1, 1: the largest square in its middle"
+    )
+    ratio: tuple[Positive, Positive] = Field(default=(1.0, 1.0), description="width over height of a crop")
+    hflip: Share = Field(default=0.0, description="probability of a horizontal flip")
+    color_jitter: float = Field(default=0.0, ge=0, description="strength; without auto_augment")
+    auto_augment: str | None = Field(default=None, description="one of timm's policies, such as rand-m9-mstd0.5-inc1")
+    re_prob: Share = Field(default=0.0, description="probability of random erasing")
+    re_mode: Literal["const", "rand", "pixel"] = Field(default="pixel", description="what erased parts are filled with")
+    mixup: float = Field(default=0.0, ge=0, description="alpha; 0: no Mixup")
+    cutmix: float = Field(default=0.0, ge=0, description="alpha; 0: no CutMix")
+    mixup_prob: Share = Field(default=1.0, description="probability of either, per batch")
+    mixup_switch_prob: Share = Field(default=0.5, description="probability of CutMix where both are on")
+    aug_repeats: int = Field(default=1, ge=1, description="copies of a sample per epoch, each augmented in its own way")
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class DetectionAugment:
+    """Sizes and crops of a detector's training images. What is not named is off; Swin's are in recipes/coco.py."""
+
+    sizes: Annotated[tuple[Side, ...], Field(min_length=1)] | None = Field(
+        default=None, description="of the shorter side, one drawn per image; null: that of evaluation"
+    )
+    max_size: Side | None = Field(default=None, description="of the longer side; null: that of evaluation")
+    flip: Share = Field(default=0.0, description="probability of a horizontal flip")
+    crop: Share = Field(
+        default=0.0, description="probability of a resize to crop_sizes and a crop before that to sizes"
+    )
+    crop_sizes: tuple[Side, ...] = Field(
+        default=(400, 500, 600), min_length=1, description="shorter side before a crop"
+    )
+    crop_range: tuple[Side, Side] = Field(default=(384, 600), description="of a crop's height and of its width")
+
+    def __post_init__(self) -> None:
+        _check_range("augment.crop_range", self.crop_range)
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class SegmentationAugment:
+    """What crops of an image and its labels undergo. What is not named is off; Swin's is in recipes/ade20k.py."""
+
+    scale_range: tuple[Positive, Positive] = Field(default=(1.0, 1.0), description="factors of the recipe's scale")
+    max_class_share: Share = Field(default=1.0, description="of a crop's labelled pixels, if one of ten tries has less")
+    hflip: Share = Field(default=0.0, description="probability of a horizontal flip")
+    photometric: bool = Field(default=False, description="changes of brightness, contrast, saturation and hue")
+
+    def __post_init__(self) -> None:
+        _check_range("augment.scale_range", self.scale_range)
+
+
+def _check_range(name: str, bounds: tuple[float, float]) -> None:
+    if bounds[0] > bounds[1]:
+        raise UserError(f"{name}: got {bounds[0]}, {bounds[1]}, expected the smaller one first")
