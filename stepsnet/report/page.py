@@ -22,6 +22,7 @@ from matplotlib import style
 from ..errors import UserError
 from ..files import write_atomically
 from ..metrics import METRICS, format_metric, metric_label
+from ..terminal import printable
 from .confusion import confusion_figure
 from .curves import curves_figure
 from .depth import depth_figure, results_figure
@@ -76,6 +77,7 @@ def write_report(runs: Sequence[Path], out: Path, title: str | None = None) -> P
         classes=class_table(few),
         examples=examples(few),
         picture_source=picture_source,
+        printable=printable,
         data_notes=data_notes(groups),
         metric_columns=[metric_label(name, with_unit=True) for name in columns],
         runs=_table_of_runs(groups, columns),
