@@ -70,19 +70,22 @@ def test_eval_scores_each_run_and_what_differs(both, capsys):
 
 
 def test_predict_tells_where_runs_differ(both, tmp_path, capsys):
-    picture = tmp_path / "picture.png"
-    Image.fromarray(np.eye(8, dtype=np.uint8) * 255).save(picture)
-    status, out, err = run("predict", both, picture, picture, "--top", 1, capsys=capsys)
+    pictures = [tmp_path / "1.png", tmp_path / "2.png"]
+    for picture in pictures:
+        Image.fromarray(np.eye(8, dtype=np.uint8) * 255).save(picture)
+    status, out, err = run("predict", both, *pictures, "--top", 1, "--out", tmp_path / "out", capsys=capsys)
     lines = out.splitlines()
     assert status == 0 and len(lines) >= 9, err
-    assert [line.split(": ")[:2] for line in lines[:8]] == [[name, str(picture)] for name in sorted(NAMES * 2)]
-    status, out, err = run("predict", both, picture, "--json", capsys=capsys)
+    expected = [[name, str(picture)] for name in sorted(NAMES) for picture in pictures]
+    assert [line.split(": ")[:2] for line in lines[:8]] == expected
+    assert {path.parent.name for path in (tmp_path / "out").rglob("predictions.json")} == set(NAMES)
+    status, out, err = run("predict", both, pictures[0], "--json", capsys=capsys)
     found = json.loads(out)
     classes = {one["run"]: one["predictions"][0]["classes"] for one in found["runs"]}
     answers = {name: max(of_run, key=of_run.get) for name, of_run in classes.items()}
     assert sorted(answers) == sorted(NAMES)
     given = {answer: [name for name in answers if answers[name] == answer] for answer in answers.values()}
-    assert found["differ"] == ([{"file": str(picture), "answers": given}] if len(given) > 1 else [])
+    assert found["differ"] == ([{"file": str(pictures[0]), "answers": given}] if len(given) > 1 else [])
     assert f"the runs differ on {2 * len(found['differ'])} of 2 files" in lines[8]
 
 

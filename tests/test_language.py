@@ -24,6 +24,7 @@ from stepsnet.tasks.language import predict
 from stepsnet.tasks.language.data import END_OF_TEXT, Split, TextData, load_text, load_tokenizer
 from stepsnet.tasks.language.task import LanguageModelling
 from stepsnet.tasks.prediction import PredictInputs
+from stepsnet.terminal import printable
 
 CPU = torch.device("cpu")
 MODEL = {"widths": (16, 24, 32), "depths": (1, 1, 1), "num_attention_heads": (2, 2, 2), "max_position_embeddings": 64}
@@ -196,7 +197,7 @@ def test_a_run_from_the_command_line(trained, text, tmp_path, capsys):
     assert middle.prompt + middle.original == decode(tokens[half : half + 168].tolist())
     assert all(one.continuation for one in section.texts) and first.continuation != middle.continuation
     page = (run / "report.html").read_text(encoding="utf-8")
-    assert "drawn at temperature 0.8 with seed 0" in page and html.escape(first.continuation) in page
+    assert "drawn at temperature 0.8 with seed 0" in page and printable(first.continuation) in html.unescape(page)
     assert main(["eval", str(run), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["loss"] == pytest.approx(summary["metrics"]["val_loss"], abs=1e-6)
     assert main(["eval", str(run), "--data", f"text:{text}@test", "--stride", "4"]) == 0

@@ -21,6 +21,7 @@ from matplotlib import style
 from ..errors import UserError
 from ..metrics import METRICS, format_metric, metric_label
 from ..own_files import write_own_files
+from ..terminal import printable
 from .confusion import confusion_figure
 from .curves import curves_figure
 from .depth import depth_figure, results_figure
@@ -79,6 +80,7 @@ def write_report(runs: Sequence[Path], out: Path, title: str | None = None, forc
         classes=class_table(few),
         examples=examples(few),
         picture_source=picture_source,
+        printable=printable,
         data_notes=data_notes(groups),
         metric_columns=[metric_label(name, with_unit=True) for name in columns],
         runs=_table_of_runs(groups, columns),
