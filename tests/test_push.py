@@ -154,14 +154,15 @@ def test_transformers_loads_a_language_model(language_run, tmp_path):
     assert "asks whether to run custom code" in card and "validation perplexity | 120.00" in card
 
 
-def test_detectors_and_segmenters_are_folders_that_predict_takes(tmp_path, camvid):
+def test_what_no_other_library_loads_is_a_folder_that_predict_takes(tmp_path, camvid):
     picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (48, 64, 3), dtype=np.uint8))
     detector = finished(tmp_path / "detector", tiny(write_coco(tmp_path / "coco")), val_box_ap=10.0)
     categories = [{"id": 3, "name": "cat"}, {"id": 7, "name": "dog"}]
     (detector / "categories.json").write_text(json.dumps(categories))
+    made = classifier(tmp_path / "made", "stepify", model="test_vit", steps=2)  # timm has no name for it
     segmenter = finished(tmp_path / "segmenter", tiny_recipe(camvid), val_miou=20.0)
     save_classes(segmenter, ["sky", "road", "tree"])
-    for run in (detector, segmenter):
+    for run in (detector, segmenter, made):
         out = tmp_path / f"{run.name}-out"
         assert main(["push", str(run), "--out", str(out)]) == 0
         expected = stepsnet.load(run).predict(picture)

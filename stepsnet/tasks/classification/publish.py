@@ -1,17 +1,21 @@
-"""A classifier in timm's format: ``timm.create_model("hf-hub:…")`` and ``"local-dir:…"`` load it."""
+"""A classifier in timm's format: ``timm.create_model("hf-hub:…")`` and ``"local-dir:…"`` load it.
+
+A model that timm does not make by a name, such as one of ``stepify``, is a folder that ``stepsnet predict`` takes.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+import timm
 from timm.models import save_for_hf
 from torch import nn
 
 from ...config import ClassificationRecipe
 from ...errors import UserError
-from ..assets import save_classes
-from ..publication import Publication, modules_of, trained_model
+from ..assets import CLASSES_FILE, save_classes
+from ..publication import Publication, modules_of, publish_run_folder, trained_model
 from .digits import data_config as data_config_of_digits
 from .held_out import split_of
 from .predict import classes_of
@@ -38,6 +42,8 @@ def publish(run: Path, recipe: ClassificationRecipe, folder: Path) -> Publicatio
     Raises:
         UserError: the run has no weights, or timm cannot save the model.
     """
+    if not timm.is_model(recipe.model.name):
+        return publish_run_folder(run, recipe, folder, CLASSES_FILE, "image-classification")
     model = trained_model(run, recipe)
     classes = list(classes_of(run, recipe, model))
     spec = data_config(recipe, model)
