@@ -84,7 +84,11 @@ def train_run(
 def _train(
     prepared: Prepared, folder: Path, context: DistributedContext, display: Display, resume: Resume, label: str
 ) -> dict[str, Any] | None:
+    to_tell: list[str] = []
+
     def report(event: dict[str, Any]) -> None:
+        while to_tell:  # with the first event, when the training loop has found no mistake
+            display.show({"run": label or folder.name, "kind": "note", "text": to_tell.pop(0)})
         display.show({"run": label or folder.name, **event})
 
     recipe, model, task = prepared.recipe, prepared.model, prepared.task
@@ -103,8 +107,7 @@ def _train(
             if context.is_main and not (folder / "report.html").exists():  # it was killed before that
                 _write_report(folder, recipe, report)
             return read_summary(folder) if context.is_main else None
-        for text in lines if context.is_main else ():
-            report({"kind": "note", "text": text})
+        to_tell += lines if context.is_main else []
         started = time.monotonic()
         result = train(model, task, recipe, folder, context, report)
         if not context.is_main:
