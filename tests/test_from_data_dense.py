@@ -10,6 +10,7 @@ from coco_images import write_coco
 from segmentation_images import write_camvid, write_pair
 
 from stepsnet.checkpoint import save_weights
+from stepsnet.config import ModelSpec
 from stepsnet.errors import UserError
 from stepsnet.recipes import find_recipe
 from stepsnet.runs.check import check_grid, tell
@@ -53,6 +54,16 @@ def test_classes_are_the_datas_for_the_model_and_the_baseline(name, tmp_path, mo
         checked(dataclasses.replace(recipe, **weights))
     with pytest.raises(UserError, match=r"^baseline_backbone: the weights of .* do not fit"):
         check_grid([dataclasses.replace(recipe, **weights).of_baseline()], [0], 1)
+
+
+def test_data_are_opened_again_for_a_model_that_reads_more_of_them(tmp_path):
+    root = write_coco(tmp_path / "data", masks=False)
+    recipe = dataclasses.replace(find_recipe("pennfudan/mask_rcnn"), data=f"coco:{root}", batch_size=2)
+    boxes = dataclasses.replace(recipe, model=ModelSpec("faster_rcnn", recipe.model.args), baseline=None)
+    (one,) = check_grid([boxes], [0], 1)
+    assert one.recipe.model.args["num_classes"] == 2
+    with pytest.raises(UserError, match="has boxes and no segmentations"):
+        check_grid([boxes, recipe], [0], 1)
 
 
 def test_what_a_user_should_know_of_pixels(tmp_path):

@@ -84,10 +84,12 @@ class DataOnce:
     def open(self, recipe: Recipe) -> Any:
         """As :func:`stepsnet.tasks.open_data`."""
         from ..config import TrainingSettings
+        from ..models.build import DETECTORS
         from ..tasks import open_data
 
         other = _NOT_OF_DATA | {field.name for field in dataclasses.fields(TrainingSettings)} - {"seed"}
         of_data = {key: value for key, value in dataclasses.asdict(recipe).items() if key not in other}
+        of_data["masks"] = DETECTORS.get(recipe.model.name)  # which not every detector reads
         if (key := json.dumps(of_data)) not in self.opened:
             self.opened[key] = open_data(recipe)
         return self.opened[key]
