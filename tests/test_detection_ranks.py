@@ -85,7 +85,7 @@ def test_ap_is_of_all_ranks_records_each_counted_once(coco, two_ranks):
 def test_two_ranks_train_and_score_as_one(two_ranks, parallel):
     folder = two_ranks / parallel
     summary = json.loads((folder / "summary.json").read_text())
-    assert summary["ranks"] == 2
+    assert summary["ranks"] == 2 and (folder / "inspection.json").exists()  # one rank's work
     alone = evaluate_run(folder)  # three images, of which one rank had two
     assert alone == {
         key.removeprefix("val_"): summary["metrics"][key] for key in summary["metrics"] if key.startswith("val_")

@@ -222,7 +222,7 @@ def run(tmp_path_factory):
     folder, display = tmp_path_factory.mktemp("run") / "run", Shown()
 
     def drawing(self, model, device, inspect=Classification.inspect):
-        torch.rand(3)
+        torch.rand(3), np.random.rand(2), random.random()
         return inspect(self, model, device)
 
     with pytest.MonkeyPatch.context() as patch:

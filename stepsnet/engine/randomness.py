@@ -7,11 +7,13 @@ any number of processes that load its data.
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import torch
 
-__all__ = ["data_order", "seed_sample", "seed_step"]
+__all__ = ["data_order", "keep_random_states", "seed_sample", "seed_step"]
 
 _ORDER, _STEP, _SAMPLE = 0, 1, 2  # one stream of random numbers per purpose
 
@@ -32,6 +34,18 @@ def seed_step(seed: int, step: int, rank: int = 0, part: int = 0) -> None:
 def seed_sample(seed: int, epoch: int, index: int, copy: int = 0) -> None:
     """Seed a sample's augmentation: a function of (seed, epoch, sample), and of which copy of it this is."""
     _seed(seed, _SAMPLE, epoch, index, copy)
+
+
+@contextmanager
+def keep_random_states(device: torch.device) -> Iterator[None]:
+    """Leave the random states of Python, NumPy and torch what they are, whatever the block draws."""
+    of_python, of_numpy = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng([device] if device.type == "cuda" else [], device_type="cuda"):
+            yield
+    finally:
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)
 
 
 def _seed(*key: int) -> None:

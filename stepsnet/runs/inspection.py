@@ -11,6 +11,7 @@ from torch import Tensor
 from ..checkpoint import load_into
 from ..config import Recipe
 from ..device import autocast
+from ..engine.randomness import keep_random_states
 from ..engine.task import Task
 from ..inspection import write_inspection
 from ..models.build import build_model
@@ -30,9 +31,8 @@ def inspect_run(
 
     Whatever goes wrong is said in a line: the run has its weights and its summary already.
     """
-    devices = [device] if device.type != "cpu" else []
     try:
-        with torch.random.fork_rng(devices, device_type=device.type), torch.no_grad():
+        with keep_random_states(device), torch.no_grad():
             model = build_model(recipe.model)
             load_into(model, weights)
             with autocast(recipe.amp_dtype, device):
