@@ -25,6 +25,6 @@ def stepify_pair(name: str, data: str) -> ClassificationRecipe:
         lr=1e-3,
         warmup_epochs=5,
         label_smoothing=0.1,
-        augment=Augment(scale=(0.35, 1.0), color_jitter=0.0, auto_augment=None, re_prob=0.0, mixup=0.0, cutmix=0.0),
+        augment=Augment(scale=(0.35, 1.0), ratio=(3 / 4, 4 / 3), hflip=0.5),
         stream_epochs=10,
     )
