@@ -7,6 +7,7 @@ keyword arguments change it: ``train("digits/tiny", epochs=2, model={"args": {"d
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +20,7 @@ from .errors import UserError
 from .overrides import override_values, to_plain
 from .provenance import recorded_command
 from .recipes import find_or_read
+from .run_folder import folder_name
 from .runs.compare import compare as run_comparison
 from .runs.results import Comparison, Run, is_comparison
 from .runs.train import train_run
@@ -96,7 +98,7 @@ def _recipe_and_folder(
         raise UserError(f"recipe: got {recipe!r}, expected a name, a YAML file or a Recipe")
     base = recipe if isinstance(recipe, Recipe) else find_or_read(recipe)
     changed = override_values(base, changes)
-    return changed, Path(folder) if folder else Path("runs") / changed.name.replace("/", "-")
+    return changed, Path(folder) if folder else Path("runs") / folder_name(changed.name)
 
 
 def _command(verb: str, recipe: str | Path | Recipe, changed: Recipe, folder: Path) -> list[str]:
@@ -126,5 +128,5 @@ def _interruptible() -> Iterator[None]:
         yield
     except Interrupted as stopped:
         if stopped.status == 130:  # SIGINT: Python's own exception for it, which leaves a notebook's kernel alive
-            raise KeyboardInterrupt(str(stopped).replace("--resume", "resume=True")) from None
+            raise KeyboardInterrupt(re.sub(r"`stepsnet resume .*?`|--resume", "resume=True", str(stopped))) from None
         raise SystemExit(stopped.status) from stopped

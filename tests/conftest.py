@@ -1,14 +1,34 @@
 """Fixtures that several files use."""
 
+import subprocess
 import sys
 
 import pytest
+import torch
+from forks import forked, status_of
 from segmentation_images import write_camvid
 
 from stepsnet import tasks
 from stepsnet.config import RECIPE_TYPES
 from stepsnet.metrics import METRICS
 from stepsnet.tasks.classification.sources import SOURCES
+
+
+def pytest_pyfunc_call(pyfuncitem):
+    """Run a test that forks and trains in a process of its own, where this one's autograd has threads.
+
+    torch refuses backward passes after such a fork, and which tests start the threads depends on their order.
+    """
+    if not pyfuncitem.get_closest_marker("trains_in_a_fork") or can_train_in_a_fork():
+        return None
+    command = [sys.executable, "-m", "pytest", "-p", "no:xdist", "-p", "no:cacheprovider", pyfuncitem.nodeid]
+    done = subprocess.run(command, cwd=pyfuncitem.config.rootpath, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+    return True
+
+
+def can_train_in_a_fork():
+    return status_of(forked(lambda: torch.ones(1, requires_grad=True).sum().backward())) == 0
 
 
 @pytest.fixture

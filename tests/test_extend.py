@@ -61,7 +61,11 @@ def test_a_model_is_found_again_by_every_verb(project, capsys, monkeypatch):
     Path("copy.yaml").write_text(to_yaml(read_recipe(project / "my_model.yaml")))
     job = Job("StepsNet", "StepsNet", "copy.yaml", "run")
     child = [sys.executable, "-m", "stepsnet.runs.launch"]
-    subprocess.run(child, input=json.dumps(dataclasses.asdict(job)), text=True, capture_output=True, check=True)
+    with subprocess.Popen(child, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        process.stdin.write(json.dumps(dataclasses.asdict(job)) + "\n")
+        process.stdin.flush()  # and left open: a child ends with its parent
+        said = process.stdout.read()
+    assert process.returncode == 0, said
     config = read_recipe(Path("run/config.yaml"))
     assert (config.imports, config.import_from) == (("my_models",), str(project))
     monkeypatch.chdir(project.parent / "elsewhere")

@@ -20,7 +20,13 @@ from stepsnet.checkpoint import latest
 CLOCKS = ("samples_per_second", "memory_gib")
 SMALL = ["model.args.widths=[24,48]", "model.args.depths=[2,1]", "model.args.num_heads=[2,3]", "train_samples=24"]
 SMALL += ["epochs=4", "batch_size=4", "checkpoint_interval=1", "ema_decay=0.9", "log_interval=1", "device=cpu"]
-SMALL += ["model.args.num_classes=2", "model.args.drop_path_rate=0.2", "stream_epochs=2", "amp_dtype=bfloat16"]
+SMALL += [
+    "model.args.num_classes=2",
+    "model.args.drop_path_rate=0.2",
+    "stream_epochs=2",
+    "amp_dtype=bfloat16",
+    "img_size=32",
+]
 
 
 @pytest.fixture(scope="module")

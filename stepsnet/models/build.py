@@ -11,7 +11,7 @@ from torch import nn
 from ..config import ModelSpec
 from ..errors import UserError, nearest
 
-__all__ = ["DETECTORS", "build_model", "input_size_of"]
+__all__ = ["DETECTORS", "build_model", "check_model_name", "input_size_of"]
 
 # Models that are not registered with timm: the function `create` of the module with that name in stepsnet.models.
 DETECTORS = {"mask_rcnn": True, "cascade_mask_rcnn": True, "faster_rcnn": False, "cascade_rcnn": False}  # has masks
@@ -24,15 +24,20 @@ def build_model(spec: ModelSpec) -> nn.Module:
     Raises:
         UserError: an unknown name, or arguments that the model does not accept.
     """
+    check_model_name(spec)
     try:
         if spec.name in NOT_IN_TIMM:
             return importlib.import_module(f"stepsnet.models.{spec.name}").create(**spec.args)
-        if timm.is_model(spec.name):
-            return timm.create_model(spec.name, **spec.args)
+        return timm.create_model(spec.name, **spec.args)
     except (TypeError, ValueError, AssertionError, RuntimeError) as error:
         raise UserError(f"model {spec.name}: {' '.join(str(error.__cause__ or error).split())}") from error
-    known = [*NOT_IN_TIMM, *timm.list_models()]
-    raise UserError(f"model: got {spec.name!r}, expected a timm or StepsNet model{nearest(spec.name, known)}")
+
+
+def check_model_name(spec: ModelSpec) -> None:
+    """Raises UserError, with the nearest names, for a model that does not exist."""
+    if spec.name not in NOT_IN_TIMM and not timm.is_model(spec.name):
+        known = [*NOT_IN_TIMM, *timm.list_models()]
+        raise UserError(f"model: got {spec.name!r}, expected a timm or StepsNet model{nearest(spec.name, known)}")
 
 
 def input_size_of(spec: ModelSpec, model: nn.Module) -> tuple[int, int, int]:

@@ -23,7 +23,7 @@ from ...engine.task import BatchShard, Task
 from ...errors import UserError
 from ...from_data import check_class_count, key_of_model, key_of_weights
 from ...inspection import Section
-from ...models.build import build_model
+from ...models.build import build_model, check_model_name
 from ...models.transfer import start_from
 from ..assets import check_classes, save_classes
 from ..loading import loaded
@@ -44,7 +44,8 @@ Batch = tuple[Tensor, Tensor]  # images (B, C, H, W) and labels (B)
 
 
 def open_data(recipe: ClassificationRecipe, data: str, run: Path | None = None) -> StoredData:
-    """Raises UserError where the data do not exist."""
+    """Raises UserError where the data do not exist, or the model: opening data may take long."""
+    check_model_name(recipe.model)
     return open_images(data)
 
 
@@ -242,7 +243,7 @@ class Classification(Task):
                 metrics["loss"].update(nn.functional.cross_entropy(logits, labels), weight=len(labels))
                 metrics["top1"].update(logits, labels)
                 metrics["top5"].update(logits, labels)
-        if not metrics["scored"].compute():
+        if len(samples) and not metrics["scored"].compute() and shard.rank == 0:
             raise UserError(f"data: none of the {len(samples)} images to evaluate can be decoded")
         loss, top1, top5 = (metrics[name].compute().item() for name in ("loss", "top1", "top5"))
         return {"loss": loss, "top1": round(100 * top1, 4), "top5": round(100 * top5, 4)}
