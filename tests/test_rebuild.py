@@ -39,6 +39,7 @@ CASES = {
     "EVA-02": (lambda c, n: eva.EvaBlock(c, n, swiglu_mlp=True, mlp_ratio=8 / 3), (3, 2), NLC),
     "EVA-02, all options": (lambda c, n: eva.EvaBlock(c, n, **ALL_OF_EVA), (3, 2), NLC),
     "EVA, grouped heads": (lambda c, n: eva.EvaBlock(c, n, num_kv_heads=n // 2, **GROUPED), (4, 2), NLC),
+    "EVA, rotary": (lambda c, n: eva.EvaBlock(c, n, attn_type="rope", attn_head_dim=16), (3, 2), NLC),
     "EVA, post-norm": (lambda c, n: eva.EvaBlockPostNorm(c, n), (3, 2), NLC),
     "Swin": (lambda c, n: swin_transformer.SwinTransformerBlock(c, num_heads=n, **WINDOWS), (4, 2), NHWC),
     "Swin, shifted": (

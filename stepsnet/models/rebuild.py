@@ -67,6 +67,7 @@ def sizes_of(roles: Roles, block: nn.Module) -> Sizes:
                 _bind(sizes, role, size, f"{path} of {type(block).__name__}", final=attempt == 1)
     if {"A", "N"} <= sizes.keys():
         _bind(sizes, "D", sizes["A"] // sizes["N"], f"heads of {type(block).__name__}", final=True)
+        _bind(sizes, "K", sizes["M"] * sizes["D"], f"key and value heads of {type(block).__name__}", final=True)
     for path, role in roles.attributes.items():
         if has_path(block, path) and _evaluated(role, sizes, get_path(block, path)) != get_path(block, path):
             raise UserError(

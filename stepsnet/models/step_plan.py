@@ -188,4 +188,11 @@ def _cost(container: Container, width: int, heads: int | None, match: Match) -> 
         block = rebuilt(container.adapter, block, width, heads, container.path)
     if match == "params":
         return sum(parameter.numel() for parameter in block.parameters())
-    return container.call_at(width).macs(block)
+    try:
+        return container.call_at(width).macs(block)
+    except (IndexError, RuntimeError, TypeError, ValueError) as error:
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise UserError(
+            f"stepify: {container.path}: {type(block).__name__} does not run at width {width} with what the model "
+            f"gives its blocks, such as positions for each head ({reason})"
+        ) from error

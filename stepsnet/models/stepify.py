@@ -86,7 +86,9 @@ def stepify(
         plans = given_plans(plan, chosen)
     if is_transformer:
         return in_steps(model, found[0], plans[found[0].path], stream_scale)
-    return build_in_steps(model, found, plans, stream_scale)
+    result = build_in_steps(model, found, plans, stream_scale)
+    _check_that_it_runs(result, call)
+    return result
 
 
 _OPTIONS = frozenset(inspect.signature(stepify).parameters) - {"model", "model_args"}
@@ -138,6 +140,18 @@ def example_of(model: nn.Module, given: Tensor | None = None) -> Example:
     if built_for := getattr(patches, "img_size", None):
         height, width = built_for
     return Example((torch.empty(1, getattr(model, "in_chans", chans), height, width, device="meta"),))
+
+
+def _check_that_it_runs(result: nn.Module, call: Example) -> None:
+    """Without data. A part outside of the blocks can hold something for each block or head, as some positions do."""
+    try:
+        call.macs(result)
+    except (AssertionError, IndexError, RuntimeError, TypeError, ValueError) as error:
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise UserError(
+            f"stepify: {type(result).__name__} does not run with its blocks in steps, since a part of it is made for "
+            f"so many blocks or heads ({reason})"
+        ) from error
 
 
 def _is_of_transformers(model: nn.Module) -> bool:
