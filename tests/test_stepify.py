@@ -291,10 +291,11 @@ WRONG = [
     ("vit_tiny_patch16_224", dict(plan=dict(widths=(96, 192), depths=(2, 2), num_heads=(5, 3))), "expected a divisor"),
     ("eva02_tiny_patch14_224", dict(plan=dict(widths=(100, 192), depths=(2, 2))), "got 100, expected a multiple of 64"),
     ("eva02_tiny_patch14_224", dict(steps=5), "too many for width 192 in multiples of 64, the heads' size"),
+    ("vit_small_patch16_rope_mixed_224", {}, "EvaBlock does not run at width 192 with what the model gives its blocks"),
     (
         "vit_small_patch16_rope_mixed_224",
-        {},
-        "Eva does not run with its blocks in steps, since a part of it is made for",
+        dict(plan=dict(widths=(384,), depths=(14,))),
+        "Eva does not run with its blocks in steps, since a part of it is made for so many blocks or heads",
     ),
     ("vit_tiny_patch16_224", dict(match="flops"), "match: got 'flops', expected macs or params"),
     ("vit_tiny_patch16_224", dict(width=3), "model vit_tiny_patch16_224: .*width"),
