@@ -15,7 +15,7 @@ import wrapt
 
 if TYPE_CHECKING:
     from .analysis.stepify_report import describe_stepify
-    from .api import compare, load, train
+    from .api import compare, load, resume, train
     from .errors import UserError
     from .models import baseline_of, load_baseline
     from .models.adapters import branches_of, register_block
@@ -47,6 +47,7 @@ __all__ = [
     "register_block",
     "register_source",
     "register_task",
+    "resume",
     "stepify",
     "train",
 ]
@@ -70,6 +71,7 @@ _HOMES = {
     "register_block": "models.adapters",
     "register_source": "tasks.classification.sources",
     "register_task": "tasks",
+    "resume": "api",
     "stepify": "models.stepify",
     "train": "api",
 }

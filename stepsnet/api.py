@@ -1,4 +1,4 @@
-"""What programs and notebooks call: ``stepsnet.train``, ``stepsnet.compare`` and ``stepsnet.load``.
+"""What programs and notebooks call: ``stepsnet.train``, ``compare``, ``resume`` and ``load``.
 
 They do what the verbs of the command line do. A recipe is given by its name, as a YAML file or as an object, and
 keyword arguments change it: ``train("digits/tiny", epochs=2, model={"args": {"depths": (2, 1, 1)}})``.
@@ -7,39 +7,40 @@ keyword arguments change it: ``train("digits/tiny", epochs=2, model={"args": {"d
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from .config import Recipe
+from .consent import ask_for, check_asked_for
 from .console import choose_display
 from .engine.interrupt import Interrupted
 from .errors import UserError
-from .overrides import override_values, to_plain
+from .overrides import override_values, read_recipe, to_plain
 from .provenance import recorded_command
 from .recipes import find_or_read
-from .run_folder import folder_name
+from .run_folder import RECIPES, Resume, folder_name, names_in, read_run_recipe
 from .runs.compare import compare as run_comparison
 from .runs.results import Comparison, Run, is_comparison
 from .runs.train import train_run
 
-__all__ = ["compare", "load", "train"]
+__all__ = ["compare", "load", "resume", "train"]
 
 
 def train(
-    recipe: str | Path | Recipe, folder: str | Path | None = None, *, resume: bool = False, **changes: Any
+    recipe: str | Path | Recipe, folder: str | Path | None = None, *, resume: Resume = False, **changes: Any
 ) -> Run:
     """Train a recipe in a folder of its own, as ``stepsnet train`` does.
 
     An interrupt (Ctrl-C, or a notebook's stop button) ends the training after the current update and a checkpoint,
-    from which ``resume=True`` goes on. Signals are noticed in the main thread only.
+    from which :func:`resume` goes on. Signals are noticed in the main thread only.
 
     Args:
         recipe: a name that ``stepsnet recipes`` lists, a YAML file, or a recipe.
         folder: of the run; by default ``runs/`` and the recipe's name.
-        resume: go on with the run in this folder; one that has ended is left as it is.
+        resume: True: go on with the run in this folder; one that has ended is left as it is. "auto": where there is
+            none, start one, so that a cell of a notebook can be run again.
         **changes: to the recipe's fields, such as ``epochs=2`` or ``data="folder:PATH"``. A mapping changes what it
             names and leaves the rest, as in ``model={"args": {"depths": (2, 1, 1)}}``; a key with dots does the same:
             ``**{"model.args.depths": (2, 1, 1)}``. A ``ModelSpec`` replaces the model as a whole.
@@ -48,7 +49,11 @@ def train(
         UserError: bad input, in one line. KeyboardInterrupt: an interrupt, after a checkpoint.
     """
     changed, folder = _recipe_and_folder(recipe, folder, changes)
-    with recorded_command(*_command("train", recipe, changed, folder)), _interruptible(), choose_display() as display:
+    with (
+        recorded_command(*_command("train", recipe, changed, folder)),
+        _interruptible(folder),
+        choose_display() as display,
+    ):
         train_run(changed, folder, display, resume)
     return Run(folder)
 
@@ -59,7 +64,7 @@ def compare(
     *,
     seeds: Sequence[int] | None = None,
     jobs: int = 2,
-    resume: bool = False,
+    resume: Resume = False,
     **changes: Any,
 ) -> Comparison:
     """Train a recipe's model and its baseline with the same settings and seeds, as ``stepsnet compare`` does.
@@ -77,8 +82,36 @@ def compare(
         UserError: bad input, or a run failed. KeyboardInterrupt: an interrupt, after a checkpoint of each run.
     """
     changed, folder = _recipe_and_folder(recipe, folder, changes)
-    with _interruptible(), choose_display() as display:
+    with _interruptible(folder), choose_display() as display:
         run_comparison(changed, folder, list(seeds or [changed.seed]), jobs, display, resume)
+    return Comparison(folder)
+
+
+def resume(folder: str | Path, *, jobs: int = 2, **changes: Any) -> Run | Comparison:
+    """Go on with a run or a comparison from its folder alone, as ``stepsnet resume`` does.
+
+    Args:
+        jobs: runs of a comparison at once.
+        **changes: ``epochs`` for a longer training; also ``device``, ``workers`` and the like.
+
+    Raises:
+        UserError: there is nothing to resume, or a change that a run does not go on with. KeyboardInterrupt: as above.
+    """
+    folder = Path(folder)
+    names = names_in(folder)
+    if RECIPES in names and "config.yaml" not in names:
+        raise UserError(
+            f"resume: {folder} is a sweep's, expected a run's or a comparison's; `stepsnet resume` takes it"
+        )
+    recipe = override_values(read_run_recipe(folder), changes)
+    check_asked_for(recipe, folder, changes)
+    command = ["resume", str(folder), *_assignments(changes)]
+    with recorded_command(*command), _interruptible(folder), choose_display() as display:
+        if RECIPES not in names:
+            train_run(recipe, folder, display, "extend")
+            return Run(folder)
+        seeds = sorted({read_recipe(file).seed for file in (folder / RECIPES).glob("*.yaml")})
+        run_comparison(recipe, folder, seeds, jobs, display, "extend")
     return Comparison(folder)
 
 
@@ -98,6 +131,10 @@ def _recipe_and_folder(
         raise UserError(f"recipe: got {recipe!r}, expected a name, a YAML file or a Recipe")
     base = recipe if isinstance(recipe, Recipe) else find_or_read(recipe)
     changed = override_values(base, changes)
+    if isinstance(recipe, Path) or (isinstance(recipe, str) and recipe.endswith((".yaml", ".yml"))):
+        check_asked_for(changed, Path(recipe), changes)
+    else:
+        ask_for(changed)
     return changed, Path(folder) if folder else Path("runs") / folder_name(changed.name)
 
 
@@ -106,8 +143,12 @@ def _command(verb: str, recipe: str | Path | Recipe, changed: Recipe, folder: Pa
     if isinstance(recipe, Recipe):
         return [verb, str(folder / "config.yaml")]
     before, after = (dict(_flat(to_plain(each))) for each in (find_or_read(recipe), changed))
-    changes = [f"{key}={_as_text(value)}" for key, value in after.items() if key not in before or before[key] != value]
-    return [verb, str(recipe), *changes, "--run", str(folder)]
+    changes = {key: value for key, value in after.items() if key not in before or before[key] != value}
+    return [verb, str(recipe), *_assignments(changes), "--run", str(folder)]
+
+
+def _assignments(changes: Mapping[str, Any]) -> list[str]:
+    return [f"{key}={_as_text(value)}" for key, value in changes.items()]
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -119,14 +160,15 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 
 def _as_text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
+    return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"), default=str)
 
 
 @contextmanager
-def _interruptible() -> Iterator[None]:
+def _interruptible(folder: Path) -> Iterator[None]:
     try:
         yield
     except Interrupted as stopped:
         if stopped.status == 130:  # SIGINT: Python's own exception for it, which leaves a notebook's kernel alive
-            raise KeyboardInterrupt(re.sub(r"`stepsnet resume .*?`|--resume", "resume=True", str(stopped))) from None
+            when = str(stopped).partition(";")[0]
+            raise KeyboardInterrupt(f"{when}; stepsnet.resume({str(folder)!r}) goes on from there") from None
         raise SystemExit(stopped.status) from stopped

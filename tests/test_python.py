@@ -34,7 +34,7 @@ stepsnet.train("digits/tiny", "runs/second", **small)
 """
 RESUMED = """
 console.NotebookBars.show = show
-stepsnet.train("digits/tiny", "runs/second", **small, resume=True).summary["epochs"]
+stepsnet.resume("runs/second").summary["epochs"]
 """
 
 
@@ -72,7 +72,7 @@ def test_an_interrupted_training_leaves_the_kernel_and_a_checkpoint(notebook):
     folder, cells = notebook
     (error,) = [output for output in cells[-2].outputs if output.output_type == "error"]
     assert error.ename == "KeyboardInterrupt"
-    assert error.evalue == "stopped by SIGINT after update 11; resume=True goes on from there"
+    assert error.evalue == "stopped by SIGINT after update 11; stepsnet.resume('runs/second') goes on from there"
     assert outputs(cells[-1], "text/plain")[-1] == "2" and "resumed after update 11" in str(cells[-1].outputs)
     assert len(stepsnet.load(folder / "runs" / "second").metrics) == 2
 
@@ -134,6 +134,7 @@ def test_a_comparison_as_an_object(notebook):
         assert pair.differences.loc[0, metric] == pytest.approx(ours - theirs)
         assert pair.metrics.loc[("baseline", 0), metric] == theirs
     assert "loss" in pair.figures and len(pair.figure("loss").axes) == 2
+    assert stepsnet.resume(pair.folder).differences.equals(pair.differences)  # every run in it has ended
     with pytest.raises(UserError, match=r"expected the folder of one that has ended \(no comparison.json\)"):
         stepsnet.Comparison(steps.folder)
 
@@ -150,6 +151,12 @@ def test_training_in_a_thread_with_a_recipe_as_an_object(tmp_path, monkeypatch):
     assert found[0].summary["command"] == "stepsnet train runs/mine/config.yaml"
     with pytest.raises(UserError, match="runs/mine is not empty"):
         stepsnet.train("runs/mine/config.yaml")
+    again = stepsnet.train("runs/mine/config.yaml", resume="auto")
+    assert again.summary == found[0].summary  # it has ended
+    assert len(stepsnet.resume("runs/mine", epochs=2).metrics) == 2
+    with pytest.raises(UserError, match="data is 'hfds:me/cats', which is fetched from the network only if you ask"):
+        Path("theirs.yaml").write_text(Path("runs/mine/config.yaml").read_text().replace("digits\n", "hfds:me/cats\n"))
+        stepsnet.train("theirs.yaml")
     monkeypatch.setitem(__import__("sys").modules, "pandas", None)
     with pytest.raises(UserError, match=r"pandas is not installed, expected `pip install stepsnet\[notebook\]`"):
         _ = found[0].metrics
