@@ -1,6 +1,7 @@
 """The progress of runs: live bars on a terminal, lines in a log, or events for a parent process.
 
-A run reports events, which are plain dictionaries: ``{"run", "kind": "progress" | "phase" | "epoch" | "note", …}``.
+A run reports events, which are plain dictionaries with a "run" and a "kind": progress, phase, epoch or note. Who has
+started it adds an end where it has failed.
 Outside a terminal something is said at least every ten seconds, so that a log tells a slow run from one that hangs.
 """
 
@@ -47,8 +48,8 @@ class Lines:
         self.out, self.silence = out, _MOST_SECONDS_OF_SILENCE if silence is None else silence
         # of each run that goes on: what it does, how the time since then is said, and since when
         self.where: dict[str, tuple[str, str, float]] = {}
-        self.has_begun = False
-        self.started_at = self.written_at = time.monotonic()
+        self.written_at = time.monotonic()
+        self.elsewhere = ("starting", self.written_at)  # what is done where no run goes on
         self.writing, self.ended = threading.RLock(), threading.Event()
 
     def __enter__(self) -> Lines:
@@ -59,20 +60,19 @@ class Lines:
         self.ended.set()
 
     def show(self, event: dict[str, Any]) -> None:
-        kind, run = event["kind"], event["run"]
+        kind, run, now = event["kind"], event["run"], time.monotonic()
         with self.writing:
-            self.has_begun = True
             if kind == "progress":
-                self.where[run] = (_progress_line(event), "{:.0f} s ago", time.monotonic())
+                self.where[run] = (_progress_line(event), "{:.0f} s ago", now)
             elif kind == "phase":
-                self.where[run] = (event["text"], "for {:.0f} s", time.monotonic())
+                self.where[run] = (event["text"], "for {:.0f} s", now)
             elif kind == "note":
                 self.write(f"{run}: {event['text']}")
-                self.where.setdefault(run, ("starting", "for {:.0f} s", time.monotonic()))
             elif kind == "epoch":
                 self.write(f"{run}: {epoch_line(event)}")
-                if event["epoch"] == event["epochs"]:
-                    self.where.pop(run, None)
+            if kind == "end" or (kind == "epoch" and event["epoch"] == event["epochs"]):
+                self.where.pop(run, None)
+                self.elsewhere = ("starting or ending a run", now)
 
     def write(self, line: str) -> None:
         self.written_at = time.monotonic()
@@ -95,7 +95,8 @@ class Lines:
             waiting = f" ({how_long.format(now - since)})" if now - since >= self.silence / 2 else ""
             self.write(f"{run}: {what}{waiting}")
         if not self.where:
-            self.write(f"{'finishing' if self.has_begun else 'starting'} (for {now - self.started_at:.0f} s)")
+            what, since = self.elsewhere
+            self.write(f"{what} (for {now - since:.0f} s)")
 
 
 class Silence:

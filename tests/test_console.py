@@ -40,15 +40,15 @@ def test_a_log_is_never_silent_for_long():
     out = io.StringIO()
     with Lines(out, silence=0.04) as lines:
         shown_by(lines, "starting (for 0 s)", out)
-        lines.show({"run": "one", "kind": "note", "text": "effective batch 8"})
-        shown_by(lines, "one: starting", out)
+        lines.show({"run": "one, two", "kind": "note", "text": "of both of them"})
+        shown_by(lines, "one, two: of both of them\nstarting (for 0 s)", out)
         lines.show({**PROGRESS, "run": "two"})
         shown_by(lines, "two: epoch 1/2, update 3/10, loss 2.250, top-1 accuracy 12.5%, 9 images/s, 1:01 left", out)
         lines.show({"run": "two", "kind": "phase", "text": "epoch 1/2: evaluating"})
         shown_by(lines, "two: epoch 1/2: evaluating (for 0 s)", out)
-        for run in ("one", "two"):
-            lines.show({**EPOCH, "run": run, "epoch": 2})
-        shown_by(lines, "finishing", out)
+        lines.show({**EPOCH, "run": "one", "epoch": 2})
+        lines.show({"run": "two", "kind": "end"})  # it has failed
+        shown_by(lines, "starting or ending a run (for 0 s)", out)
         assert "one: epoch 2/2, lr 0.001, train loss 2.000, val loss 1.500, top-1 accuracy 50.0%" in out.getvalue()
     written = len(out.getvalue())
     time.sleep(0.1)

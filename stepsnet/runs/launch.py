@@ -286,6 +286,8 @@ class _Launcher:
                 process.stdin.close()
             if status < 0:
                 self.last_line[name] = f"it was killed by {signal.Signals(-status).name}"
+            if status:
+                self.display.show({"run": name, "kind": "end"})
             if not interrupted and not self.ended(self.jobs[name], status, self.last_line.get(name, "")):
                 self.failed.append(name)
             return
