@@ -12,33 +12,53 @@ from pydantic.dataclasses import dataclass
 
 from .errors import UserError
 
-__all__ = ["STRICT", "Augment", "DetectionAugment", "Positive", "SegmentationAugment", "Share", "Side"]
+__all__ = [
+    "STRICT",
+    "Augment",
+    "BelowOne",
+    "Count",
+    "DetectionAugment",
+    "Factor",
+    "Positive",
+    "SegmentationAugment",
+    "Share",
+    "Side",
+]
 
 # Strict: "3" is not a number and true is not 1. By the rules of JSON a list fills a tuple and 1 a float.
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, validate_by_name=True, validate_by_alias=True)
 Share = Annotated[float, Field(ge=0, le=1)]
-Positive = Annotated[float, Field(gt=0)]
-Side = Annotated[int, Field(ge=1)]  # in pixels
+BelowOne = Annotated[float, Field(ge=0, lt=1)]
+Positive = Annotated[float, Field(gt=0, le=2**31)]
+Factor = Annotated[float, Field(ge=1e-2, le=1e2)]  # of a size
+Side = Annotated[int, Field(ge=1, le=2**16)]  # in pixels
+Count = Annotated[int, Field(ge=1, le=2**31)]
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Augment:
     """timm's augmentation, by timm's names. What is not named is off; the paper's is in recipes/imagenet.py."""
 
-    scale: tuple[Positive, Positive] = Field(
+    scale: tuple[Annotated[float, Field(gt=0, le=1)], Annotated[float, Field(gt=0, le=1)]] = Field(
         default=(1.0, 1.0), description="share of the image that a crop covers; 1, 1: the largest square in its middle"
     )
-    ratio: tuple[Positive, Positive] = Field(default=(1.0, 1.0), description="width over height of a crop")
+    ratio: tuple[Factor, Factor] = Field(default=(1.0, 1.0), description="width over height of a crop")
     hflip: Share = Field(default=0.0, description="probability of a horizontal flip")
-    color_jitter: float = Field(default=0.0, ge=0, description="strength; without auto_augment")
+    color_jitter: float = Field(default=0.0, ge=0, le=10, description="strength; without auto_augment")
     auto_augment: str | None = Field(default=None, description="one of timm's policies, such as rand-m9-mstd0.5-inc1")
     re_prob: Share = Field(default=0.0, description="probability of random erasing")
     re_mode: Literal["const", "rand", "pixel"] = Field(default="pixel", description="what erased parts are filled with")
-    mixup: float = Field(default=0.0, ge=0, description="alpha; 0: no Mixup")
-    cutmix: float = Field(default=0.0, ge=0, description="alpha; 0: no CutMix")
+    mixup: float = Field(default=0.0, ge=0, le=1e3, description="alpha; 0: no Mixup")
+    cutmix: float = Field(default=0.0, ge=0, le=1e3, description="alpha; 0: no CutMix")
     mixup_prob: Share = Field(default=1.0, description="probability of either, per batch")
     mixup_switch_prob: Share = Field(default=0.5, description="probability of CutMix where both are on")
-    aug_repeats: int = Field(default=1, ge=1, description="copies of a sample per epoch, each augmented in its own way")
+    aug_repeats: int = Field(
+        default=1, ge=1, le=1024, description="copies of a sample per epoch, each augmented in its own way"
+    )
+
+    def __post_init__(self) -> None:
+        _check_range("augment.scale", self.scale)
+        _check_range("augment.ratio", self.ratio)
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -66,7 +86,7 @@ class DetectionAugment:
 class SegmentationAugment:
     """What crops of an image and its labels undergo. What is not named is off; Swin's is in recipes/ade20k.py."""
 
-    scale_range: tuple[Positive, Positive] = Field(default=(1.0, 1.0), description="factors of the recipe's scale")
+    scale_range: tuple[Factor, Factor] = Field(default=(1.0, 1.0), description="factors of the recipe's scale")
     max_class_share: Share = Field(default=1.0, description="of a crop's labelled pixels, if one of ten tries has less")
     hflip: Share = Field(default=0.0, description="probability of a horizontal flip")
     photometric: bool = Field(default=False, description="changes of brightness, contrast, saturation and hue")

@@ -13,7 +13,18 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field
 from pydantic.dataclasses import dataclass
 
-from .augmentation import STRICT, Augment, DetectionAugment, Positive, SegmentationAugment, Share, Side
+from .augmentation import (
+    STRICT,
+    Augment,
+    BelowOne,
+    Count,
+    DetectionAugment,
+    Factor,
+    Positive,
+    SegmentationAugment,
+    Share,
+    Side,
+)
 from .errors import UserError
 
 __all__ = [
@@ -33,48 +44,49 @@ __all__ = [
 ]
 
 Names = Annotated[tuple[str, ...], BeforeValidator(lambda given: _as_names(given))]  # a single one, or a list
-AtLeastOne = Annotated[int, Field(ge=1)]
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class TrainingSettings:
     """Hyper-parameters by timm's names. Times are in epochs, rates are per update."""
 
-    epochs: int = Field(default=300, ge=1, description="passes over the training data")
-    earlier_epochs: tuple[tuple[AtLeastOne, AtLeastOne], ...] = Field(
+    epochs: Count = Field(default=300, description="passes over the training data")
+    earlier_epochs: tuple[tuple[Count, Count], ...] = Field(
         default=(), description="(update, epochs) for each length that the schedule had until that update"
     )
-    batch_size: int = Field(default=1024, ge=1, description="samples per update, over all ranks and accumulated parts")
-    accumulation_steps: int = Field(
-        default=1, ge=1, description="forward passes per update on each rank, to save memory"
-    )
+    batch_size: Count = Field(default=1024, description="samples per update, over all ranks and accumulated parts")
+    accumulation_steps: Count = Field(default=1, description="forward passes per update on each rank, to save memory")
     opt: str = Field(default="adamw", description="any of timm's optimizers")
-    lr: float = Field(default=1e-3, ge=0, description="the highest learning rate")
-    lr_base_size: int | None = Field(
-        default=None, ge=1, description="samples per update that lr is meant for; null: as it is"
+    lr: float = Field(default=1e-3, ge=0, le=1e6, description="the highest learning rate")
+    lr_base_size: Count | None = Field(
+        default=None, description="samples per update that lr is meant for; null: as it is"
     )
     lr_base_scale: Literal["linear", "sqrt"] = Field(default="linear", description="how lr is scaled to batch_size")
-    betas: tuple[Share, Share] = Field(default=(0.9, 0.999), description="of optimizers that have them")
-    momentum: Share = Field(default=0.9, description="of optimizers that have it in place of betas")
-    eps: float = Field(default=1e-8, ge=0, description="of the optimizer")
+    betas: tuple[BelowOne, BelowOne] = Field(default=(0.9, 0.999), description="of optimizers that have two")
+    momentum: BelowOne = Field(default=0.9, description="of optimizers that have it in place of betas")
+    eps: float = Field(default=1e-8, ge=0, le=1, description="of the optimizer")
     weight_decay: float = Field(
-        default=0.05, ge=0, description="not applied to norms, biases and what the model exempts"
+        default=0.05, ge=0, le=1e6, description="not applied to norms, biases and what the model exempts"
     )
-    layer_decay: Share | None = Field(default=None, description="the rate of each block as a share of the next one's")
+    layer_decay: Annotated[float, Field(gt=0, le=1)] | None = Field(
+        default=None, description="the rate of each block as a share of the next one's"
+    )
     sched: Literal["cosine", "poly", "multistep"] = Field(default="cosine", description="the schedule after the warmup")
-    poly_power: float = Field(default=1.0, gt=0, description="of sched=poly")
+    poly_power: Factor = Field(default=1.0, description="of sched=poly")
     milestones: tuple[Positive, ...] = Field(
         default=(), description="of sched=multistep: epochs after which the rate drops"
     )
     decay_rate: Share = Field(default=0.1, description="of sched=multistep: the factor of each drop")
-    warmup_epochs: float = Field(default=20.0, ge=0, description="linear warmup, from warmup_lr")
-    warmup_lr: float = Field(default=5e-7, ge=0, description="where the warmup begins")
-    min_lr: float = Field(default=5e-6, ge=0, description="where the schedule ends; not of sched=multistep")
+    warmup_epochs: float = Field(default=20.0, ge=0, le=2**31, description="linear warmup, from warmup_lr")
+    warmup_lr: float = Field(default=5e-7, ge=0, le=1e6, description="where the warmup begins")
+    min_lr: float = Field(default=5e-6, ge=0, le=1e6, description="where the schedule ends; not of sched=multistep")
     clip_grad: float | None = Field(
-        default=5.0, gt=0, description="largest norm of all gradients together; null: no clipping"
+        default=5.0, ge=1e-6, description="largest norm of all gradients together; null: no clipping"
     )
     amp_dtype: Literal["float32", "bfloat16", "float16"] = Field(default="float32", description="of the forward pass")
-    ema_decay: Share | None = Field(default=None, description="of an average of the weights, which is then evaluated")
+    ema_decay: BelowOne | None = Field(
+        default=None, description="of an average of the weights, which is then evaluated"
+    )
     grad_checkpointing: Share | tuple[Side, ...] = Field(
         default=0.0,
         description="blocks that the backward pass recomputes: a share of them, the first ones, or a list of steps",
@@ -84,23 +96,26 @@ class TrainingSettings:
     seed: int = Field(default=0, ge=0, le=2**63 - 1, description="of the weights, the order of the data and all noise")
     device: str = Field(default="auto", description="cpu, cuda, …; auto: an accelerator if there is one")
     threads: int | None = Field(
-        default=None, ge=1, description="of the CPU per process; null: torch's choice, which config.yaml then keeps"
+        default=None,
+        ge=1,
+        le=4096,
+        description="of the CPU per process; null: torch's choice, which config.yaml then keeps",
     )
-    workers: int = Field(default=0, ge=0, description="processes per rank that load data")
-    keep_checkpoints: int = Field(
-        default=2, ge=1, description="the latest; the best by the task's metric is kept as well"
-    )
+    workers: int = Field(default=0, ge=0, le=1024, description="processes per rank that load data")
+    keep_checkpoints: Count = Field(default=2, description="the latest; the best by the task's metric is kept as well")
     checkpoint_interval: int = Field(
-        default=0, ge=0, description="updates between checkpoints within an epoch; 0: at its end"
+        default=0, ge=0, le=2**31, description="updates between checkpoints within an epoch; 0: at its end"
     )
-    log_interval: int = Field(default=50, ge=1, description="updates between lines in metrics.jsonl")
+    log_interval: Count = Field(default=50, description="updates between lines in metrics.jsonl")
     tracker: Literal["tensorboard", "trackio", "wandb"] | None = Field(
         default=None, description="besides metrics.jsonl, and besides TensorBoard where it is installed; null: no other"
     )
     stream_epochs: int = Field(
-        default=0, ge=0, description="epochs between measurements of the residual stream; 0: never"
+        default=0, ge=0, le=2**31, description="epochs between measurements of the residual stream; 0: never"
     )
-    stream_interval: int = Field(default=0, ge=0, description="updates between such measurements in training; 0: never")
+    stream_interval: int = Field(
+        default=0, ge=0, le=2**31, description="updates between such measurements in training; 0: never"
+    )
 
     def epochs_at(self, step: int) -> int:
         """The length that the schedule has at an update: ``epochs``, or one of ``earlier_epochs``."""
@@ -166,19 +181,19 @@ class Recipe(TrainingSettings):
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class ClassificationRecipe(Recipe):
     task: Literal["classification"] = "classification"
-    train_samples: int | None = Field(default=None, ge=1, description="of the training split; null: all of them")
-    holdout: int | None = Field(
-        default=None, ge=1, description="training images to validate on; the other split is then DATA@test"
+    train_samples: Count | None = Field(default=None, description="of the training split; null: all of them")
+    holdout: Count | None = Field(
+        default=None, description="training images to validate on; the other split is then DATA@test"
     )
     score_test: bool = Field(default=False, description="score DATA@test once, when the training has ended")
     clean_samples: int = Field(
-        default=0, ge=0, description="training images that are scored without augmentation after every epoch"
+        default=0, ge=0, le=2**31, description="training images that are scored without augmentation after every epoch"
     )
     cache: Literal["memory"] | None = Field(default=None, description="memory: keep the images decoded")
     img_size: Side | Literal["data"] | None = Field(
         default=None, description="side of the input; data: of the training images; null: the model's own"
     )
-    crop_pct: Annotated[float, Field(gt=0, le=1)] | None = Field(
+    crop_pct: Annotated[float, Field(ge=0.1, le=1)] | None = Field(
         default=None, description="share of the resized image that is evaluated; null: the model's"
     )
     init: str | None = Field(
@@ -186,8 +201,10 @@ class ClassificationRecipe(Recipe):
     )
     baseline_init: str | None = Field(default=None, description="those of the baseline, for `stepsnet compare`")
     augment: Augment | None = Field(default=None, description="of the training images; null: none")
-    label_smoothing: Share = Field(default=0.0, description="of the targets")
-    max_undecodable: int = Field(default=100, ge=0, description="samples that may be skipped before the run stops")
+    label_smoothing: BelowOne = Field(default=0.0, description="of the targets")
+    max_undecodable: int = Field(
+        default=100, ge=0, le=2**31, description="samples that may be skipped before the run stops"
+    )
 
     def of_baseline(self) -> Recipe:
         return _starting_from_its_own(self, super().of_baseline(), "init")
@@ -202,17 +219,19 @@ class LanguageRecipe(Recipe):
     tokenizer: Literal["bpe", "characters", "gpt2"] = Field(
         default="bpe", description="bpe is trained on the training split"
     )
-    vocab_size: int | None = Field(default=None, ge=2, description="of tokenizer=bpe")
-    seq_len: int = Field(default=128, ge=1, description="tokens per sequence")
-    epoch_updates: int | None = Field(default=None, ge=1, description="updates per epoch; null: one pass over the text")
-    eval_stride: int | None = Field(
-        default=None, ge=1, description="tokens scored per window of seq_len; null: all of them"
+    vocab_size: int | None = Field(default=None, ge=2, le=2**24, description="of tokenizer=bpe")
+    seq_len: int = Field(default=128, ge=1, le=2**20, description="tokens per sequence")
+    epoch_updates: Count | None = Field(default=None, description="updates per epoch; null: one pass over the text")
+    eval_stride: Count | None = Field(
+        default=None, description="tokens scored per window of seq_len; null: all of them"
     )
     holdout: float | None = Field(
         default=None, gt=0, lt=1, description="share of the training text to validate on; the other split is DATA@test"
     )
     score_test: bool = Field(default=False, description="score DATA@test once, when the training has ended")
-    clean_samples: int = Field(default=0, ge=0, description="training sequences that are scored after every epoch")
+    clean_samples: int = Field(
+        default=0, ge=0, le=2**31, description="training sequences that are scored after every epoch"
+    )
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -223,8 +242,8 @@ class DenseRecipe(Recipe):
         default=None, description="a classifier to start from: a run, a file or timm:NAME; null: random weights"
     )
     baseline_backbone: str | None = Field(default=None, description="that of the baseline, for `stepsnet compare`")
-    holdout: int | None = Field(
-        default=None, ge=1, description="training images to validate on; the val split is then DATA@test"
+    holdout: Count | None = Field(
+        default=None, description="training images to validate on; the val split is then DATA@test"
     )
     score_test: bool = Field(default=False, description="score DATA@test once, when the training has ended")
 
@@ -239,7 +258,7 @@ class DetectionRecipe(DenseRecipe):
         default=None, description="of the training images; null: the sizes of evaluation"
     )
     max_invalid: int = Field(
-        default=0, ge=0, description="annotations outside their image or without area that are left out"
+        default=0, ge=0, le=2**31, description="annotations outside their image or without area that are left out"
     )
     without_objects: Literal["refuse", "leave_out", "train"] = Field(
         default="refuse", description="what to do with training images without objects"
@@ -256,14 +275,12 @@ class SegmentationRecipe(DenseRecipe):
     )
     crop_size: Side = Field(default=512, description="side of the training crops")
     augment: SegmentationAugment = Field(default_factory=SegmentationAugment, description="of the training images")
-    epoch_updates: int | None = Field(
-        default=None, ge=1, description="updates per epoch; null: one pass over the images"
-    )
+    epoch_updates: Count | None = Field(default=None, description="updates per epoch; null: one pass over the images")
     eval_window: Side | None = Field(default=None, description="side of sliding windows; null: the image in one piece")
     eval_stride: Side | None = Field(
         default=None, description="from one window to the next; null: the side of a window"
     )
-    eval_scales: tuple[Positive, ...] = Field(
+    eval_scales: tuple[Factor, ...] = Field(
         default=(1.0,), min_length=1, description="factors of scale that are averaged"
     )
     eval_flip: bool = Field(default=False, description="average with the flipped image too")

@@ -27,7 +27,7 @@ from typing import Any
 from . import __version__
 from .terminal import OutputLost, abandon, flush, prepare_streams, say
 
-__all__ = ["USER_CODE", "Fault", "Stopped", "UserError", "exit_status", "import_extra", "nearest"]
+__all__ = ["USER_CODE", "Fault", "Stopped", "UserError", "exit_status", "import_extra", "in_a_line", "nearest"]
 
 # packages that only some of the commands need -> the extra of ours that has them
 EXTRAS = {
@@ -84,6 +84,14 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """ " (did you mean …?)", or nothing when no known name is near."""
     close = difflib.get_close_matches(name, list(known), n=3, cutoff=0.5)
     return f" (did you mean {' or '.join(close)}?)" if close else ""
+
+
+def in_a_line(error: BaseException) -> str:
+    """What an exception says, without line breaks, or its type where it says nothing."""
+    text = " ".join(str(error).split())
+    if isinstance(error, KeyError | ZeroDivisionError | AttributeError | IndexError) or not text:
+        return f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return text
 
 
 def exit_status(run: Callable[[], Any], debug: bool = False) -> int:

@@ -29,6 +29,11 @@ __all__ = [
 
 Profile = Literal["steps", "reverse", "bowtie"]
 
+MOST_BLOCKS = 10_000  # of a network that is planned or built: twenty times the deepest of the paper
+MOST_CHANNELS = 2**20
+_MOST_WIDTHS = 2 * 20 + 1  # √2 apart
+_VARIED = 8  # of the narrowest and of the widest widths, in a search for depths
+
 # 1, 2, 3, 4, 6, 8, 12, 16, 24, …: every number of heads in Tables 13 and 14 is among them
 USUAL_HEADS = sorted({2**i for i in range(12)} | {3 * 2**i for i in range(11)})
 
@@ -136,14 +141,17 @@ def plan_steps(
         tokens: sequence length at which compute is matched, where it is searched for.
 
     Raises:
-        ValueError: a number that is not positive, more steps than the depth or width can hold, or a
-            number of blocks out of reach.
+        ValueError: a number that is not positive, not finite or beyond :data:`MOST_BLOCKS` and
+            :data:`MOST_CHANNELS`, more steps than the depth or width can hold, or a number of blocks out of reach.
     """
+    most = {"depth": MOST_BLOCKS, "blocks": MOST_BLOCKS, "tokens": 2**31}
     for name, value in dict(width=width, depth=depth, steps=steps, head_dim=head_dim, tokens=tokens).items():
-        if value < 1:
-            raise ValueError(f"{name}: got {value}, expected at least 1")
-    if blocks is not None and not isinstance(blocks, int):
-        raise ValueError(f"blocks: got {blocks}, expected an integer")
+        _check_count(name, value, most.get(name, MOST_CHANNELS))
+    if blocks is not None:
+        _check_count("blocks", blocks, MOST_BLOCKS)
+    for name, value in dict(macs=macs, mlp_ratio=mlp_ratio).items():
+        if value is not None and not (_is_number(value) and 0 < value < math.inf):
+            raise ValueError(f"{name}: got {value}, expected a positive number")
     widths = step_widths(width, steps, profile, head_dim, round_to)
     num_widths = len(widths)
     if blocks is None and macs is None:
@@ -164,6 +172,8 @@ def check_widths(widths: Sequence[int], where: str = "") -> None:
     """Raise a ValueError unless these are positive integers, in any order; ``where`` is such as " of stage 3"."""
     if not widths or not all(_is_integer(width, at_least=1) for width in widths):
         raise ValueError(f"widths{where}: got {tuple(widths)}, expected positive integers")
+    if max(widths) > MOST_CHANNELS:
+        raise ValueError(f"widths{where}: got {max(widths):,}, expected at most {MOST_CHANNELS:,}")
 
 
 def check_steps(widths: Sequence[int], depths: Sequence[int], where: str = "") -> None:
@@ -173,6 +183,8 @@ def check_steps(widths: Sequence[int], depths: Sequence[int], where: str = "") -
         raise ValueError(f"depths{where}: got {tuple(depths)}, expected one per width of {tuple(widths)}")
     if not all(_is_integer(depth, at_least=0) for depth in depths):
         raise ValueError(f"depths{where}: got {tuple(depths)}, expected integers of at least 0")
+    if sum(depths) > MOST_BLOCKS:
+        raise ValueError(f"depths{where}: got {sum(depths):,} blocks, expected at most {MOST_BLOCKS:,}")
 
 
 def check_heads(widths: Sequence[int], num_heads: Sequence[int], where: str = "") -> None:
@@ -182,6 +194,17 @@ def check_heads(widths: Sequence[int], num_heads: Sequence[int], where: str = ""
     for width, heads in zip(widths, num_heads):
         if not _is_integer(heads, at_least=1) or width % heads:
             raise ValueError(f"num_heads{where}: got {heads}, expected a divisor of the width {width}")
+
+
+def _check_count(name: str, value: object, most: int) -> None:
+    if not _is_integer(value, at_least=1):
+        raise ValueError(f"{name}: got {value}, expected an integer of at least 1")
+    if value > most:  # type: ignore[operator]
+        raise ValueError(f"{name}: got {value}, expected at most {most:,}")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _is_integer(value: object, at_least: int) -> bool:
@@ -209,6 +232,8 @@ def step_widths(
         raise ValueError(f"profile: got {profile!r}, expected steps, reverse or bowtie")
     if round_to != "heads" and not (isinstance(round_to, int) and round_to > 0):
         raise ValueError(f"round_to: got {round_to!r}, expected 'heads' or a positive integer")
+    if steps > 2 * _MOST_WIDTHS:
+        raise ValueError(f"steps: got {steps}, too many for width {width}")
     if profile == "bowtie" and steps % 2 == 0:
         raise ValueError(f"steps: got {steps}, expected an odd number for a bow-tie")
     widths = [width]
@@ -268,6 +293,8 @@ def search_depths(
     blocks: j = D/2 is the half-compute rule, and Table 9 walks along j.
     """
     n, full = len(costs), budget / costs[-1]  # full is D, not necessarily an integer
+    if n * full > MOST_BLOCKS:
+        raise ValueError(f"compute: got that of up to {n * full:.4g} blocks, expected at most {MOST_BLOCKS:,}")
     if full < 0.5:
         raise ValueError(f"macs: got {budget:,.0f}, expected at least one full-width block, {costs[-1]:,}")
     if n == 1:
@@ -280,6 +307,9 @@ def search_depths(
     target = [2 * moved, *[moved] * (n - 2), full - moved]
     margin = 2 if n <= 5 else 1 if n <= 8 else 0  # keeps the grid below some 100,000 points
     choices = [range(max(least, math.floor(t) - margin), max(least, math.ceil(t) + margin) + 1) for t in target]
+    for i in range(_VARIED, n - _VARIED):  # of so many, those in the middle are rounded such that their sum is right
+        rounded = max(least, round((i + 1) * moved) - round(i * moved))
+        choices[i] = range(rounded, rounded + 1)
 
     def misfit(depths: tuple[int, ...]) -> tuple[float, ...]:
         error = abs(sum(d * c for d, c in zip(depths, costs)) / budget - 1)
@@ -287,10 +317,10 @@ def search_depths(
         counted = round(200 * error) if tolerance is None else max(error, tolerance)
         return counted, sum((d - t) ** 2 for d, t in zip(depths, target)), error
 
-    candidates = [d for d in itertools.product(*choices) if blocks is None or sum(d) == blocks]
-    if not candidates:
+    candidates = (d for d in itertools.product(*choices) if blocks is None or sum(d) == blocks)
+    if (best := min(candidates, key=misfit, default=None)) is None:
         raise ValueError(f"blocks: got {blocks}, expected a number near {round(sum(target))} at this compute")
-    return min(candidates, key=misfit)
+    return best
 
 
 def render_plan(plan: StepPlan, base: StepPlan, tokens: int) -> str:

@@ -97,6 +97,22 @@ BAD = {
         lambda c: change(c, annotations=of_first(segmentation=[[1, 2, 3, 4, 5]])),
         r"annotation 1 of train1.png: got a polygon \[1, 2, 3, 4, 5\], expected x and y of at least three points",
     ),
+    "polygon far away": (
+        lambda c: change(c, annotations=of_first(segmentation=[[1, 2, 3, 4, 1e9, 6]])),
+        r"annotation 1 of train1.png: got a polygon .*, expected points in the image of 48×64",
+    ),
+    "polygon outside": (
+        lambda c: change(c, annotations=of_first(segmentation=[[50, 2, 60, 4, 55, 6]])),
+        r"annotation 1 of train1.png: got a polygon .*, expected points in the image of 48×64",
+    ),
+    "polygon not finite": (
+        lambda c: change(c, annotations=of_first(segmentation=[[1, 2, 3, 4, float("inf"), 6]])),
+        r"annotation 1 of train1.png: got a polygon .*, expected finite numbers",
+    ),
+    "id too large": (
+        lambda c: change(c, annotations=of_first(id=10**30)),
+        r"annotation 10{30}: got id 10{30}, expected an integer that no other",
+    ),
     "no segmentation": (
         lambda c: change(c, annotations=of_first(segmentation=None)),
         r"train.json: annotation 1 of train1.png: got no segmentation, expected polygons or RLE; without masks, "

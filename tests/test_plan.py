@@ -310,7 +310,7 @@ def test_a_plan_that_cannot_be_built(plan, message):
 @pytest.mark.parametrize("name", ["width", "depth", "steps", "head_dim", "tokens"])
 @pytest.mark.parametrize("value", [0, -3])
 def test_numbers_that_are_not_positive(name, value):
-    with pytest.raises(ValueError, match=f"{name}: got {value}, expected at least 1"):
+    with pytest.raises(ValueError, match=f"{name}: got {value}, expected an integer of at least 1"):
         plan_steps(**{"width": 384, "depth": 12, name: value})
 
 
@@ -329,7 +329,15 @@ def test_numbers_that_are_not_positive(name, value):
         (dict(width=384, depth=12, blocks=37), "blocks: got 37, expected 12 to 36"),
         (dict(width=384, depth=12, steps=2, blocks=25), "blocks: got 25, expected 12 to 24"),
         (dict(width=384, depth=12, macs=1e6), "macs: got 1,000,000, expected at least one full-width block"),
-        (dict(width=384, depth=12, macs=-1), "macs: got -1, expected at least one full-width block"),
+        (dict(width=384, depth=12.5), "depth: got 12.5, expected an integer of at least 1"),
+        (dict(width=384, depth=math.inf), "depth: got inf, expected an integer of at least 1"),
+        (dict(width=384, depth=10**6), "depth: got 1000000, expected at most 10,000"),
+        (dict(width=384, depth=12, steps=10**6), "steps: got 1000000, too many for width 384"),
+        (dict(width=2**30, depth=12), "width: got 1073741824, expected at most 1,048,576"),
+        (dict(width=384, depth=12, macs=1e30), "compute: got that of up to .* blocks, expected at most 10,000"),
+        (dict(width=384, depth=12, macs=math.nan), "macs: got nan, expected a positive number"),
+        (dict(width=384, depth=12, mlp_ratio=0), "mlp_ratio: got 0, expected a positive number"),
+        (dict(width=384, depth=12, macs=-1), "macs: got -1, expected a positive number"),
         (dict(width=384, depth=12, steps=1, blocks=20), "blocks: got 20, expected 12"),
         (dict(width=384, depth=12, blocks=24.5), r"blocks: got 24\.5, expected"),
         (dict(width=384, depth=12, round_to="head"), "round_to: got 'head', expected 'heads' or a positive integer"),
@@ -348,3 +356,11 @@ def test_the_ends_of_the_range_can_be_reached(blocks):
 
 def test_one_step_is_the_residual_network_itself():
     assert plan_steps(384, 12, 1) == StepPlan((384,), (12,), (6,))
+
+
+def test_a_search_over_many_widths_ends_and_keeps_the_budget():
+    plan = plan_steps(65536, 64, 20, blocks=300)
+    assert plan.blocks == 300
+    assert sum(depth * width**2 for width, depth in zip(plan.widths, plan.depths)) == pytest.approx(
+        64 * 65536**2, rel=0.01
+    )

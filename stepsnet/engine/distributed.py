@@ -123,6 +123,8 @@ def pick_device(name: str) -> torch.device:
     if name == "auto":
         accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
         return accelerator or torch.device("cpu")
+    if name == "meta":
+        raise UserError("device: got 'meta', expected one that computes, such as cpu")
     try:
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError) as error:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import timm.optim
 import torch
 from timm.scheduler import CosineLRScheduler, MultiStepLRScheduler, PolyLRScheduler
@@ -10,9 +12,17 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ..config import TrainingSettings
-from ..errors import UserError, nearest
+from ..errors import UserError, in_a_line, nearest
 
-__all__ = ["Schedule", "build_optimizer", "build_schedule", "rate_at", "scaled_lr"]
+__all__ = [
+    "Schedule",
+    "build_optimizer",
+    "build_schedule",
+    "check_optimizer",
+    "check_rates",
+    "rate_at",
+    "scaled_lr",
+]
 
 
 def scaled_lr(settings: TrainingSettings) -> float:
@@ -29,16 +39,39 @@ def build_optimizer(model: nn.Module, settings: TrainingSettings) -> Optimizer:
     With ``layer_decay`` the groups come from ``model.group_matcher()``, whose layers are blocks.
 
     Raises:
-        UserError: timm has no optimizer of that name, or the model has no layers for ``layer_decay``.
+        UserError: timm has no such optimizer or it does not take these settings, or the model has no layers for
+            ``layer_decay``.
+    """
+    if settings.layer_decay is not None and not hasattr(model, "group_matcher"):
+        raise UserError(f"layer_decay: got {settings.layer_decay}, expected null: the model names no layers")
+    check_optimizer(settings)
+    return _create(model, settings)
+
+
+def check_optimizer(settings: TrainingSettings) -> None:
+    """Make one update of a small matrix and a vector, as those of a model are made.
+
+    Raises:
+        UserError: timm has no such optimizer, or it does not take these settings.
     """
     known = timm.optim.list_optimizers()
     if settings.opt not in known:
         raise UserError(f"opt: got {settings.opt!r}, expected one of timm's optimizers{nearest(settings.opt, known)}")
-    if settings.layer_decay is not None and not hasattr(model, "group_matcher"):
-        raise UserError(f"layer_decay: got {settings.layer_decay}, expected null: the model names no layers")
+    if timm.optim.get_optimizer_info(settings.opt).second_order:
+        raise UserError(f"opt: got {settings.opt!r}, expected an optimizer that needs no second derivatives")
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"), torch.enable_grad():
+        toy = nn.Linear(2, 2)
+        toy(torch.ones(1, 2)).sum().backward()
+        try:
+            _create(toy, replace(settings, layer_decay=None)).step()
+        except Exception as error:  # whatever timm, torch or a package that the optimizer needs says
+            raise UserError(f"opt: {settings.opt} does not take these settings: {in_a_line(error)}") from error
+
+
+def _create(model: nn.Module, settings: TrainingSettings) -> Optimizer:
     takes = timm.optim.get_optimizer_info(settings.opt)
     arguments: dict = {"momentum": settings.momentum} if takes.has_momentum else {}
-    if takes.has_betas:
+    if takes.has_betas and takes.num_betas == 2:
         arguments["betas"] = settings.betas
     if takes.has_eps:
         arguments["eps"] = settings.eps
@@ -52,6 +85,14 @@ def build_optimizer(model: nn.Module, settings: TrainingSettings) -> Optimizer:
         layer_decay=settings.layer_decay,
         **arguments,
     )
+
+
+def check_rates(settings: TrainingSettings) -> None:
+    """Raises UserError for a schedule that begins or ends above ``lr``."""
+    for name, rate in {"warmup_lr": settings.warmup_lr, "min_lr": settings.min_lr}.items():
+        used = settings.warmup_epochs > 0 if name == "warmup_lr" else settings.sched != "multistep"
+        if used and rate > settings.lr > 0:
+            raise UserError(f"{name}: got {rate:g}, expected at most lr, {settings.lr:g}")
 
 
 class Schedule:

@@ -5,14 +5,23 @@ from __future__ import annotations
 import importlib
 
 import timm
+import torch
 from timm.data import resolve_model_data_config
 from torch import nn
 
 from ..config import ModelSpec
-from ..errors import UserError, nearest
+from ..device import host_memory
+from ..errors import UserError, in_a_line, nearest
+from ..plan import MOST_BLOCKS
 
 __all__ = ["DETECTORS", "build_model", "check_model_name", "input_size_of"]
 
+_LARGE = 1024  # a size from which on weights may take more memory than there is
+_DEPTHS = ("depth", "depths", "layers", "num_layers", "num_hidden_layers", "stage_depths")
+_NOT_OF_A_CLASSIFIER = {
+    "features_only": "detectors and segmenters take the features of a classifier by themselves",
+    "checkpoint_path": "init=FILE reads weights",
+}
 # Models that are not registered with timm: the function `create` of the module with that name in stepsnet.models.
 DETECTORS = {"mask_rcnn": True, "cascade_mask_rcnn": True, "faster_rcnn": False, "cascade_rcnn": False}  # has masks
 NOT_IN_TIMM = ("steps_transformer", "stepify", "upernet", *DETECTORS)
@@ -22,15 +31,64 @@ def build_model(spec: ModelSpec) -> nn.Module:
     """Build the model that a recipe names, with random weights.
 
     Raises:
-        UserError: an unknown name, or arguments that the model does not accept.
+        UserError: an unknown name, arguments that the model does not accept, or weights that the machine's memory does
+            not hold.
     """
     check_model_name(spec)
+    check_args(spec)
+    if any(abs(number) >= _LARGE for value in spec.args.values() for number in _numbers(value)):
+        _check_memory(spec)
+    return _build(spec)
+
+
+def _check_memory(spec: ModelSpec) -> None:
+    try:
+        with torch.device("meta"):
+            model = _build(spec)
+    except UserError:  # perhaps a model that needs numbers while it is built
+        return
+    needed = sum(tensor.nbytes for tensor in model.parameters())
+    if needed > host_memory():
+        raise UserError(
+            f"model {spec.name}: its weights take {needed / 2**30:,.0f} GiB, expected at most the "
+            f"{host_memory() / 2**30:.0f} GiB of memory"
+        )
+
+
+def _build(spec: ModelSpec) -> nn.Module:
     try:
         if spec.name in NOT_IN_TIMM:
             return importlib.import_module(f"stepsnet.models.{spec.name}").create(**spec.args)
         return timm.create_model(spec.name, **spec.args)
-    except (TypeError, ValueError, AssertionError, RuntimeError) as error:
-        raise UserError(f"model {spec.name}: {' '.join(str(error.__cause__ or error).split())}") from error
+    except UserError:
+        raise
+    except Exception as error:  # whatever timm, torch and transformers raise of arguments that they do not take
+        raise UserError(f"model {spec.name}: {in_a_line(error.__cause__ or error)}") from error
+
+
+def check_args(spec: ModelSpec) -> None:
+    """Find arguments that models take without a word, or that keep them from ever being built.
+
+    Raises:
+        UserError: a rate outside of [0, 1), no block or more than :data:`MOST_BLOCKS`, or an argument of
+            ``timm.create_model`` with which no classifier is made, or weights are read that are not the recipe's.
+    """
+    for name, value in spec.args.items():
+        got = f"model {spec.name}: {name}: got {str(value)[:40]}"
+        if name in _NOT_OF_A_CLASSIFIER and value:
+            raise UserError(f"{got}, expected none: {_NOT_OF_A_CLASSIFIER[name]}")
+        numbers = _numbers(value)
+        if name.endswith("_rate") and not all(0 <= number < 1 for number in numbers):
+            raise UserError(f"{got}, expected at least 0 and less than 1")
+        if name in _DEPTHS and numbers and not 1 <= sum(numbers) <= MOST_BLOCKS:
+            raise UserError(f"{got}, expected 1 to {MOST_BLOCKS:,} blocks")
+
+
+def _numbers(value: object) -> list[float]:
+    """The numbers in an argument, which may be one, or a list of numbers or lists."""
+    if isinstance(value, list | tuple):
+        return [number for one in value for number in _numbers(one)]
+    return [value] if isinstance(value, int | float) and not isinstance(value, bool) else []
 
 
 def check_model_name(spec: ModelSpec) -> None:

@@ -25,7 +25,7 @@ from ..images import UnreadableImage, image_sizes
 
 __all__ = ["MIN_SIDE", "Checked", "check_split", "encode_segmentation", "read_annotations"]
 
-_CHECK_VERSION = 4  # a new number discards the results that are kept
+_CHECK_VERSION = 5  # a new number discards the results that are kept
 _SLACK = 1.0  # pixels that a box may reach beyond its image, by rounding
 MIN_SIDE = 0.01  # pixels of a box: float32 may find no area below it, at the far side of a large image
 
@@ -223,7 +223,9 @@ def _wrong_segmentation(segmentation: Any, height: int, width: int) -> str:
             if not isinstance(polygon, list) or len(polygon) < 6 or len(polygon) % 2:
                 return f"got a polygon {str(polygon)[:60]}, expected x and y of at least three points"
             if not all(_is_number(value) for value in polygon):
-                return f"got a polygon {str(polygon)[:60]}, expected numbers"
+                return f"got a polygon {str(polygon)[:60]}, expected finite numbers"
+            if not _reaches(polygon[::2], width) or not _reaches(polygon[1::2], height):
+                return f"got a polygon {str(polygon)[:60]}, expected points in the image of {width}×{height}"
         return ""
     if not isinstance(segmentation, dict) or "counts" not in segmentation:
         return f"got segmentation {str(segmentation)[:60]}, expected polygons or RLE"
@@ -243,6 +245,15 @@ def _wrong_segmentation(segmentation: Any, height: int, width: int) -> str:
     return ""
 
 
+def _reaches(coordinates: Sequence[float], side: int) -> bool:
+    """Whether coordinates meet the image, and none is further beyond than the image is large.
+
+    pycocotools clips what is near the image, and ends the process for what is very far.
+    """
+    low, high = min(coordinates), max(coordinates)
+    return high > 0 and low < side and low >= -side and high <= 2 * side
+
+
 def _fingerprint(file: Path, folder: Path, content: Record) -> str:
     """Raises UserError for an image that is missing."""
     digest = hashlib.sha256(f"{_CHECK_VERSION}\0{folder.resolve()}\0".encode())
@@ -258,8 +269,9 @@ def _fingerprint(file: Path, folder: Path, content: Record) -> str:
 
 
 def _is_integer(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+    """As a tensor holds it."""
+    return isinstance(value, int) and not isinstance(value, bool) and -(2**63) <= value < 2**63
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and -math.inf < value < math.inf
