@@ -8,6 +8,7 @@ bounds and meaning in one line; pydantic checks them wherever a recipe is made, 
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
@@ -42,6 +43,8 @@ __all__ = [
     "TrainingSettings",
     "key_of",
 ]
+
+_MOST_WINDOWS = 4096  # in which one image is evaluated
 
 Names = Annotated[tuple[str, ...], BeforeValidator(lambda given: _as_names(given))]  # a single one, or a list
 
@@ -288,6 +291,13 @@ class SegmentationRecipe(DenseRecipe):
     def __post_init__(self) -> None:
         if self.eval_stride and self.eval_stride > (self.eval_window or 0):
             raise UserError(f"eval_stride: got {self.eval_stride}, expected at most eval_window, {self.eval_window}")
+        if self.eval_window:
+            step = self.eval_stride or self.eval_window
+            longest = (side * max(self.eval_scales) for side in self.scale)
+            windows = math.prod(1 + max(0, math.ceil((side - self.eval_window) / step)) for side in longest)
+            if windows > _MOST_WINDOWS:
+                given = f"eval_window: got {self.eval_window} with a stride of {step}, {windows:,} windows an image"
+                raise UserError(f"{given}, expected at most {_MOST_WINDOWS:,}")
 
 
 # by task; tasks/__init__.py adds the types of tasks that a user's module registers

@@ -139,8 +139,10 @@ def _line(error: Exception) -> tuple[str, int]:
     if isinstance(error, OSError) and error.errno in _REFUSED:
         where = f"{os.fspath(error.filename)!s}: " if error.filename is not None else ""
         return f"{where}{error.strerror}", 2
-    if isinstance(error, MemoryError):
-        return f"out of memory{f': {error}' if str(error) else ''}", 2
+    if isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and "allocate memory" in str(error)
+    ):  # torch's
+        return f"out of memory{f': {in_a_line(error)}' if str(error) else ''}", 2
     what = " ".join(f"{type(error).__name__}: {error}".split())[:200]
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if frame.filename.startswith(tuple(USER_CODE)):

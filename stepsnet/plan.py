@@ -149,9 +149,9 @@ def plan_steps(
         _check_count(name, value, most.get(name, MOST_CHANNELS))
     if blocks is not None:
         _check_count("blocks", blocks, MOST_BLOCKS)
-    for name, value in dict(macs=macs, mlp_ratio=mlp_ratio).items():
-        if value is not None and not (_is_number(value) and 0 < value < math.inf):
-            raise ValueError(f"{name}: got {value}, expected a positive number")
+    for name, number in dict(macs=macs, mlp_ratio=mlp_ratio).items():
+        if number is not None and not (_is_number(number) and 0 < number < math.inf):
+            raise ValueError(f"{name}: got {number}, expected a positive number")
     widths = step_widths(width, steps, profile, head_dim, round_to)
     num_widths = len(widths)
     if blocks is None and macs is None:

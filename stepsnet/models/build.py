@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 
 import timm
 import torch
@@ -18,6 +19,8 @@ __all__ = ["DETECTORS", "build_model", "check_model_name", "input_size_of"]
 
 _LARGE = 1024  # a size from which on weights may take more memory than there is
 _DEPTHS = ("depth", "depths", "layers", "num_layers", "num_hidden_layers", "stage_depths")
+_LEAST = dict.fromkeys(("in_chans", "img_size", "patch_size", "channels", "hidden", "samples", "anchors"), 1.0)
+_LEAST |= {"num_classes": 0, "mlp_ratio": 0.01}
 _NOT_OF_A_CLASSIFIER = {
     "features_only": "detectors and segmenters take the features of a classifier by themselves",
     "checkpoint_path": "init=FILE reads weights",
@@ -58,12 +61,19 @@ def _check_memory(spec: ModelSpec) -> None:
 def _build(spec: ModelSpec) -> nn.Module:
     try:
         if spec.name in NOT_IN_TIMM:
-            return importlib.import_module(f"stepsnet.models.{spec.name}").create(**spec.args)
-        return timm.create_model(spec.name, **spec.args)
+            model = importlib.import_module(f"stepsnet.models.{spec.name}").create(**spec.args)
+        else:
+            model = timm.create_model(spec.name, **spec.args)
     except UserError:
         raise
     except Exception as error:  # whatever timm, torch and transformers raise of arguments that they do not take
         raise UserError(f"model {spec.name}: {in_a_line(error.__cause__ or error)}") from error
+    for kind in type(model).__mro__[:-1]:
+        for name, parameter in inspect.signature(kind).parameters.items():
+            value = spec.args.get(name)
+            if parameter.annotation in (bool, "bool") and value is not None and not isinstance(value, bool):
+                raise UserError(f"model {spec.name}: {name}: got {str(value)[:40]}, expected true or false")
+    return model
 
 
 def check_args(spec: ModelSpec) -> None:
@@ -78,8 +88,10 @@ def check_args(spec: ModelSpec) -> None:
         if name in _NOT_OF_A_CLASSIFIER and value:
             raise UserError(f"{got}, expected none: {_NOT_OF_A_CLASSIFIER[name]}")
         numbers = _numbers(value)
-        if name.endswith("_rate") and not all(0 <= number < 1 for number in numbers):
+        if name.endswith(("_rate", "_dropout")) and not all(0 <= number < 1 for number in numbers):
             raise UserError(f"{got}, expected at least 0 and less than 1")
+        if name in _LEAST and not all(number >= _LEAST[name] for number in numbers):
+            raise UserError(f"{got}, expected at least {_LEAST[name]:g}")
         if name in _DEPTHS and numbers and not 1 <= sum(numbers) <= MOST_BLOCKS:
             raise UserError(f"{got}, expected 1 to {MOST_BLOCKS:,} blocks")
 

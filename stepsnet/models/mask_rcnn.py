@@ -192,6 +192,9 @@ def create_roi_heads(
     )
 
 
+_SMALLEST = 16  # side of an image of which the deepest of the backbone's maps keeps something
+
+
 def create_detector(
     make_heads: Callable[[int, int, int, int], nn.Module],
     backbone: str,
@@ -223,6 +226,8 @@ def create_detector(
     """
     if num_classes < 1:
         raise ValueError(f"num_classes: got {num_classes}, expected at least 1")
+    if not _SMALLEST <= size <= max_size:
+        raise ValueError(f"size, max_size: got {size} and {max_size}, expected {_SMALLEST} <= size <= max_size")
     if len(anchors) != len(ANCHORS):
         raise ValueError(f"anchors: got {len(anchors)} sides, expected {len(ANCHORS)}, one per level")
     pyramid = FeaturePyramid(create_backbone(backbone, **(backbone_args or {})), channels)

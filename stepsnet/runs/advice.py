@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import os
 
-from ..config import ClassificationRecipe, LanguageRecipe, Recipe, SegmentationRecipe
+from ..config import ClassificationRecipe, DetectionRecipe, LanguageRecipe, Recipe, SegmentationRecipe
 from ..errors import UserError
 from ..recipes import RECIPES
 
-__all__ = ["on_settings"]
+__all__ = ["check_settings", "on_settings"]
 
 _FACTOR = 4  # of the batch size, from which on a learning rate is far from the one that suits
 
 
-def on_settings(recipe: Recipe) -> list[str]:
-    """A line for a schedule that does not do what it seems to, and for a rate that is meant for another batch size.
-
-    What a rate is meant for is known of a recipe that has a shipped one's name and rate.
+def check_settings(recipe: Recipe) -> None:
+    """Find what no training can begin with, before a model is built.
 
     Raises:
         UserError: settings that contradict each other, that the optimizer does not take, or with which a batch exceeds
@@ -27,6 +25,13 @@ def on_settings(recipe: Recipe) -> list[str]:
     check_rates(recipe)
     check_optimizer(recipe)
     _check_batch(recipe)
+
+
+def on_settings(recipe: Recipe) -> list[str]:
+    """A line for a schedule that does not do what it seems to, and for a rate that is meant for another batch size.
+
+    What a rate is meant for is known of a recipe that has a shipped one's name and rate.
+    """
     lines = []
     if recipe.sched == "multistep" and not any(milestone < recipe.epochs for milestone in recipe.milestones):
         lines.append(f"sched=multistep without milestones before epoch {recipe.epochs}: the learning rate stays at lr")
@@ -47,20 +52,39 @@ def on_settings(recipe: Recipe) -> list[str]:
 
 
 def _check_batch(recipe: Recipe) -> None:
-    """Raises UserError where the inputs of one forward pass alone, or a language model's outputs, exceed the memory."""
+    """Raises UserError where one image, the inputs of one forward pass or a language model's outputs exceed memory."""
     from ..device import host_memory
 
-    key, values = "", 0  # of a sample
+    batch = -(-recipe.batch_size // recipe.accumulation_steps)
+    most = host_memory() * int(os.environ.get("WORLD_SIZE", "1"))
+    for keys, samples, numbers in _sizes(recipe, batch):
+        if (needed := 4 * samples * numbers) > most:
+            raise UserError(
+                f"{keys}: {samples} × {numbers:,.0f} numbers take {needed / 2**30:,.0f} GiB, expected at most the "
+                f"{most / 2**30:.0f} GiB of memory"
+            )
+
+
+def _sizes(recipe: Recipe, batch: int) -> list[tuple[str, int, float]]:
+    """(the keys that decide it, samples, numbers in each) of what a recipe holds in memory at once."""
     if isinstance(recipe, ClassificationRecipe):
-        key, side = "img_size", recipe.img_size or recipe.model.args.get("img_size")
-        values = 3 * side**2 if isinstance(side, int) else 0
-    elif isinstance(recipe, SegmentationRecipe):
-        key, values = "crop_size", 3 * recipe.crop_size**2
-    elif isinstance(recipe, LanguageRecipe):
-        key, values = "seq_len", recipe.seq_len * recipe.model.args.get("vocab_size", 1)
-    samples = -(-recipe.batch_size // recipe.accumulation_steps)
-    if 4 * values * samples > host_memory() * int(os.environ.get("WORLD_SIZE", "1")):
-        raise UserError(
-            f"{key} and batch_size: {samples} samples of {values:,} numbers take "
-            f"{4 * values * samples / 2**30:,.0f} GiB, expected at most the {host_memory() / 2**30:.0f} GiB of memory"
-        )
+        side = recipe.img_size or recipe.model.args.get("img_size")
+        return [("img_size and batch_size", batch, 3 * side**2)] if isinstance(side, int) else []
+    if isinstance(recipe, SegmentationRecipe):
+        image = 3 * recipe.scale[0] * recipe.scale[1]
+        return [
+            ("crop_size and batch_size", batch, 3 * recipe.crop_size**2),
+            ("scale and augment.scale_range", 1, image * recipe.augment.scale_range[1] ** 2),
+            ("scale and eval_scales", 1, image * max(recipe.eval_scales) ** 2),
+        ]
+    if isinstance(recipe, DetectionRecipe):
+        augment = recipe.augment
+        args = recipe.model.args
+        shorter, longer = args.get("size", 800), args.get("max_size", 1333)
+        if augment and augment.sizes:
+            shorter, longer = max(augment.sizes), augment.max_size or longer
+        whole = [("augment.sizes and batch_size", batch, 3 * shorter * longer)]
+        return whole if all(isinstance(side, int) for side in (shorter, longer)) else []
+    if isinstance(recipe, LanguageRecipe):
+        return [("seq_len and batch_size", batch, recipe.seq_len * recipe.model.args.get("vocab_size", 1))]
+    return []

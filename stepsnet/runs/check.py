@@ -44,7 +44,7 @@ def check_grid(recipes: Sequence[Recipe], seeds: Sequence[int], jobs: int) -> li
 
     from ..models.build import build_model
     from ..tasks import build_opened, check_recipe, resolve
-    from .advice import on_settings
+    from .advice import check_settings, on_settings
 
     if jobs < 1 or not seeds or len(set(seeds)) != len(seeds):
         raise UserError(f"--jobs and --seeds: got {jobs} and {list(seeds)}, expected at least 1 job and distinct seeds")
@@ -52,6 +52,7 @@ def check_grid(recipes: Sequence[Recipe], seeds: Sequence[int], jobs: int) -> li
     for recipe in recipes:
         opened = data.open(recipe)
         recipe, lines = resolve(recipe, opened)
+        check_settings(recipe)
         if opened is None:
             with torch.device("meta"):
                 model = build_model(recipe.model)

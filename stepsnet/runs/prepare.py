@@ -10,7 +10,7 @@ from torch import nn
 from ..config import Recipe
 from ..engine.task import Task
 from ..tasks import build_opened, open_data, resolve
-from .advice import on_settings
+from .advice import check_settings, on_settings
 
 __all__ = ["Prepared", "prepare_run"]
 
@@ -38,6 +38,7 @@ def prepare_run(recipe: Recipe, *, goes_on: bool = False, has_checkpoints: bool 
     opened, lines = open_data(recipe), list[str]()
     if not goes_on:
         recipe, lines = resolve(recipe, opened)
+    check_settings(recipe)
     torch.manual_seed(recipe.seed)
     model, task = build_opened(recipe, opened)
     if not has_checkpoints:  # which the training loop verifies and restores

@@ -47,7 +47,12 @@ class TextData:
 
 
 def load_text(
-    data: str, kind: str, vocab_size: int | None, tokenizer: Tokenizer | None = None, holdout: float | None = None
+    data: str,
+    kind: str,
+    vocab_size: int | None,
+    tokenizer: Tokenizer | None = None,
+    holdout: float | None = None,
+    needed: str = "",
 ) -> TextData:
     """Tokens of ``python-docs``, ``text:PATH`` (a file or a folder) or ``hfds:NAME`` (or ``hfds:NAME:CONFIG``).
 
@@ -58,10 +63,11 @@ def load_text(
         kind: of the tokenizer: "bpe" of ``vocab_size``, "characters", or "gpt2".
         tokenizer: used in place of one made from the training split, such as a run's.
         holdout: the last share of the training text becomes the split val, and what was val becomes test.
+        needed: a split that has to be there.
 
     Raises:
-        UserError: the data do not exist, a file is empty or binary, a split has no text, the text is too small
-            for the vocabulary, or ``holdout`` is given where the data have a test split of their own.
+        UserError: the data do not exist or lack the split, a file is empty or binary, a split has no text, the text is
+            too small for the vocabulary, or ``holdout`` is given where the data have a test split of their own.
     """
     source, _, path = data.partition(":")
     if data == "python-docs":
@@ -77,6 +83,8 @@ def load_text(
         )
     if holdout is not None:
         texts = _held_out(data, texts, holdout)
+    if needed and needed not in texts:
+        raise UserError(f"data: {data} has no split {needed!r}, expected one of {', '.join(texts)}")
     for name, documents in texts.items():
         if not any(document.strip() for document in documents):
             raise UserError(f"data: the split {name} of {data} is empty, expected text")

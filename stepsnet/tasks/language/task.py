@@ -32,10 +32,7 @@ def open_data(recipe: LanguageRecipe, data: str, run: Path | None = None) -> Tex
     """Raises UserError where the data do not exist."""
     data, _, split = data.partition("@")  # DATA@test evaluates the test split
     own = load_tokenizer(run / "tokenizer.json") if run else None
-    text = load_text(data, recipe.tokenizer, recipe.vocab_size, own, recipe.holdout)
-    if split and split not in text.splits:
-        raise UserError(f"data: {data} has no split {split!r}, expected one of {', '.join(text.splits)}")
-    return text
+    return load_text(data, recipe.tokenizer, recipe.vocab_size, own, recipe.holdout, split)
 
 
 def build(
