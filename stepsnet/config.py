@@ -84,7 +84,7 @@ class TrainingSettings:
     warmup_lr: float = Field(default=5e-7, ge=0, le=1e6, description="where the warmup begins")
     min_lr: float = Field(default=5e-6, ge=0, le=1e6, description="where the schedule ends; not of sched=multistep")
     clip_grad: float | None = Field(
-        default=5.0, ge=1e-6, description="largest norm of all gradients together; null: no clipping"
+        default=5.0, ge=1e-6, le=1e9, description="largest norm of all gradients together; null: no clipping"
     )
     amp_dtype: Literal["float32", "bfloat16", "float16"] = Field(default="float32", description="of the forward pass")
     ema_decay: BelowOne | None = Field(
