@@ -72,6 +72,15 @@ def require_new(paths: Iterable[Path], force: bool) -> None:
         raise UserError(f"--out: {there} is there already; --force replaces it")
 
 
+def require_folder(path: Path, key: str) -> None:
+    """Raises UserError for a folder that cannot be made, or written to, before work is done for it."""
+    existing = next(parent for parent in (path, *path.absolute().parents) if os.path.lexists(parent))
+    if not existing.is_dir():
+        raise UserError(f"{key}: got {path}, expected a folder, and {existing} is none")
+    if not os.access(existing, os.W_OK):
+        raise UserError(f"{key}: got {path}, expected a folder that can be written to")
+
+
 def flush(path: Path) -> None:
     """fsync a file or a folder, so that a rename cannot reach the disk before the content."""
     descriptor = os.open(path, os.O_RDONLY)

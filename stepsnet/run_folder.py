@@ -8,7 +8,6 @@ each run, and the recipe of each in ``recipes/``.
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,6 +23,8 @@ from .errors import UserError
 from .files import is_temporary, remove_temporaries, write_atomically
 from .from_data import as_begun
 from .overrides import read_recipe, to_plain, to_yaml
+from .reading import read_text
+from .run_records import read_metrics, read_summary
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,13 +41,9 @@ __all__ = [
     "has_ended",
     "has_weights",
     "lock_folder",
-    "metrics_text",
     "names_in",
     "open_run_folder",
-    "parse_metrics",
-    "read_metrics",
     "read_run_recipe",
-    "read_summary",
     "read_weights",
     "updates_done",
 ]
@@ -271,44 +268,12 @@ def _check_channel_order(folder: Path) -> None:
     Its weights would load, into other channels. Those versions wrote no ``title``.
     """
     config = folder / "config.yaml"
-    text = config.read_text(encoding="utf-8", errors="replace") if config.exists() else ""
+    text = read_text(config, "run") if config.exists() else ""
     if re.search(r"^\s+reverse: true$", text, re.MULTILINE) and not re.search(r"^title:", text, re.MULTILINE):
         raise UserError(
             f"run: {folder} was trained with reverse=True by an earlier version, which ordered the channels otherwise; "
             "expected a run of this version"
         )
-
-
-def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """The lines of ``metrics.jsonl``, without those that no run has written."""
-    return [line for text in metrics_text(folder / "metrics.jsonl") if (line := parse_metrics(text)) is not None]
-
-
-def metrics_text(path: Path) -> list[str]:
-    """The lines of a log as they are."""
-    return path.read_bytes().decode("utf-8", "replace").splitlines() if path.is_file() else []
-
-
-def parse_metrics(text: str) -> dict[str, Any] | None:
-    """A line of a log; None for what no run has written, such as the half of a line."""
-    try:
-        line = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    whole = isinstance(line, dict) and isinstance(line.get("step"), int) and isinstance(line.get("kind"), str)
-    return line if whole else None
-
-
-def read_summary(folder: Path) -> dict[str, Any] | None:
-    """What a run that has ended says of itself; None where it has not ended. Raises UserError where it is damaged."""
-    file = folder / "summary.json"
-    try:
-        summary = json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"run: cannot read {file}: {' '.join(str(error).split())[:200]}") from None
-    if summary is not None and not isinstance(summary, dict):
-        raise UserError(f"run: got {type(summary).__name__} in {file}, expected a mapping of keys to values")
-    return summary
 
 
 def has_weights(folder: Path) -> bool:

@@ -15,7 +15,8 @@ from stepsnet.checkpoint import latest, write_weights
 from stepsnet.engine.interrupt import Interrupted
 from stepsnet.errors import UserError
 from stepsnet.files import is_temporary, write_atomically
-from stepsnet.run_folder import read_metrics, read_weights
+from stepsnet.run_folder import read_weights
+from stepsnet.run_records import read_metrics
 
 ONE = dataclasses.replace(SETTINGS, epochs=2, keep_checkpoints=1)
 

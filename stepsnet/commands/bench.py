@@ -15,7 +15,7 @@ from ..errors import UserError
 from ..markdown import markdown_table
 from ..summary_stats import format_number, format_quartiles
 from ..terminal import say
-from .options import integers
+from .options import integers, whole
 
 if TYPE_CHECKING:
     from ..config import ModelSpec
@@ -35,8 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--out", metavar="DIR", type=Path, help="where speed.json and the figures are written")
     parser.add_argument("--force", action="store_true", help="replace earlier results in --out")
-    parser.add_argument("--batch-size", type=int, default=32, help="samples per forward pass (default: 32)")
-    parser.add_argument("--rounds", type=int, default=10, help="timings of each model (default: 10)")
+    parser.add_argument("--batch-size", type=whole(1), default=32, help="samples per forward pass (default: 32)")
+    parser.add_argument("--rounds", type=whole(1), default=10, help="timings of each model (default: 10)")
     parser.add_argument(
         "--memory", metavar="B,B", type=integers, default=[32, 64], help="two batch sizes (default: 32,64); 0 is none"
     )
@@ -51,14 +51,16 @@ def run(options: argparse.Namespace) -> None:
     from ..console import Lines
 
     memory = tuple(options.memory) if any(options.memory) else None
-    if memory and len(memory) != 2:
-        raise UserError(f"--memory: got {','.join(map(str, memory))}, expected two batch sizes such as 32,64, or 0")
+    if memory and (len(memory) != 2 or not 0 < memory[0] < memory[1]):
+        given = ",".join(map(str, memory))
+        raise UserError(f"--memory: got {given}, expected two batch sizes that increase, such as 32,64, or 0")
     names = ("batch_size", "rounds", "device", "amp_dtype", "compile")
     settings = {name: getattr(options, name) for name in names}
     if options.out:
-        from ..files import require_new
+        from ..files import require_folder, require_new
         from ..report.speed import FILES
 
+        require_folder(options.out, "--out")
         require_new([options.out / name for name in ("speed.json", *FILES)], options.force)
     candidates = find_candidates(options.models)
     with Lines(sys.stderr) as lines:

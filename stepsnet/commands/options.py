@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -47,12 +47,14 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_grid_options(parser: argparse.ArgumentParser, seeds: list[int] | None, seeds_help: str) -> None:
-    parser.add_argument("--seeds", metavar="S,S,…", type=integers, default=seeds, help=seeds_help)
+    parser.add_argument("--seeds", metavar="S,S,…", type=seed_list, default=seeds, help=seeds_help)
     add_jobs_option(parser)
 
 
 def add_jobs_option(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--jobs", type=int, default=2, help="runs at once, which share the cores (default: 2)")
+    parser.add_argument(
+        "--jobs", type=whole(1, 1024), default=2, help="runs at once, which share the cores (default: 2)"
+    )
 
 
 def say_forecasts(recipes: Sequence[tuple[Recipe, str]], runs: str, folder: Path) -> None:
@@ -66,6 +68,26 @@ def say_forecasts(recipes: Sequence[tuple[Recipe, str]], runs: str, folder: Path
 
         found = [forecast(recipe, label) for recipe, label in recipes]
     say(render_forecasts(found, f"{runs} would be in {folder}"))
+
+
+def whole(least: int, most: int = 2**31) -> Callable[[str], int]:
+    """The type of an argument that is a whole number within bounds."""
+
+    def number(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"got {text[:40]!r}, expected a whole number") from None
+        if not least <= value <= most:
+            raise argparse.ArgumentTypeError(f"got {text[:40]}, expected {least} to {most}")
+        return value
+
+    return number
+
+
+def seed_list(text: str) -> list[int]:
+    seed = whole(0, 2**63 - 1)
+    return [seed(part) for part in text.split(",")]
 
 
 def integers(text: str) -> list[int]:

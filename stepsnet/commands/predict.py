@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
 from ..terminal import counted, say
-from .options import runs_inside
+from .options import runs_inside, whole
 
 if TYPE_CHECKING:
     from ..tasks.prediction import PredictInputs, Prediction
@@ -27,10 +27,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "files", metavar="FILE", nargs="*", help="an image, a folder with images at any depth, or a pattern"
     )
     parser.add_argument("--prompt", help="the text that a language model goes on with")
-    parser.add_argument("--tokens", type=int, default=200, help="how many it generates at most (default: 200)")
+    parser.add_argument("--tokens", type=whole(1), default=200, help="how many it generates at most (default: 200)")
     parser.add_argument("--temperature", type=float, default=0.8, help="0 takes the likeliest token (default: 0.8)")
-    parser.add_argument("--seed", type=int, default=0, help="of what it draws (default: 0)")
-    parser.add_argument("--top", type=int, default=5, help="classes per image (default: 5)")
+    parser.add_argument("--seed", type=whole(0, 2**63 - 1), default=0, help="of what it draws (default: 0)")
+    parser.add_argument("--top", type=whole(1), default=5, help="classes per image (default: 5)")
     parser.add_argument(
         "--out",
         metavar="DIR",

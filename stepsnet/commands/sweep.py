@@ -123,7 +123,7 @@ def sweep(
     """
     from ..files import write_atomically
     from ..report import write_report
-    from ..run_folder import read_summary
+    from ..run_records import read_summary
 
     contenders, checked = _contenders(recipes, seeds, jobs)
     if not (folder.exists() and any(folder.iterdir())):

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..errors import UserError
 from ..files import write_atomically
-from ..run_folder import metrics_text, parse_metrics, read_metrics
+from ..run_records import metrics_text, parse_metrics, read_metrics
 from .tracking import Tracker, scalars
 
 __all__ = ["MetricsLog", "trim_log"]

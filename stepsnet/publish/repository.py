@@ -13,7 +13,8 @@ from .. import __version__
 from ..errors import UserError
 from ..files import write_atomically
 from ..reading import dump_yaml
-from ..run_folder import read_run_recipe, read_summary
+from ..run_folder import read_run_recipe
+from ..run_records import read_summary
 from ..runs.compare import COMPARISON_FILE
 from ..tasks import publish
 from .card import render_card

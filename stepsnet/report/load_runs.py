@@ -11,13 +11,14 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from ..analysis.block_statistics import StreamMeasurement, read_line
 from ..colors import OKABE_ITO
 from ..config import MAY_CHANGE_ON_RESUME, RECIPE_TYPES, ClassificationRecipe, key_of
-from ..errors import UserError
+from ..errors import UserError, in_a_line
+from ..metrics import METRICS
 from ..overrides import RENAMED
+from ..reading import parse_json, read_text, read_yaml
+from ..run_records import metrics_text, read_summary
 
 STEPS, BASELINE = "StepsNet", "baseline"
 LINESTYLES = ("-", "--", ":", "-.")
@@ -129,28 +130,39 @@ def load_run(folder: Path) -> Run:
     Raises:
         UserError: the folder holds no run, or a line of its metrics is not JSON.
     """
-    if not (folder / "config.yaml").is_file():
+    if not (folder / "config.yaml").exists():
         raise UserError(f"run folder {folder}: no config.yaml in it, expected the output folder of a training run")
-    text = (folder / "config.yaml").read_text(encoding="utf-8")
-    metrics, summary = folder / "metrics.jsonl", folder / "summary.json"
-    lines = metrics.read_text(encoding="utf-8", errors="replace").splitlines() if metrics.exists() else []
+    config = read_yaml(folder / "config.yaml", "run")
+    metrics = folder / "metrics.jsonl"
+    lines = metrics_text(metrics)
     epochs: dict[int, dict[str, Any]] = {}
     stream: dict[str, dict[int, StreamMeasurement]] = {"epoch_end": {}, "update": {}}
     for number, line in enumerate(lines, 1):
         try:
-            entry = json.loads(line)
-        except ValueError as error:
+            entry = parse_json(line, f"{metrics}, line {number}", allow_nan=True)
+        except UserError:
             if number == len(lines):
                 break
-            raise UserError(f"{metrics}, line {number}: not JSON ({error})") from error
-        # a resumed run may repeat an epoch: the later line counts
-        if entry["kind"] == "epoch":
-            epochs[entry["epoch"]] = entry
-        elif measured := read_line(entry):
-            stream[measured.at][measured.epoch if measured.at == "epoch_end" else measured.step] = measured
-    result = json.loads(summary.read_text(encoding="utf-8")) if summary.exists() else {}
-    config = _as_written_now(yaml.safe_load(text) or {})
-    return Run(folder, text, config, result, epochs, stream["epoch_end"], stream["update"])
+            raise
+        try:
+            # a resumed run may repeat an epoch: the later line counts
+            if entry["kind"] == "epoch":
+                epochs[int(entry["epoch"])] = _with_numbers(entry)
+            elif measured := read_line(entry):
+                stream[measured.at][measured.epoch if measured.at == "epoch_end" else measured.step] = measured
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise UserError(f"{metrics}, line {number}: {in_a_line(error)}, expected a line of a run") from None
+    text = read_text(folder / "config.yaml", "run")
+    result = read_summary(folder) or {}
+    return Run(folder, text, _as_written_now(config), result, epochs, stream["epoch_end"], stream["update"])
+
+
+def _with_numbers(entry: dict[str, Any]) -> dict[str, Any]:
+    """Raises ValueError for a metric that is no number."""
+    for key in METRICS.keys() & entry.keys():
+        if not isinstance(entry[key], int | float | None):
+            raise ValueError(f"got {key} {str(entry[key])[:40]!r}")
+    return entry
 
 
 def _as_written_now(config: dict[str, Any]) -> dict[str, Any]:

@@ -36,7 +36,8 @@ def compare(
     """
     from ..files import write_atomically
     from ..report import write_report
-    from ..run_folder import check_run_folder, has_begun, read_summary
+    from ..run_folder import check_run_folder, has_begun
+    from ..run_records import read_summary
 
     is_new = not (resume and has_begun(folder))
     recipe = check_run_folder(folder, recipe, resume, is_grid=True)

@@ -14,7 +14,8 @@ from ..errors import UserError, import_extra
 from ..models.build import build_model
 from ..report.load_runs import BASELINE, STEPS, load_run
 from ..report.single import draw_figure, figure_names
-from ..run_folder import find_runs, read_run_recipe, read_summary
+from ..run_folder import find_runs, read_run_recipe
+from ..run_records import read_summary
 from ..tasks import predict
 from ..tasks.images import as_image
 from ..tasks.prediction import PredictInputs, load_trained

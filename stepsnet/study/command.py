@@ -10,6 +10,7 @@ from typing import Any
 from ..config import MAY_CHANGE_ON_RESUME
 from ..console import choose_display
 from ..errors import UserError
+from ..files import require_folder
 from ..terminal import say
 from .conductor import check_results, conduct
 from .declare import Study
@@ -39,6 +40,8 @@ def run_study(study: Study, more: Sequence[str], overrides: Sequence[str], optio
             raise UserError(f"sweep: got {text} with a study, whose settings are declared; expected one of {free}")
     folder = options.run or Path("runs") / study.folder
     results = options.results or folder / "results"
+    for place, option in ((folder, "--run"), (results, "--results")):
+        require_folder(place, option)
 
     def write() -> str:
         return write_study(study, read_results(results, study), folder)

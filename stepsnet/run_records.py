@@ -1,0 +1,59 @@
+"""What a run says of itself: the lines of ``metrics.jsonl``, and ``summary.json`` once it has ended."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from .errors import UserError
+from .reading import read_json
+
+__all__ = ["metrics_text", "parse_metrics", "read_metrics", "read_summary"]
+
+# what a run that has ended says of itself, where it says it: the type, and what it is
+_IN_SUMMARY: dict[str, tuple[Any, str]] = {
+    "metrics": (dict, "numbers by name"),
+    "seed": (int, "a whole number"),
+    "epochs": (int, "a whole number"),
+    "label": (str, "a text"),
+    "widths": (list, "a list of widths"),
+    "blocks": (int | None, "a whole number"),
+    "hardware": (dict | None, "a mapping"),
+    "versions": (dict | None, "a mapping"),
+}
+
+
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    """The lines of ``metrics.jsonl``, without those that no run has written."""
+    return [line for text in metrics_text(folder / "metrics.jsonl") if (line := parse_metrics(text)) is not None]
+
+
+def metrics_text(path: Path) -> list[str]:
+    """The lines of a log as they are."""
+    return path.read_bytes().decode("utf-8", "replace").splitlines() if path.is_file() else []
+
+
+def parse_metrics(text: str) -> dict[str, Any] | None:
+    """A line of a log; None for what no run has written, such as the half of a line."""
+    try:
+        line = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    whole = isinstance(line, dict) and isinstance(line.get("step"), int) and isinstance(line.get("kind"), str)
+    return line if whole else None
+
+
+def read_summary(folder: Path) -> dict[str, Any] | None:
+    """What a run that has ended says of itself; None where it has not ended. Raises UserError where it is damaged."""
+    file = folder / "summary.json"
+    if not file.exists():
+        return None
+    summary = read_json(file, "run", dict, allow_nan=True)
+    for key, (kind, expected) in _IN_SUMMARY.items():
+        if key in summary and not isinstance(summary[key], kind):
+            raise UserError(f"run: {file}: got {key} {str(summary[key])[:40]!r}, expected {expected}")
+    for key, value in summary.get("metrics", {}).items():
+        if not isinstance(value, int | float | None):
+            raise UserError(f"run: {file}: got {key} {str(value)[:40]!r}, expected a number")
+    return summary

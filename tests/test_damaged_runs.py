@@ -1,0 +1,122 @@
+"""A run folder with something else in its files is read, or refused in one line that names the file."""
+
+import json
+import os
+import shutil
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from run_folders import make_run
+
+from stepsnet.cli import main
+from stepsnet.errors import UserError
+from stepsnet.report.load_runs import group_runs, load_run
+from stepsnet.report.words import summarize_results
+from stepsnet.run_folder import read_run_recipe
+from stepsnet.run_records import read_metrics, read_summary
+
+FILES = ("config.yaml", "metrics.jsonl", "summary.json")
+ODD = [None, True, -1, 10**400, 1e308, "x", "\x1b[31m", [], [[]], {}, {"a": None}]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    folder = make_run(tmp_path_factory.mktemp("whole") / "run")
+    return folder, {name: (folder / name).read_bytes() for name in FILES}
+
+
+def damaged(content, draw):
+    """Bytes with something cut off, flipped or put in."""
+    at = draw(st.integers(0, len(content) - 1))
+    return draw(
+        st.sampled_from(
+            [
+                content[:at],
+                content[:at] + bytes([content[at] ^ 1 << at % 8]) + content[at + 1 :],
+                content[:at] + b"\0\xff[" + content[at:],
+                content[:at] + content[at + 7 :],
+                content[:at] + b"9" * 5000 + content[at:],
+                b"[" * 5000,
+                b"",
+            ]
+        )
+    )
+
+
+def with_odd_value(text, draw):
+    """JSON with one of its values replaced."""
+    value = json.loads(text)
+    key = draw(st.sampled_from(sorted(value)))
+    value[key] = draw(st.sampled_from(ODD))
+    return json.dumps(value)
+
+
+def look(folder):
+    """All that `report`, `eval` and `resume` read of these files."""
+    run = load_run(folder)
+    summarize_results(group_runs([run]))
+    [run.value("top1"), run.widths, run.blocks, run.seed]
+    read_run_recipe(folder)
+    read_metrics(folder)
+    read_summary(folder)
+
+
+@given(data=st.data())
+@settings(
+    max_examples=150, deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.generate], print_blob=False
+)
+def test_damage_is_read_or_refused_in_a_line(whole, data):
+    folder, contents = whole
+    name = data.draw(st.sampled_from(FILES))
+    if name != "config.yaml" and data.draw(st.booleans()):
+        lines = contents[name].decode().splitlines()
+        at = data.draw(st.integers(0, len(lines) - 1))
+        lines[at] = with_odd_value(lines[at], data.draw)
+        content = "\n".join(lines).encode()
+    else:
+        content = damaged(contents[name], data.draw)
+    try:
+        (folder / name).write_bytes(content)
+        look(folder)
+    except UserError as error:
+        assert len(str(error).splitlines()) == 1
+        assert str(folder) in str(error)
+    finally:
+        (folder / name).write_bytes(contents[name])
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("kind", ["pipe", "folder", "loop"])
+@pytest.mark.parametrize("verb", ["report", "resume"])
+def test_what_is_no_file_is_refused_and_not_waited_for(whole, tmp_path, capsys, name, kind, verb):
+    folder = tmp_path / "run"
+    shutil.copytree(whole[0], folder)
+    (folder / name).unlink()
+    if kind == "pipe":
+        os.mkfifo(folder / name)
+    elif kind == "folder":
+        (folder / name).mkdir()
+    else:
+        (folder / name).symlink_to(name)
+    assert main([verb, str(folder), *(["--out", str(tmp_path / "page")] if verb == "report" else [])]) in (0, 2)
+    said = capsys.readouterr().err
+    assert "fault of stepsnet" not in said and len(said.splitlines()) <= 1
+
+
+@pytest.mark.parametrize(
+    "arguments, expected",
+    [
+        (["predict", "RUN", "x.png", "--top", "0"], "argument --top: got 0, expected 1 to"),
+        (["compare", "digits/tiny", "--seeds", str(10**20)], f"argument --seeds: got {10**20}, expected 0 to"),
+        (["compare", "digits/tiny", "--jobs", "0"], "argument --jobs: got 0, expected 1 to 1024"),
+        (["bench", "test_vit", "--rounds", "0"], "argument --rounds: got 0, expected 1 to"),
+        (["bench", "test_vit", "--memory", "4,2"], "--memory: got 4,2, expected two batch sizes that increase"),
+        (["bench", "test_vit", "--out", "RUN/config.yaml"], "expected a folder, and"),
+        (["sweep", "evidence/cifar10-depth", "--render", "--results", "RUN/config.yaml"], "expected a folder"),
+    ],
+)
+def test_numbers_and_places_that_no_verb_takes(whole, capsys, arguments, expected):
+    assert main([argument.replace("RUN", str(whole[0])) for argument in arguments]) == 2
+    (said,) = capsys.readouterr().err.splitlines()
+    assert expected in said
