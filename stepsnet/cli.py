@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import logging
 import re
 import sys
 from collections.abc import Sequence
@@ -35,6 +36,7 @@ SHELLS = ("bash", "zsh", "fish")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status (errors.py lists them)."""
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # its word on a home that it cannot write to
     given = list(sys.argv[1:] if arguments is None else arguments)
     return exit_status(lambda: _run(given), "--debug" in given)
 

@@ -107,6 +107,7 @@ def test_what_is_no_file_is_refused_and_not_waited_for(whole, tmp_path, capsys, 
 @pytest.mark.parametrize(
     "arguments, expected",
     [
+        (["train", "digits/tiny", "--run", "/proc/nowhere"], "--run: cannot use /proc/nowhere"),
         (["predict", "RUN", "x.png", "--top", "0"], "argument --top: got 0, expected 1 to"),
         (["compare", "digits/tiny", "--seeds", str(10**20)], f"argument --seeds: got {10**20}, expected 0 to"),
         (["compare", "digits/tiny", "--jobs", "0"], "argument --jobs: got 0, expected 1 to 1024"),
