@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import codecs
 import errno
+import logging
 import os
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import TextIO
 
-__all__ = ["OutputLost", "abandon", "counted", "flush", "prepare_streams", "printable", "say"]
+__all__ = ["OutputLost", "abandon", "counted", "flush", "prepare_streams", "printable", "say", "silenced"]
 
 # what an encoding without our own characters gets in their place
 _PLAIN = {"—": "-", "–": "-", "−": "-", "×": "x", "±": "+-", "→": "->", "…": "...", "·": "*", "⁹": "^9", "√": "sqrt "}
@@ -30,6 +32,18 @@ class OutputLost(Exception):
         number = getattr(error, "errno", None)
         super().__init__(f"cannot write to standard output: {getattr(error, 'strerror', None) or error}")
         self.reader_has_gone = number == errno.EPIPE
+
+
+@contextmanager
+def silenced(logger: str) -> Iterator[None]:
+    """Without the log of a library that says what we say ourselves, or what is no matter."""
+    log = logging.getLogger(logger)
+    level = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
 
 
 def printable(text: object) -> str:

@@ -109,6 +109,7 @@ BAD = {
         lambda c: change(c, annotations=of_first(segmentation=[[1, 2, 3, 4, float("inf"), 6]])),
         r"annotation 1 of train1.png: got a polygon .*, expected finite numbers",
     ),
+    "area": (lambda c: change(c, annotations=of_first(area="big")), "got area 'big', expected pixels, or null for the"),
     "id too large": (
         lambda c: change(c, annotations=of_first(id=10**30)),
         r"annotation 10{30}: got id 10{30}, expected an integer that no other",

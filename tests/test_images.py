@@ -104,6 +104,7 @@ def test_a_folder_is_searched_once_whatever_links_to_it(tmp_path):
     (tmp_path / "in" / "loop").symlink_to(tmp_path / "in", target_is_directory=True)
     (tmp_path / "in" / "deeper" / "up").symlink_to(tmp_path / "in", target_is_directory=True)
     (tmp_path / "in" / "linked").symlink_to(tmp_path / "elsewhere", target_is_directory=True)
+    (tmp_path / "in" / "beside").symlink_to(tmp_path, target_is_directory=True)  # and so to elsewhere again
     images, others = find_images(tmp_path / "in")
     assert [path.name for path in images] == ["1.png", "2.JPG", "3.webp"]
     assert [path.name for path in others] == ["notes.txt", "photo.heic"]

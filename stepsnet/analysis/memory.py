@@ -25,6 +25,7 @@ from ..device import AMP_DTYPES, autocast
 from ..errors import UserError, nearest
 from ..markdown import markdown_table
 from ..models.blocks import blocks_of, recompute_blocks
+from ..terminal import silenced
 
 __all__ = [
     "Memory",
@@ -151,7 +152,7 @@ def peak_bytes(
     Raises:
         Exception: whatever torch raises for a loss whose course depends on values, such as a detector's.
     """
-    with FakeTensorMode():
+    with silenced("torch._subclasses.fake_tensor"), FakeTensorMode():
         model, batch = _fake_copy(model), _fake(batch)
         recompute(model)
         for parameter in model.parameters():

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 
 import timm.optim
@@ -16,6 +13,7 @@ from torch.optim import Optimizer
 
 from ..config import TrainingSettings
 from ..errors import UserError, in_a_line, nearest
+from ..terminal import silenced
 
 __all__ = [
     "Schedule",
@@ -126,18 +124,6 @@ def build_schedule(optimizer: Optimizer, settings: TrainingSettings, steps_per_e
     return Schedule(_scheduler(optimizer, settings, steps_per_epoch), settings, steps_per_epoch)
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without timm's word on a schedule of a single update."""
-    log = logging.getLogger("timm.scheduler.cosine_lr")
-    level = log.level
-    log.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        log.setLevel(level)
-
-
 def _scheduler(optimizer: Optimizer, settings: TrainingSettings, steps_per_epoch: int) -> Scheduler:
     scale = scaled_lr(settings) / settings.lr if settings.lr else 1.0
     shared: dict = {
@@ -152,5 +138,5 @@ def _scheduler(optimizer: Optimizer, settings: TrainingSettings, steps_per_epoch
     shared |= {"t_initial": settings.epochs * steps_per_epoch, "lr_min": settings.min_lr * scale}
     if settings.sched == "poly":
         return PolyLRScheduler(optimizer, power=settings.poly_power, **shared)
-    with _quiet():
+    with silenced("timm.scheduler.cosine_lr"):  # of a schedule of one update
         return CosineLRScheduler(optimizer, **shared)

@@ -149,11 +149,13 @@ def image_suffixes() -> frozenset[str]:
 def find_images(folder: Path) -> tuple[list[Path], list[Path]]:
     """The images below a folder by their suffixes, and the other files, both in order. Hidden files are left out.
 
-    Symbolic links are followed, each folder once: one that leads to its own parent ends there.
+    Symbolic links are followed, each folder once, but for those to a folder that this one is in: a link upwards would
+    bring in the images of other classes.
     """
     images: list[Path] = []
     others: list[Path] = []
-    for path in _files_below(folder, {os.path.realpath(folder)}):
+    real = Path(os.path.realpath(folder))
+    for path in _files_below(folder, {str(one) for one in (real, *real.parents)}):
         (images if path.suffix.lower() in image_suffixes() else others).append(path)
     return images, others
 

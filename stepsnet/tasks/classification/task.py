@@ -79,6 +79,8 @@ def build(
         init=recipe.init,
         init_key=key_of_weights(recipe, "init"),
     )
+    if len(images.classes) < 2:
+        raise UserError(f"data: {data} has one class, {images.classes[0]}, expected at least two")
     check_class_count(recipe, getattr(model, "num_classes", None), len(images.classes))
     if run:
         check_classes(run, images.classes)

@@ -83,8 +83,7 @@ class CocoSplit:
         """
         records = [record for image in self.images for record in self.annotations.get(image["id"], [])]
         annotations = [
-            {"area": record["bbox"][2] * record["bbox"][3], "iscrowd": 0, **record, "id": number}
-            for number, record in enumerate(records, 1)
+            {"iscrowd": 0, **record, "area": _area_of(record), "id": number} for number, record in enumerate(records, 1)
         ]
         return {"images": list(self.images), "annotations": annotations, "categories": list(self.categories)}
 
@@ -309,3 +308,9 @@ def _with_objects(split: CocoSplit, without: WithoutObjects) -> CocoSplit:
         raise UserError(f"data: {split.file} has no image with objects to train on, expected at least one")
     left_out = LeftOut(split.file.name, "images", len(empty), total, f"{first}, which has no objects")
     return replace(split, images=kept, left_out=(*split.left_out, left_out))
+
+
+def _area_of(record: Record) -> float:
+    """The area that the data give an object, by which small and large ones are told apart, or that of its box."""
+    given = record.get("area")
+    return record["bbox"][2] * record["bbox"][3] if given is None else given

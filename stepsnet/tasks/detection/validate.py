@@ -25,7 +25,7 @@ from ..images import UnreadableImage, image_sizes
 
 __all__ = ["MIN_SIDE", "Checked", "check_split", "encode_segmentation", "read_annotations"]
 
-_CHECK_VERSION = 5  # a new number discards the results that are kept
+_CHECK_VERSION = 6  # a new number discards the results that are kept
 _SLACK = 1.0  # pixels that a box may reach beyond its image, by rounding
 MIN_SIDE = 0.01  # pixels of a box: float32 may find no area below it, at the far side of a large image
 
@@ -65,6 +65,7 @@ class _Annotation(_Checked):
     id: int = Field(description="an integer")
     image_id: int = Field(description="the id of an image")
     category_id: int = Field(description="the id of a category")
+    area: float | None = Field(default=None, ge=0, lt=2**48, description="pixels, or null for the box's")
     iscrowd: Literal[0, 1] = Field(default=0, description="0 or 1")
     bbox: Annotated[list[float], Field(min_length=4, max_length=4)] = Field(description="[x, y, width, height]")
 
