@@ -247,3 +247,9 @@ def test_settings_that_are_seldom_meant():
     for fine in (["batch_size=128"], ["batch_size=256", "lr=0.004"], ["batch_size=256", "lr_base_size=64"]):
         assert on_settings(override(recipe, fine)) == []
     assert on_settings(override(find_recipe("imagenet/deit_tiny"), ["batch_size=64"])) == []  # scaled
+
+
+def test_a_single_class_is_refused_before_training(tmp_path):
+    recipe, _ = resolved(recipe_on(write_images(tmp_path, classes=("ant",))))
+    with pytest.raises(UserError, match="has one class, ant, expected at least two"):
+        build_opened(recipe, open_data(recipe))
