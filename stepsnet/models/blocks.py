@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from torch import nn
 
+from ..residual.connect import PassingBlock
 from ..steps import StepsNet, StreamBlock, recomputed
 
 __all__ = ["blocks_of", "is_transformers_model", "recompute_blocks", "step_sequences", "widths_of"]
@@ -91,4 +92,4 @@ def _step_of_each_block(model: nn.Module) -> list[int]:
 
 def _module_of(block: Any) -> nn.Module:
     """The module behind a StreamBlock, also where StepsNets are nested."""
-    return _module_of(block.block) if isinstance(block, StreamBlock) else block
+    return _module_of(block.block) if isinstance(block, (StreamBlock, PassingBlock)) else block
