@@ -123,7 +123,7 @@ def test_its_stream_is_measured_and_shown_block_by_block(name):
 
 
 @EVERY
-def test_it_compiles_and_begins_again_on_the_meta_device(name):
+def test_it_begins_again_on_the_meta_device(name):
     eager = deit(name, **STEPS).eval()
     with torch.device("meta"):
         model = deit(name, **STEPS)
@@ -135,9 +135,20 @@ def test_it_compiles_and_begins_again_on_the_meta_device(name):
         if not key.endswith((".phi", ".B")) or value.unique().numel() < 9:  # φ, and LAuReL's B, are random
             assert torch.equal(model.state_dict()[key], value), key
     model.load_state_dict(eager.state_dict())
+    torch.testing.assert_close(model.eval()(IMAGES), eager(IMAGES))
+
+
+# one of each kind: hooks, state of one shape, state that grows, a block as a whole
+@pytest.mark.parametrize(
+    "name", ["layer_norm_scaling", "value_residual", "dense_former", "alt_up", "mhc", "attention_residuals_block"]
+)
+def test_blocks_share_their_compiled_graphs(name):
+    model = stirred(deit(name, depths=(12,)), 0.1).eval()
+    expected = model(IMAGES)
     torch._dynamo.reset()
     compile_blocks(model, backend="eager")
-    torch.testing.assert_close(model.eval()(IMAGES), eager(IMAGES))
+    with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True, recompile_limit=4):
+        torch.testing.assert_close(model(IMAGES), expected)
 
 
 @pytest.mark.parametrize("name", JOINED)

@@ -11,7 +11,6 @@ from transformers import AutoModelForCausalLM
 
 from stepsnet.analysis.residual_stream import measure_stream
 from stepsnet.config import ModelSpec
-from stepsnet.engine.prepare import compile_blocks
 from stepsnet.errors import UserError
 from stepsnet.models.blocks import blocks_of, recompute_blocks
 from stepsnet.models.build import build_model
@@ -53,11 +52,11 @@ def test_a_cache_changes_nothing_and_a_saved_model_is_the_same(name, tmp_path):
 
 
 @NAMES
-def test_it_learns_is_recomputed_compiled_and_measured(name):
+def test_it_learns_is_recomputed_and_measured(name):
     model = build(name, embedding_scale=50.0)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     reached, losses = set(), []
-    for _ in range(12):
+    for _ in range(8):
         optimizer.zero_grad()
         loss = loss_of(model)
         loss.backward()
@@ -67,11 +66,10 @@ def test_it_learns_is_recomputed_compiled_and_measured(name):
     assert losses[-1] < 0.9 * losses[0]
     assert {key for key, _ in model.named_parameters()} == reached
     expected = torch.autograd.grad(loss_of(model), list(model.parameters()))
-    ours, theirs, compiled = (copy.deepcopy(model) for _ in range(3))
+    ours, theirs = copy.deepcopy(model), copy.deepcopy(model)
     recompute_blocks(blocks_of(ours))
     theirs.train().gradient_checkpointing_enable({"use_reentrant": False})
-    compile_blocks(compiled, backend="eager")
-    for network in (ours, theirs, compiled):
+    for network in (ours, theirs):
         torch.testing.assert_close(torch.autograd.grad(loss_of(network), list(network.parameters())), expected)
     measured = measure_stream(model, loss_of)
     assert [block.width for block in measured] == [16, 16, 16, 24, 24]
