@@ -14,6 +14,7 @@ from stepsnet.analysis.residual_stream import measure_stream
 from stepsnet.config import ModelSpec
 from stepsnet.engine.prepare import compile_blocks
 from stepsnet.errors import UserError
+from stepsnet.macs import count_forward
 from stepsnet.models.blocks import blocks_of, recompute_blocks
 from stepsnet.models.build import build_model
 from stepsnet.residual import DESIGNS
@@ -243,3 +244,10 @@ def test_blocks_that_a_design_is_not_for_are_refused():
         stepsnet.residual.connect(connected.blocks, "laurel")
     with pytest.raises(UserError, match=r"the width of Linear is not known: width="):
         stepsnet.residual.connect([torch.nn.Linear(4, 4)], "dense_former")
+
+
+@EVERY
+def test_its_multiply_accumulates_are_counted_without_a_device(name):
+    macs, _ = count_forward(deit(name, **STEPS), torch.empty(1, 3, 8, 8, device="meta"))
+    plain, _ = count_forward(deit("plain", **STEPS), torch.empty(1, 3, 8, 8, device="meta"))
+    assert macs > plain if name in ("laurel", "alt_up", "hyper_connections", "mhc") else macs > 0.7 * plain

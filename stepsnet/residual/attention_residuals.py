@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .design import Branch, Connection, DesignPart, Place, Wiring, check_at_least, precise
+from .design import Branch, Connection, DesignPart, Place, Wiring, check_at_least, precise, without_autocast
 
 __all__ = ["AttentionResiduals", "BlockAttentionResiduals"]
 
@@ -63,7 +63,7 @@ class _WithSources(Wiring):
         return (x,)
 
     def finish(self, state: tuple[Tensor, ...]) -> Tensor:
-        with torch.autocast(state[0].device.type, enabled=False):
+        with without_autocast(state[0]):
             return self.query(state)
 
 
@@ -81,7 +81,7 @@ class AttentionResiduals(Connection):
     def forward(self, state: tuple[Tensor, ...], F: Branch) -> tuple[Tensor, ...]:
         h = state[0]
         if self.query is not None:
-            with torch.autocast(h.device.type, enabled=False):
+            with without_autocast(h):
                 h = self.query(state)
         v = F(h).to(h.dtype)  # sums of several are taken at the stream's precision
         return (*state, v) if self.begins_group else (*state[:-1], state[-1] + v)

@@ -8,6 +8,7 @@ L the number of branches of the stream, n a number of parallel streams. B is the
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -28,6 +29,7 @@ __all__ = [
     "check_options",
     "precise",
     "rms_norm",
+    "without_autocast",
 ]
 
 Branch = BoundBranch  # F: (B, N, C) -> (B, N, C); a block as a whole is a plain function
@@ -169,6 +171,12 @@ def check_at_least(name: str, options: Mapping[str, Any], **least: float) -> Non
 def precise(x: Tensor) -> Tensor:
     """In float32, or in float64 as it is."""
     return x if x.dtype == torch.float64 else x.float()
+
+
+def without_autocast(x: Tensor) -> AbstractContextManager[Any]:
+    """For what is computed in float32 in any case; where a device has no autocast, there is nothing to switch off."""
+    kind = x.device.type
+    return torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext()
 
 
 def rms_norm(x: Tensor) -> Tensor:

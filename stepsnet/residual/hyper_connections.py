@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .design import Branch, Connection, Place, check_at_least, precise
+from .design import Branch, Connection, Place, check_at_least, precise, without_autocast
 from .streams import Streams
 
 __all__ = ["HyperConnections"]
@@ -60,7 +60,7 @@ class HyperConnections(Connection):
         return self.s[0] * m.squeeze(-1) + A_m, self.s[0] * r + A_r, self.s[1] * beta.squeeze(-1) + B
 
     def forward(self, H: Tensor, F: Branch) -> Tensor:
-        with torch.autocast(H.device.type, enabled=False):
+        with without_autocast(H):
             A_m, A_r, B = self.coefficients(precise(H))
             h = (A_m.unsqueeze(-1) * H).sum(-2)  # (B, N, C)
             H = A_r.transpose(-2, -1) @ precise(H)  # (B, N, n, C)

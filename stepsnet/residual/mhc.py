@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .design import Branch, Connection, Place, check_at_least, precise, rms_norm
+from .design import Branch, Connection, Place, check_at_least, precise, rms_norm, without_autocast
 from .streams import Streams
 
 __all__ = ["MHC", "sinkhorn_knopp"]
@@ -72,7 +72,7 @@ class MHC(Connection):
         return pre.sigmoid(), 2 * post.sigmoid(), sinkhorn_knopp(res.unflatten(-1, (self.n, self.n)), self.iterations)
 
     def forward(self, x: Tensor, F: Branch) -> Tensor:
-        with torch.autocast(x.device.type, enabled=False):
+        with without_autocast(x):
             H_pre, H_post, H_res = self.coefficients(x)
             h = (H_pre.unsqueeze(-1) * x).sum(-2)  # (B, N, C)
             x = H_res @ precise(x)  # (B, N, n, C)
