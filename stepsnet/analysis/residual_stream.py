@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from ..errors import UserError
 from ..models.blocks import blocks_of, is_transformers_model, step_sequences
-from ..residual import ConnectedBlock
+from ..residual.connected import ConnectedBlock
 from .block_statistics import BlockStatistics, as_line
 
 __all__ = ["measure_stream", "observe_stream", "stream_line", "stream_line_of"]

@@ -13,7 +13,7 @@ from torch import nn
 from ..config import TrainingSettings
 from ..errors import UserError
 from ..models.blocks import blocks_of, recompute_blocks
-from ..residual import ConnectedBlock
+from ..residual.connected import ConnectedBlock
 from .distributed import DistributedContext, parallelize
 from .optim import build_optimizer
 from .train_state import TrainState

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from ..plan import check_heads, check_steps, heads_for
-from ..residual import connect
+from ..residual.connected import connect
 from ..steps import StepsNet
 
 

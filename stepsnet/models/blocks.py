@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from torch import nn
 
-from ..residual.connect import PassingBlock
+from ..residual.connected import PassingBlock
 from ..steps import StepsNet, StreamBlock, recomputed
 
 __all__ = ["blocks_of", "is_transformers_model", "recompute_blocks", "step_sequences", "widths_of"]

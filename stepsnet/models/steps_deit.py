@@ -16,7 +16,7 @@ from timm.models.vision_transformer import Block, VisionTransformer, checkpoint_
 from torch import Tensor
 
 from ..plan import check_steps
-from ..residual import design_of
+from ..residual.connected import design_of
 from ..residual.timm_blocks import with_design
 from .assembly import assemble, model_cfg, per_block, resolve_heads, set_grad_checkpointing, with_defaults
 

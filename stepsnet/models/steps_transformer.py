@@ -31,7 +31,8 @@ from transformers.models.llama.modeling_llama import (
 from transformers.utils.output_capturing import capture_outputs
 
 from ..plan import check_steps
-from ..residual import DesignPart, Wiring, design_of, wire
+from ..residual.connected import design_of, wire
+from ..residual.design import DesignPart, Wiring
 from ..steps import change_width, cut_stream
 from .assembly import per_block, resolve_heads
 

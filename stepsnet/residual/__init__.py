@@ -2,7 +2,7 @@
 
 import timm  # noqa: F401 - first: with timm the models are registered, which need what follows
 
-from .connect import ConnectedBlock, ConnectedSequence, connect, design_of, wire
+from .connected import ConnectedBlock, ConnectedSequence, connect, design_of, wire
 from .design import Connection, DesignPart, Place, Wiring
 from .table import DESIGNS
 
