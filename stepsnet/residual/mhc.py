@@ -40,7 +40,7 @@ def sinkhorn_knopp(logits: Tensor, iterations: int) -> Tensor:
     """
     M = logits.flatten(0, -3).movedim(0, -1).contiguous().softmax(0)  # (n, n, tokens), columns sum to 1
     M = M / M.sum(1, keepdim=True).clamp_min(1e-30)  # rows
-    for _ in range(iterations - 1):
+    for _ in range(0 if logits.is_meta else iterations - 1):  # without values there is nothing to scale again
         M = M / M.sum(0, keepdim=True).clamp_min(1e-30)
         M = M / M.sum(1, keepdim=True).clamp_min(1e-30)
     return M.movedim(-1, 0).contiguous().unflatten(0, logits.shape[:-2])
