@@ -33,6 +33,7 @@ def loss_of(model):
 @NAMES
 def test_a_cache_changes_nothing_and_a_saved_model_is_the_same(name, tmp_path):
     model = stirred(build(name), 0.2).eval()
+    assert blocks_of(model) == list(model.model.layers)
     whole = model(TOKENS, use_cache=False, output_hidden_states=True)
     assert [tuple(state.shape) for state in whole.hidden_states] == [(2, 9, 24)] * 6
     cache, logits = None, []
@@ -45,6 +46,14 @@ def test_a_cache_changes_nothing_and_a_saved_model_is_the_same(name, tmp_path):
     assert torch.equal(
         cached, model.generate(TOKENS, max_new_tokens=5, do_sample=False, pad_token_id=0, use_cache=False)
     )
+    half = copy.deepcopy(model).bfloat16()(TOKENS, use_cache=False).logits
+    assert half.dtype == torch.bfloat16
+    assert F.cosine_similarity(half.float().flatten(), whole.logits.flatten(), 0) > 0.98
+    kinds = []
+    blocks_of(model)[-1].register_forward_hook(lambda block, arguments, output: kinds.append(output))
+    with torch.autocast("cpu", torch.bfloat16):
+        model(TOKENS, use_cache=False)
+    assert (kinds[0][-1] if isinstance(kinds[0], tuple) else kinds[0]).dtype == torch.float32  # the stream's own
     model.save_pretrained(tmp_path)
     again = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
     assert again.config.residual == name

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .design import Branch, Connection, Place, check_at_least
+from .design import Branch, Connection, Place, check_at_least, without_autocast
 from .streams import Streams
 
 __all__ = ["AltUp"]
@@ -44,7 +44,8 @@ class AltUp(Connection):
         nn.init.ones_(self.g)
 
     def forward(self, x: Tensor, F: Branch) -> Tensor:
-        predicted = self.p.view(self.streams, self.streams) @ x  # (B, N, n, C)
+        with without_autocast(x):
+            predicted = self.p.view(self.streams, self.streams) @ x  # (B, N, n, C)
         innovation = F(x[..., self.active, :]) - predicted[..., self.active, :]  # (B, N, C)
         return predicted + self.g[:, None] * innovation.unsqueeze(-2)
 

@@ -41,13 +41,14 @@ class _Query(DesignPart):
         nn.init.zeros_(self.w)
 
     def forward(self, sources: tuple[Tensor, ...]) -> Tensor:
+        kind = sources[0].dtype
         sources = tuple(precise(v) for v in sources)
-        logits = [v @ self.w * torch.rsqrt(v.square().mean(-1) + 1e-6) for v in sources]  # (B, N) each
+        logits = [v @ precise(self.w) * torch.rsqrt(v.square().mean(-1) + 1e-6) for v in sources]  # (B, N) each
         alpha = torch.stack(logits, -1).softmax(-1)  # (B, N, sources)
         h = alpha[..., :1] * sources[0]
         for i, v in enumerate(sources[1:], 1):
             h = h + alpha[..., i : i + 1] * v
-        return h
+        return h.to(kind)
 
 
 class _WithSources(Wiring):

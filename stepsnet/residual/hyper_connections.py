@@ -53,18 +53,19 @@ class HyperConnections(Connection):
 
     def coefficients(self, H: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """H: (B, N, n, C) -> A_m (…, n), A_r (…, n, n), B (…, n)."""
-        A_m, A_r, B = self.A_m, self.A_r.view(self.n, self.n), self.B
+        A_m, A_r, B = precise(self.A_m), precise(self.A_r).view(self.n, self.n), precise(self.B)
         if not self.dynamic:
             return A_m, A_r, B
-        m, r, beta = torch.tanh(functional.layer_norm(H, H.shape[-1:]) @ self.W).split([1, self.n, 1], -1)
-        return self.s[0] * m.squeeze(-1) + A_m, self.s[0] * r + A_r, self.s[1] * beta.squeeze(-1) + B
+        m, r, beta = torch.tanh(functional.layer_norm(H, H.shape[-1:]) @ precise(self.W)).split([1, self.n, 1], -1)
+        s_alpha, s_beta = precise(self.s)
+        return s_alpha * m.squeeze(-1) + A_m, s_alpha * r + A_r, s_beta * beta.squeeze(-1) + B
 
     def forward(self, H: Tensor, F: Branch) -> Tensor:
         with without_autocast(H):
             A_m, A_r, B = self.coefficients(precise(H))
-            h = (A_m.unsqueeze(-1) * H).sum(-2)  # (B, N, C)
-            H = A_r.transpose(-2, -1) @ precise(H)  # (B, N, n, C)
-        return H + B.unsqueeze(-1) * F(h).unsqueeze(-2)
+            h = (A_m.unsqueeze(-1) * H).sum(-2).to(H.dtype)  # (B, N, C)
+            mixed = A_r.transpose(-2, -1) @ precise(H)  # (B, N, n, C)
+        return (mixed + B.unsqueeze(-1) * F(h).unsqueeze(-2)).to(H.dtype)
 
     @classmethod
     def check(cls, width: int, layers: int, options: Mapping[str, Any]) -> None:

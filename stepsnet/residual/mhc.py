@@ -73,16 +73,17 @@ class MHC(Connection):
     def coefficients(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """x: (B, N, n, C) -> H_pre (B, N, n), H_post (B, N, n), H_res (B, N, n, n)."""
         sizes = [self.n, self.n, self.n**2]
-        dynamic = (rms_norm(x.flatten(-2)) @ self.phi).split(sizes, -1)
-        pre, post, res = (alpha * h + b for alpha, h, b in zip(self.alpha, dynamic, self.b.split(sizes)))
+        dynamic = (rms_norm(x.flatten(-2)) @ precise(self.phi)).split(sizes, -1)
+        static = precise(self.b).split(sizes)
+        pre, post, res = (alpha * h + b for alpha, h, b in zip(precise(self.alpha), dynamic, static))
         return pre.sigmoid(), 2 * post.sigmoid(), sinkhorn_knopp(res.unflatten(-1, (self.n, self.n)), self.iterations)
 
     def forward(self, x: Tensor, F: Branch) -> Tensor:
         with without_autocast(x):
             H_pre, H_post, H_res = self.coefficients(x)
-            h = (H_pre.unsqueeze(-1) * x).sum(-2)  # (B, N, C)
-            x = H_res @ precise(x)  # (B, N, n, C)
-        return x + H_post.unsqueeze(-1) * F(h).unsqueeze(-2)
+            h = (H_pre.unsqueeze(-1) * x).sum(-2).to(x.dtype)  # (B, N, C)
+            mixed = H_res @ precise(x)  # (B, N, n, C)
+        return (mixed + H_post.unsqueeze(-1) * F(h).unsqueeze(-2)).to(x.dtype)
 
     @classmethod
     def check(cls, width: int, layers: int, options: Mapping[str, Any]) -> None:
