@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 from residual_networks import JOINED, OPTIONS, STEPS, WIDTH, deit, stirred
+from timm.models.resnet import Bottleneck
 from timm.models.vision_transformer import Block
 from torch.nn import functional as F
 
@@ -19,6 +20,7 @@ from stepsnet.models.blocks import blocks_of, recompute_blocks
 from stepsnet.models.build import build_model
 from stepsnet.residual import DESIGNS
 from stepsnet.residual.mhc import sinkhorn_knopp
+from stepsnet.steps import recomputed
 
 EVERY = pytest.mark.parametrize("name", DESIGNS)
 IMAGES, LABELS = torch.randn(8, 3, 8, 8, generator=torch.Generator().manual_seed(7)), torch.arange(8) % 5
@@ -164,10 +166,13 @@ def test_connect_takes_the_place_of_a_sequential(name):
         key: value for key, value in connected.state_dict().items() if "connections" not in key and "wiring" not in key
     }
     assert kept.keys() <= weights.keys() and len(weights) - len(kept) in (0, 16)  # ReZero has no norms
-    y = x
-    for block in connected:
-        y = block(y)
-    torch.testing.assert_close(y, connected(x))
+    expected = torch.autograd.grad(connected(x).sum(), list(connected.parameters()))
+    for again in (False, True):  # as timm recomputes blocks
+        y = x
+        for block in connected:
+            y = recomputed(block, y) if again else block(y)
+        torch.testing.assert_close(y, connected(x))
+        torch.testing.assert_close(torch.autograd.grad(y.sum(), list(connected.parameters())), expected)
     if DESIGNS[name].wiring is not stepsnet.residual.Wiring:
         first, second = list(connected)[:2]
         first(x)
@@ -239,6 +244,8 @@ def test_blocks_that_a_design_is_not_for_are_refused():
         stepsnet.residual.connect([torch.nn.Linear(4, 4)], "mhc")
     with pytest.raises(UserError, match="deepnorm takes the place of timm's Block"):
         stepsnet.residual.connect([Block(WIDTH, 2)], "deepnorm")
+    with pytest.raises(UserError, match="Bottleneck has convolutions over images"):
+        stepsnet.residual.connect([Bottleneck(64, 16)], "mhc")
     connected = stepsnet.residual.connect([Block(WIDTH, 2)], "mhc")
     with pytest.raises(UserError, match="has a design already"):
         stepsnet.residual.connect(connected.blocks, "laurel")

@@ -120,6 +120,8 @@ def _parts_for(block: nn.Module, name: str, design: type[Connection]) -> Sequenc
     kind = type(block).__name__
     if isinstance(block, ConnectedBlock):
         raise UserError(f"residual: {kind} has a design already, expected blocks without one")
+    if any(isinstance(module, nn.Conv2d) for module in block.modules()):
+        raise UserError(f"residual: {kind} has convolutions over images (B, C, H, W), expected blocks of channels last")
     parts = parts_of(block)
     if parts is None and design.unit == "branch":
         raise UserError(f"residual: {name} joins the branches of a block, and those of {kind} are not declared")
@@ -231,13 +233,13 @@ def _same(x: Tensor, other: Tensor) -> bool:
 
 
 class _Passage:
-    """The state of one pass over the blocks of an iterated container."""
+    """One pass over the blocks of an iterated container."""
 
     def __init__(self, wiring: Wiring):
         self.wiring = wiring
         self.state: State = None
-        self.index = -1
-        self.shown: Tensor | None = None  # what the block before has returned
+        self.shown: Tensor | None = None  # what the last block has returned
+        self.begun: dict[int, tuple[Tensor, State]] = {}  # what each block began with, for one that is run again
 
 
 class PassingBlock:
@@ -248,17 +250,27 @@ class PassingBlock:
 
     def __call__(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         one = self.passage
-        if one.shown is None or one.index >= self.index:  # a pass begins, maybe again
-            one.state = one.wiring.start(x)
-        elif not _same(x, one.shown):
-            raise RuntimeError(
-                f"block {self.index} of a connected sequence: got another tensor than the block before has returned; "
-                "the stream of this design is more than that tensor, run the container or its blocks in order"
-            )
+        state = self._state_for(x)
+        if torch.is_grad_enabled():  # timm may run the block again in the backward pass
+            one.begun[self.index] = x, state
         run = partial(recomputed, self.block) if self.checkpointed else self.block
-        one.state = run(one.state, *args, **kwargs)
-        one.index, one.shown = self.index, one.wiring.finish(one.state)
+        one.state = run(state, *args, **kwargs)
+        one.shown = one.wiring.finish(one.state)
         return one.shown
+
+    def _state_for(self, x: Tensor) -> State:
+        one = self.passage
+        if self.index in one.begun and x is one.begun[self.index][0]:
+            return one.begun[self.index][1]
+        if self.index == 0 or one.shown is None:
+            one.begun.clear()
+            return one.wiring.start(x)
+        if _same(x, one.shown):
+            return one.state
+        raise RuntimeError(
+            f"block {self.index} of a connected sequence: got another tensor than the block before has returned; "
+            "the stream of this design is more than that tensor, run the container or its blocks in order"
+        )
 
     def __getattr__(self, name: str) -> Any:
         if name in ("block", "passage") or name.startswith("__"):
