@@ -166,6 +166,6 @@ def test_a_method_survives_the_meta_device_and_script(method):
     ],
 )
 def test_a_mistake_is_said(arguments, message):
-    with pytest.raises(UserError, match="steps_deit_tiny_patch16_224") as error:
+    with pytest.raises(UserError) as error:
         build_model(ModelSpec("steps_deit_tiny_patch16_224", {**STEPS, **arguments}))
     assert message in str(error.value)
