@@ -129,7 +129,8 @@ def _residual(
         raise ValueError(f"residual: got {name!r} with depth_method, its earlier name, expected only one of them")
     if not isinstance(options or {}, Mapping):
         raise ValueError(f"residual_options: got {options!r}, expected a mapping such as {{'streams': 4}}")
-    return name or depth_method or "plain", options or {}
+    name = depth_method if name is None else name
+    return "plain" if name is None else name, options or {}
 
 
 def from_baseline(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .design import Branch, Connection, Place, check_at_least, without_autocast
+from .design import Branch, Connection, Place, check_bounds, without_autocast
 from .streams import Streams
 
 __all__ = ["AltUp"]
@@ -51,7 +51,7 @@ class AltUp(Connection):
 
     @classmethod
     def check(cls, width: int, layers: int, options: Mapping[str, Any]) -> None:
-        check_at_least("alt_up", options, streams=2)
+        check_bounds("alt_up", options, streams=(2, 64))
 
     @classmethod
     def traffic(cls, layers: int, options: Mapping[str, Any]) -> float:

@@ -24,7 +24,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .design import Branch, Connection, DesignPart, Place, Wiring, check_at_least, precise, without_autocast
+from ..plan import MOST_BLOCKS
+from .design import Branch, Connection, DesignPart, Place, Wiring, check_bounds, precise, without_autocast
 
 __all__ = ["AttentionResiduals", "BlockAttentionResiduals"]
 
@@ -109,7 +110,7 @@ class BlockAttentionResiduals(AttentionResiduals):
 
     @classmethod
     def check(cls, width: int, layers: int, options: Mapping[str, Any]) -> None:
-        check_at_least("attention_residuals_block", options, groups=1)
+        check_bounds("attention_residuals_block", options, groups=(1, MOST_BLOCKS))
 
     @classmethod
     def group_size(cls, layers: int, options: Mapping[str, Any]) -> int:

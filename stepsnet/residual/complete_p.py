@@ -14,7 +14,8 @@ from typing import Any
 
 from torch import Tensor
 
-from .design import Branch, Connection, Place, check_at_least
+from ..plan import MOST_BLOCKS
+from .design import Branch, Connection, Place, check_bounds
 
 __all__ = ["CompleteP"]
 
@@ -33,4 +34,4 @@ class CompleteP(Connection):
 
     @classmethod
     def check(cls, width: int, layers: int, options: Mapping[str, Any]) -> None:
-        check_at_least("complete_p", options, base_blocks=1)
+        check_bounds("complete_p", options, base_blocks=(1, MOST_BLOCKS))

@@ -60,7 +60,7 @@ class _Plain(Connection):
 
 def design_of(name: str) -> type[Connection] | None:
     """The design of that name; None for "plain". Raises UserError for an unknown one, and names the nearest."""
-    if name not in DESIGNS:
+    if not isinstance(name, str) or name not in DESIGNS:
         raise UserError(f"residual: got {name!r}, expected one of {', '.join(DESIGNS)}{nearest(str(name), DESIGNS)}")
     return DESIGNS[name]
 

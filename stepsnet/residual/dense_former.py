@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .design import Branch, Connection, Place, Wiring, check_at_least
+from ..plan import MOST_BLOCKS
+from .design import Branch, Connection, Place, Wiring, check_bounds
 
 __all__ = ["DenseFormer"]
 
@@ -64,7 +65,7 @@ class DenseFormer(Connection):
 
     @classmethod
     def check(cls, width: int, layers: int, options: Mapping[str, Any]) -> None:
-        check_at_least("dense_former", options, dilation=1, period=1)
+        check_bounds("dense_former", options, dilation=(1, MOST_BLOCKS), period=(1, MOST_BLOCKS))
 
     @classmethod
     def traffic(cls, layers: int, options: Mapping[str, Any]) -> float:

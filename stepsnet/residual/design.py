@@ -25,7 +25,7 @@ __all__ = [
     "Place",
     "State",
     "Wiring",
-    "check_at_least",
+    "check_bounds",
     "check_options",
     "precise",
     "rms_norm",
@@ -161,11 +161,11 @@ def check_options(name: str, design: type[Connection], given: Mapping[str, Any])
     return {**design.options, **given}
 
 
-def check_at_least(name: str, options: Mapping[str, Any], **least: float) -> None:
-    """Raise UserError for an option below its least value."""
-    for key, bound in least.items():
-        if options[key] < bound:
-            raise UserError(f"residual: {key} of {name}: got {options[key]}, expected at least {bound}")
+def check_bounds(name: str, options: Mapping[str, Any], **bounds: tuple[float, float]) -> None:
+    """Raise UserError for an option below its least or above its largest value."""
+    for key, (least, most) in bounds.items():
+        if not least <= options[key] <= most:
+            raise UserError(f"residual: {key} of {name}: got {options[key]}, expected {least:,g} to {most:,g}")
 
 
 def precise(x: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .design import Branch, Connection, Place, check_at_least, precise, without_autocast
+from .design import Branch, Connection, Place, check_bounds, precise, without_autocast
 from .streams import Streams
 
 __all__ = ["HyperConnections"]
@@ -69,7 +69,7 @@ class HyperConnections(Connection):
 
     @classmethod
     def check(cls, width: int, layers: int, options: Mapping[str, Any]) -> None:
-        check_at_least("hyper_connections", options, streams=2)
+        check_bounds("hyper_connections", options, streams=(2, 64))
 
     @classmethod
     def traffic(cls, layers: int, options: Mapping[str, Any]) -> float:

@@ -14,8 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import UserError
-from .design import Branch, Connection, Place, check_at_least
+from .design import Branch, Connection, Place, check_bounds
 
 __all__ = ["LAuReL"]
 
@@ -41,9 +40,7 @@ class LAuReL(Connection):
 
     @classmethod
     def check(cls, width: int, layers: int, options: Mapping[str, Any]) -> None:
-        check_at_least("laurel", options, rank=1)
-        if options["rank"] > width:
-            raise UserError(f"residual: rank of laurel: got {options['rank']}, expected at most the width, {width}")
+        check_bounds("laurel", options, rank=(1, width))
 
     @classmethod
     def traffic(cls, layers: int, options: Mapping[str, Any]) -> float:

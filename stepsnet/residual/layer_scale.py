@@ -16,7 +16,7 @@ import torch
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
-from .design import Branch, Connection, Place, check_at_least
+from .design import Branch, Connection, Place, check_bounds
 
 __all__ = ["LayerScale"]
 
@@ -41,7 +41,7 @@ class LayerScale(Connection):
 
     @classmethod
     def check(cls, width: int, layers: int, options: Mapping[str, Any]) -> None:
-        check_at_least("layer_scale", options, initial=0.0)
+        check_bounds("layer_scale", options, initial=(0, 1e3))
 
     @staticmethod
     def initial(num_blocks: int) -> float:

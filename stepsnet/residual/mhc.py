@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .design import Branch, Connection, Place, check_at_least, precise, rms_norm, without_autocast
+from .design import Branch, Connection, Place, check_bounds, precise, rms_norm, without_autocast
 from .streams import Streams
 
 __all__ = ["MHC", "sinkhorn_knopp"]
@@ -87,7 +87,7 @@ class MHC(Connection):
 
     @classmethod
     def check(cls, width: int, layers: int, options: Mapping[str, Any]) -> None:
-        check_at_least("mhc", options, streams=2, iterations=1)
+        check_bounds("mhc", options, streams=(2, 64), iterations=(1, 1000))
 
     @classmethod
     def traffic(cls, layers: int, options: Mapping[str, Any]) -> float:

@@ -31,6 +31,7 @@ def with_design(
         UserError: an unknown option.
     """
     options = check_options(name, design, options)
+    design.check(0, 2 * num_blocks, options)
     conflicting = [name for name in ("init_values", "scale_attn_norm", "scale_mlp_norm") if given.get(name)]
     if conflicting or block_fn is not Block:
         raise ValueError(f"residual: got {name!r} with {(conflicting or ['block_fn'])[0]}, expected only one of them")
