@@ -103,10 +103,12 @@ for _name in _LANGUAGE_MODULES:
 
 
 def __getattr__(name: str):
+    if name == "residual":
+        return importlib.import_module("stepsnet.residual")
     if name in _HOMES:
         return getattr(importlib.import_module(f"stepsnet.{_HOMES[name]}"), name)
     raise AttributeError(f"module 'stepsnet' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOMES])
+    return sorted({*globals(), *_HOMES, "residual"})

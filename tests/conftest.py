@@ -11,6 +11,7 @@ from segmentation_images import write_camvid
 from stepsnet import tasks
 from stepsnet.config import RECIPE_TYPES
 from stepsnet.metrics import METRICS
+from stepsnet.residual import DESIGNS
 from stepsnet.tasks.classification.sources import SOURCES
 
 
@@ -46,7 +47,7 @@ def session_cache(tmp_path_factory, monkeypatch):
 @pytest.fixture
 def own_registrations():
     """What a test registers with stepsnet is gone after it, and so are the modules and the folders on the path."""
-    registries = (RECIPE_TYPES, METRICS, SOURCES, tasks._registered)
+    registries: tuple[dict, ...] = (RECIPE_TYPES, METRICS, SOURCES, tasks._registered, DESIGNS)
     before, modules, path = [dict(registry) for registry in registries], set(sys.modules), list(sys.path)
     yield
     for registry, entries in zip(registries, before):

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from segmentation_images import TINY, write_camvid
 from stepsnet.config import ModelSpec
 from stepsnet.overrides import to_yaml
 from stepsnet.recipes import find_recipe
+from stepsnet.residual import DESIGNS
 
 SETTINGS = ["epochs=2", "batch_size=128", "model.args.depths=[2,1,1]", "log_interval=1", "device=cpu"]
 SETTINGS += ["checkpoint_interval=4", "ema_decay=0.9", "stream_epochs=1"]
@@ -87,6 +89,15 @@ def test_fsdp_is_killed_and_goes_on_in_one_process(tmp_path, alone):
     out = finish(start(folder, 1, "--resume"))
     assert "resumed after update" in out
     assert_same(folder, alone)
+
+
+def test_every_design_of_the_stream_trains_on_two_ranks_as_on_one():
+    script = Path(__file__).parent / "residual_ranks.py"
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    launch += ["--master-port", str(20000 + (os.getpid() + 7) % 20000), str(script)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(launch, capture_output=True, text=True, env=environment, timeout=300)
+    assert done.returncode == 0 and done.stdout == f"{len(DESIGNS)} designs\n", done.stdout + done.stderr
 
 
 TEXT = ["model.args.widths=[16,32]", "model.args.depths=[1,1]", "model.args.num_attention_heads=[2,2]", "seq_len=16"]

@@ -106,6 +106,7 @@ def test_every_order_of_imports_registers_our_models():
         "import stepsnet; stepsnet.StepsNet; assert 'timm' not in sys.modules; import timm",
         "import timm, stepsnet",
         "from stepsnet.models import steps_swin",
+        "import stepsnet; stepsnet.residual.connect([], 'plain')",
     ]
     names = [name for family in FAMILIES.values() for name in family.ARCHITECTURES]
     run_python(IMPORTS.format(orders=orders, names=names))

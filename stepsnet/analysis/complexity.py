@@ -69,7 +69,12 @@ def count_language_model(model: Any, context: int) -> Complexity:
     linear = sum(module.weight.numel() for module in model.modules() if isinstance(module, nn.Linear))
     attended = sum(2 * context * width * depth for width, depth in zip(model.config.widths, model.config.depths))
     params = sum(parameter.numel() for parameter in model.parameters())
-    return Complexity(blocks=blocks, layers=5 * blocks + 1, params=params, macs=linear + attended)
+    macs = linear + attended
+    if getattr(model.config, "residual", "plain") != "plain":  # with the products of the design
+        tokens = torch.empty(1, context, dtype=torch.int64, device="meta")
+        mask = torch.zeros(1, 1, context, context, device="meta")  # given whole: to make one, the library reads values
+        macs = count_forward(model, input_ids=tokens, attention_mask=mask, use_cache=False)[0] // context
+    return Complexity(blocks=blocks, layers=5 * blocks + 1, params=params, macs=macs)
 
 
 def count_detector(model: Any, input_size: tuple[int, int, int] = (3, 800, 1280)) -> Complexity:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from ..errors import UserError
 from ..models.blocks import blocks_of, is_transformers_model, step_sequences
+from ..residual.connected import ConnectedBlock
 from .block_statistics import BlockStatistics, as_line
 
 __all__ = ["measure_stream", "observe_stream", "stream_line", "stream_line_of"]
@@ -131,9 +132,14 @@ class _Observer:
         if len(self.numbers) == self.num_blocks:  # a second pass
             return
         y = output[0] if isinstance(output, tuple) else output  # (…, C_i)
-        before, after = arguments[0].detach(), y.detach()
+        if isinstance(block, ConnectedBlock):  # its stream is several tensors, or one of several streams
+            y = output[-1] if isinstance(output, tuple) else output  # what the gradient is taken of
+            with torch.no_grad():
+                before, after = block.wiring.finish(arguments[0]), block.wiring.finish(output)
+        else:
+            before, after = arguments[0].detach(), y.detach()
         if (width := getattr(block, "read_width", None)) is not None:  # a layer of transformers: the whole stream
-            before = before * block.stream_scale
+            before = before * block.stream_scale  # type: ignore[operator]
             if not self.numbers:
                 self.start_stream(before, -1)
             before, after = before[..., :width], after[..., :width]

@@ -1,20 +1,34 @@
-"""`stepsnet models`: the models, their baselines and sizes."""
+"""`stepsnet models`: the models, their baselines and sizes; the designs of the residual stream and their costs."""
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 
+from ..markdown import markdown_table
 from ..terminal import say
 
-HELP = "list the models, their baselines and sizes"
+HELP = "list the models, their baselines and sizes; the designs of the residual stream and their costs"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true")
+    parser.add_argument(
+        "--residual",
+        action="store_true",
+        help="the designs of the residual stream, with what they cost in DeiT-S beside the plain one",
+    )
 
 
 def run(options: argparse.Namespace) -> None:
+    if options.residual:
+        _show_designs(options.json)
+    else:
+        _show_models(options.json)
+
+
+def _show_models(as_json: bool) -> None:
     import timm
     import torch
 
@@ -27,10 +41,37 @@ def run(options: argparse.Namespace) -> None:
             counts = count_complexity(timm.create_model(name))
         baseline = baseline_of(name) if name.startswith("steps_") else None
         rows.append({"model": name, "baseline": baseline, **vars(counts)})
-    if options.json:
+    if as_json:
         say(json.dumps(rows))
         return
     say("| model | baseline | blocks | layers | params (M) | MACs (G) |\n|---|---|---:|---:|---:|---:|")
     for row in rows:
         numbers = f"{row['blocks']} | {row['layers']} | {row['params'] / 1e6:.1f} | {row['macs'] / 1e9:.1f}"
         say(f"| {row['model']} | {row['baseline'] or '–'} | {numbers} |")
+
+
+def _show_designs(as_json: bool) -> None:
+    from ..analysis.design_costs import design_costs
+
+    costs = list(design_costs())
+    if as_json:
+        say(json.dumps([dataclasses.asdict(cost) for cost in costs]))
+        return
+    plain, rows = costs[0], []
+    for cost in costs:
+        options = ", ".join(f"{key}={value}" for key, value in cost.options.items())
+        more = [cost.params / plain.params - 1, cost.macs / plain.macs - 1]
+        rows.append(
+            [
+                f"`{cost.name}`",
+                cost.title,
+                cost.source,
+                options,
+                "yes" if cost.starts_as_plain else "",
+                *(f"{share:+.1%}" for share in more),
+                f"{cost.traffic:.1f}",
+                f"{cost.activations / plain.activations:.2f}",
+            ]
+        )
+    headers = ["design", "what it is", "source", "options", "starts as plain", "parameters", "MACs"]
+    say(markdown_table([*headers, "traffic (C a block)", "activations (plain = 1)"], rows, "lllllrrrr"))

@@ -13,6 +13,7 @@ from torch import nn
 from ..config import TrainingSettings
 from ..errors import UserError
 from ..models.blocks import blocks_of, recompute_blocks
+from ..residual.connected import ConnectedBlock
 from .distributed import DistributedContext, parallelize
 from .optim import build_optimizer
 from .train_state import TrainState
@@ -83,7 +84,10 @@ def compile_blocks(model: nn.Module, recomputed: Sequence[nn.Module] = (), **kwa
         if isinstance(module, DropPath):
             module.forward = torch.compiler.disable(module.forward)
     for block in blocks:
-        if block in recomputed:
-            block.forward = torch.compile(block.forward, **kwargs)
-        else:
-            block.compile(**kwargs)
+        # of a block whose arguments grow from block to block, what sees one shape
+        parts = block.parts_to_compile() if isinstance(block, ConnectedBlock) else [block]
+        for part in parts:
+            if block in recomputed:
+                part.forward = torch.compile(part.forward, **kwargs)
+            else:
+                part.compile(**kwargs)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ..errors import UserError
 from .rebuild import Roles, get_path, rebuild, sizes_of
 
-__all__ = ["BlockAdapter", "adapter_of", "branches_of", "register_block"]
+__all__ = ["BlockAdapter", "adapter_of", "branch_functions", "branches_of", "register_block"]
 
 Rebuild = Callable[[Any, int, int | None], nn.Module]
 # What a width has to be: one that heads divide, whose size may change; a multiple of the heads' size, which stays; or
@@ -113,6 +113,12 @@ def branches_of(block: nn.Module) -> list[Callable[..., Tensor]] | None:
     None where that is not what the block does, or where it is not declared: a ResNet's block passes the sum through
     an activation, a post-norm block through a norm.
     """
+    functions = branch_functions(block)
+    return None if functions is None else [partial(function, block) for function in functions]
+
+
+def branch_functions(block: nn.Module) -> list[Callable[..., Tensor]] | None:
+    """The same as functions of the block too: branch(block, x, …)."""
     if _is_of("transformers", block):
         from .transformer_steps import family_of_layer
 
@@ -121,7 +127,7 @@ def branches_of(block: nn.Module) -> list[Callable[..., Tensor]] | None:
         row = _declared(block)
     if row is None or row.branches is None:
         return None
-    return [partial(_along, block, one) if isinstance(one, str) else partial(one, block) for one in row.branches]
+    return [partial(_along, one) if isinstance(one, str) else one for one in row.branches]
 
 
 def _declared(block: nn.Module) -> BlockAdapter | None:
@@ -134,7 +140,7 @@ def _is_of(library: str, block: nn.Module) -> bool:
     return any(cls.__module__.partition(".")[0] == library for cls in type(block).__mro__)
 
 
-def _along(block: nn.Module, paths: str, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+def _along(paths: str, block: nn.Module, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     for path in paths.split():
         part = get_path(block, path.rstrip("*"))
         if isinstance(part, Tensor):

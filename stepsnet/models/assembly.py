@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from torch import nn
 
 from ..plan import check_heads, check_steps, heads_for
+from ..residual.connected import connect
 from ..steps import StepsNet
 
 
@@ -35,10 +37,26 @@ def per_block(values: Sequence, depths: Sequence[int]) -> list:
     return [value for value, depth in zip(values, depths) for _ in range(depth)]
 
 
-def assemble(blocks: Iterable[nn.Module], widths: Sequence[int], depths: Sequence[int], dim: int) -> StepsNet:
-    """Blocks in the order of execution -> the container that runs them, one network per width."""
+def assemble(
+    blocks: Iterable[nn.Module],
+    widths: Sequence[int],
+    depths: Sequence[int],
+    dim: int,
+    residual: str = "plain",
+    options: Mapping[str, Any] | None = None,
+) -> StepsNet:
+    """Blocks in the order of execution -> the container that runs them, one network per width.
+
+    Args:
+        residual: the design of each step's stream, one of ``stepsnet.residual``.
+        options: of the design.
+    """
     remaining = iter(blocks)
-    networks = [nn.Sequential(*(next(remaining) for _ in range(depth))) for depth in depths]
+    groups = [[next(remaining) for _ in range(depth)] for depth in depths]
+    networks, first, total = [], 1, sum(depths)
+    for group, width in zip(groups, widths):
+        networks.append(connect(group, residual, width=width, first=first, num_blocks=total, **(options or {})))
+        first += len(group)
     return StepsNet(networks, widths, dim)
 
 

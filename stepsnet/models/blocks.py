@@ -8,6 +8,8 @@ from typing import Any, cast
 
 from torch import nn
 
+from ..residual.connected import PassingBlock
+from ..residual.design import DesignPart
 from ..steps import StepsNet, StreamBlock, recomputed
 
 __all__ = ["blocks_of", "is_transformers_model", "recompute_blocks", "step_sequences", "widths_of"]
@@ -47,7 +49,8 @@ def blocks_of(model: nn.Module, steps: Sequence[int] | None = None) -> list[nn.M
     for module in (trunk if isinstance(trunk, nn.Module) else model).modules():
         members = list(module) if isinstance(module, (nn.Sequential, nn.ModuleList)) else []
         same_type = len(members) > 1 and len({type(member) for member in members}) == 1
-        if same_type and any(True for _ in members[0].parameters()):
+        is_design = same_type and isinstance(members[0], DesignPart)  # how streams begin and end, and no blocks
+        if same_type and not is_design and any(True for _ in members[0].parameters()):
             found += [block for member in members for block in _blocks_of_stage(member)]
     nested = {inner for block in found for inner in block.modules() if inner is not block}
     return [block for block in dict.fromkeys(found) if block not in nested]  # a block may hold sequences too
@@ -91,4 +94,4 @@ def _step_of_each_block(model: nn.Module) -> list[int]:
 
 def _module_of(block: Any) -> nn.Module:
     """The module behind a StreamBlock, also where StepsNets are nested."""
-    return _module_of(block.block) if isinstance(block, StreamBlock) else block
+    return _module_of(block.block) if isinstance(block, (StreamBlock, PassingBlock)) else block

@@ -31,6 +31,8 @@ from transformers.models.llama.modeling_llama import (
 from transformers.utils.output_capturing import capture_outputs
 
 from ..plan import check_steps
+from ..residual.connected import design_of, wire
+from ..residual.design import DesignPart, Wiring
 from ..steps import change_width, cut_stream
 from .assembly import per_block, resolve_heads
 
@@ -53,6 +55,8 @@ class StepsTransformerConfig(LlamaConfig):
         num_key_value_heads: key and value heads of each step; by default ``num_attention_heads``.
         intermediate_size: SwiGLU's hidden size in each step; by default 8/3 of the width, which gives
             Table 4's parameters (a multiple of 8 would print 45M for the row of 44M).
+        residual: the design of the residual stream, a key of ``stepsnet.residual.DESIGNS``; in each step its own.
+        residual_options: those of the design, such as ``{"streams": 4}``.
         embedding_scale: factor of the embedding's output. LLaMA has 1, which leaves z_0 at the standard deviation of
             the initialization, 0.02: the residuals of a step then grow far larger than the channels that wait.
         **kwargs: other arguments of LlamaConfig. ``hidden_size`` and ``num_hidden_layers`` follow from the steps.
@@ -75,6 +79,8 @@ class StepsTransformerConfig(LlamaConfig):
     num_key_value_heads: PerStep = None
     intermediate_size: PerStep = None
     embedding_scale: float = 1.0
+    residual: str = "plain"
+    residual_options: dict[str, Any] | None = None
     tie_word_embeddings: bool = True
 
     def __post_init__(self, **kwargs):
@@ -146,6 +152,11 @@ class StepsTransformerPreTrainedModel(LlamaPreTrainedModel):
     config: StepsTransformerConfig
     _can_record_outputs = {"attentions": LlamaAttention}  # noqa: RUF012 - hidden states are collected in forward
 
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        if isinstance(module, DesignPart):
+            module.init_weights()
+
 
 class ScaledEmbedding(nn.Embedding):
     """Token ids (B, N) -> z_0 (B, N, C), scaled; a head that shares the weights uses them unscaled."""
@@ -174,11 +185,20 @@ class StepsTransformerModel(StepsTransformerPreTrainedModel):
         self.embed_tokens = ScaledEmbedding(config)
         layers = (LlamaDecoderLayer(step, index) for index, step in enumerate(config.per_layer_config))
         self.layers = nn.ModuleList(layers)
+        wired = design_of(config.residual) is not None
+        self.streams = nn.ModuleList(self._wired_steps()) if wired else None  # the wiring of each step's stream
         self.slice_widths, self.slices_read = cut_stream(config.widths)
         self.norm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.rotary_embs = nn.ModuleList(LlamaRotaryEmbedding(step) for step in steps)  # head sizes differ
         self.gradient_checkpointing = False
         self.post_init()
+
+    def _wired_steps(self) -> Iterator[Wiring]:
+        """The wiring of each step's stream, once its layers are connected in place."""
+        options, first = self.config.residual_options or {}, 1
+        for layers, width in zip(self.layers_of_steps(), self.config.widths):
+            yield wire(layers, self.config.residual, options, width=width, first=first, num_blocks=len(self.layers))
+            first += len(layers)
 
     def layers_of_steps(self) -> Iterator[list[nn.Module]]:
         """The layers of each step."""
@@ -223,9 +243,11 @@ class StepsTransformerModel(StepsTransformerPreTrainedModel):
         for step, layers in enumerate(self.layers_of_steps()):
             y, waiting = change_width(y, waiting, self.slices_read[step], self.slice_widths, -1)  # y: (B, N, C_i)
             position_embeddings = self.rotary_embs[step](y, position_ids=position_ids)
+            wiring: Any = self.streams[step] if self.streams is not None else None
+            state = wiring.start(y) if wiring else y
             for layer in layers:
-                y = layer(
-                    y,
+                state = layer(
+                    state,
                     attention_mask=mask,
                     position_embeddings=position_embeddings,
                     position_ids=position_ids,
@@ -234,7 +256,8 @@ class StepsTransformerModel(StepsTransformerPreTrainedModel):
                     **kwargs,
                 )
                 if hidden_states is not None:
-                    hidden_states.append(torch.cat((y, *waiting), -1))
+                    hidden_states.append(torch.cat((wiring.finish(state) if wiring else state, *waiting), -1))
+            y = wiring.finish(state) if wiring else state
         y, _ = change_width(y, waiting, len(self.slice_widths), self.slice_widths, -1)  # (B, N, C)
         y = self.norm(y)
         if hidden_states is not None:

@@ -114,7 +114,7 @@ def _ablation(
 
 # 48 blocks; pre-norm is timm's block as it is
 _METHODS: dict[str, dict[str, str]] = {"pre_norm": {}} | {
-    method: {"depth_method": method} for method in ("layer_scale", "rezero", "deepnorm", "fixup", "normformer")
+    method: {"residual": method} for method in ("layer_scale", "rezero", "deepnorm", "fixup", "normformer")
 }
 
 

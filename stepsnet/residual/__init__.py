@@ -1,0 +1,20 @@
+"""Ways to wire a deep residual stream, one file each: ``stepsnet.residual.connect(blocks, "mhc", streams=4)``."""
+
+import timm  # noqa: F401 - first: with timm the models are registered, which need what follows
+
+from .connected import ConnectedBlock, ConnectedSequence, connect, design_of, wire
+from .design import Connection, DesignPart, Place, Wiring
+from .table import DESIGNS
+
+__all__ = [
+    "DESIGNS",
+    "ConnectedBlock",
+    "ConnectedSequence",
+    "Connection",
+    "DesignPart",
+    "Place",
+    "Wiring",
+    "connect",
+    "design_of",
+    "wire",
+]

@@ -1,0 +1,58 @@
+r"""AltUp, recycled: Baykal et al., "Alternating Updates for Efficient Transformers", 2301.13310, Alg. 1, Sec. 3.3.
+
+    x̂_i = Σ_j p_{i,j} x_j                    predict        x: n streams, (B, N, n, C), p: (n, n)
+    x̃ = Block(x_a), a = block mod n           compute one of them
+    x_i ← x̂_i + g_i (x̃ - x̂_a)                correct        g: (n)
+
+The stream's start is copied to all n, and its end is their mean; the paper adds them, which the norm behind makes
+equal. Start: p = I and g = 1, the plain network. Parameters: n² + n a block. MACs a token and block: n² C. Traffic a
+block: n read, n written, the result and its correction n + 2. Memory: n streams.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .design import Branch, Connection, Place, check_bounds, without_autocast
+from .streams import Streams
+
+__all__ = ["AltUp"]
+
+
+class AltUp(Connection):
+    title = "several streams; each block works on one and corrects the others"
+    source = "arXiv 2301.13310, Alg. 1"
+    unit = "block"
+    wiring = Streams
+    options = {"streams": 2}  # noqa: RUF012
+    starts_as_plain = True
+
+    def __init__(self, place: Place, options: Mapping[str, Any]):
+        super().__init__(place, options)
+        self.streams, self.active = options["streams"], (place.layer - 1) % options["streams"]
+        self.p = nn.Parameter(torch.empty(self.streams**2))
+        self.g = nn.Parameter(torch.empty(self.streams))
+        self.init_weights()
+
+    def init_weights(self) -> None:
+        with torch.no_grad():
+            self.p.copy_(torch.eye(self.streams).flatten())
+        nn.init.ones_(self.g)
+
+    def forward(self, x: Tensor, F: Branch) -> Tensor:
+        with without_autocast(x):
+            predicted = self.p.view(self.streams, self.streams) @ x  # (B, N, n, C)
+        innovation = F(x[..., self.active, :]) - predicted[..., self.active, :]  # (B, N, C)
+        return predicted + self.g[:, None] * innovation.unsqueeze(-2)
+
+    @classmethod
+    def check(cls, width: int, layers: int, options: Mapping[str, Any]) -> None:
+        check_bounds("alt_up", options, streams=(2, 64))
+
+    @classmethod
+    def traffic(cls, layers: int, options: Mapping[str, Any]) -> float:
+        return 6.0 + 3 * options["streams"] + 2.0

@@ -1,0 +1,117 @@
+r"""Attention Residuals: Kimi Team, arXiv 2603.15031, full and in blocks of layers.
+
+    h_l = Σ_i α_{i→l} v_i,   α_{·→l} = softmax_i(w_l · RMSNorm(v_i))        v, h: (B, N, C), w: (C)
+
+Full: v_0 is the start of the stream and v_i = F_i(h_i) the output of layer i; layer l reads v_0 … v_{l-1}. In blocks:
+the layers are cut into ``groups`` of like size, within which outputs are added up; layer l reads v_0, the sums
+of the groups before its own, and that of its own so far, unless it is the group's first. The end of the stream is read
+in the same way, with a w of its own. RMSNorm's weight would only multiply w, so there is none.
+
+Start: w = 0, the mean of all that is read, which is their sum but for a factor. To that a norm in front of a branch is
+blind, and so is the one behind the stream: the network starts as the plain one where its stream ends in a norm. The
+stream itself is divided by the number of v, also where all branches are silent; in a StepsNet its channels are smaller
+then than those that wait. Parameters: C a branch. MACs a token and branch: 2 C for each v that is read,
+which the count leaves out in part. Traffic: those v are read once, h is written. Memory: the v; those of ``groups`` and
+not of all layers in the second form.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..plan import MOST_BLOCKS
+from .design import Branch, Connection, DesignPart, Place, Wiring, check_bounds, precise, without_autocast
+
+__all__ = ["AttentionResiduals", "BlockAttentionResiduals"]
+
+
+class _Query(DesignPart):
+    """Several v of (B, N, C) -> Σ α_i v_i of (B, N, C)."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.w = nn.Parameter(torch.empty(width))
+        self.init_weights()
+
+    def init_weights(self) -> None:
+        nn.init.zeros_(self.w)
+
+    def forward(self, sources: tuple[Tensor, ...]) -> Tensor:
+        kind = sources[0].dtype
+        sources = tuple(precise(v) for v in sources)
+        logits = [v @ precise(self.w) * torch.rsqrt(v.square().mean(-1) + 1e-6) for v in sources]  # (B, N) each
+        alpha = torch.stack(logits, -1).softmax(-1)  # (B, N, sources)
+        h = alpha[..., :1] * sources[0]
+        for i, v in enumerate(sources[1:], 1):
+            h = h + alpha[..., i : i + 1] * v
+        return h.to(kind)
+
+
+class _WithSources(Wiring):
+    """State: (v_0, …), what the next layer reads."""
+
+    grows = True
+
+    def __init__(self, width: int, layers: int, options: Mapping[str, Any]):
+        super().__init__(width, layers, options)
+        self.query = _Query(width)
+
+    def start(self, x: Tensor) -> tuple[Tensor, ...]:
+        return (x,)
+
+    def finish(self, state: tuple[Tensor, ...]) -> Tensor:
+        with without_autocast(state[0]):
+            return self.query(state)
+
+
+class AttentionResiduals(Connection):
+    title = "each layer attends to the outputs of all layers before"
+    source = "arXiv 2603.15031"
+    wiring = _WithSources
+    starts_as_plain = True
+
+    def __init__(self, place: Place, options: Mapping[str, Any]):
+        super().__init__(place, options)
+        self.query = _Query(place.width) if place.layer > 1 else None  # the first layer has one v to read
+        self.begins_group = (place.layer - 1) % self.group_size(place.layers, options) == 0
+
+    def forward(self, state: tuple[Tensor, ...], F: Branch) -> tuple[Tensor, ...]:
+        h = state[0]
+        if self.query is not None:
+            with without_autocast(h):
+                h = self.query(state)
+        v = F(h).to(h.dtype)  # sums of several are taken at the stream's precision
+        return (*state, v) if self.begins_group else (*state[:-1], state[-1] + v)
+
+    @classmethod
+    def group_size(cls, layers: int, options: Mapping[str, Any]) -> int:
+        return 1
+
+    @classmethod
+    def traffic(cls, layers: int, options: Mapping[str, Any]) -> float:
+        size = cls.group_size(layers, options)
+        read = [1 + math.ceil((layer - 1) / size) for layer in range(1, layers + 1)]  # by layer, from 1
+        added = sum((layer - 1) % size > 0 for layer in range(1, layers + 1))
+        return 2 * (sum(read) + layers + 3 * added) / layers
+
+    @classmethod
+    def silent(cls, layers: int, options: Mapping[str, Any]) -> float:
+        return 1 / (1 + math.ceil(layers / cls.group_size(layers, options)))
+
+
+class BlockAttentionResiduals(AttentionResiduals):
+    title = "each layer attends to sums over groups of layers"
+    options = {"groups": 8}  # noqa: RUF012
+
+    @classmethod
+    def check(cls, width: int, layers: int, options: Mapping[str, Any]) -> None:
+        check_bounds("attention_residuals_block", options, groups=(1, MOST_BLOCKS))
+
+    @classmethod
+    def group_size(cls, layers: int, options: Mapping[str, Any]) -> int:
+        return math.ceil(layers / options["groups"])

@@ -1,0 +1,185 @@
+"""What a design of the residual stream is: how each branch is joined to the stream, and how a stream begins and ends.
+
+A design is a subclass of :class:`Connection` in a file of its own and a line in ``table.py``. The symbols are those of
+the papers: x_l is the stream in front of layer l, F_l a residual branch (attention, or MLP) with its norm, C the width,
+L the number of branches of the stream, n a number of parallel streams. B is the batch and N the number of tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import UserError, nearest
+from .branches import BoundBranch, BranchParts
+
+__all__ = [
+    "Branch",
+    "Connection",
+    "DesignPart",
+    "Place",
+    "State",
+    "Wiring",
+    "check_bounds",
+    "check_options",
+    "precise",
+    "rms_norm",
+    "without_autocast",
+]
+
+Branch = BoundBranch  # F: (B, N, C) -> (B, N, C); a block as a whole is a plain function
+# What a block hands to the next: the stream, or several tensors, of which the last is the one that the block has made
+State = Any
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a connection stands; all are counted from 1.
+
+    Args:
+        width: C of its stream.
+        layer: which connection of its stream, of ``layers``. A step of a StepsNet is a stream of its own.
+        block: which block of the whole model, of ``blocks``.
+        parts: those of its branch; None where a block is joined as a whole.
+        norm: the norm in front of its branch, where it is declared.
+    """
+
+    width: int
+    layer: int
+    layers: int
+    block: int
+    blocks: int
+    parts: BranchParts | None = None
+    norm: nn.Module | None = None
+
+
+class DesignPart(nn.Module):
+    """What has parameters of a design, and knows their start values."""
+
+    def init_weights(self) -> None:
+        """Set the start values; timm and transformers call it too when they initialize a model again."""
+
+
+class Wiring(DesignPart):
+    """How the stream of some blocks begins and ends. By default the state is the stream itself, (B, N, C).
+
+    Args:
+        width: C.
+        layers: connections in the stream.
+        options: those of the design.
+    """
+
+    grows = False  # whether the state holds more tensors after each block
+
+    def __init__(self, width: int, layers: int, options: Mapping[str, Any]):
+        super().__init__()
+        self.width, self.layers, self.options = width, layers, dict(options)
+
+    def start(self, x: Tensor) -> State:
+        """(B, N, C) -> the state in front of the first block."""
+        return x
+
+    def finish(self, state: State) -> Tensor:
+        """The state after any block -> what the head would read if the network ended there, (B, N, C)."""
+        return state
+
+
+class Connection(DesignPart):
+    """How one branch F, or one block, is joined to the stream: state, F -> state.
+
+    Args:
+        place: where it stands.
+        options: all options of the design, with their values.
+
+    Class attributes:
+        title: the design in a few words.
+        source: the paper, and where in it.
+        unit: what is joined: each residual "branch" of a block, or the "block" as a whole, x -> x + F_1(x) + ….
+        wiring: how the stream begins and ends.
+        options: names and defaults; a value has to be of the default's type.
+        needs: the parts of a branch that have to be declared (branches.py): "norm", "values".
+        starts_as_plain: whether the network computes what the plain one does before it is trained, up to rounding.
+        timm_block: the class that takes the place of timm's Block in the Steps-DeiT models, where there is one.
+        joins: False where the design is that class and nothing else.
+    """
+
+    title: ClassVar[str]
+    source: ClassVar[str]
+    unit: ClassVar[Literal["branch", "block"]] = "branch"
+    wiring: ClassVar[type[Wiring]] = Wiring
+    options: ClassVar[dict[str, Any]] = {}
+    needs: ClassVar[tuple[str, ...]] = ()
+    starts_as_plain: ClassVar[bool] = False
+    timm_block: ClassVar[Any] = None
+    joins: ClassVar[bool] = True
+
+    def __init__(self, place: Place, options: Mapping[str, Any]):
+        super().__init__()
+        self.place = place
+
+    def forward(self, state: State, F: Branch) -> State:
+        raise NotImplementedError
+
+    @classmethod
+    def check(cls, width: int, layers: int, options: Mapping[str, Any]) -> None:
+        """Raise UserError for options that have no meaning for such a stream."""
+
+    @classmethod
+    def prepare(cls, block: Any, parts: Sequence[BranchParts], place: Place, options: Mapping[str, Any]) -> None:
+        """Change a block in place where the design changes what is inside of a branch, such as its norm."""
+
+    @classmethod
+    def traffic(cls, layers: int, options: Mapping[str, Any]) -> float:
+        """Numbers that are read and written between the branches, per token and block of two branches, in units of C.
+
+        Each operand of the formula is read once and each result written once, as a fused kernel would. The plain
+        stream reads x and F(x) and writes their sum, twice a block: 6. Where it depends on the layer, the mean.
+        """
+        return 6.0
+
+    @classmethod
+    def silent(cls, layers: int, options: Mapping[str, Any]) -> float:
+        """The factor of the stream from end to end while all branches give zero; 1 where it is passed on."""
+        return 1.0
+
+
+def check_options(name: str, design: type[Connection], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a design with its defaults. Raises UserError for an unknown one or a value of another type."""
+    for key, value in given.items():
+        if key not in design.options:
+            known = ", ".join(design.options) or "none"
+            raise UserError(f"residual: {name} got the option {key!r}, expected {known}{nearest(key, design.options)}")
+        kind = type(design.options[key])
+        fits = isinstance(value, (int, float) if kind is float else kind)
+        if not fits or isinstance(value, bool) is not (kind is bool):
+            raise UserError(f"residual: {key} of {name}: got {value!r}, expected a value such as {design.options[key]}")
+    return {**design.options, **given}
+
+
+def check_bounds(name: str, options: Mapping[str, Any], **bounds: tuple[float, float]) -> None:
+    """Raise UserError for an option below its least or above its largest value."""
+    for key, (least, most) in bounds.items():
+        if not least <= options[key] <= most:
+            raise UserError(f"residual: {key} of {name}: got {options[key]}, expected {least:,g} to {most:,g}")
+
+
+def precise(x: Tensor) -> Tensor:
+    """In float32, or in float64 as it is."""
+    return x if x.dtype == torch.float64 else x.float()
+
+
+def without_autocast(x: Tensor) -> AbstractContextManager[Any]:
+    """For what is computed in float32 in any case; where a device has no autocast, there is nothing to switch off."""
+    kind = x.device.type
+    return torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext()
+
+
+def rms_norm(x: Tensor) -> Tensor:
+    """x / RMS(x) over the last dimension, without a weight, in float32."""
+    x = precise(x)
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6)

@@ -1,0 +1,47 @@
+r"""LAuReL-LR: Menghani et al., "LAuReL: Learned Augmented Residual Layer", arXiv 2411.07501, Sec. 2.2.
+
+    x_{l+1} = F_l(x_l) + A_l B_l x_l + x_l        x: (B, N, C), A: (C, r), B: (r, C)
+
+Start: A = 0, the plain network, and B normal with a standard deviation of 1/√C (ours). Parameters and MACs a token:
+2 r C a branch. Traffic: x is read once more a branch. Memory: Bx, (B, N, r).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .design import Branch, Connection, Place, check_bounds
+
+__all__ = ["LAuReL"]
+
+
+class LAuReL(Connection):
+    title = "a learned low-rank map beside the identity"
+    source = "arXiv 2411.07501, Sec. 2.2"
+    options = {"rank": 16}  # noqa: RUF012
+    starts_as_plain = True
+
+    def __init__(self, place: Place, options: Mapping[str, Any]):
+        super().__init__(place, options)
+        self.A = nn.Parameter(torch.empty(place.width, options["rank"]))
+        self.B = nn.Parameter(torch.empty(options["rank"], place.width))
+        self.init_weights()
+
+    def init_weights(self) -> None:
+        nn.init.zeros_(self.A)
+        nn.init.normal_(self.B, std=self.B.shape[1] ** -0.5)
+
+    def forward(self, x: Tensor, F: Branch) -> Tensor:
+        return x + F(x) + x @ self.B.T @ self.A.T
+
+    @classmethod
+    def check(cls, width: int, layers: int, options: Mapping[str, Any]) -> None:
+        check_bounds("laurel", options, rank=(1, width))
+
+    @classmethod
+    def traffic(cls, layers: int, options: Mapping[str, Any]) -> float:
+        return 6.0 + 2.0

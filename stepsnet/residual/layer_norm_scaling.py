@@ -1,0 +1,49 @@
+r"""LayerNorm Scaling: Sun et al., "The Curse of Depth in Large Language Models", arXiv 2502.05795, Sec. 4.
+
+    x_{l+1} = x_l + Layer_l(norm(x_l) / √b)        b: the block's number in the model, from 1
+
+Both branches of a block have its number. Start: as the plain network but for the factor. Parameters, traffic, memory:
+those of the plain network. The paper leaves out any initialization that is scaled by depth besides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .branches import BranchParts
+from .design import Branch, Connection, Place
+
+__all__ = ["LayerNormScaling"]
+
+
+class LayerNormScaling(Connection):
+    title = "norms times 1/√b in block b"
+    source = "arXiv 2502.05795, Sec. 4"
+    needs = ("norm",)
+    factor: Tensor
+
+    def __init__(self, place: Place, options: Mapping[str, Any]):
+        super().__init__(place, options)
+        # a number would be a constant of the block's graph, and each block be compiled anew
+        self.register_buffer("factor", torch.empty(()), persistent=False)
+        self.init_weights()
+
+    def init_weights(self) -> None:
+        self.factor.fill_(self.place.block**-0.5)
+
+    def forward(self, x: Tensor, F: Branch) -> Tensor:
+        return x + F(x)
+
+    @classmethod
+    def prepare(cls, block: Any, parts: Sequence[BranchParts], place: Place, options: Mapping[str, Any]) -> None:
+        for index, one in enumerate(parts):
+            block.get_submodule(one.norm).register_forward_hook(partial(_scaled, block, index))
+
+
+def _scaled(block: Any, index: int, norm: Any, arguments: Any, output: Tensor) -> Tensor:
+    return output * block.connections[index].factor

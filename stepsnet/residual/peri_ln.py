@@ -1,0 +1,42 @@
+r"""Peri-LN: Kim et al., "Peri-LN: Revisiting Normalization Layer in the Transformer Architecture", arXiv 2502.02732.
+
+    x_{l+1} = x_l + Norm(Layer_l(Norm(x_l)))
+
+The norm behind has the class and the start of the one in front. The paper may normalize the embedding too; that is the
+model's, and left as it is, since the stream's start is to be the same in all designs. Stochastic depth and LayerScale
+stay behind the norm. Parameters: those of a norm a branch. Traffic: that of the plain stream, and the norm's.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from .design import Branch, Connection, Place
+
+__all__ = ["PeriLN"]
+
+
+class PeriLN(Connection):
+    title = "a norm in front of each layer and another behind it"
+    source = "arXiv 2502.02732, Sec. 3"
+    needs = ("norm",)
+
+    def __init__(self, place: Place, options: Mapping[str, Any]):
+        super().__init__(place, options)
+        self.norm: Any = copy.deepcopy(place.norm)
+
+    def init_weights(self) -> None:
+        self.norm.weight.data.fill_(1.0)
+        if getattr(self.norm, "bias", None) is not None:
+            self.norm.bias.data.zero_()
+
+    def forward(self, x: Tensor, F: Branch) -> Tensor:
+        return x + F(x, behind=self.norm)
+
+    @classmethod
+    def traffic(cls, layers: int, options: Mapping[str, Any]) -> float:
+        return 6.0 + 2 * 2  # the norm reads F(x) and writes its own result

@@ -1,0 +1,19 @@
+"""Several streams side by side, as the hyper-connections and AltUp have them."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from .design import Wiring
+
+__all__ = ["Streams"]
+
+
+class Streams(Wiring):
+    """State: n streams (B, N, n, C), copies of x at the start, and their mean at the end."""
+
+    def start(self, x: Tensor) -> Tensor:
+        return x.unsqueeze(-2).expand(*x.shape[:-1], self.options["streams"], x.shape[-1])
+
+    def finish(self, state: Tensor) -> Tensor:
+        return state.mean(-2)

@@ -1,0 +1,44 @@
+"""All designs by name: a line each, in the order in which they are shown. A new one is a file and a line here."""
+
+from __future__ import annotations
+
+from .alt_up import AltUp
+from .attention_residuals import AttentionResiduals, BlockAttentionResiduals
+from .complete_p import CompleteP
+from .deepnorm import DeepNorm
+from .dense_former import DenseFormer
+from .design import Connection
+from .fixup import Fixup
+from .hyper_connections import HyperConnections
+from .lambdas import Lambdas
+from .laurel import LAuReL
+from .layer_norm_scaling import LayerNormScaling
+from .layer_scale import LayerScale
+from .mhc import MHC
+from .normformer import NormFormer
+from .peri_ln import PeriLN
+from .rezero import ReZero
+from .value_residual import ValueResidual
+
+__all__ = ["DESIGNS"]
+
+DESIGNS: dict[str, type[Connection] | None] = {
+    "plain": None,  # x_{l+1} = x_l + F_l(x_l), the blocks as they are
+    "layer_scale": LayerScale,
+    "rezero": ReZero,
+    "deepnorm": DeepNorm,
+    "fixup": Fixup,
+    "normformer": NormFormer,
+    "layer_norm_scaling": LayerNormScaling,
+    "peri_ln": PeriLN,
+    "complete_p": CompleteP,
+    "value_residual": ValueResidual,
+    "lambdas": Lambdas,
+    "dense_former": DenseFormer,
+    "laurel": LAuReL,
+    "alt_up": AltUp,
+    "hyper_connections": HyperConnections,
+    "mhc": MHC,
+    "attention_residuals": AttentionResiduals,
+    "attention_residuals_block": BlockAttentionResiduals,
+}

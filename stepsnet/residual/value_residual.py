@@ -1,0 +1,87 @@
+r"""Value residual: Zhou et al., "Value Residual Learning" (ResFormer), arXiv 2410.17897, Sec. 3.
+
+    V'_l = λ_{l,1} V_1 + λ_{l,2} V_l,   V_l = W^V_l norm(x_l)        V: (B, N, C), λ: numbers
+
+The attention uses V' in place of V in all attentions but the first, and a cache of keys and values holds V'. V_1 is
+that of the first attention of the stream; in a StepsNet of each step, since its widths differ. Start: both λ at 0.5,
+learned (the paper's learnable ResFormer). Parameters: 2 a block. Traffic: V_1 and V_l are read and V' written once a
+block: 3 more. Memory: V_1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .branches import BranchParts
+from .design import Branch, Connection, Place, Wiring
+
+__all__ = ["ValueResidual"]
+
+
+class _WithValues(Wiring):
+    """State: (x), and (V_1, x) behind the first attention."""
+
+    def start(self, x: Tensor) -> tuple[Tensor, ...]:
+        return (x,)
+
+    def finish(self, state: tuple[Tensor, ...]) -> Tensor:
+        return state[-1]
+
+
+class ValueResidual(Connection):
+    title = "the first attention's values in all later ones"
+    source = "arXiv 2410.17897, Sec. 3"
+    wiring = _WithValues
+    needs = ("values",)
+
+    def __init__(self, place: Place, options: Mapping[str, Any]):
+        super().__init__(place, options)
+        assert place.parts is not None
+        self.is_attention = place.parts.values is not None
+        # of V_1 and V_l; the first attention of the stream has one of the two alone
+        self.mix = nn.Parameter(torch.empty(2)) if self.is_attention and place.layer > 1 else None
+        self.first: Tensor | None = None  # V_1, while the branch runs
+        self.made: Tensor | None = None  # V_l, when it has run
+        self.init_weights()
+
+    def init_weights(self) -> None:
+        if self.mix is not None:
+            nn.init.constant_(self.mix, 0.5)
+
+    def forward(self, state: tuple[Tensor, ...], F: Branch) -> tuple[Tensor, ...]:
+        *first, x = state
+        if not self.is_attention:
+            return (*first, x + F(x))
+        self.first = first[0] if first else None
+        x = x + F(x)
+        made, self.first, self.made = self.made, None, None
+        assert made is not None
+        return (first[0] if first else made, x)
+
+    def values(self, V: Tensor) -> Tensor:
+        """V_l -> V'_l, called while the branch runs."""
+        self.made = V
+        return V if self.mix is None or self.first is None else self.mix[0] * self.first + self.mix[1] * V
+
+    @classmethod
+    def prepare(cls, block: Any, parts: Sequence[BranchParts], place: Place, options: Mapping[str, Any]) -> None:
+        for index, one in enumerate(parts):
+            if one.values is not None:
+                path, part, of = one.values
+                block.get_submodule(path).register_forward_hook(partial(_mix, block, index, part, of))
+
+    @classmethod
+    def traffic(cls, layers: int, options: Mapping[str, Any]) -> float:
+        return 6.0 + 3.0
+
+
+def _mix(block: Any, index: int, part: int, of: int, linear: nn.Module, arguments: Any, output: Tensor) -> Tensor:
+    """The output of the linear layer with V' in place of V: (B, N, C), or with queries and keys (B, N, 3C)."""
+    outputs = list(output.chunk(of, -1))
+    outputs[part] = block.connections[index].values(outputs[part])
+    return torch.cat(outputs, -1) if of > 1 else outputs[0]

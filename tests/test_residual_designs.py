@@ -1,0 +1,270 @@
+"""What has to hold for every design of the residual stream: its start, its signal, its gradients, its use in steps."""
+
+import copy
+import math
+
+import pytest
+import torch
+from residual_networks import JOINED, OPTIONS, STEPS, WIDTH, deit, stirred
+from timm.models.resnet import Bottleneck
+from timm.models.vision_transformer import Block
+from torch.nn import functional as F
+
+import stepsnet.residual
+from stepsnet.analysis.residual_stream import measure_stream
+from stepsnet.config import ModelSpec
+from stepsnet.engine.prepare import compile_blocks
+from stepsnet.errors import UserError
+from stepsnet.macs import count_forward
+from stepsnet.models.blocks import blocks_of, recompute_blocks
+from stepsnet.models.build import build_model
+from stepsnet.residual import DESIGNS
+from stepsnet.residual.mhc import sinkhorn_knopp
+from stepsnet.steps import recomputed
+
+EVERY = pytest.mark.parametrize("name", DESIGNS)
+IMAGES, LABELS = torch.randn(8, 3, 8, 8, generator=torch.Generator().manual_seed(7)), torch.arange(8) % 5
+
+
+def options_of(name):
+    design = DESIGNS[name]
+    return {**(design.options if design else {}), **OPTIONS.get(name, {})}
+
+
+@EVERY
+def test_the_start_is_the_plain_network_where_the_design_says_so(name):
+    ours, plain = deit(name, depths=(6,)).eval(), stirred(deit("plain", depths=(6,)), 0.1).eval()
+    if DESIGNS[name] is None or DESIGNS[name].joins:  # else the start is that of other blocks
+        ours.load_state_dict(_of_connected(ours, plain), strict=False)
+    got, expected = ours(IMAGES), plain(IMAGES)
+    if name == "plain":
+        assert torch.equal(got, expected)
+    elif DESIGNS[name].starts_as_plain:
+        # the ε of the norms sees the smaller stream of the Attention Residuals
+        assert (got - expected).abs().max() < (1e-3 if "attention" in name else 1e-5) * expected.abs().max()
+    elif name == "mhc":  # its paper gives no start for b and φ; ours is nearly that
+        assert 0 < (got - expected).abs().max() < 0.02 * expected.abs().max()
+    else:
+        assert (got - expected).abs().max() > 0.002 * expected.abs().max()
+
+
+def _of_connected(ours, plain):
+    """The plain network's weights by the names that they have in ours, which keeps the blocks in the same place."""
+    kept = plain.state_dict()
+    assert sum(key in kept for key in ours.state_dict()) >= len(kept) - 24  # ReZero has no norms
+    return {key: value for key, value in kept.items() if key in ours.state_dict()}
+
+
+@EVERY
+def test_a_silent_network_passes_its_stream_on_through_100_blocks(name):
+    """With all branches at zero. Attention Residuals average what they read, as their formula has it."""
+    model = deit(name, depths=(100,)).eval()
+    with torch.no_grad():
+        for key, parameter in model.named_parameters():
+            if ".attn.proj." in key or ".mlp.fc2." in key or (name == "normformer" and ".ls1." in key):
+                parameter.zero_()
+    x = torch.randn(2, 3, WIDTH)
+    layers = 100 * (1 if name != "plain" and DESIGNS[name].unit == "block" else 2)
+    expected = 1.0 if name == "plain" else DESIGNS[name].silent(layers, options_of(name))
+    ratio = (model.blocks(x).square().mean() / x.square().mean()).sqrt().item()
+    assert expected / 2 < ratio < expected * 2
+    if expected != 1.0:
+        assert ratio == pytest.approx(expected, rel=1e-3)
+
+
+@EVERY
+@pytest.mark.parametrize("depth", [6, 40])
+def test_gradients_reach_the_first_and_the_last_block_and_every_parameter(name, depth):
+    model = deit(name, depths=(depth,), **({"qkv_bias": False} if depth == 6 else {}))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    reached = set()
+    for _ in range(2):
+        optimizer.zero_grad()
+        F.cross_entropy(model(IMAGES), LABELS).backward()
+        reached |= {key for key, p in model.named_parameters() if p.grad is not None and p.grad.abs().max() > 0}
+        assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
+        optimizer.step()
+    assert {key for key, _ in model.named_parameters()} - reached == set()
+
+
+@EVERY
+def test_it_trains_in_steps_and_recomputed_blocks_have_the_same_gradients(name):
+    model = deit(name, **STEPS)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    losses = []
+    for _ in range(40):
+        loss = F.cross_entropy(model(IMAGES), LABELS)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.75 * losses[0]
+
+    def gradients(network):
+        network.zero_grad()
+        F.cross_entropy(network(IMAGES), LABELS).backward()
+        return [parameter.grad.clone() for parameter in network.parameters()]
+
+    expected, copied = gradients(model), copy.deepcopy(model)
+    model.set_grad_checkpointing()
+    recompute_blocks(blocks_of(copied))
+    for network in (model, copied):
+        torch.testing.assert_close(gradients(network), expected, rtol=0, atol=0)
+
+
+@EVERY
+def test_its_stream_is_measured_and_shown_block_by_block(name):
+    model = stirred(deit(name, **STEPS), 0.1).eval()
+    measured = measure_stream(model, lambda m: F.cross_entropy(m(IMAGES), LABELS))
+    assert [block.width for block in measured] == [16, 16, 24, 32, 32]
+    assert all(math.isfinite(v) and v > 0 for block in measured for v in (block.gamma, block.branch, block.gradient))
+    states = model.forward_intermediates(IMAGES, intermediates_only=True, output_fmt="NLC", norm=True)
+    assert len(states) == len(model.blocks) == 5
+    torch.testing.assert_close(states[-1], model.forward_features(IMAGES))
+    x = model.patch_embed(IMAGES) + model.pos_embed
+    torch.testing.assert_close(model.norm(model.blocks[:3](x)), states[2])
+
+
+@EVERY
+def test_it_begins_again_on_the_meta_device(name):
+    eager = deit(name, **STEPS).eval()
+    with torch.device("meta"):
+        model = deit(name, **STEPS)
+    model.to_empty(device="cpu")
+    torch.manual_seed(0)
+    model.init_weights()
+    starts = {key: value for key, value in eager.state_dict().items() if "connections" in key or ".wiring." in key}
+    for key, value in starts.items():
+        if not key.endswith((".phi", ".B")) or value.unique().numel() < 9:  # φ, and LAuReL's B, are random
+            assert torch.equal(model.state_dict()[key], value), key
+    model.load_state_dict(eager.state_dict())
+    torch.testing.assert_close(model.eval()(IMAGES), eager(IMAGES))
+
+
+# one of each kind: hooks, state of one shape, state that grows, a block as a whole
+@pytest.mark.parametrize(
+    "name", ["layer_norm_scaling", "value_residual", "dense_former", "alt_up", "mhc", "attention_residuals_block"]
+)
+def test_blocks_share_their_compiled_graphs(name):
+    model = stirred(deit(name, depths=(12,)), 0.1).eval()
+    expected = model(IMAGES)
+    torch._dynamo.reset()
+    compile_blocks(model, backend="eager")
+    with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True, recompile_limit=4):
+        torch.testing.assert_close(model(IMAGES), expected)
+
+
+@pytest.mark.parametrize("name", JOINED)
+def test_connect_takes_the_place_of_a_sequential(name):
+    torch.manual_seed(0)
+    blocks = torch.nn.Sequential(*(Block(WIDTH, 2) for _ in range(4)))
+    weights = blocks.state_dict()
+    connected = stepsnet.residual.connect(blocks, name, **OPTIONS.get(name, {})).eval()
+    x = torch.randn(2, 5, WIDTH)
+    assert connected(x).shape == x.shape and len(connected) == 4
+    kept = {
+        key: value for key, value in connected.state_dict().items() if "connections" not in key and "wiring" not in key
+    }
+    assert kept.keys() <= weights.keys() and len(weights) - len(kept) in (0, 16)  # ReZero has no norms
+    expected = torch.autograd.grad(connected(x).sum(), list(connected.parameters()))
+    for again in (False, True):  # as timm recomputes blocks
+        y = x
+        for block in connected:
+            y = recomputed(block, y) if again else block(y)
+        torch.testing.assert_close(y, connected(x))
+        torch.testing.assert_close(torch.autograd.grad(y.sum(), list(connected.parameters())), expected)
+    if DESIGNS[name].wiring is not stepsnet.residual.Wiring:
+        first, second = list(connected)[:2]
+        first(x)
+        with pytest.raises(RuntimeError, match="block 1 of a connected sequence: got another tensor"):
+            second(x)
+
+
+def test_the_plain_design_is_a_sequential_of_the_same_blocks():
+    blocks = [Block(WIDTH, 2) for _ in range(2)]
+    plain = stepsnet.residual.connect(blocks, "plain")
+    assert type(plain) is torch.nn.Sequential and list(plain) == blocks and type(plain[0]) is Block
+
+
+def test_the_matrices_of_mhc_are_doubly_stochastic():
+    block = deit("mhc", depths=(2,)).blocks.networks[0].blocks[0]
+    x = torch.randn(2, 5, 4, WIDTH) * 10
+    for connection in (block.connections[0], stirred(block.connections[1])):
+        H_pre, H_post, H_res = connection.coefficients(x)
+        assert (H_res > 0).all() and (H_pre > 0).all() and (H_post > 0).all() and (H_post < 2).all()
+        for dim in (-1, -2):
+            torch.testing.assert_close(H_res.sum(dim), torch.ones(2, 5, 4), rtol=0, atol=1e-4)
+    assert H_res.std() > 0.01 and not torch.allclose(H_res, torch.eye(4), atol=0.1)  # it mixes
+    big = sinkhorn_knopp(torch.randn(3, 4, 4) * 100, 20)
+    assert big.isfinite().all()
+
+
+@pytest.mark.parametrize("name", ["mhc", "hyper_connections", "alt_up"])
+def test_streams_do_not_stay_copies_of_each_other(name):
+    """Equal streams with equal coefficients would have equal gradients, and stay equal for ever."""
+    model = deit(name, depths=(6,))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    for _ in range(20):
+        optimizer.zero_grad()
+        F.cross_entropy(model(IMAGES), LABELS).backward()
+        optimizer.step()
+    seen = []
+    container = model.blocks.networks[0]
+    container.blocks[-1].register_forward_hook(lambda block, arguments, output: seen.append(output))
+    model(IMAGES)
+    assert seen[0].std(-2).mean() > 1e-3 * seen[0].std()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"residual": "mch"}, "residual: got 'mch', expected one of plain, .*did you mean mhc"),
+        (
+            {"residual": "mhc", "residual_options": {"stream": 4}},
+            "got the option 'stream', expected streams, iterations.*streams",
+        ),
+        ({"residual": "mhc", "residual_options": {"streams": 1}}, "streams of mhc: got 1, expected 2 to 64"),
+        ({"residual": "mhc", "residual_options": {"streams": "4"}}, "streams of mhc: got '4', expected a value such"),
+        ({"residual": "rezero", "residual_options": {"rate": 1}}, "rezero got the option 'rate', expected none"),
+        ({"residual": "plain", "residual_options": {"rate": 1}}, "plain got the option 'rate', expected none"),
+        ({"residual": "laurel", "residual_options": {"rank": 17}}, "rank of laurel: got 17, expected 1 to 16"),
+        (
+            {"residual": "layer_scale", "residual_options": {"initial": -1}},
+            "initial of layer_scale: got -1, expected 0",
+        ),
+        (
+            {"residual": "dense_former", "residual_options": {"period": 10**9}},
+            "period of dense_former: got 1000000000, e",
+        ),
+        ({"residual": ["mhc"]}, "residual: got ..mhc.., expected one of plain"),
+        ({"residual": ""}, "residual: got '', expected one of plain"),
+        ({"residual": "mhc", "residual_options": 4}, "residual_options: got 4, expected a mapping"),
+        ({"residual": "mhc", "depth_method": "rezero"}, "'mhc' with depth_method, its earlier name, expected only one"),
+        ({"residual": "deepnorm", "init_values": 1e-5}, "'deepnorm' with init_values, expected only one of them"),
+    ],
+)
+def test_a_mistake_is_one_line(arguments, message):
+    with pytest.raises(UserError, match=message) as error:
+        build_model(ModelSpec("steps_deit_tiny_patch16_224", {**STEPS, **arguments}))
+    assert "\n" not in str(error.value)
+
+
+def test_blocks_that_a_design_is_not_for_are_refused():
+    with pytest.raises(UserError, match="mhc joins the branches of a block, and those of Linear are not declared"):
+        stepsnet.residual.connect([torch.nn.Linear(4, 4)], "mhc")
+    with pytest.raises(UserError, match="deepnorm takes the place of timm's Block"):
+        stepsnet.residual.connect([Block(WIDTH, 2)], "deepnorm")
+    with pytest.raises(UserError, match="Bottleneck has convolutions over images"):
+        stepsnet.residual.connect([Bottleneck(64, 16)], "mhc")
+    connected = stepsnet.residual.connect([Block(WIDTH, 2)], "mhc")
+    with pytest.raises(UserError, match="has a design already"):
+        stepsnet.residual.connect(connected.blocks, "laurel")
+    with pytest.raises(UserError, match=r"the width of Linear is not known: width="):
+        stepsnet.residual.connect([torch.nn.Linear(4, 4)], "dense_former")
+
+
+@EVERY
+def test_its_multiply_accumulates_are_counted_without_a_device(name):
+    macs, _ = count_forward(deit(name, **STEPS), torch.empty(1, 3, 8, 8, device="meta"))
+    plain, _ = count_forward(deit("plain", **STEPS), torch.empty(1, 3, 8, 8, device="meta"))
+    assert macs > plain if name in ("laurel", "alt_up", "hyper_connections", "mhc") else macs > 0.7 * plain

@@ -1,0 +1,275 @@
+"""Every design against its formula, written out here with tensors in place of modules, and against other libraries.
+
+LayerScale, ReZero, DeepNorm, Fixup and NormFormer as timm's blocks are in test_depth_methods.py.
+"""
+
+import math
+
+import pytest
+import timm
+import torch
+from residual_networks import IMAGES, JOINED, OPTIONS, WIDTH, stirred
+from timm.models.vision_transformer import Block
+from torch.nn import functional as F
+from transformers.models.deepseek_v4.configuration_deepseek_v4 import DeepseekV4Config
+from transformers.models.deepseek_v4.modeling_deepseek_v4 import DeepseekV4HyperConnection
+
+import stepsnet.residual
+from stepsnet.residual.design import Place
+from stepsnet.residual.hyper_connections import HyperConnections
+from stepsnet.residual.mhc import MHC
+
+DEPTH = 5
+X = torch.randn(2, 3, WIDTH, dtype=torch.double, generator=torch.Generator().manual_seed(3))
+
+
+def norm(layer, x):
+    return F.layer_norm(x, (WIDTH,), layer.weight, layer.bias, layer.eps)
+
+
+def attention(block, x, values=None):
+    """The attention of a timm block; ``values`` are told to, and may change, V."""
+    B, N, C = x.shape
+    q, k, v = F.linear(x, block.attn.qkv.weight, block.attn.qkv.bias).split(C, -1)
+    v = v if values is None else values(v)
+    q, k, v = (part.reshape(B, N, 2, C // 2).transpose(1, 2) for part in (q, k, v))
+    heads = (q @ k.transpose(-2, -1) / math.sqrt(C // 2)).softmax(-1) @ v
+    return F.linear(heads.transpose(1, 2).reshape(B, N, C), block.attn.proj.weight, block.attn.proj.bias)
+
+
+def mlp(block, x):
+    hidden = F.gelu(F.linear(x, block.mlp.fc1.weight, block.mlp.fc1.bias))
+    return F.linear(hidden, block.mlp.fc2.weight, block.mlp.fc2.bias)
+
+
+def branches(block):
+    return [lambda x: attention(block, norm(block.norm1, x)), lambda x: mlp(block, norm(block.norm2, x))]
+
+
+def layers(network):
+    """(F, connection) of each branch in order."""
+    return [pair for block in network.blocks for pair in zip(branches(block), block.connections)]
+
+
+def whole(block, x):
+    for branch in branches(block):
+        x = x + branch(x)
+    return x
+
+
+def layer_scale(network, x):
+    for branch, one in layers(network):
+        x = x + torch.diag(one.gain).matmul(branch(x).unsqueeze(-1)).squeeze(-1)
+    return x
+
+
+def rezero(network, x):
+    for block in network.blocks:
+        x = x + block.connections[0].alpha.gain * attention(block, x)
+        x = x + block.connections[1].alpha.gain * mlp(block, x)
+    return x
+
+
+def layer_norm_scaling(network, x):
+    for number, block in enumerate(network.blocks, 1):
+        x = x + attention(block, norm(block.norm1, x) / math.sqrt(number))
+        x = x + mlp(block, norm(block.norm2, x) / math.sqrt(number))
+    return x
+
+
+def peri_ln(network, x):
+    for branch, one in layers(network):
+        x = x + norm(one.norm, branch(x))
+    return x
+
+
+def complete_p(network, x):
+    for branch, _ in layers(network):
+        x = x + branch(x) / DEPTH
+    return x
+
+
+def value_residual(network, x):
+    first = []
+    for block in network.blocks:
+
+        def mixed(v, one=block.connections[0]):
+            first.append(v)
+            return v if len(first) == 1 else one.mix[0] * first[0] + one.mix[1] * v
+
+        x = x + attention(block, norm(block.norm1, x), mixed)
+        x = x + mlp(block, norm(block.norm2, x))
+    return x
+
+
+def lambdas(network, x):
+    x_0 = x
+    for block in network.blocks:
+        mix = block.connections[0].mix
+        x = whole(block, mix[0] * x + (mix[1] * x_0 if len(mix) == 2 else 0))
+    return x
+
+
+def dense_former(network, x):
+    X, Y = [x], x
+    for i, block in enumerate(network.blocks, 1):
+        X.append(whole(block, Y))
+        Y = torch.einsum("j,jbnc->bnc", block.connections[0].alpha, torch.stack(X))
+        assert len(X) == i + 1
+    return Y
+
+
+def laurel(network, x):
+    for branch, one in layers(network):
+        x = branch(x) + torch.einsum("cr,rd,bnd->bnc", one.A, one.B, x) + x
+    return x
+
+
+def alt_up(network, x):
+    x = [x, x]
+    for number, block in enumerate(network.blocks):
+        one, active = block.connections[0], number % 2
+        p = one.p.reshape(2, 2)
+        predicted = [p[i, 0] * x[0] + p[i, 1] * x[1] for i in range(2)]
+        computed = whole(block, x[active])
+        x = [predicted[i] + one.g[i] * (computed - predicted[active]) for i in range(2)]
+    return (x[0] + x[1]) / 2
+
+
+def hyper_connections(network, x):
+    H = torch.stack([x] * 4)  # (n, B, N, C)
+    for branch, one in layers(network):
+        normed = F.layer_norm(H, (WIDTH,))
+        A_m = one.s[0] * torch.tanh(normed @ one.W[:, 0]) + one.A_m[:, None, None]  # (n, B, N)
+        A_r = one.s[0] * torch.tanh(normed @ one.W[:, 1:5]) + one.A_r.reshape(4, 4)[:, None, None]  # (n, B, N, n)
+        B = one.s[1] * torch.tanh(normed @ one.W[:, 5]) + one.B[:, None, None]
+        out = branch(torch.einsum("ibn,ibnc->bnc", A_m, H))
+        H = torch.einsum("ibnj,ibnc->jbnc", A_r, H) + B[..., None] * out
+    return H.mean(0)
+
+
+def mhc(network, x):
+    x = torch.stack([x] * 4, -2)
+    for branch, one in layers(network):
+        flat = x.flatten(-2)
+        flat = flat / (flat.square().mean(-1, keepdim=True) + 1e-6).sqrt()
+        pre, post, res = (flat @ one.phi).split([4, 4, 16], -1)
+        b_pre, b_post, b_res = one.b.split([4, 4, 16])
+        H_pre = 1 / (1 + torch.exp(-(one.alpha[0] * pre + b_pre)))
+        H_post = 2 / (1 + torch.exp(-(one.alpha[1] * post + b_post)))
+        M = torch.exp(one.alpha[2] * res + b_res).reshape(*res.shape[:-1], 4, 4)
+        for _ in range(20):
+            M = M / M.sum(-2, keepdim=True)
+            M = M / M.sum(-1, keepdim=True)
+        out = branch(torch.einsum("bni,bnic->bnc", H_pre, x))
+        x = torch.einsum("bnij,bnjc->bnic", M, x) + torch.einsum("bni,bnc->bnic", H_post, out)
+    return x.mean(-2)
+
+
+def attended(w, sources):
+    V = torch.stack(sources)  # (sources, B, N, C)
+    K = V / (V.square().mean(-1, keepdim=True) + 1e-6).sqrt()
+    return torch.einsum("sbn,sbnc->bnc", torch.einsum("c,sbnc->sbn", w, K).softmax(0), V)
+
+
+def attention_residuals(network, x):
+    v = [x]
+    for branch, one in layers(network):
+        v.append(branch(attended(one.query.w, v) if len(v) > 1 else x))
+    return attended(network.wiring.query.w, v)
+
+
+def attention_residuals_block(network, x):
+    """10 layers in 3 groups: of 4, 4 and 2."""
+    sums, partial = [x], None
+    for number, (branch, one) in enumerate(layers(network)):
+        if number in (4, 8):
+            sums, partial = [*sums, partial], None
+        sources = sums if partial is None else [*sums, partial]
+        out = branch(attended(one.query.w, sources) if number else x)
+        partial = out if partial is None else partial + out
+    return attended(network.wiring.query.w, [*sums, partial])
+
+
+@pytest.mark.parametrize("name", JOINED)
+def test_a_design_is_its_formula(name):
+    blocks = [Block(WIDTH, 2, qkv_bias=True) for _ in range(DEPTH)]
+    network = stirred(stepsnet.residual.connect(blocks, name, **OPTIONS.get(name, {})), 0.2).double().eval()
+    expected = globals()[name](network, X)
+    assert expected.std() > 0.03
+    torch.testing.assert_close(
+        network(X),
+        expected,
+    )
+
+
+@pytest.mark.parametrize(("dilation", "period"), [(2, 1), (1, 2), (3, 2)])
+def test_dense_former_with_dilation_and_period(dilation, period):
+    blocks = [Block(WIDTH, 2) for _ in range(6)]
+    network = stepsnet.residual.connect(blocks, "dense_former", dilation=dilation, period=period)
+    network = stirred(network, 0.2).double().eval()
+    X_, Y = [X], X
+    for i, block in enumerate(network.blocks, 1):
+        X_.append(whole(block, Y))
+        chosen = [j for j in range(i + 1) if j % dilation == i % dilation]
+        alpha = block.connections[0].alpha
+        Y = X_[-1] if i % period else sum(a * X_[j] for a, j in zip(alpha, chosen))
+        assert (alpha is None) == bool(i % period)
+    torch.testing.assert_close(network(X), Y)
+
+
+@pytest.mark.parametrize("name", ["layer_scale", "rezero"])
+def test_a_joined_design_is_that_of_timms_block(name):
+    steps = timm.create_model(
+        "steps_deit_tiny_patch16_224", widths=(WIDTH,), depths=(3,), num_heads=(2,), residual=name, **IMAGES
+    )
+    torch.manual_seed(1)
+    blocks = stirred(steps.double().eval()).blocks.networks[0]
+    joined = stepsnet.residual.connect([Block(WIDTH, 2, qkv_bias=True) for _ in range(3)], name).double().eval()
+    own = {
+        key.replace("ls1.", "connections.0.").replace("ls2.", "connections.1."): v
+        for key, v in blocks.state_dict().items()
+    }
+    renamed = {
+        key.replace("0.gain", "0.alpha.gain").replace("1.gain", "1.alpha.gain").replace("gamma", "gain"): v
+        for key, v in own.items()
+    }
+    joined.load_state_dict(renamed)
+    torch.testing.assert_close(joined(X), blocks(X))
+
+
+def test_mhc_has_the_coefficients_of_deepseeks_model():
+    """Its Sinkhorn begins with a softmax over rows and ends with columns, ours with rows; both have converged."""
+    theirs = DeepseekV4HyperConnection(DeepseekV4Config(hidden_size=WIDTH, hc_mult=4, rms_norm_eps=1e-6))
+    ours = stirred(MHC(Place(WIDTH, 1, 2, 1, 1), {"streams": 4, "iterations": 20}), 0.2)
+    with torch.no_grad():
+        # their matrix has inputs by rows, Mixed = combᵀ In: the transpose of H_res
+        order = torch.cat((torch.arange(8), 8 + torch.arange(16).view(4, 4).T.flatten()))
+        theirs.fn.copy_(ours.phi.T[order])
+        theirs.base.copy_(ours.b[order])
+        theirs.scale.copy_(ours.alpha)
+        x = torch.randn(2, 3, 4, WIDTH)
+        post, comb, collapsed = theirs(x)
+        H_pre, H_post, H_res = ours.coefficients(x)
+    torch.testing.assert_close(H_post, post, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(H_res, comb.transpose(-2, -1), rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close((H_pre.unsqueeze(-1) * x).sum(-2), collapsed, rtol=1e-4, atol=1e-4)
+
+
+def test_hyper_connections_are_those_of_an_independent_package():
+    """It has RMSNorm with a weight in place of the paper's LayerNorm, which is put in here, and ends in a sum."""
+    package = pytest.importorskip("hyper_connections")
+    ours = stirred(HyperConnections(Place(WIDTH, 2, 4, 1, 2), {"streams": 4, "dynamic": True}), 0.3)
+    branch = torch.nn.Linear(WIDTH, WIDTH)
+    theirs = package.HyperConnections(4, dim=WIDTH, branch=branch, layer_index=1)
+    theirs.norm = torch.nn.LayerNorm(WIDTH, elementwise_affine=False)
+    with torch.no_grad():
+        theirs.static_alpha.copy_(torch.cat((ours.A_m[:, None], ours.A_r.view(4, 4)), 1))
+        theirs.static_beta.copy_(ours.B)
+        theirs.dynamic_alpha_fn.copy_(ours.W[:, :5])
+        theirs.dynamic_beta_fn.copy_(ours.W[:, 5])
+        theirs.dynamic_alpha_scale.copy_(ours.s[0])
+        theirs.dynamic_beta_scale.copy_(ours.s[1])
+    H = torch.randn(2, 3, 4, WIDTH)
+    flat = theirs(H.permute(0, 2, 1, 3).reshape(8, 3, WIDTH))  # theirs has the streams in the batch
+    torch.testing.assert_close(ours(H, branch), flat.view(2, 4, 3, WIDTH).permute(0, 2, 1, 3))

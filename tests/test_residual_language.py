@@ -1,0 +1,106 @@
+"""The designs of the residual stream in the language model: caches, saved folders, recomputation, measurements."""
+
+import copy
+import math
+
+import pytest
+import torch
+from residual_networks import JOINED, OPTIONS, stirred
+from torch.nn import functional as F
+from transformers import AutoModelForCausalLM
+
+from stepsnet.analysis.residual_stream import measure_stream
+from stepsnet.config import ModelSpec
+from stepsnet.errors import UserError
+from stepsnet.models.blocks import blocks_of, recompute_blocks
+from stepsnet.models.build import build_model
+
+TOKENS = torch.randint(0, 40, (2, 9), generator=torch.Generator().manual_seed(5))
+NAMES = pytest.mark.parametrize("name", ["plain", *JOINED])
+
+
+def build(name, **arguments):
+    torch.manual_seed(0)
+    shape = dict(vocab_size=40, widths=(16, 24), depths=(3, 2), num_attention_heads=(2, 2), max_position_embeddings=32)
+    options = {"residual_options": OPTIONS[name]} if name in OPTIONS else {}
+    return build_model(ModelSpec("steps_transformer", {**shape, "residual": name, **options, **arguments}))
+
+
+def loss_of(model):
+    return F.cross_entropy(model(TOKENS, use_cache=False).logits.flatten(0, 1), TOKENS.flatten())
+
+
+@NAMES
+def test_a_cache_changes_nothing_and_a_saved_model_is_the_same(name, tmp_path):
+    model = stirred(build(name), 0.2).eval()
+    assert blocks_of(model) == list(model.model.layers)
+    whole = model(TOKENS, use_cache=False, output_hidden_states=True)
+    assert [tuple(state.shape) for state in whole.hidden_states] == [(2, 9, 24)] * 6
+    cache, logits = None, []
+    for position in range(9):
+        output = model(TOKENS[:, position : position + 1], past_key_values=cache, use_cache=True)
+        cache = output.past_key_values
+        logits.append(output.logits)
+    torch.testing.assert_close(torch.cat(logits, 1), whole.logits, rtol=1e-4, atol=1e-4)
+    cached = model.generate(TOKENS, max_new_tokens=5, do_sample=False, pad_token_id=0)
+    assert torch.equal(
+        cached, model.generate(TOKENS, max_new_tokens=5, do_sample=False, pad_token_id=0, use_cache=False)
+    )
+    half = copy.deepcopy(model).bfloat16()(TOKENS, use_cache=False).logits
+    assert half.dtype == torch.bfloat16
+    assert F.cosine_similarity(half.float().flatten(), whole.logits.flatten(), 0) > 0.98
+    kinds = []
+    blocks_of(model)[-1].register_forward_hook(lambda block, arguments, output: kinds.append(output))
+    with torch.autocast("cpu", torch.bfloat16):
+        model(TOKENS, use_cache=False)
+    assert (kinds[0][-1] if isinstance(kinds[0], tuple) else kinds[0]).dtype == torch.float32  # the stream's own
+    model.save_pretrained(tmp_path)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    assert again.config.residual == name
+    assert torch.equal(again(TOKENS, use_cache=False).logits, whole.logits)
+
+
+@NAMES
+def test_it_learns_is_recomputed_and_measured(name):
+    model = build(name, embedding_scale=50.0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    reached, losses = set(), []
+    for _ in range(8):
+        optimizer.zero_grad()
+        loss = loss_of(model)
+        loss.backward()
+        reached |= {key for key, p in model.named_parameters() if p.grad is not None and p.grad.abs().max() > 0}
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.9 * losses[0]
+    assert {key for key, _ in model.named_parameters()} == reached
+    expected = torch.autograd.grad(loss_of(model), list(model.parameters()))
+    ours, theirs = copy.deepcopy(model), copy.deepcopy(model)
+    recompute_blocks(blocks_of(ours))
+    theirs.train().gradient_checkpointing_enable({"use_reentrant": False})
+    for network in (ours, theirs):
+        torch.testing.assert_close(torch.autograd.grad(loss_of(network), list(network.parameters())), expected)
+    measured = measure_stream(model, loss_of)
+    assert [block.width for block in measured] == [16, 16, 16, 24, 24]
+    assert all(math.isfinite(v) and v > 0 for block in measured for v in (block.gamma, block.branch, block.gradient))
+
+
+def test_the_plain_model_has_the_keys_and_the_start_that_it_had():
+    plain, ours = build("plain"), build("mhc")
+    assert not any("streams" in key or "connections" in key for key in plain.state_dict())
+    assert plain.state_dict().keys() < ours.state_dict().keys()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"residual": "value_resid"}, "residual: got 'value_resid', expected .*did you mean value_residual"),
+        ({"residual": "mhc", "residual_options": {"stream": 4}}, "mhc got the option 'stream', expected streams"),
+        ({"residual": "fixup"}, "fixup takes the place of timm's Block"),
+        ({"residual": "mhc", "residual_options": 4}, "residual_options"),
+    ],
+)
+def test_a_mistake_is_one_line(arguments, message):
+    with pytest.raises(UserError, match=message) as error:
+        build("plain", **arguments)
+    assert "\n" not in str(error.value)
