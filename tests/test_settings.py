@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from line_fits import SETTINGS, fit
 
 from stepsnet.config import RECIPE_TYPES, ModelSpec, Recipe, TrainingSettings
+from stepsnet.engine.optim import rate_at
 from stepsnet.errors import UserError
 from stepsnet.models.build import build_model
 from stepsnet.overrides import override, read_recipe, to_plain, to_yaml
@@ -171,3 +172,9 @@ def test_arguments_that_no_model_takes(name, args, expected):
     with pytest.raises(UserError, match=expected) as raised:
         build_model(ModelSpec(name, args))
     assert len(str(raised.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("sched", ["cosine", "poly"])
+def test_a_schedule_of_one_update_is_built_in_silence(sched, caplog):
+    rate_at(TrainingSettings(sched=sched, epochs=1, warmup_epochs=0, lr=1e-3), 0, 1)
+    assert not caplog.records

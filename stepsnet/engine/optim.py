@@ -136,7 +136,8 @@ def _scheduler(optimizer: Optimizer, settings: TrainingSettings, steps_per_epoch
         after = [round(epochs * steps_per_epoch) + 1 for epochs in sorted(settings.milestones)]
         return MultiStepLRScheduler(optimizer, after, decay_rate=settings.decay_rate, warmup_prefix=False, **shared)
     shared |= {"t_initial": settings.epochs * steps_per_epoch, "lr_min": settings.min_lr * scale}
-    if settings.sched == "poly":
-        return PolyLRScheduler(optimizer, power=settings.poly_power, **shared)
-    with silenced("timm.scheduler.cosine_lr"):  # of a schedule of one update
-        return CosineLRScheduler(optimizer, **shared)
+    kind, more = (
+        (PolyLRScheduler, {"power": settings.poly_power}) if settings.sched == "poly" else (CosineLRScheduler, {})
+    )
+    with silenced("timm.scheduler"):  # of a schedule of one update
+        return kind(optimizer, **shared, **more)
