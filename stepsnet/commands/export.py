@@ -23,6 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--features", action="store_true", help="a backbone: four feature maps in place of logits")
     parser.add_argument("--weights", metavar="FILE", help="beside a name: a run, a file of weights, or timm:NAME")
+    parser.add_argument("--fixed-size", action="store_true", help="leave only the batch open, which can be faster")
     parser.add_argument("--force", action="store_true", help="replace what is there")
     parser.add_argument("--json", action="store_true", help="print the metadata")
 
@@ -39,6 +40,7 @@ def run(options: argparse.Namespace) -> None:
             format=options.format,
             features=options.features,
             weights=options.weights,
+            fixed_size=options.fixed_size,
             force=options.force,
             note=lambda text: say(f"stepsnet: {text}", error=True),
             **model_arguments(options.overrides),

@@ -16,32 +16,32 @@ from torch.export import Dim, ExportedProgram
 
 from ..errors import UserError
 
-__all__ = ["Captured", "capture", "flat_outputs", "first_line", "quiet", "takes_other_sizes"]
-
-AXES = ("batch", "channels", "height", "width")
+__all__ = ["Captured", "capture", "first_line", "flat_outputs", "quiet", "other_picture_size"]
 
 
 @dataclass(frozen=True)
 class Captured:
-    """A program and which axes of its input are open."""
+    """A program with one input, and which axes of that are open."""
 
     program: ExportedProgram
+    input: str  # its name
     shape: tuple[int, ...]  # of one sample
-    open_axes: tuple[int, ...]  # of the input, batch first
+    open_axes: dict[int, str]  # with their names
 
     @property
     def input_shape(self) -> list[int | str]:
         """Of the input, with names in place of what is open: ``["batch", 3, "height", "width"]``."""
-        return [AXES[axis] if axis in self.open_axes else size for axis, size in enumerate((1, *self.shape))]
+        return [self.open_axes.get(axis, size) for axis, size in enumerate((1, *self.shape))]
 
 
-def capture(model: nn.Module, example: Tensor, open_axes: Sequence[int]) -> Captured:
+def capture(model: nn.Module, example: Tensor, name: str, open_axes: dict[int, str]) -> Captured:
     """Capture a model's forward pass on the CPU.
 
     Args:
-        model: in evaluation mode.
-        example: (2, C, H, W), or one sample where the batch is not open: torch.export takes a size of 1 for fixed.
-        open_axes: of the input: 0 the batch, 2 and 3 the picture's height and width.
+        model: in evaluation mode; a function of one tensor.
+        example: two samples, or one where the batch is not open: torch.export takes a size of 1 for fixed.
+        name: of the input.
+        open_axes: of the input, with their names: 0 is the batch, of pictures 2 and 3 height and width.
 
     Raises:
         UserError: torch.export does not take the model, or not with these axes open.
@@ -52,23 +52,24 @@ def capture(model: nn.Module, example: Tensor, open_axes: Sequence[int]) -> Capt
             program = torch.export.export(_Flat(model), (example,), dynamic_shapes=(shapes,), strict=False)
     except Exception as error:  # whatever the model's own code and torch's tracing raise
         raise UserError(f"torch.export does not take the model: {first_line(error)}") from error
-    return Captured(program, tuple(example.shape[1:]), tuple(open_axes))
+    return Captured(program, name, tuple(example.shape[1:]), open_axes)
 
 
-def takes_other_sizes(model: nn.Module, shape: Sequence[int]) -> bool:
-    """Whether pictures of another height and width than ``shape`` (C, H, W) can be left to the exported model.
+def other_picture_size(model: nn.Module, shape: Sequence[int]) -> tuple[int, ...] | None:
+    """Another size (C, H, W) than ``shape`` that the model takes, where that can be left to the exported model.
 
     Shifted windows are laid out for one size: torch.export takes minutes over their arithmetic, and then fails.
     """
-    if len(shape) != 3 or any(isinstance(module, SwinTransformerBlock) for module in model.modules()):
-        return False
+    if any(isinstance(module, SwinTransformerBlock) for module in model.modules()):
+        return None
     channels, height, width = shape
+    other = channels, height + 32, width + 64
     try:
         with torch.inference_mode():
-            model(torch.zeros(1, channels, height + 32, width + 64))
+            model(torch.zeros(1, *other))
     except Exception:  # each model says in its own way that it takes one size
-        return False
-    return True
+        return None
+    return other
 
 
 def flat_outputs(found: Any) -> list[Tensor]:
@@ -83,14 +84,14 @@ def flat_outputs(found: Any) -> list[Tensor]:
 
 
 class _Flat(nn.Module):
-    """Has outputs as a plain tuple, and one input whose name does not depend on the model."""
+    """The same with its outputs as a plain tuple."""
 
     def __init__(self, model: nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
-        return tuple(flat_outputs(self.model(images)))
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        return tuple(flat_outputs(self.model(x)))
 
 
 def first_line(error: BaseException) -> str:

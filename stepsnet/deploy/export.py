@@ -19,9 +19,9 @@ from .. import __version__
 from ..errors import UserError
 from ..files import flush, require_new
 from ..runs.results import Run
-from .capture import Captured, capture, first_line, flat_outputs, takes_other_sizes
-from .formats import Format, format_named, format_of, why_not_written
-from .samples import photographs
+from ..tasks.deployment import Deployment
+from .capture import Captured, capture, first_line, flat_outputs
+from .formats import FORMATS, Format, format_named, format_of, why_not_written
 from .sessions import open_session
 from .source import Source, find_source
 
@@ -46,6 +46,7 @@ def export(
     format: str | None = None,
     features: bool = False,
     weights: str | Path | None = None,
+    fixed_size: bool = False,
     force: bool = False,
     note: Callable[[str], None] = lambda text: None,
     **model_args: Any,
@@ -62,6 +63,7 @@ def export(
         format: "onnx", "torch" or "openvino"; by default that of the path's suffix, .onnx, .pt2 or .xml, else ONNX.
         features: four feature maps of strides 4, 8, 16 and 32 in place of a classifier's logits.
         weights: beside a model's name: a run, a file of weights, or ``timm:NAME``. Without it they are random.
+        fixed_size: leave only the batch open, which can be faster.
         force: replace what is there.
         note: called with what is being done.
         **model_args: beside a model's name: its arguments, such as ``num_classes=10``.
@@ -84,44 +86,53 @@ def export(
     if not source.trained:
         note(f"{source.model_name} has random weights: a run's folder or --weights has trained ones")
     with _staged(form, place, force) as temporary:
-        metadata, notes = _write_checked(source, form, temporary, note)
+        metadata, notes = _write_checked(source, form, temporary, fixed_size, note)
     return Exported(place, metadata, tuple(notes))
 
 
 def _write_checked(
-    source: Source, form: Format, path: Path, note: Callable[[str], None]
+    source: Source, form: Format, path: Path, fixed_size: bool, note: Callable[[str], None]
 ) -> tuple[dict[str, Any], list[str]]:
     """Write with as much left open as the model and the format allow."""
-    attempts = [(0, 2, 3)] if takes_other_sizes(source.model, source.use.shape) else []
-    notes, reasons = [], []
-    for axes in (*attempts, (0,), ()):
-        note(f"exporting {source.model_name} to {form.name}{'' if axes else ', with a fixed batch'}")
+    use, other = source.use, None if fixed_size else source.other_shape
+    named = {axis: name for axis, name in enumerate(use.axes) if name != "channels"}
+    reasons = [] if other or fixed_size else ["its windows or positions are laid out for it"]
+    for axes in (*([named] if other else []), {0: named[0]}, {}):
+        note(f"exporting {source.model_name} to {form.name}, open: {', '.join(axes.values()) or 'nothing'}")
         try:
-            metadata = _attempt(source, form, path, axes)
+            metadata = _attempt(source, form, path, axes, other)
         except UserError as error:
             reasons.append(str(error))
             continue
-        if not axes:
-            notes.append("the batch is fixed at 1: " + reasons[-1])
-        if 2 not in axes and len(source.use.shape) == 3:
-            size = "×".join(map(str, source.use.shape[1:]))
-            why = f": {reasons[0]}" if attempts else ", the model takes no other"
-            notes.append(f"pictures are fixed at {size}{why}")
-        return metadata, notes
-    others = " or ".join(name for name in ("torch", "onnx", "openvino") if name != form.name)
+        return metadata, _fixed(use, axes, reasons)
+    others = " or ".join(name for name in FORMATS if name != form.name)
     raise UserError(f"export: {form.name} cannot hold {source.model_name}: {reasons[-1]}; expected --format {others}")
 
 
-def _attempt(source: Source, form: Format, path: Path, axes: tuple[int, ...]) -> dict[str, Any]:
+def _fixed(use: Deployment, axes: dict[int, str], reasons: Sequence[str]) -> list[str]:
+    """A line about each axis that is not open, with the reason."""
+    lines = [] if 0 in axes else [f"the batch is fixed at 1: {reasons[-1]}"]
+    if len(axes) < 2:
+        size = "×".join(str(size) for size, axis in zip(use.shape, use.axes[1:]) if axis != "channels")
+        lines.append(f"the size is fixed at {size}{f': {reasons[0]}' if reasons else ''}")
+    return lines
+
+
+def _attempt(
+    source: Source, form: Format, path: Path, axes: dict[int, str], other: Sequence[int] | None
+) -> dict[str, Any]:
     """Write and check with these axes of the input open. Raises UserError where any of it fails."""
-    captured = capture(source.model, _inputs(source, 2 if 0 in axes else 1, source.use.shape), axes)
-    cases = _cases(source, captured)
+    shape = source.use.shape
+    captured = capture(source.model, source.inputs(2 if axes else 1, shape), source.use.input, axes)
+    cases = [source.inputs(count, shape) for count in ((1, 3) if axes else (1,))]
+    if other and len(axes) > 1:
+        cases.append(source.inputs(2, other))
     with torch.inference_mode():
         found = [flat_outputs(source.model(x)) for x in cases]
-    outputs = source.use.outputs or tuple(f"map_{number}" for number in range(1, len(found[0]) + 1))
-    metadata = _describe(source, captured, outputs, found, cases)
+    names = source.use.outputs or tuple(f"map_{number}" for number in range(1, len(found[0]) + 1))
+    metadata = _describe(source, captured, names, found, cases)
     try:
-        form.write(captured, outputs, json.dumps(metadata), path)
+        form.write(captured, names, json.dumps(metadata), path)
         session = open_session(path)
         worst = max(_error(session(x), expected) for x, expected in zip(cases, found))
     except Exception as error:  # an exporter raises what it likes
@@ -129,21 +140,6 @@ def _attempt(source: Source, form: Format, path: Path, axes: tuple[int, ...]) ->
     if not worst <= MAX_ERROR:  # a NaN is no success either
         raise UserError(f"its outputs differ from torch's by {worst:.1e} of their norm, expected at most {MAX_ERROR}")
     return metadata
-
-
-def _cases(source: Source, captured: Captured) -> list[Tensor]:
-    """Real inputs at every batch size and picture size that the file is tried with."""
-    shape = source.use.shape
-    cases = [_inputs(source, 1, shape)]
-    if 0 in captured.open_axes:
-        cases.append(_inputs(source, 3, shape))
-    if 2 in captured.open_axes:
-        cases.append(_inputs(source, 1, (shape[0], shape[1] + 32, shape[2] + 64)))
-    return cases
-
-
-def _inputs(source: Source, count: int, shape: Sequence[int]) -> Tensor:
-    return photographs(count, shape, source.use.preprocessing["mean"], source.use.preprocessing["std"])
 
 
 def _error(got: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
@@ -162,18 +158,27 @@ def _describe(
     source: Source, captured: Captured, outputs: Sequence[str], found: list[list[Tensor]], cases: list[Tensor]
 ) -> dict[str, Any]:
     """The metadata, of plain values."""
-    use = source.use
+    use, batch = source.use, captured.input_shape[0]
     described: dict[str, Any] = {
         "stepsnet": __version__,
         "task": use.task,
         "model": source.model_name,
-        "inputs": [{"name": use.input, "dtype": "float32", "shape": captured.input_shape}],
-        "outputs": [{"name": name, "shape": ["batch", *one.shape[1:]]} for name, one in zip(outputs, found[0])],
+        "inputs": [{"name": use.input, "dtype": use.dtype, "shape": captured.input_shape}],
+        "outputs": [
+            {"name": name, "shape": [batch, *_common(first.shape[1:], last.shape[1:])]}
+            for name, first, last in zip(outputs, found[0], found[-1])
+        ],
         "preprocessing": use.preprocessing,
         "classes": list(use.classes) if use.classes else None,
+        "tokenizer": use.tokenizer,
         "checked_shapes": [list(x.shape) for x in cases],
     }
     return json.loads(json.dumps(described))
+
+
+def _common(one: Sequence[int], other: Sequence[int]) -> list[int | None]:
+    """The sizes that are the same for inputs of different sizes; None for those that depend on the input."""
+    return [size if size == changed else None for size, changed in zip(one, other)]
 
 
 @contextmanager

@@ -89,7 +89,7 @@ def _write_onnx(captured: Captured, outputs: Sequence[str], metadata: str, path:
         raise UserError(f"the weights take {size / 2**30:.1f} GiB, expected at most the 2 GiB of one ONNX file")
     with quiet():
         program: Any = torch.onnx.export(
-            captured.program, dynamo=True, input_names=["images"], output_names=list(outputs), verbose=False
+            captured.program, dynamo=True, input_names=[captured.input], output_names=list(outputs), verbose=False
         )
     _name_axes(program.model, captured)
     program.model.producer_name = KEY
@@ -134,16 +134,27 @@ def _read_torch(path: Path) -> str | None:
 
 def _write_openvino(captured: Captured, outputs: Sequence[str], metadata: str, path: Path) -> None:
     import openvino
+    from openvino.frontend.pytorch import ConversionExtension
 
     with quiet(), without_telemetry():
-        model = openvino.convert_model(captured.program)
-    model.inputs[0].set_names({"images"})
+        resize = ConversionExtension("aten._upsample_bicubic2d_aa.default", _resized)
+        model = openvino.convert_model(captured.program, extension=[resize])
+    model.inputs[0].set_names({captured.input})
     for output, name in zip(model.outputs, outputs):
         output.set_names({name})
     shape = [-1 if isinstance(size, str) else size for size in captured.input_shape]
-    model.reshape({"images": openvino.PartialShape(shape)})
+    model.reshape({captured.input: openvino.PartialShape(shape)})
     model.set_rt_info(metadata, [KEY])
     openvino.save_model(model, str(path), compress_to_fp16=False)
+
+
+def _resized(context: Any) -> Any:
+    """Position embeddings at another picture size: torch's antialiased bicubic resize, which the converter lacks."""
+    import openvino.opset14 as ops
+
+    x, size = context.get_input(0), ops.convert(context.get_input(1), "i64")
+    axes = ops.constant([2, 3], dtype="int64")
+    return ops.interpolate(x, size, "bicubic_pillow", "sizes", cube_coeff=-0.5, axes=axes).outputs()
 
 
 def _read_openvino(path: Path) -> str | None:

@@ -1,17 +1,18 @@
-"""Real inputs to hold an exported model against: parts of the two photographs that scikit-learn comes with."""
+"""Real inputs to hold an exported model against: two photographs that scikit-learn comes with, or a text."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from PIL import Image
 from torch import Tensor
 from torchvision.transforms.v2 import functional as F
 
+from .. import steps
 from ..errors import import_extra
 
-__all__ = ["photographs"]
+__all__ = ["photographs", "words"]
 
 
 def photographs(count: int, shape: Sequence[int], mean: Sequence[float], std: Sequence[float]) -> Tensor:
@@ -27,3 +28,10 @@ def photographs(count: int, shape: Sequence[int], mean: Sequence[float], std: Se
         found.append(pixels if channels in (1, 3) else pixels.mean(0, keepdim=True).expand(channels, -1, -1))
     mean, std = ([*values] if len(values) in (1, channels) else [values[0]] * channels for values in (mean, std))
     return F.normalize(torch.stack(found), list(mean), list(std))
+
+
+def words(count: int, tokens: int, encode: Callable[[str], list[int]]) -> Tensor:
+    """Different parts of a text as token ids, (count, tokens)."""
+    ids = encode(f"{steps.__doc__}\n{steps.StepsNet.__doc__}")
+    ids = ids * (1 + (tokens + count) // len(ids))
+    return torch.tensor([ids[start : start + tokens] for start in range(count)])

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from timm.data import resolve_model_data_config
-from torch import nn
+from torch import Tensor, nn
 
 from ..checkpoint import load_into
 from ..config import ClassificationRecipe, ModelSpec
-from ..errors import UserError
+from ..errors import UserError, import_extra
 from ..models.backbone import PyramidBackbone, create_backbone, load_backbone, normalisation_of
 from ..models.blocks import is_transformers_model
 from ..models.build import DETECTORS, build_model, input_size_of
@@ -20,21 +21,51 @@ from ..models.transfer import read_pretrained
 from ..run_folder import read_run_recipe
 from ..runs.compare import COMPARISON_FILE
 from ..tasks import describe_deployment
-from ..tasks.deployment import Deployment
+from ..tasks.deployment import Deployment, of_tokens
 from ..tasks.publication import trained_model
+from .capture import other_picture_size
+from .samples import photographs, words
 
-__all__ = ["Source", "find_source"]
+__all__ = ["Source", "described", "find_source"]
 
 
 @dataclass(frozen=True)
 class Source:
-    """A model in evaluation mode on the CPU."""
+    """A model in evaluation mode on the CPU, a function of one tensor."""
 
     name: str  # of the file that is written, where none is given
     model_name: str
     model: nn.Module
     use: Deployment
     trained: bool  # False: its weights are random
+
+    def inputs(self, count: int, shape: Sequence[int]) -> Tensor:
+        """Real ones of a shape, which differ from each other."""
+        if self.use.axes[1] == "tokens":
+            vocabulary = self.model.get_parameter("model.lm_head.weight").shape[0]
+            tokenizer = self.use.tokenizer
+            encode = _encoder(tokenizer) if tokenizer else lambda text: [code % vocabulary for code in text.encode()]
+            return words(count, shape[0], encode)
+        return photographs(count, shape, self.use.preprocessing["mean"], self.use.preprocessing["std"])
+
+    @property
+    def other_shape(self) -> tuple[int, ...] | None:
+        """Another shape of samples that the model takes; None where it takes no other."""
+        if self.use.axes[1] == "tokens":
+            return (self.use.shape[0] // 2 + 1,)
+        return other_picture_size(self.model, self.use.shape)
+
+
+class LanguageModel(nn.Module):
+    """Token ids (B, N) -> logits (B, N, vocabulary), without a cache."""
+
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self.model = model
+        self.config = model.config
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        return self.model(input_ids=input_ids, use_cache=False).logits
 
 
 def find_source(
@@ -75,7 +106,9 @@ def _of_run(run: Path, features: bool) -> Source:
     name = run.resolve().name
     if not features:
         model = trained_model(run, recipe)
-        return Source(name, recipe.model.name, model, describe_deployment(run, recipe, model), True)
+        use = describe_deployment(run, recipe, model)
+        is_language = use.axes[1] == "tokens"
+        return Source(name, recipe.model.name, LanguageModel(model) if is_language else model, use, True)
     if not isinstance(recipe, ClassificationRecipe):
         raise UserError(f"--features: {run} is a run of {recipe.task}, expected one of classification")
     model = trained_model(run, recipe)
@@ -100,18 +133,21 @@ def _of_name(name: str, features: bool, weights: str | Path | None, args: dict[s
     model = build_model(ModelSpec(name, args))
     if weights:
         load_into(model, read_pretrained(weights, "--weights"))
-    return _described(name, model, bool(weights or args.get("pretrained")), args)
+    return described(name, model, bool(weights or args.get("pretrained")), args)
 
 
 def _of_module(model: nn.Module) -> Source:
     name = str((getattr(model, "pretrained_cfg", None) or {}).get("architecture") or type(model).__name__.lower())
-    return _described(name, copy.deepcopy(model).cpu(), True, {})
+    return described(name, copy.deepcopy(model).cpu(), True, {})
 
 
-def _described(name: str, model: nn.Module, trained: bool, args: dict[str, Any]) -> Source:
+def described(name: str, model: nn.Module, trained: bool, args: dict[str, Any]) -> Source:
+    """A model that :func:`~stepsnet.models.build.build_model` has made with these arguments, or a user's own."""
     model = model.eval()
-    if is_transformers_model(model) or hasattr(model, "generate"):
-        raise UserError(f"export: {name} is a language model, expected one of images")
+    if is_transformers_model(model):
+        return Source(name, name, LanguageModel(model), of_tokens(model), trained)
+    if hasattr(model, "generate"):
+        raise UserError(f"export: {name} is a language model that is not in steps; transformers' exporters take it")
     shape = input_size_of(ModelSpec(name, args), model)
     if args.get("features_only"):
         return Source(name, name, model, _of_maps(shape, _preprocessing(model)), trained)
@@ -121,6 +157,11 @@ def _described(name: str, model: nn.Module, trained: bool, args: dict[str, Any])
     outputs = ("logits",) if getattr(model, "num_classes", 1) else ("features",)
     use = Deployment(task=task, shape=shape, outputs=outputs, preprocessing=preprocessing, classes=labels)
     return Source(name, name, model, use, trained)
+
+
+def _encoder(tokenizer: str) -> Callable[[str], list[int]]:
+    made = import_extra("tokenizers").Tokenizer.from_str(tokenizer)
+    return lambda text: made.encode(text, add_special_tokens=False).ids
 
 
 def _preprocessing(model: nn.Module) -> dict[str, Any]:
