@@ -25,7 +25,7 @@ from .formats import FORMATS, Format, format_named, format_of, why_not_written
 from .sessions import open_session
 from .source import Source, find_source
 
-__all__ = ["Exported", "export"]
+__all__ = ["Exported", "export", "write_checked"]
 
 MAX_ERROR = 1e-3  # of an output: the norm of the difference over the norm; rounding gives some 1e-6
 
@@ -86,14 +86,21 @@ def export(
     if not source.trained:
         note(f"{source.model_name} has random weights: a run's folder or --weights has trained ones")
     with _staged(form, place, force) as temporary:
-        metadata, notes = _write_checked(source, form, temporary, fixed_size, note)
+        metadata, notes = write_checked(source, form, temporary, fixed_size, note)
     return Exported(place, metadata, tuple(notes))
 
 
-def _write_checked(
-    source: Source, form: Format, path: Path, fixed_size: bool, note: Callable[[str], None]
+def write_checked(
+    source: Source, form: Format, path: Path, fixed_size: bool = False, note: Callable[[str], None] = lambda text: None
 ) -> tuple[dict[str, Any], list[str]]:
-    """Write with as much left open as the model and the format allow."""
+    """Write a file with as much left open as the model and the format allow, and compare it with torch.
+
+    Returns:
+        The metadata, and a line for each axis that is not open.
+
+    Raises:
+        UserError: the format cannot hold the model.
+    """
     use, other = source.use, None if fixed_size else source.other_shape
     named = {axis: name for axis, name in enumerate(use.axes) if name != "channels"}
     reasons = [] if other or fixed_size else ["its windows or positions are laid out for it"]

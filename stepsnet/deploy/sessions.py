@@ -14,7 +14,7 @@ from .formats import FORMATS, format_of
 
 __all__ = ["RUNTIMES", "Session", "check_runtime", "open_session"]
 
-RUNTIMES = tuple(one.runtime for one in FORMATS.values())
+RUNTIMES = tuple(sorted((one.runtime for one in FORMATS.values()), key=lambda name: name != "torch"))
 
 Session = Callable[[Tensor], list[Tensor]]
 
@@ -85,7 +85,7 @@ def _open_openvino(path: Path, device: torch.device, amp_dtype: str) -> Session:
 
     def run(x: Tensor) -> list[Tensor]:
         found = compiled(x.numpy())
-        return [torch.from_numpy(found[output].copy()) for output in compiled.outputs]
+        return [torch.from_numpy(found[output]) for output in compiled.outputs]
 
     return run
 
