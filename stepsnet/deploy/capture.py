@@ -16,7 +16,11 @@ from torch.export import Dim, ExportedProgram
 
 from ..errors import UserError
 
-__all__ = ["Captured", "capture", "first_line", "flat_outputs", "quiet", "other_picture_size"]
+__all__ = ["Captured", "NotCaptured", "capture", "first_line", "flat_outputs", "quiet", "other_picture_size"]
+
+
+class NotCaptured(UserError):
+    """torch.export does not take a model, or not with these axes open."""
 
 
 @dataclass(frozen=True)
@@ -44,14 +48,14 @@ def capture(model: nn.Module, example: Tensor, name: str, open_axes: dict[int, s
         open_axes: of the input, with their names: 0 is the batch, of pictures 2 and 3 height and width.
 
     Raises:
-        UserError: torch.export does not take the model, or not with these axes open.
+        NotCaptured: torch.export does not take the model, or not with these axes open.
     """
     shapes: Mapping[int, Any] = {axis: Dim.DYNAMIC for axis in open_axes}
     try:
         with torch.no_grad(), quiet():
             program = torch.export.export(_Flat(model), (example,), dynamic_shapes=(shapes,), strict=False)
     except Exception as error:  # whatever the model's own code and torch's tracing raise
-        raise UserError(f"torch.export does not take the model: {first_line(error)}") from error
+        raise NotCaptured(f"torch.export does not take the model: {first_line(error)}") from error
     return Captured(program, name, tuple(example.shape[1:]), open_axes)
 
 

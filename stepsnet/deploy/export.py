@@ -20,7 +20,7 @@ from ..errors import UserError
 from ..files import flush, require_new
 from ..runs.results import Run
 from ..tasks.deployment import Deployment
-from .capture import Captured, capture, first_line, flat_outputs
+from .capture import Captured, NotCaptured, capture, first_line, flat_outputs
 from .formats import FORMATS, Format, format_named, format_of, why_not_written
 from .sessions import open_session
 from .source import Source, find_source
@@ -110,6 +110,8 @@ def write_checked(
             metadata = _attempt(source, form, path, axes, other)
         except UserError as error:
             reasons.append(str(error))
+            if len(axes) == 1 and not isinstance(error, NotCaptured):
+                break  # what a format lacks, it lacks for one sample too
             continue
         return metadata, _fixed(use, axes, reasons)
     others = " or ".join(name for name in FORMATS if name != form.name)

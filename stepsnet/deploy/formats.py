@@ -187,7 +187,7 @@ def why_not_written(form: Format, error: Exception) -> str:
     while cause is not None and len(chain) < 5:
         chain.append(str(cause))
         cause = cause.__cause__
-    operators = list(dict.fromkeys(_OPERATOR.findall(" ".join(chain))))[:3]
+    operators = list(dict.fromkeys(name.removesuffix(".default") for name in _OPERATOR.findall(" ".join(chain))))[:3]
     return f"it has no {', '.join(operators)}" if operators else first_line(error)
 
 
