@@ -49,7 +49,8 @@ def run(options: argparse.Namespace) -> None:
         say(json.dumps({"path": str(exported.path), "notes": exported.notes, **exported.metadata}))
         return
     metadata = exported.metadata
-    sizes = ["×".join(map(str, one["shape"])) for one in (*metadata["inputs"], *metadata["outputs"])]
-    say(f"{exported.path}: {' → '.join([sizes[0], ', '.join(sizes[1:])])}, the same as torch's on photographs")
+    sizes = ["×".join(str(size or "?") for size in one["shape"]) for one in (*metadata["inputs"], *metadata["outputs"])]
+    compared = "a text" if metadata["task"] == "language" else "photographs"
+    say(f"{exported.path}: {sizes[0]} → {', '.join(sizes[1:])}, the same as torch's on {compared}")
     for line in exported.notes:
         say(line)
