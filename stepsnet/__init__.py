@@ -16,6 +16,7 @@ import wrapt
 if TYPE_CHECKING:
     from .analysis.stepify_report import describe_stepify
     from .api import compare, load, resume, train
+    from .deploy.export import export
     from .errors import UserError
     from .models import baseline_of, load_baseline
     from .models.adapters import branches_of, register_block
@@ -41,6 +42,7 @@ __all__ = [
     "branches_of",
     "compare",
     "describe_stepify",
+    "export",
     "load",
     "load_baseline",
     "plan_steps",
@@ -65,6 +67,7 @@ _HOMES = {
     "branches_of": "models.adapters",
     "compare": "api",
     "describe_stepify": "analysis.stepify_report",
+    "export": "deploy.export",
     "load": "api",
     "load_baseline": "models",
     "plan_steps": "plan",

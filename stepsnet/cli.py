@@ -25,6 +25,7 @@ VERBS = (
     "bench",
     "report",
     "push",
+    "export",
     "models",
     "recipes",
     "plan",

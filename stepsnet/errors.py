@@ -39,6 +39,7 @@ EXTRAS = {
     "tokenizers": "language",
     "datasets": "data",
     "pandas": "notebook",
+    **dict.fromkeys(("onnx", "onnxscript", "onnxruntime", "openvino"), "export"),
 }
 
 # files and folders of the user's modules that a recipe names (user_modules.py): a fault in them is not ours

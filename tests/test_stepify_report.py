@@ -64,7 +64,7 @@ def test_the_command(capsys):
     assert main(["stepify", "vit_tiny_patch16_224", *arguments, "--widths", "16,48", "--depths", "2,3"]) == 0
     assert "48×4 -> 16×2, 48×3" in capsys.readouterr().out
     for wrong, said in (
-        (["vit_tiny_patch16_224", "img_size"], "stepify: got 'img_size', expected key=value"),
+        (["vit_tiny_patch16_224", "img_size"], "model: got 'img_size', expected key=value"),
         (["convnext_ato"], "did you mean convnext_atto"),
         (["vgg11"], "VGG has no container of like blocks"),
     ):

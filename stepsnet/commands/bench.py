@@ -44,6 +44,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="auto", help="cpu, cuda, … (default: an accelerator if there is one)")
     parser.add_argument("--amp-dtype", default="float32", help="float32, bfloat16 or float16 (default: float32)")
     parser.add_argument("--compile", action="store_true", help="with torch.compile, one block at a time")
+    parser.add_argument(
+        "--runtime",
+        metavar="R,R",
+        default="torch",
+        help="torch, onnxruntime and openvino, side by side in inference (default: torch)",
+    )
     parser.add_argument("--json", action="store_true")
 
 
@@ -69,7 +75,14 @@ def run(options: argparse.Namespace) -> None:
             for kind in ("note", "phase"):  # said at once, and again where it takes long
                 lines.show({"run": "bench", "kind": kind, "text": text})
 
-        result = bench(candidates, memory_batches=memory, train=not options.no_train, note=note, **settings)
+        result = bench(
+            candidates,
+            memory_batches=memory,
+            train=not options.no_train,
+            runtimes=options.runtime.split(","),
+            note=note,
+            **settings,
+        )
     try:
         if options.out:
             write_bench(result, options.out)
@@ -158,12 +171,15 @@ def bench(
     device: str = "auto",
     amp_dtype: str = "float32",
     compile: bool = False,
+    runtimes: Sequence[str] = ("torch",),
     note: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
     """Measure speed and memory.
 
     Args:
         memory_batches: the two batch sizes between which memory a sample is taken; None leaves memory out.
+        runtimes: "torch", "onnxruntime" and "openvino", each a row of its own. With another than torch, inference
+            alone is measured, without memory.
 
     Returns:
         What ``speed.json`` holds: settings, where it was measured, and a row a model: samples/s of inference and
@@ -184,7 +200,10 @@ def bench(
     for name, value in (("batch-size", batch_size), ("rounds", rounds)):
         if value < 1:
             raise UserError(f"--{name}: got {value}, expected at least 1")
-    where, rows, measured = pick_device(device), [], []
+    where, measured = pick_device(device), []
+    rows: list[dict[str, Any]] = []
+    if others := _other_runtimes(runtimes, where, amp_dtype):
+        train, memory_batches = False, None
     for candidate in candidates:
         if candidate.spec.name in DETECTORS:
             raise UserError(f"bench: got {candidate.name}, a detector, expected a classifier or a language model")
@@ -195,19 +214,21 @@ def bench(
         else:
             shape = input_size_of(candidate.spec, model)
             counts = count_complexity(model, shape)
-        if compile:
-            compile_blocks(model)
-        measured.append(Measured(candidate.name, model, shape))
-        rows.append(
-            {
-                "model": candidate.name,
-                "curve": candidate.curve,
-                "shape": list(shape),
-                **vars(counts),
-                "accuracy": candidate.accuracy,
-                "accuracy_of": candidate.accuracy_of,
-            }
-        )
+        in_runtimes: dict[str, Any] = {}
+        for runtime in others:
+            from ..deploy.as_module import in_runtime
+
+            note(f"exporting {candidate.name} for {runtime}")
+            in_runtimes[f", {runtime}"] = in_runtime(candidate.spec, model, runtime, where, amp_dtype)
+        if "torch" in runtimes:
+            if compile:
+                compile_blocks(model)
+            in_runtimes = {", torch" if others else "": model, **in_runtimes}
+        for suffix, module in in_runtimes.items():
+            measured.append(Measured(candidate.name + suffix, module, shape))
+            named = {"model": candidate.name + suffix, "curve": candidate.curve + suffix, "shape": list(shape)}
+            accuracy = {"accuracy": candidate.accuracy, "accuracy_of": candidate.accuracy_of}
+            rows.append({**named, **vars(counts), **accuracy})
     seconds = measure_speed(measured, batch_size, rounds, where, amp_dtype, train, note)
     for row, one in zip(rows, measured):
         timed = seconds[one.name]
@@ -219,8 +240,23 @@ def bench(
         if memory_batches:
             note(f"memory of {one.name}")
             row["memory"] = measure_memory(one, memory_batches, where, amp_dtype, train)
-    settings = {"batch_size": batch_size, "rounds": rounds, "amp_dtype": amp_dtype, "compile": compile}
+    settings: dict[str, Any] = {"batch_size": batch_size, "rounds": rounds, "amp_dtype": amp_dtype, "compile": compile}
+    if others:
+        settings["runtimes"] = list(runtimes)
     return {"device": str(where), **settings, "rows": rows, **provenance()}
+
+
+def _other_runtimes(runtimes: Sequence[str], device: Any, amp_dtype: str) -> list[str]:
+    """Those besides torch. Raises UserError for one that is unknown, given twice, or not to be had here."""
+    if twice := next((name for name in runtimes if list(runtimes).count(name) > 1), None):
+        raise UserError(f"--runtime: got {twice} twice, expected each runtime once")
+    others = [name for name in runtimes if name != "torch"]
+    if others:
+        from ..deploy.sessions import check_runtime
+
+        for name in others:
+            check_runtime(name, device, amp_dtype)
+    return others
 
 
 def write_bench(result: dict[str, Any], out: Path) -> None:

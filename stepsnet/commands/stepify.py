@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ..errors import UserError
 from ..terminal import say
-from .options import integers
+from .options import integers, model_arguments
 
 if TYPE_CHECKING:
     from ..analysis.stepify_report import StepifyReport
@@ -58,19 +57,5 @@ def _describe(options: argparse.Namespace) -> StepifyReport:
         plan={key: value for key, value in plan.items() if value} or None,
         round_to=options.round_to or "heads",
         stream_scale=options.stream_scale,
-        **_model_args(options.overrides),
+        **model_arguments(options.overrides),
     )
-
-
-def _model_args(assignments: list[str]) -> dict[str, Any]:
-    """key=value with JSON values, or else plain text, as for recipes."""
-    args: dict[str, Any] = {}
-    for assignment in assignments:
-        key, equals, text = assignment.partition("=")
-        if not equals:
-            raise UserError(f"stepify: got {assignment!r}, expected key=value")
-        try:
-            args[key] = json.loads(text)
-        except json.JSONDecodeError:
-            args[key] = text
-    return args

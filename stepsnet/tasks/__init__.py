@@ -3,7 +3,7 @@
 Each package has two functions: ``task.build(recipe, data, run) -> (model, task)`` and
 ``predict.predict(run, recipe, inputs) -> predictions``; and perhaps ``task.check(recipe, model)`` and
 ``publish.publish(run, recipe, folder) -> publication``. :func:`register_task` takes these functions for a task that is
-not in this folder.
+not in this folder. Those whose models are exported have ``deployment.deployment(run, recipe, model) -> deployment``.
 
 Those in this folder have two more, so that data are opened once for several models and decide what a recipe leaves
 open: ``task.open_data(recipe, data, run) -> opened``, which ``build`` takes as a fourth argument, and
@@ -26,6 +26,7 @@ from ..engine.task import Task
 from ..errors import UserError
 from ..metrics import METRICS, Metric
 from ..run_folder import read_run_recipe
+from .deployment import Deployment
 from .prediction import PredictInputs, Prediction
 from .publication import Publication
 
@@ -33,6 +34,7 @@ __all__ = [
     "build_opened",
     "build_task",
     "check_recipe",
+    "describe_deployment",
     "open_data",
     "predict",
     "publish",
@@ -128,6 +130,17 @@ def publish(run: Path, recipe: Recipe, folder: Path) -> Publication:
     raise UserError(f"push: {run} is a run of {recipe.task}, whose module registers no function for it")
 
 
+def describe_deployment(run: Path, recipe: Recipe, model: nn.Module) -> Deployment:
+    """How a run's model is used without stepsnet.
+
+    Raises:
+        UserError: the folder is not whole, or models of its task are not exported.
+    """
+    if describe := _function(recipe, "deployment"):
+        return describe(run, recipe, model)
+    raise UserError(f"export: {run} is a run of {recipe.task}, whose models cannot be exported")
+
+
 def register_task(
     recipe_type: type[Recipe],
     *,
@@ -181,5 +194,5 @@ def _function(recipe: Recipe, name: str) -> Any:
     """A function of the recipe's task; None where the task does not have it."""
     if recipe.task in _registered:
         return getattr(_registered[recipe.task], name, None)
-    file = name if name in ("predict", "publish") else "task"
+    file = name if name in ("predict", "publish", "deployment") else "task"
     return getattr(importlib.import_module(f"stepsnet.tasks.{recipe.task}.{file}"), name, None)

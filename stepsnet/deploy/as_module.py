@@ -1,0 +1,50 @@
+"""An exported model in the place of the torch module that it comes from, as `stepsnet bench` measures it."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..config import ModelSpec
+from ..errors import UserError
+from .export import write_checked
+from .formats import FORMATS
+from .sessions import RUNTIMES, Session, check_runtime, open_session
+from .source import described
+
+__all__ = ["RUNTIMES", "SessionModule", "check_runtime", "in_runtime"]
+
+
+class SessionModule(nn.Module):
+    """A session as a module without weights, for inference."""
+
+    def __init__(self, session: Session, config: Any = None):
+        super().__init__()
+        self.session = session
+        if config is not None:
+            self.config = config  # by which a language model is known
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.session(x)[0]
+
+
+def in_runtime(spec: ModelSpec, model: nn.Module, runtime: str, device: torch.device, amp_dtype: str) -> SessionModule:
+    """The model of a spec in another runtime than torch, checked against it; of pictures only the batch is open.
+
+    Raises:
+        UserError: the runtime is not there, or cannot hold the model.
+    """
+    form = next(one for one in FORMATS.values() if one.runtime == runtime)
+    check_runtime(runtime, device, amp_dtype)
+    form.require()
+    source = described(spec.name, model, True, spec.args)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / f"model{form.suffix}"
+        _, lines = write_checked(source, form, path, fixed_size=source.use.task != "language")
+        if fixed := next((line for line in lines if "batch" in line), None):
+            raise UserError(f"{runtime}: {spec.name} cannot be measured, {fixed}")
+        return SessionModule(open_session(path, device, amp_dtype), getattr(model, "config", None))

@@ -1,0 +1,218 @@
+"""``stepsnet.export``: a model as a file for another runtime, checked against torch before it is there."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .. import __version__
+from ..errors import UserError
+from ..files import flush, require_new
+from ..runs.results import Run
+from ..tasks.deployment import Deployment
+from .capture import Captured, NotCaptured, capture, first_line, flat_outputs
+from .formats import FORMATS, Format, format_named, format_of, why_not_written
+from .sessions import open_session
+from .source import Source, find_source
+
+__all__ = ["Exported", "export", "write_checked"]
+
+MAX_ERROR = 1e-3  # of an output: the norm of the difference over the norm; rounding gives some 1e-6
+
+
+@dataclass(frozen=True)
+class Exported:
+    """An exported model: where it is, what its metadata say, and lines about what could not be left open."""
+
+    path: Path
+    metadata: dict[str, Any]
+    notes: tuple[str, ...]
+
+
+def export(
+    model: str | Path | Run | nn.Module,
+    path: str | Path | None = None,
+    *,
+    format: str | None = None,
+    features: bool = False,
+    weights: str | Path | None = None,
+    fixed_size: bool = False,
+    force: bool = False,
+    note: Callable[[str], None] = lambda text: None,
+    **model_args: Any,
+) -> Exported:
+    """Write a model as ONNX, as an archive of torch.export, or as OpenVINO's IR, as ``stepsnet export`` does.
+
+    The size of the batch is left open, and that of the pictures where the model takes any. The file is compared with
+    the model in torch, on photographs, at two batch sizes and two picture sizes where these are open, before it gets
+    its name; where something fails, nothing is there.
+
+    Args:
+        model: a run or its folder, the name of a model of timm or stepsnet, or a module that takes pictures.
+        path: of the file; by default in the current folder, named after the run or the model.
+        format: "onnx", "torch" or "openvino"; by default that of the path's suffix, .onnx, .pt2 or .xml, else ONNX.
+        features: four feature maps of strides 4, 8, 16 and 32 in place of a classifier's logits.
+        weights: beside a model's name: a run, a file of weights, or ``timm:NAME``. Without it they are random.
+        fixed_size: leave only the batch open, which can be faster.
+        force: replace what is there.
+        note: called with what is being done.
+        **model_args: beside a model's name: its arguments, such as ``num_classes=10``.
+
+    Returns:
+        The path, and the metadata that :func:`stepsnet.deploy.formats.read_metadata` reads back.
+
+    Raises:
+        UserError: there is no such model or format, a package is missing (``pip install stepsnet[export]``), the
+            exporter cannot express the model, or the file's outputs are not those of torch.
+    """
+    form = format_named(format) if format else format_of(Path(path)) if path else format_named("onnx")
+    form.require()
+    if path and Path(path).suffix != form.suffix:
+        raise UserError(f"--out: got {path}, expected a name that ends in {form.suffix} for the format {form.name}")
+    given = model.folder if isinstance(model, Run) else model
+    source = find_source(given, features=features, weights=weights, **model_args)
+    place = Path(path) if path else Path(f"{source.name}{form.suffix}")
+    require_new(form.files(place), force)
+    if not source.trained:
+        note(f"{source.model_name} has random weights: a run's folder or --weights has trained ones")
+    with _staged(form, place, force) as temporary:
+        metadata, notes = write_checked(source, form, temporary, fixed_size, note)
+    return Exported(place, metadata, tuple(notes))
+
+
+def write_checked(
+    source: Source, form: Format, path: Path, fixed_size: bool = False, note: Callable[[str], None] = lambda text: None
+) -> tuple[dict[str, Any], list[str]]:
+    """Write a file with as much left open as the model and the format allow, and compare it with torch.
+
+    Returns:
+        The metadata, and a line for each axis that is not open.
+
+    Raises:
+        UserError: the format cannot hold the model.
+    """
+    use, other = source.use, None if fixed_size else source.other_shape
+    named = {axis: name for axis, name in enumerate(use.axes) if name != "channels"}
+    reasons = [] if other or fixed_size else ["its windows or positions are laid out for it"]
+    for axes in (*([named] if other else []), {0: named[0]}, {}):
+        note(f"exporting {source.model_name} to {form.name}, open: {', '.join(axes.values()) or 'nothing'}")
+        try:
+            metadata = _attempt(source, form, path, axes, other)
+        except UserError as error:
+            reasons.append(str(error))
+            if len(axes) == 1 and not isinstance(error, NotCaptured):
+                break  # what a format lacks, it lacks for one sample too
+            continue
+        return metadata, _fixed(use, axes, reasons)
+    others = " or ".join(name for name in FORMATS if name != form.name)
+    raise UserError(f"export: {form.name} cannot hold {source.model_name}: {reasons[-1]}; expected --format {others}")
+
+
+def _fixed(use: Deployment, axes: dict[int, str], reasons: Sequence[str]) -> list[str]:
+    """A line about each axis that is not open, with the reason."""
+    lines = [] if 0 in axes else [f"the batch is fixed at 1: {reasons[-1]}"]
+    if len(axes) < 2:
+        size = "×".join(str(size) for size, axis in zip(use.shape, use.axes[1:]) if axis != "channels")
+        lines.append(f"the size is fixed at {size}{f': {reasons[0]}' if reasons else ''}")
+    return lines
+
+
+def _attempt(
+    source: Source, form: Format, path: Path, axes: dict[int, str], other: Sequence[int] | None
+) -> dict[str, Any]:
+    """Write and check with these axes of the input open. Raises UserError where any of it fails."""
+    shape = source.use.shape
+    # the larger example: torch.export takes what is one pixel wide in it, such as a last map, for fixed
+    example = source.inputs(2 if axes else 1, other if other and len(axes) > 1 else shape)
+    captured = capture(source.model, example, source.use.input, axes)
+    cases = [source.inputs(count, shape) for count in ((1, 3) if axes else (1,))]
+    if other and len(axes) > 1:
+        cases.append(source.inputs(2, other))
+    with torch.inference_mode():
+        found = [flat_outputs(source.model(x)) for x in cases]
+    names = source.use.outputs or tuple(f"map_{number}" for number in range(1, len(found[0]) + 1))
+    metadata = _describe(source, captured, names, found, cases)
+    try:
+        form.write(captured, names, json.dumps(metadata), path)
+        session = open_session(path)
+        worst = max(_error(session(x), expected) for x, expected in zip(cases, found))
+    except Exception as error:  # an exporter raises what it likes
+        raise UserError(why_not_written(form, error)) from error
+    if not worst <= MAX_ERROR:  # a NaN is no success either
+        raise UserError(f"its outputs differ from torch's by {worst:.1e} of their norm, expected at most {MAX_ERROR}")
+    return metadata
+
+
+def _error(got: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
+    """The largest norm of a difference over the norm of an output."""
+    if len(got) != len(expected):
+        raise UserError(f"it has {len(got)} outputs, expected {len(expected)}")
+    errors = []
+    for ours, theirs in zip(got, expected):
+        if ours.shape != theirs.shape:
+            raise UserError(f"an output has the shape {tuple(ours.shape)}, expected {tuple(theirs.shape)}")
+        errors.append(((ours - theirs).norm() / theirs.norm().clamp(min=1e-12)).item())
+    return max(errors)
+
+
+def _describe(
+    source: Source, captured: Captured, outputs: Sequence[str], found: list[list[Tensor]], cases: list[Tensor]
+) -> dict[str, Any]:
+    """The metadata, of plain values."""
+    use, batch = source.use, captured.input_shape[0]
+    described: dict[str, Any] = {
+        "stepsnet": __version__,
+        "task": use.task,
+        "model": source.model_name,
+        "inputs": [{"name": use.input, "dtype": use.dtype, "shape": captured.input_shape}],
+        "outputs": [
+            {"name": name, "shape": [batch, *_common(first.shape[1:], last.shape[1:])]}
+            for name, first, last in zip(outputs, found[0], found[-1])
+        ],
+        "preprocessing": use.preprocessing,
+        "classes": list(use.classes) if use.classes else None,
+        "tokenizer": use.tokenizer,
+        "checked_shapes": [list(x.shape) for x in cases],
+    }
+    return json.loads(json.dumps(described))
+
+
+def _common(one: Sequence[int], other: Sequence[int]) -> list[int | None]:
+    """The sizes that are the same for inputs of different sizes; None for those that depend on the input."""
+    return [size if size == changed else None for size, changed in zip(one, other)]
+
+
+@contextmanager
+def _staged(form: Format, place: Path, force: bool) -> Iterator[Path]:
+    """A path in a folder beside ``place``; its files take their names when the block has ended well.
+
+    Where there are two, the one that is opened comes last, and an older one goes first: whatever happens, a file that
+    is there has the other beside it that it was written with.
+    """
+    folder = place.with_name(f".{place.name}.{secrets.token_hex(8)}.tmp")
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir()
+        yield folder / place.name
+        written = form.files(folder / place.name)
+        for file in written:
+            flush(file)
+        require_new(form.files(place), force)  # again: what has come meanwhile is somebody's
+        if len(written) > 1:
+            place.unlink(missing_ok=True)
+        for file, target in zip(written, form.files(place)):
+            os.replace(file, target)
+    except OSError as error:
+        raise UserError(f"cannot write {place}: {error.strerror or first_line(error)}") from error
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

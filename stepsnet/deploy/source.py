@@ -1,0 +1,190 @@
+"""What is exported: a run's model, one by its name, or one in memory, with what its users have to know of it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from timm.data import resolve_model_data_config
+from torch import Tensor, nn
+
+from ..checkpoint import load_into
+from ..config import ClassificationRecipe, ModelSpec
+from ..errors import UserError, import_extra
+from ..models.backbone import PyramidBackbone, create_backbone, load_backbone, normalisation_of
+from ..models.blocks import is_transformers_model
+from ..models.build import DETECTORS, build_model, input_size_of
+from ..models.transfer import read_pretrained
+from ..run_folder import read_run_recipe
+from ..runs.compare import COMPARISON_FILE
+from ..tasks import describe_deployment
+from ..tasks.deployment import Deployment, of_tokens
+from ..tasks.publication import trained_model
+from .capture import other_picture_size
+from .samples import photographs, words
+
+__all__ = ["Source", "described", "find_source"]
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model in evaluation mode on the CPU, a function of one tensor."""
+
+    name: str  # of the file that is written, where none is given
+    model_name: str
+    model: nn.Module
+    use: Deployment
+    trained: bool  # False: its weights are random
+
+    def inputs(self, count: int, shape: Sequence[int]) -> Tensor:
+        """Real ones of a shape, which differ from each other."""
+        if self.use.axes[1] == "tokens":
+            vocabulary = self.model.get_parameter("model.lm_head.weight").shape[0]
+            tokenizer = self.use.tokenizer
+            encode = _encoder(tokenizer) if tokenizer else lambda text: [code % vocabulary for code in text.encode()]
+            return words(count, shape[0], encode)
+        return photographs(count, shape, self.use.preprocessing["mean"], self.use.preprocessing["std"])
+
+    @property
+    def other_shape(self) -> tuple[int, ...] | None:
+        """Another shape of samples that the model takes; None where it takes no other."""
+        if self.use.axes[1] == "tokens":
+            return (self.use.shape[0] // 2 + 1,)
+        return other_picture_size(self.model, self.use.shape)
+
+
+class LanguageModel(nn.Module):
+    """Token ids (B, N) -> logits (B, N, vocabulary), without a cache."""
+
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self.model = model
+        self.config = model.config
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        return self.model(input_ids=input_ids, use_cache=False).logits
+
+
+def find_source(
+    given: str | Path | nn.Module, *, features: bool = False, weights: str | Path | None = None, **model_args: Any
+) -> Source:
+    """The model of a run's folder, of a name that timm or stepsnet know, or of a module.
+
+    Args:
+        features: the four feature maps of a classifier's backbone in place of its logits.
+        weights: beside a name, the file of weights, the run, or ``timm:NAME``.
+        **model_args: beside a name, the model's arguments.
+
+    Raises:
+        UserError: there is no such run or model, it has no weights, or it is of a kind that cannot be exported.
+    """
+    is_run = isinstance(given, (str, Path)) and Path(given).is_dir()
+    if not isinstance(given, (str, Path, nn.Module)):
+        raise UserError(f"export: got a {type(given).__name__}, expected a run, the name of a model or a module")
+    if (is_run or isinstance(given, nn.Module)) and (model_args or weights):
+        what = [*model_args, *(["weights"] if weights else [])]
+        raise UserError(f"export: got {', '.join(what)} beside {given if is_run else 'a module'}, which has its own")
+    if is_run:
+        assert isinstance(given, (str, Path))
+        return _of_run(Path(given), features)
+    if isinstance(given, nn.Module):
+        if features:
+            raise UserError("export: got features beside a module, expected a run or the name of a model")
+        return _of_module(given)
+    return _of_name(str(given), features, weights, model_args)
+
+
+def _of_run(run: Path, features: bool) -> Source:
+    if (run / COMPARISON_FILE).exists():
+        inside = ", ".join(sorted(path.parent.name for path in run.glob("*/summary.json")))
+        raise UserError(f"export: {run} is a comparison, expected one of the runs in it: {inside}")
+    recipe = read_run_recipe(run)
+    _refuse_detector(recipe.model.name)
+    name = run.resolve().name
+    if not features:
+        model = trained_model(run, recipe)
+        use = describe_deployment(run, recipe, model)
+        is_language = use.axes[1] == "tokens"
+        return Source(name, recipe.model.name, LanguageModel(model) if is_language else model, use, True)
+    if not isinstance(recipe, ClassificationRecipe):
+        raise UserError(f"--features: {run} is a run of {recipe.task}, expected one of classification")
+    model = trained_model(run, recipe)
+    use = describe_deployment(run, recipe, model)
+    args = {key: value for key, value in recipe.model.args.items() if key != "num_classes"}
+    backbone = _backbone(recipe.model.name, args)
+    load_backbone(backbone, run)
+    return Source(f"{name}-features", recipe.model.name, backbone, _of_maps(use.shape, use.preprocessing), True)
+
+
+def _of_name(name: str, features: bool, weights: str | Path | None, args: dict[str, Any]) -> Source:
+    _refuse_detector(name)
+    if "/" in name or name.endswith((".yaml", ".json", ".safetensors")):
+        raise UserError(f"export: {name} is no folder, expected that of a run, or the name of a model")
+    if features:
+        model: nn.Module = build_model(ModelSpec(name, args))
+        shape, preprocessing = input_size_of(ModelSpec(name, args), model), _preprocessing(model)
+        backbone = _backbone(name, args)
+        if weights:
+            load_backbone(backbone, weights, "--weights")
+        return Source(f"{name}-features", name, backbone, _of_maps(shape, preprocessing), bool(weights))
+    model = build_model(ModelSpec(name, args))
+    if weights:
+        load_into(model, read_pretrained(weights, "--weights"))
+    return described(name, model, bool(weights or args.get("pretrained")), args)
+
+
+def _of_module(model: nn.Module) -> Source:
+    name = str((getattr(model, "pretrained_cfg", None) or {}).get("architecture") or type(model).__name__.lower())
+    return described(name, copy.deepcopy(model).cpu(), True, {})
+
+
+def described(name: str, model: nn.Module, trained: bool, args: dict[str, Any]) -> Source:
+    """A model that :func:`~stepsnet.models.build.build_model` has made with these arguments, or a user's own."""
+    model = model.eval()
+    if is_transformers_model(model):
+        return Source(name, name, LanguageModel(model), of_tokens(model), trained)
+    if hasattr(model, "generate"):
+        raise UserError(f"export: {name} is a language model that is not in steps; transformers' exporters take it")
+    shape = input_size_of(ModelSpec(name, args), model)
+    if args.get("features_only"):
+        return Source(name, name, model, _of_maps(shape, _preprocessing(model)), trained)
+    preprocessing = {**_preprocessing(model), "input_size": shape}
+    task = "segmentation" if hasattr(model, "decode_head") else "classification"
+    labels = (getattr(model, "pretrained_cfg", None) or {}).get("label_names")
+    outputs = ("logits",) if getattr(model, "num_classes", 1) else ("features",)
+    use = Deployment(task=task, shape=shape, outputs=outputs, preprocessing=preprocessing, classes=labels)
+    return Source(name, name, model, use, trained)
+
+
+def _encoder(tokenizer: str) -> Callable[[str], list[int]]:
+    made = import_extra("tokenizers").Tokenizer.from_str(tokenizer)
+    return lambda text: made.encode(text, add_special_tokens=False).ids
+
+
+def _preprocessing(model: nn.Module) -> dict[str, Any]:
+    config = dict(resolve_model_data_config(model))
+    if backbone := getattr(model, "backbone_name", None):  # of a segmenter, which timm does not know
+        config["mean"], config["std"] = normalisation_of(backbone)
+    return {"mode": "L" if config["input_size"][0] == 1 else "RGB", **config}
+
+
+def _of_maps(shape: tuple[int, ...], preprocessing: dict[str, Any]) -> Deployment:
+    return Deployment(task="features", shape=shape, outputs=(), preprocessing={**preprocessing, "input_size": shape})
+
+
+def _backbone(name: str, args: dict[str, Any]) -> PyramidBackbone:
+    try:
+        return create_backbone(name, **args).eval()
+    except (ValueError, TypeError, RuntimeError, KeyError) as error:
+        raise UserError(f"--features: {' '.join(str(error).split())}") from None
+
+
+def _refuse_detector(name: str) -> None:
+    if name in DETECTORS:
+        raise UserError(
+            f"export: {name} is a detector, whose lists of objects differ from image to image; expected a classifier, "
+            "a segmenter or, with --features, a backbone"
+        )

@@ -1,0 +1,26 @@
+"""A classifier for those who have neither stepsnet nor timm."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torch import nn
+
+from ...config import ClassificationRecipe
+from ..deployment import Deployment
+from .predict import classes_of
+from .publish import data_config
+
+__all__ = ["deployment"]
+
+
+def deployment(run: Path, recipe: ClassificationRecipe, model: nn.Module) -> Deployment:
+    """Raises UserError where the class names are nowhere."""
+    config = {"crop_mode": "center", **data_config(recipe, model)}
+    mode = "L" if config["input_size"][0] == 1 else "RGB"
+    return Deployment(
+        task=recipe.task,
+        shape=tuple(config["input_size"]),
+        preprocessing={"mode": mode, **config},
+        classes=list(classes_of(run, recipe, model)),
+    )

@@ -1,0 +1,40 @@
+"""What a task says of a run's model to those who use it without stepsnet: names, input size, preprocessing, classes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["Deployment", "of_tokens"]
+
+_TOKENS = 64  # of the samples with which a language model is tried
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deployment:
+    """How a model is called and what its outputs mean."""
+
+    task: str
+    input: str = "images"  # the name of the only input
+    dtype: str = "float32"  # of the input
+    axes: tuple[str, ...] = ("batch", "channels", "height", "width")  # of the input
+    outputs: tuple[str, ...] = ("logits",)  # () where their number is not known before the model is called
+    shape: tuple[int, ...]  # of one sample: (C, H, W), or (N,) tokens
+    preprocessing: dict[str, Any]  # in timm's words for images
+    classes: Sequence[str] | None = None  # in the order of the outputs; None where nobody has named them
+    tokenizer: str | None = None  # of a language model, as the library tokenizers writes it
+
+
+def of_tokens(model: Any, tokenizer: str | None = None) -> Deployment:
+    """How a language model is called."""
+    tokens = min(_TOKENS, model.config.max_position_embeddings)
+    return Deployment(
+        task="language",
+        input="input_ids",
+        dtype="int64",
+        axes=("batch", "tokens"),
+        shape=(tokens,),
+        preprocessing={"max_tokens": model.config.max_position_embeddings},
+        tokenizer=tokenizer,
+    )

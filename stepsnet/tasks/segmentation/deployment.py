@@ -1,0 +1,35 @@
+"""A segmenter for those who do not have stepsnet: one forward pass over an image, or over a window of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import cast
+
+from torch import nn
+
+from ...config import SegmentationRecipe
+from ...models.upernet import UPerNet
+from ..assets import read_classes
+from ..deployment import Deployment
+from .task import inference_of
+
+__all__ = ["deployment"]
+
+
+def deployment(run: Path, recipe: SegmentationRecipe, model: nn.Module) -> Deployment:
+    """Raises UserError where the run has no class names."""
+    inference = inference_of(recipe, cast(UPerNet, model))
+    side = recipe.eval_window or recipe.crop_size
+    return Deployment(
+        task=recipe.task,
+        shape=(3, side, side),
+        preprocessing={
+            "mode": "RGB",
+            "input_size": (3, side, side),
+            "mean": inference.mean,
+            "std": inference.std,
+            "interpolation": "bilinear",
+            "longest_and_shortest_side": recipe.scale,  # to which an image is made to fit, as COCO's and ADE20K's are
+        },
+        classes=read_classes(run),
+    )

@@ -1,0 +1,269 @@
+"""Exported files give torch's outputs in other runtimes, say how they are used, and are there whole or not at all."""
+
+import json
+import os
+import re
+import signal
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import timm
+import torch
+from forks import KILLED, forked, status_of
+from PIL import Image
+from segmentation_images import write_camvid
+from segmentation_tasks import tiny_recipe
+from sklearn.datasets import load_sample_image
+from torch import nn
+
+import stepsnet
+from stepsnet.checkpoint import save_weights, untied
+from stepsnet.cli import main
+from stepsnet.commands.bench import bench, find_candidates
+from stepsnet.config import ClassificationRecipe, ModelSpec
+from stepsnet.deploy import export as exporting
+from stepsnet.deploy.formats import FORMATS, read_metadata
+from stepsnet.deploy.sessions import check_runtime, open_session
+from stepsnet.errors import UserError
+from stepsnet.models.build import build_model
+from stepsnet.overrides import override, to_yaml
+from stepsnet.recipes import find_recipe
+from stepsnet.tasks.assets import save_classes
+from stepsnet.tasks.language.assets import save_assets
+from stepsnet.tasks.language.data import load_text
+
+for package in ("onnx", "onnxscript", "onnxruntime", "openvino"):
+    pytest.importorskip(package)
+
+CLASSES = ["ash", "birch", "café", "<elm>", "fir"]
+MOVES = ("os.rename", "os.remove")  # audit events
+PAGE = Path(__file__).parent.parent / "docs" / "deploy.md"
+
+
+def run_of(folder, recipe, classes=None):
+    """A run's folder with random weights."""
+    folder.mkdir()
+    (folder / "config.yaml").write_text(to_yaml(recipe))
+    torch.manual_seed(0)
+    model = build_model(recipe.model)
+    save_weights(folder / "model.safetensors", untied(model, model.state_dict()))
+    if classes:
+        save_classes(folder, classes)
+    return folder, model.eval()
+
+
+def classifier(folder):
+    spec = ModelSpec("test_steps_resnet", {"num_classes": 5})
+    settings = {"img_size": 64, "crop_pct": 0.8, "data": "folder:nowhere", "device": "cpu"}
+    return run_of(folder, ClassificationRecipe(name="mine", model=spec, **settings), CLASSES)
+
+
+def documented_preprocess():
+    """The function of the page: numpy and Pillow alone."""
+    (code,) = re.findall(r"^def preprocess.*?\n\n\n", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    names = {"np": np, "Image": Image}
+    exec(code, names)
+    return names["preprocess"]
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_run_is_used_with_numpy_and_pillow_alone(here, capsys):
+    """The same classes as `stepsnet predict`, from the file and its metadata, at any batch and picture size."""
+    classifier(here / "trees")
+    assert main(["export", "trees"]) == 0
+    assert capsys.readouterr().out.startswith("trees.onnx: batch×3×height×width → batch×5, the same as torch's")
+    metadata = read_metadata("trees.onnx")
+    assert metadata["classes"] == CLASSES and metadata["task"] == "classification"
+    config = metadata["preprocessing"]
+    assert (config["input_size"], config["crop_pct"]) == ([3, 64, 64], 0.8)
+    session, preprocess = open_session(here / "trees.onnx"), documented_preprocess()
+    for number, size in enumerate(((320, 240), (90, 200), (64, 64))):
+        photo = Image.fromarray(load_sample_image("china.jpg")).crop((0, 0, 420, 420)).resize(size)
+        photo.save(f"{number}.png")
+        (logits,) = session(torch.from_numpy(preprocess(Image.open(f"{number}.png"), config)))
+        assert main(["predict", "trees", f"{number}.png", "--json"]) == 0
+        expected = json.loads(capsys.readouterr().out)[0]["classes"]
+        ours = dict(zip(CLASSES, logits.softmax(-1)[0].tolist()))
+        assert max(ours, key=ours.get) == max(expected, key=expected.get)
+        assert ours == pytest.approx(expected, abs=1e-4)
+
+    import onnxruntime
+
+    taken, given = (
+        found()[0] for s in [onnxruntime.InferenceSession("trees.onnx")] for found in (s.get_inputs, s.get_outputs)
+    )
+    assert (taken.name, taken.shape) == ("images", ["batch", 3, "height", "width"])
+    assert (given.name, given.shape) == ("logits", ["batch", 5])
+    before = (here / "trees.onnx").read_bytes()
+    assert main(["export", "trees"]) == 2
+    assert "trees.onnx is there already; --force replaces it" in capsys.readouterr().err
+    assert (here / "trees.onnx").read_bytes() == before
+
+
+def test_positions_and_windows(here):
+    """timm's test_vit interpolates its position embeddings, for which OpenVINO's converter has no operator."""
+    exported = stepsnet.export("test_steps_deit", "deit.xml", img_size=32, num_classes=4)
+    assert exported.metadata["inputs"][0]["shape"] == ["batch", 3, "height", "width"] and not exported.notes
+    assert read_metadata("deit.xml") == exported.metadata
+    assert exported.metadata["checked_shapes"] == [[1, 3, 32, 32], [3, 3, 32, 32], [2, 3, 64, 96]]
+    exported = stepsnet.export("test_steps_swin", "swin.pt2", img_size=56)
+    assert exported.metadata["inputs"][0]["shape"] == ["batch", 3, 56, 56]
+    assert exported.notes == ("the size is fixed at 56×56: its windows or positions are laid out for it",)
+    assert read_metadata("swin.pt2") == exported.metadata
+    assert {path.name for path in here.iterdir()} == {"deit.xml", "deit.bin", "swin.pt2"}
+
+
+def test_a_segmenter_and_a_backbone(here, own_cache):
+    """In torch's format, which is the quickest; the others take the same programs."""
+    backbone = ["model.args.backbone=test_steps_resnet", "model.args.backbone_args={}"]
+    recipe = tiny_recipe(write_camvid(here / "camvid"), *backbone)
+    run, model = run_of(here / "streets", recipe, ["road", "sky", "tree"])
+    exported = stepsnet.export(stepsnet.load(run), format="torch", fixed_size=True)
+    side = recipe.crop_size
+    assert exported.metadata["outputs"] == [{"name": "logits", "shape": ["batch", 3, side, side]}]
+    assert exported.metadata["classes"] == ["road", "sky", "tree"]
+    x = torch.randn(2, 3, side, side)
+    with torch.no_grad():
+        torch.testing.assert_close(open_session(exported.path)(x)[0], model(x), atol=1e-4, rtol=1e-4)
+
+    trees, _ = classifier(here / "trees")
+    exported = stepsnet.export(trees, "maps.pt2", features=True)
+    assert [one["name"] for one in exported.metadata["outputs"]] == ["map_1", "map_2", "map_3", "map_4"]
+    assert all(one["shape"][2:] == [None, None] for one in exported.metadata["outputs"])
+    backbone = stepsnet.models.backbone.create_backbone("test_steps_resnet").eval()
+    stepsnet.models.backbone.load_backbone(backbone, trees)
+    x = torch.randn(1, 3, 96, 64)
+    with torch.no_grad():
+        for ours, expected in zip(open_session(exported.path)(x), backbone(x), strict=True):
+            torch.testing.assert_close(ours, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_a_language_model_with_its_tokenizer(here, own_cache):
+    (here / "tale.txt").write_text("The stream reads what it wrote, and what it wrote it reads.\n" * 20)
+    model = {"widths": [32, 48], "depths": [1, 1], "num_attention_heads": [1, 2], "vocab_size": 270}
+    recipe = override(find_recipe("python-docs/tiny"), [f"data=text:{here}/tale.txt", "vocab_size=270"])
+    recipe = override(recipe, [f"model.args={json.dumps(model)}", "baseline=null", "device=cpu"])
+    run, model = run_of(here / "tale", recipe)
+    save_assets(model, load_text(recipe.data, recipe.tokenizer, 270).tokenizer, run)
+    exported = stepsnet.export(run)
+    assert exported.metadata["inputs"] == [{"name": "input_ids", "dtype": "int64", "shape": ["batch", "tokens"]}]
+    from tokenizers import Tokenizer
+
+    ids = Tokenizer.from_str(read_metadata("tale.onnx")["tokenizer"]).encode("what it wrote").ids
+    with torch.no_grad():
+        expected = model(torch.tensor([ids])).logits
+    torch.testing.assert_close(open_session(exported.path)(torch.tensor([ids]))[0], expected, atol=1e-4, rtol=1e-4)
+
+
+def test_runtimes_are_measured_beside_torch(here):
+    names = ["torch", "onnxruntime", "openvino"]
+    found = bench(
+        find_candidates(["test_steps_resnet"]),
+        batch_size=2,
+        rounds=2,
+        memory_batches=None,
+        device="cpu",
+        runtimes=names,
+    )
+    assert [row["model"] for row in found["rows"]] == [f"test_steps_resnet, {name}" for name in names]
+    for row in found["rows"]:
+        assert row["inference"]["n"] == 2 and "training" not in row and row["blocks"] == 13
+
+
+class Odd(nn.Module):
+    """An operator that only torch has."""
+
+    def forward(self, x):
+        return torch.special.bessel_j0(x).mean((2, 3))
+
+
+def test_a_failed_export_leaves_nothing(here, monkeypatch):
+    with pytest.raises(UserError, match=r"onnx cannot hold odd: it has no prims.bessel_j0; expected --format torch"):
+        stepsnet.export(Odd(), fixed_size=True)
+    (here / "mine.pt2").write_text("mine")
+    monkeypatch.setattr(exporting, "open_session", lambda path: lambda x: [torch.full((len(x), 1000), torch.nan)])
+    with pytest.raises(UserError, match="outputs differ from torch's by nan"):
+        stepsnet.export("test_steps_resnet", "mine.pt2", force=True, fixed_size=True)
+
+    def stopped(path):
+        assert path.exists()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(exporting, "open_session", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        stepsnet.export("test_steps_resnet", "mine.pt2", force=True, fixed_size=True)
+    assert [path.name for path in here.iterdir()] == ["mine.pt2"] and (here / "mine.pt2").read_text() == "mine"
+
+
+def test_a_killed_export_leaves_no_half_of_a_pair(here):
+    """At each of its moves: the file that is opened is there with the one that it was written with, or not at all."""
+    place, form = here / "model.xml", FORMATS["openvino"]
+
+    def write(number, kill=lambda event, arguments: False, before_moving=lambda: None):
+        def function():
+            with exporting._staged(form, place, True) as path:
+                for file in form.files(path):
+                    file.write_text(f"{number}")
+                before_moving()
+
+        return status_of(forked(function, kill))
+
+    assert write(0, before_moving=lambda: os.kill(os.getpid(), signal.SIGKILL)) == -signal.SIGKILL
+    assert all(path.name.startswith(".") for path in here.iterdir())
+    assert write(1) == 0
+    for moves in range(3):
+        seen = iter(range(moves))
+        assert write(2, lambda event, _, seen=seen: event in MOVES and next(seen, None) is None) == KILLED
+        if place.exists():
+            assert place.read_text() == place.with_suffix(".bin").read_text()
+    assert write(3) == 0 and place.read_text() == place.with_suffix(".bin").read_text() == "3"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["test_vit", "--format", "onix"], "--format: got 'onix', expected one of onnx, torch, openvino (did you mean"),
+        (["test_vit", "--out", "a.tflite"], "got a.tflite, expected a file that ends in one of .onnx, .pt2, .xml"),
+        (["test_vit", "--format", "torch", "--out", "a.onnx"], "got a.onnx, expected a name that ends in .pt2"),
+        (["runs/none"], "export: runs/none is no folder, expected that of a run, or the name of a model"),
+        (["test_vitt"], "model: got 'test_vitt', expected a timm or StepsNet model (did you mean test_vit"),
+        (["mask_rcnn"], "mask_rcnn is a detector, whose lists of objects differ from image to image; expected a"),
+        (["test_vit", "depth"], "model: got 'depth', expected key=value"),
+        (
+            ["test_vit", "--weights", "none.pth"],
+            "--weights: got none.pth, expected the folder of a run or a checkpoint",
+        ),
+    ],
+)
+def test_a_mistake_is_one_line(arguments, message, here, capsys):
+    assert main(["export", *arguments]) == 2
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "(for " not in line]
+    assert message in line and not list(here.iterdir())
+
+
+def test_what_is_not_here_is_said(here, monkeypatch, capsys):
+    cuda = torch.device("cuda")
+    with pytest.raises(UserError, match="got the device cuda, expected cpu, or `pip install onnxruntime-gpu`"):
+        check_runtime("onnxruntime", cuda)
+    with pytest.raises(UserError, match="openvino: got the device cuda, expected cpu"):
+        check_runtime("openvino", cuda)
+    with pytest.raises(UserError, match="got amp_dtype bfloat16, expected float32"):
+        check_runtime("onnxruntime", torch.device("cpu"), "bfloat16")
+    assert main(["bench", "test_vit", "--runtime", "torch,onnx"]) == 2
+    assert "--runtime: got 'onnx', expected some of torch,onnxruntime,openvino" in capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, "openvino", None)
+    assert main(["export", "test_vit", "--format", "openvino"]) == 2
+    assert "openvino is not installed, expected `pip install stepsnet[export]`" in capsys.readouterr().err
+
+
+def test_a_module_of_stepify_keeps_its_device_and_mode(here):
+    model = stepsnet.stepify(timm.create_model("test_resnet", num_classes=3), steps=1).train()
+    exported = stepsnet.export(model, "mine.pt2", fixed_size=True)
+    assert model.training and exported.metadata["inputs"][0]["shape"][0] == "batch"
