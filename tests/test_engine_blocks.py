@@ -9,10 +9,10 @@ from line_fits import ALONE, SETTINGS, Points, made, trained_with
 from torch import nn
 from torch._dynamo.testing import CompileCounter
 
-from stepsnet.engine.prepare import compile_blocks
 from stepsnet.engine.train import train
 from stepsnet.errors import UserError
 from stepsnet.models.blocks import blocks_of, recompute_blocks
+from stepsnet.models.compilation import compile_blocks
 
 
 def test_recomputed_blocks_give_the_same_run(tmp_path):
