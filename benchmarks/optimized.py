@@ -1,6 +1,6 @@
 """What `stepsnet.optimize` gives, and what the doubled depth costs with it: Steps models and timm's on a CPU.
 
-    python benchmarks/optimized.py [--pairs NAME …] [--kinds inference training] [--amp-dtype bfloat16] [--out FILE.json]
+    python benchmarks/optimized.py [--pairs NAME …] [--kinds inference training] [--amp-dtype bfloat16] [--out FILE]
 
 A pair's two models take turns as built, optimized without compilation (inference only) and optimized with it; ratios
 are of neighbours, outputs are held against the model as built, and the rate of the machine's matrix products is
@@ -123,10 +123,8 @@ def compare(names: tuple[str, str], kind: str, options: argparse.Namespace) -> d
             if kind == "inference":
                 flops = 2 * found["macs"] * options.batch_size
                 row["share_of_the_matrix_rate"] = rounded_quartiles([flops / a / b for a, b in zip(taken, rate)], 3)
-    best = [
-        min(functions, key=lambda s: sorted(seconds[n, s])[options.rounds // 2])
-        for n, (_, functions) in enumerate(made)
-    ]
+    middle = options.rounds // 2
+    best = [min(made[n][1], key=lambda setting: sorted(seconds[n, setting])[middle]) for n in (0, 1)]
     ratio = [theirs / ours for ours, theirs in zip(seconds[0, best[0]], seconds[1, best[1]])]
     as_built = [theirs / ours for ours, theirs in zip(seconds[0, "as built"], seconds[1, "as built"])]
     return {
