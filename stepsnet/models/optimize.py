@@ -73,7 +73,9 @@ def optimize(
 
 
 def _is_convolutional(model: nn.Module) -> bool:
-    """Whether most of its weights are in dense convolutions, each with a batch norm, as in a ResNet."""
+    """Whether it classifies, and most of its weights are in dense convolutions with batch norms, as in a ResNet."""
+    if hasattr(model, "trunk"):  # a detector or a segmenter; its head would be counted too
+        return False
     kinds = [type(module) for module in model.modules()]
     kernels = sum(m.weight.numel() for m in model.modules() if isinstance(m, nn.Conv2d) and m.groups == 1)
     return nn.BatchNorm2d in kinds and 2 * kernels > sum(p.numel() for p in model.parameters())

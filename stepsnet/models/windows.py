@@ -14,23 +14,15 @@ import torch.nn.functional as F
 from timm.models.swin_transformer import SwinTransformerBlock, window_partition
 from torch import Tensor, nn
 
-__all__ = ["permute_windows", "restore_windows"]
+__all__ = ["PermutedWindows", "permute_windows"]
 
 
-def permute_windows(model: nn.Module) -> int:
-    """Let the Swin blocks of a model attend through :class:`PermutedWindows`; the number of its Swin blocks."""
-    blocks = [module for module in model.modules() if isinstance(module, SwinTransformerBlock)]
-    for block in blocks:
-        if "_attn" not in block.__dict__:
-            block._attn = PermutedWindows(block)
-    return len(blocks)
-
-
-def restore_windows(model: nn.Module) -> None:
-    """The contrary of :func:`permute_windows`."""
+def permute_windows(model: nn.Module) -> None:
+    """Let the Swin blocks of a model attend through :class:`PermutedWindows`."""
     for module in model.modules():
-        if isinstance(module, SwinTransformerBlock):
-            module.__dict__.pop("_attn", None)
+        if isinstance(module, SwinTransformerBlock) and "_attn" not in module.__dict__:
+            module._attn = PermutedWindows(module)
+            module.attn.fused_attn = True  # timm's own, where an image has to be padded
 
 
 class PermutedWindows:
