@@ -84,7 +84,7 @@ def contenders(name: str, kind: str, options: argparse.Namespace) -> tuple[dict[
     x = torch.randn(options.batch_size, *shape)
     functions: dict[str, Callable] = {}
     expected = None
-    for setting in SETTINGS[kind]:
+    for setting in SETTINGS[kind][: -1 if options.no_compile else None]:
         own = copy.deepcopy(model)
         if setting != "as built":
             own = optimize(own, kind, compile=setting == "optimized")
@@ -146,6 +146,7 @@ def main() -> None:
     )
     parser.add_argument("--kinds", nargs="+", choices=[*SETTINGS], default=["inference"])
     parser.add_argument("--amp-dtype", default="float32")
+    parser.add_argument("--no-compile", action="store_true", help="without the last setting, which takes minutes")
     parser.add_argument("--batch-size", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--threads", type=int, default=1)
