@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import itertools
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -39,7 +40,7 @@ def of_models(name: str, change: Callable[[nn.Module], nn.Module]) -> Functions:
 def folded_norms(model: nn.Module) -> nn.Module:
     for parent in list(model.modules()):
         children = list(parent.named_children())
-        for (conv_name, conv), (norm_name, norm) in zip(children, children[1:]):
+        for (conv_name, conv), (norm_name, norm) in itertools.pairwise(children):
             if isinstance(conv, nn.Conv2d) and isinstance(norm, nn.BatchNorm2d):
                 setattr(parent, conv_name, fuse_conv_bn_eval(conv, norm))
                 setattr(parent, norm_name, nn.Identity())

@@ -1,4 +1,4 @@
-"""Tables of what benchmarks/optimized.py and benchmarks/start.py --imports measured."""
+"""Tables of what benchmarks/optimized.py, candidates.py and start.py --imports measured."""
 
 from __future__ import annotations
 
@@ -35,6 +35,18 @@ def optimized_table(name: str) -> str:
         f"(quartiles); GFLOP/s of a product of two float32 matrices of 1024×1024 in the rounds of each pair: {rates}. "
         f"{origin(result)}"
     )
+    return f"{table_of_numbers(headers, rows)}\n\n{note}"
+
+
+def candidates_table() -> str:
+    """What helps alone, and what does not."""
+    result = read_benchmark("candidates")
+    rows = [
+        [row["candidate"], format_quartiles(row["speed_over_without"]), "yes" if row["kept"] else "no"]
+        for row in result["rows"]
+    ]
+    headers = ["inference, one thread, float32", "speed over without", "in `optimize`"]
+    note = f"{result['rounds']} interleaved rounds, median (quartiles). {origin(result)}"
     return f"{table_of_numbers(headers, rows)}\n\n{note}"
 
 

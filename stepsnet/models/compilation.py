@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from types import FunctionType
 from typing import Any
 
 import torch
 from timm.layers import DropPath
-from torch import nn
+from torch import Tensor, nn
 
 from ..errors import UserError
 from ..residual.connected import ConnectedBlock
@@ -20,8 +21,8 @@ __all__ = ["FrozenForward", "compile_blocks"]
 def compile_blocks(model: nn.Module, recomputed: Sequence[nn.Module] = (), **kwargs: Any) -> None:
     """``torch.compile`` each block in place: the blocks of a width share their graphs, whatever the depth.
 
-    Stochastic depth stays outside: its rate differs from block to block, and dynamo would take each for a
-    constant and compile every block anew.
+    Stochastic depth stays outside in training: its rate differs from block to block, and dynamo would take each for
+    a constant and compile every block anew.
 
     Args:
         recomputed: blocks that :func:`recompute_blocks` gets afterwards. dynamo compiles nothing that runs
@@ -36,7 +37,7 @@ def compile_blocks(model: nn.Module, recomputed: Sequence[nn.Module] = (), **kwa
         raise UserError("compile: no sequence of blocks was found in the model")
     for module in model.modules():
         if isinstance(module, DropPath) and "forward" not in module.__dict__:
-            module.forward = torch.compiler.disable(module.forward)
+            module.forward = partial(_outside_of_graphs, module)
     for block in blocks:
         # of a block whose arguments grow from block to block, what sees one shape
         parts = block.parts_to_compile() if isinstance(block, ConnectedBlock) else [block]
@@ -45,6 +46,15 @@ def compile_blocks(model: nn.Module, recomputed: Sequence[nn.Module] = (), **kwa
                 part.forward = torch.compile(part.forward, **kwargs)
             else:
                 part.compile(**kwargs)
+
+
+def _outside_of_graphs(module: DropPath, x: Tensor) -> Tensor:
+    return _drop_path(module, x) if module.training else x
+
+
+@torch.compiler.disable
+def _drop_path(module: DropPath, x: Tensor) -> Tensor:
+    return type(module).forward(module, x)
 
 
 class FrozenForward:
