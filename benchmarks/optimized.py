@@ -49,6 +49,18 @@ def spec_of(name: str) -> ModelSpec:
     return next(c.spec for c in find_candidates([table]) if c.name == row) if slash else ModelSpec(name)
 
 
+@torch.no_grad()
+def vary_norms(model: nn.Module) -> None:
+    """As if trained: a new ResNet ends each branch with a norm of zeros, which would hide what is wrong before it."""
+    for module in model.modules():
+        if isinstance(module, (nn.BatchNorm2d, nn.LayerNorm)):
+            module.weight.uniform_(0.5, 1.5)
+            module.bias.normal_(0, 0.1)
+        if isinstance(module, nn.BatchNorm2d):
+            module.running_mean.normal_(0, 0.1)
+            module.running_var.uniform_(0.5, 2)
+
+
 def inference(model: nn.Module, x: Tensor, amp_dtype: str) -> Callable[[], Tensor]:
     def run() -> Tensor:
         with torch.inference_mode(), autocast(amp_dtype, CPU):
@@ -79,6 +91,7 @@ def contenders(name: str, kind: str, options: argparse.Namespace) -> tuple[dict[
     spec = spec_of(name)
     torch.manual_seed(0)
     model = build_model(spec).eval()
+    vary_norms(model)
     shape = input_size_of(spec, model)
     found: dict[str, Any] = {"model": name, "macs": count_complexity(model, shape).macs, "settings": {}}
     x = torch.randn(options.batch_size, *shape)
