@@ -1,6 +1,7 @@
 """What `optimize` does to a model: the same weights, and outputs that differ by rounding."""
 
 import copy
+import types
 
 import pytest
 import timm
@@ -9,8 +10,14 @@ from torch import nn
 from torch._dynamo.utils import counters
 
 import stepsnet
+from stepsnet.commands.bench import bench, find_candidates
+from stepsnet.config import ModelSpec
 from stepsnet.errors import UserError
 from stepsnet.models.compilation import FrozenForward
+from stepsnet.models.optimize import PURPOSES
+from stepsnet.models.windows import PermutedWindows
+from stepsnet.runs import evaluate
+from stepsnet.tasks.prediction import PredictInputs
 
 NAMES = ["test_steps_deit", "test_vit", "test_steps_swin", "test_steps_swinpp", "test_steps_resnet", "test_resnet"]
 
@@ -107,3 +114,35 @@ def test_what_it_does_not_cover_stays_as_it_is():
         stepsnet.optimize(model, "infer")
     with pytest.raises(UserError, match="compile: no sequence of blocks was found"):
         stepsnet.optimize(model, "training")
+
+
+def test_bench_measures_what_is_optimized_for_each_purpose(monkeypatch):
+    optimized, calls = stepsnet.optimize, []
+
+    def spied(model, for_):
+        calls.append((for_, optimized(model, for_)))
+        return calls[-1][1]
+
+    monkeypatch.setattr("stepsnet.models.optimize.optimize", spied)
+    with torch.compiler.set_stance("force_eager"):
+        options = {"batch_size": 2, "rounds": 1, "memory_batches": None, "device": "cpu"}
+        result = bench(find_candidates(["test_steps_swin"]), compile=True, **options)
+    (inference, for_inference), (training, for_training) = calls
+    assert (inference, training) == PURPOSES and for_inference is not for_training
+    assert isinstance(for_inference.forward, FrozenForward) and "forward" not in for_training.__dict__
+    assert for_training.training and not for_inference.training
+    changed = zip(for_inference.parameters(), for_training.parameters(), strict=True)
+    assert any(not torch.equal(a, b) for a, b in changed)  # the other has been trained
+    assert result["compile"] and result["rows"][0]["training"]["n"] == 1
+
+
+def test_predict_and_eval_optimize_without_compilation(monkeypatch, tmp_path):
+    found = []
+    monkeypatch.setattr("stepsnet.tasks.prediction.load_trained", lambda *args: (made("test_steps_swin"), "cpu"))
+    spec = types.SimpleNamespace(model=ModelSpec("test_steps_swin"))
+    model, _ = PredictInputs(files=[]).model_of(tmp_path, spec)
+    task = types.SimpleNamespace(evaluate=lambda model, *args: found.append(model), notices=list)
+    evaluate._scores(task, made("test_resnet"), "cpu")
+    assert isinstance(model.layers[0].blocks[0]._attn, PermutedWindows)
+    assert found[0].layer1[0].conv2.weight.is_contiguous(memory_format=torch.channels_last)
+    assert all("forward" not in one.__dict__ for one in (model, found[0]))
