@@ -30,9 +30,9 @@ from stepsnet.commands.bench import find_candidates
 from stepsnet.config import ModelSpec
 from stepsnet.device import autocast
 from stepsnet.engine.distributed import pick_device
-from stepsnet.engine.prepare import compile_blocks
 from stepsnet.files import write_atomically
 from stepsnet.models.build import build_model, input_size_of
+from stepsnet.models.compilation import compile_blocks
 
 ROUNDS, QUICK_ROUNDS = 30, 3
 TOKENS = 512

@@ -1,10 +1,13 @@
 """Steps-Transformer against transformers' LLaMA of the same parameters: training, generation, and the cache.
 
     python benchmarks/language.py [--depths 6 12 24] [--width 128] [--out results/benchmarks/language.json]
+    python benchmarks/language.py --paper 30M 44M [--threads 1] [--out results/benchmarks/language_paper.json]
 
 For each depth of the baseline, the StepsNet that the half-compute rule makes of it. Both take turns, update by
 update and text by text, so that noise hits both alike; ratios are of neighbours. A third model has the
-StepsNet's depth at one width and about its parameters: it shows what depth alone costs. Ends in one JSON line.
+StepsNet's depth at one width and about its parameters: it shows what depth alone costs. With ``--paper``, the models
+of Table 4 instead. With one thread, the time is the processor's, which other programs on the machine disturb less than
+the clock's. Ends in one JSON line.
 """
 
 from __future__ import annotations
@@ -19,6 +22,8 @@ import torch
 from outcome import conclude, rounded_quartiles
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from stepsnet.commands.bench import find_candidates
+from stepsnet.models.build import build_model
 from stepsnet.models.steps_transformer import create
 from stepsnet.plan import plan_steps
 
@@ -57,10 +62,18 @@ def models_of(width: int, depth: int) -> dict[str, torch.nn.Module]:
     }
 
 
+def models_of_paper(size: str) -> dict[str, torch.nn.Module]:
+    rows = {candidate.name: candidate.spec for candidate in find_candidates(["table:4"])}
+    baseline = f"Transformer {size}"
+    after = list(rows)[list(rows).index(baseline) + 1]  # the StepsNet of the same size, whose name may round otherwise
+    return {"baseline": build_model(rows[baseline]), "StepsNet": build_model(rows[after])}
+
+
 def seconds(function: Callable[[], object]) -> float:
-    started = time.perf_counter()
+    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
+    started = clock()
     function()
-    return time.perf_counter() - started
+    return clock() - started
 
 
 def cache_bytes(model: torch.nn.Module) -> int:
@@ -69,8 +82,7 @@ def cache_bytes(model: torch.nn.Module) -> int:
     return sum(t.numel() * t.element_size() for layer in cache.layers for t in (layer.keys, layer.values))
 
 
-def measure(width: int, depth: int) -> dict[str, Any]:
-    models = models_of(width, depth)
+def measure(models: dict[str, torch.nn.Module]) -> dict[str, Any]:
     batch = torch.randint(VOCABULARY, (BATCH, LENGTH))
     prompt = batch[:1, :16]
     optimizers = {name: torch.optim.AdamW(model.parameters(), fused=True) for name, model in models.items()}
@@ -107,17 +119,27 @@ def measure(width: int, depth: int) -> dict[str, Any]:
             ratios = [base / took for base, took in zip(found["baseline"], found[name])]
             row[f"{kind}_speed_over_baseline"] = rounded_quartiles(ratios)
         rows[name] = row
-    return {"width": width, "depth": depth, "models": rows}
+    return rows
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--depths", type=int, nargs="+", default=[6, 12, 24])
     parser.add_argument("--width", type=int, default=128)
+    parser.add_argument("--paper", nargs="+", choices=["30M", "44M", "63M"], help="rows of Table 4, by the baseline")
+    parser.add_argument("--threads", type=int)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     torch.manual_seed(0)
-    rows = [measure(options.width, depth) for depth in options.depths]
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    if options.paper:
+        rows: list[dict] = [{"size": size, "models": measure(models_of_paper(size))} for size in options.paper]
+    else:
+        rows = [
+            {"width": options.width, "depth": depth, "models": measure(models_of(options.width, depth))}
+            for depth in options.depths
+        ]
     conclude("language", {"batch_size": BATCH, "seq_len": LENGTH, "rows": rows}, options.out)
 
 

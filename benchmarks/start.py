@@ -1,6 +1,7 @@
 """Time to the first update: from the command to the line that says it is done, imports, model and data included.
 
     python benchmarks/start.py [--recipe NAME --data …] [--out results/benchmarks/start.json]
+    python benchmarks/start.py --imports [--out results/benchmarks/imports.json]
 
 Beside it, in turn, a bare `import torch, timm`, which no software on them can be quicker than. Ends in one JSON line.
 """
@@ -8,11 +9,13 @@ Beside it, in turn, a bare `import torch, timm`, which no software on them can b
 from __future__ import annotations
 
 import argparse
+import resource
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 from outcome import conclude, rounded_quartiles
 
@@ -38,21 +41,48 @@ def first_update(recipe: str, data: str | None) -> float:
             process.wait()
 
 
-def bare_import() -> float:
+def seconds_of(*arguments: str) -> float:
     started = time.perf_counter()
-    subprocess.run([sys.executable, "-c", "import torch, timm"], check=True)
+    subprocess.run([sys.executable, *arguments], check=True, stdout=subprocess.DEVNULL)
     return time.perf_counter() - started
+
+
+def processor_seconds_of(*arguments: str) -> float:
+    """Of a command's own work, without what other programs on the machine take."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    seconds_of(*arguments)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def imports() -> dict[str, Any]:
+    """What the package adds to the import of timm, and what the list of commands takes; both in processor time."""
+    timed: dict[str, list[float]] = {"timm": [], "both": [], "help": []}
+    for _ in range(RUNS):
+        timed["timm"].append(processor_seconds_of("-c", "import timm"))
+        timed["both"].append(processor_seconds_of("-c", "import timm, stepsnet"))
+        timed["help"].append(processor_seconds_of("-m", "stepsnet", "--help"))
+    ratio = [both / alone for both, alone in zip(timed["both"], timed["timm"])]
+    return {
+        "import_over_timm": rounded_quartiles(ratio, 3),
+        "seconds_of_timm": rounded_quartiles(timed["timm"], 2),
+        "seconds_of_help": rounded_quartiles(timed["help"], 2),
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--recipe", default="digits/deep")
     parser.add_argument("--data")
+    parser.add_argument("--imports", action="store_true", help="the shares of import and --help instead")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
+    if options.imports:
+        conclude("imports", imports(), options.out)
+        return
     ours, bare = [], []
     for turn in range(RUNS + 1):
-        found = first_update(options.recipe, options.data), bare_import()
+        found = first_update(options.recipe, options.data), seconds_of("-c", "import torch, timm")
         if turn:  # the first fills the caches
             ours.append(found[0])
             bare.append(found[1])

@@ -12,7 +12,8 @@ A block between ``<!-- begin: NAME … -->`` and ``<!-- end -->`` is replaced by
     analysis FILE TABLE            what ``stepsnet analyze --json`` printed
     speed FILE                     what ``stepsnet bench`` wrote
     memory FILE                    what benchmarks/memory.py wrote
-    benchmarks, stream_blocks, language, detectors NAME, segmenters, scale FILE
+    benchmarks, stream_blocks, language [NAME], imports, optimized NAME, candidates,
+    detectors NAME, segmenters, scale FILE
                                    what the other benchmarks wrote
     paper-depths                   the accuracies of the paper's Table 5a
 
@@ -31,6 +32,7 @@ from pathlib import Path
 
 import render_benchmarks
 import render_runs
+import render_speed
 
 from stepsnet.cli import main as stepsnet
 
@@ -47,6 +49,9 @@ TABLES = {
     "paper-depths": render_runs.paper_depths,
     "benchmarks": render_benchmarks.benchmarks_table,
     "language": render_benchmarks.language_table,
+    "imports": render_speed.imports_table,
+    "candidates": render_speed.candidates_table,
+    "optimized": render_speed.optimized_table,
     "stream_blocks": render_benchmarks.stream_blocks_table,
     "memory": render_benchmarks.memory_table,
     "scale": render_benchmarks.scale_table,

@@ -52,9 +52,9 @@ def stream_blocks_table() -> str:
     return f"{table_of_numbers(headers, rows)}\n\n{note}"
 
 
-def language_table() -> str:
+def language_table(name: str = "language") -> str:
     """Training, generation and cache of a Steps-Transformer over those of LLaMA."""
-    result = read_benchmark("language")
+    result = read_benchmark(name)
     headers = ["", "layers", "params", "training speed / baseline", "generation speed / baseline", "cache per token"]
     rows = []
     for row in result["rows"]:
@@ -62,7 +62,8 @@ def language_table() -> str:
             ratios = [format_quartiles(found[f"{kind}_speed_over_baseline"]) for kind in ("train", "generate")]
             ratios = ["1", "1"] if name == "baseline" else ratios
             size = f"{found['cache_bytes_per_token'] / 1024:.1f} KiB"
-            what = {"baseline": f"LLaMA, width {row['width']}", "as deep": "LLaMA, as deep"}.get(name, name)
+            baseline = f"LLaMA, width {row['width']}" if "width" in row else f"LLaMA, {row['size']} of Table 4"
+            what = {"baseline": baseline, "as deep": "LLaMA, as deep"}.get(name, name)
             rows.append([what, found["layers"], f"{found['params'] / 1e6:.2f}M", *ratios, size])
     return f"{table_of_numbers(headers, rows)}\n\n{origin(result)}"
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .errors import UserError
     from .models import baseline_of, load_baseline
     from .models.adapters import branches_of, register_block
+    from .models.optimize import optimize
     from .models.stepify import stepify
     from .models.steps_transformer import StepsTransformerConfig, StepsTransformerForCausalLM
     from .plan import StepPlan, plan_steps
@@ -45,6 +46,7 @@ __all__ = [
     "export",
     "load",
     "load_baseline",
+    "optimize",
     "plan_steps",
     "register_block",
     "register_source",
@@ -70,6 +72,7 @@ _HOMES = {
     "export": "deploy.export",
     "load": "api",
     "load_baseline": "models",
+    "optimize": "models.optimize",
     "plan_steps": "plan",
     "register_block": "models.adapters",
     "register_source": "tasks.classification.sources",

@@ -8,11 +8,12 @@ import torch
 from line_fits import ALONE, SETTINGS, Points, made, trained_with
 from torch import nn
 from torch._dynamo.testing import CompileCounter
+from torch._dynamo.utils import counters
 
-from stepsnet.engine.prepare import compile_blocks
 from stepsnet.engine.train import train
 from stepsnet.errors import UserError
 from stepsnet.models.blocks import blocks_of, recompute_blocks
+from stepsnet.models.compilation import compile_blocks
 
 
 def test_recomputed_blocks_give_the_same_run(tmp_path):
@@ -86,9 +87,10 @@ def test_steps_that_are_not_there_are_refused(tmp_path):
 @pytest.mark.parametrize("recomputed", [False, True])
 @pytest.mark.parametrize("drop_path_rate", [0.0, 0.1])
 def test_the_number_of_graphs_does_not_grow_with_the_depth(drop_path_rate, recomputed):
-    counts, sizes = [], []
+    counts, sizes, breaks = [], [], []
     for depths in ((2, 1, 1), (9, 4, 3)):
         torch._dynamo.reset()
+        counters.clear()
         model = timm.create_model(
             "test_steps_deit", widths=(32, 48, 64), depths=depths, img_size=32, drop_path_rate=drop_path_rate
         )
@@ -98,5 +100,10 @@ def test_the_number_of_graphs_does_not_grow_with_the_depth(drop_path_rate, recom
         recompute_blocks(blocks)
         model(torch.randn(2, 3, 32, 32)).sum().backward()
         counts.append(counter.frame_count)
+        breaks.append(len(counters["graph_break"]))
+        with torch.no_grad():
+            model.eval()(torch.randn(2, 3, 32, 32))
+        assert len(counters["graph_break"]) == breaks[-1]  # without gradients there is none
         sizes.append(len(blocks_of(model)))
     assert sizes == [4, 16] and counts[0] == counts[1] > 0, counts
+    assert drop_path_rate or not any(breaks)

@@ -20,9 +20,9 @@ from stepsnet.checkpoint import load_weights
 from stepsnet.config import ModelSpec
 from stepsnet.console import Lines
 from stepsnet.device import autocast
-from stepsnet.engine.prepare import compile_blocks
 from stepsnet.models.blocks import blocks_of, recompute_blocks
 from stepsnet.models.build import build_model
+from stepsnet.models.compilation import compile_blocks
 from stepsnet.overrides import override
 from stepsnet.recipes import find_recipe
 from stepsnet.runs.train import train_run

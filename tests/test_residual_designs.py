@@ -13,11 +13,11 @@ from torch.nn import functional as F
 import stepsnet.residual
 from stepsnet.analysis.residual_stream import measure_stream
 from stepsnet.config import ModelSpec
-from stepsnet.engine.prepare import compile_blocks
 from stepsnet.errors import UserError
 from stepsnet.macs import count_forward
 from stepsnet.models.blocks import blocks_of, recompute_blocks
 from stepsnet.models.build import build_model
+from stepsnet.models.compilation import compile_blocks
 from stepsnet.residual import DESIGNS
 from stepsnet.residual.mhc import sinkhorn_knopp
 from stepsnet.steps import recomputed

@@ -12,11 +12,11 @@ from stepsnet.analysis.block_statistics import as_line, read_line, statistics_of
 from stepsnet.analysis.residual_stream import measure_stream
 from stepsnet.config import ModelSpec
 from stepsnet.console import Lines
-from stepsnet.engine.prepare import compile_blocks
 from stepsnet.engine.task import BatchShard
 from stepsnet.errors import UserError
 from stepsnet.models.blocks import step_sequences
 from stepsnet.models.build import build_model
+from stepsnet.models.compilation import compile_blocks
 from stepsnet.models.steps_transformer import create
 from stepsnet.overrides import override
 from stepsnet.recipes import find_recipe

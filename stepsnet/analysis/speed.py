@@ -34,6 +34,10 @@ class Measured:
     name: str
     model: nn.Module
     shape: Shape
+    optimized: nn.Module | None = None  # what is measured of it in inference, where that is another module
+
+    def module_for(self, training: bool) -> nn.Module:
+        return self.model if training or self.optimized is None else self.optimized
 
 
 def measure_speed(
@@ -57,14 +61,14 @@ def measure_speed(
         raise UserError(f"amp_dtype: got {amp_dtype!r}, expected one of {', '.join(AMP_DTYPES)}")
     timed: dict[str, dict[str, _Inference]] = {}
     for measured in models:
-        net = measured.model.to(device)
+        net = measured.module_for(training=False).to(device)
         many, one = (_sample(measured, size, device) for size in (batch_size, 1))
         timed[measured.name] = {
             "inference": _Inference(net, many, amp_dtype),
             "latency": _Inference(net, one, amp_dtype),
         }
         if train:
-            timed[measured.name]["training"] = _Training(net, many, amp_dtype)
+            timed[measured.name]["training"] = _Training(measured.model.to(device), many, amp_dtype)
     seconds: dict[str, dict[str, list[float]]] = {name: {kind: [] for kind in kinds} for name, kinds in timed.items()}
     names = list(timed)
     for number in range(-2, rounds):
@@ -99,13 +103,12 @@ def measure_memory(
                 f"memory: {measured.name} is predicted to take {needed / 2**30:.1f} GiB in training at a batch of "
                 f"{large}, and {free / 2**30:.1f} GiB are free: expected smaller batches, or no training"
             )
-    net = measured.model.to(device)
     kinds: dict[str, type[_Inference]] = {"inference": _Inference, "training": _Training}
     found = {}
     for kind, made in kinds.items():
         if kind == "training" and not train:
             continue
-        peaks = []
+        net, peaks = measured.module_for(made.training).to(device), []
         for size in batch_sizes:
             function = made(net.train(made.training), _sample(measured, size, device), amp_dtype)
             function()  # allocates the optimizer's states and the kernels' plans

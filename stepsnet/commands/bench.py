@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import sys
 from collections.abc import Callable, Sequence
@@ -43,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-train", action="store_true", help="inference only")
     parser.add_argument("--device", default="auto", help="cpu, cuda, … (default: an accelerator if there is one)")
     parser.add_argument("--amp-dtype", default="float32", help="float32, bfloat16 or float16 (default: float32)")
-    parser.add_argument("--compile", action="store_true", help="with torch.compile, one block at a time")
+    parser.add_argument("--compile", action="store_true", help="as stepsnet.optimize compiles them")
     parser.add_argument(
         "--runtime",
         metavar="R,R",
@@ -191,9 +192,9 @@ def bench(
     from ..analysis.complexity import count_complexity, count_language_model
     from ..analysis.speed import Measured, measure_memory, measure_speed
     from ..engine.distributed import pick_device
-    from ..engine.prepare import compile_blocks
     from ..models.blocks import is_transformers_model
     from ..models.build import DETECTORS, build_model, input_size_of
+    from ..models.optimize import optimize
     from ..provenance import provenance
     from ..summary_stats import quartiles
 
@@ -214,6 +215,7 @@ def bench(
         else:
             shape = input_size_of(candidate.spec, model)
             counts = count_complexity(model, shape)
+        of_inference = None
         in_runtimes: dict[str, Any] = {}
         for runtime in others:
             from ..deploy.as_module import in_runtime
@@ -222,10 +224,12 @@ def bench(
             in_runtimes[f", {runtime}"] = in_runtime(candidate.spec, model, runtime, where, amp_dtype)
         if "torch" in runtimes:
             if compile:
-                compile_blocks(model)
+                of_inference = optimize(copy.deepcopy(model).to(where), "inference")
+                if train:
+                    optimize(model, "training")
             in_runtimes = {", torch" if others else "": model, **in_runtimes}
         for suffix, module in in_runtimes.items():
-            measured.append(Measured(candidate.name + suffix, module, shape))
+            measured.append(Measured(candidate.name + suffix, module, shape, of_inference if module is model else None))
             named = {"model": candidate.name + suffix, "curve": candidate.curve + suffix, "shape": list(shape)}
             accuracy = {"accuracy": candidate.accuracy, "accuracy_of": candidate.accuracy_of}
             rows.append({**named, **vars(counts), **accuracy})

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
-import torch
-from timm.layers import DropPath
 from timm.utils import ModelEmaV3
 from torch import nn
 
 from ..config import TrainingSettings
 from ..errors import UserError
 from ..models.blocks import blocks_of, recompute_blocks
-from ..residual.connected import ConnectedBlock
+from ..models.optimize import optimize
 from .distributed import DistributedContext, parallelize
 from .optim import build_optimizer
 from .train_state import TrainState
 
-__all__ = ["blocks_to_recompute", "compile_blocks", "prepare"]
+__all__ = ["blocks_to_recompute", "prepare"]
 
 
 def prepare(model: nn.Module, settings: TrainingSettings, context: DistributedContext) -> tuple[TrainState, nn.Module]:
@@ -37,7 +32,7 @@ def prepare(model: nn.Module, settings: TrainingSettings, context: DistributedCo
         averages = ModelEmaV3(model, decay=settings.ema_decay, foreach=not sharded, exclude_buffers=tied)
     chosen = blocks_to_recompute(model, settings.grad_checkpointing)
     if settings.compile:
-        compile_blocks(model, chosen)
+        optimize(model, "training", recomputed=chosen)
     recompute_blocks(chosen)
     wrapped = parallelize(model, settings.parallel, context)
     if averages and sharded:
@@ -61,33 +56,3 @@ def blocks_to_recompute(model: nn.Module, chosen: float | tuple[int, ...]) -> li
         return blocks_of(model, chosen)
     except ValueError as error:
         raise UserError(f"grad_checkpointing: {error}") from None
-
-
-def compile_blocks(model: nn.Module, recomputed: Sequence[nn.Module] = (), **kwargs: Any) -> None:
-    """``torch.compile`` each block in place: the blocks of a width share their graphs, whatever the depth.
-
-    Stochastic depth stays outside: its rate differs from block to block, and dynamo would take each for a
-    constant and compile every block anew.
-
-    Args:
-        recomputed: blocks that :func:`recompute_blocks` gets afterwards. dynamo compiles nothing that runs
-            inside a checkpoint's function unless it was compiled before.
-        **kwargs: ``torch.compile``'s.
-
-    Raises:
-        UserError: no sequence of blocks is found in the model.
-    """
-    blocks = blocks_of(model)
-    if not blocks:
-        raise UserError("compile: no sequence of blocks was found in the model")
-    for module in model.modules():
-        if isinstance(module, DropPath):
-            module.forward = torch.compiler.disable(module.forward)
-    for block in blocks:
-        # of a block whose arguments grow from block to block, what sees one shape
-        parts = block.parts_to_compile() if isinstance(block, ConnectedBlock) else [block]
-        for part in parts:
-            if block in recomputed:
-                part.forward = torch.compile(part.forward, **kwargs)
-            else:
-                part.compile(**kwargs)

@@ -16,6 +16,7 @@ from ..engine.distributed import pick_device
 from ..engine.task import BatchShard, Task
 from ..errors import UserError
 from ..from_data import with_classes
+from ..models.optimize import optimize
 from ..overrides import override
 from ..run_folder import read_run_recipe
 from ..tasks import build_opened, build_task, open_data
@@ -77,7 +78,7 @@ def evaluate_checkpoint(path: Path, model_name: str, data: str, args: dict[str, 
 
 def _scores(task: Task, model: nn.Module, device: torch.device) -> dict[str, float]:
     """The task's metrics; what was left out is said on stderr, since a number must not hide it."""
-    scores = task.evaluate(model, BatchShard(), device)
+    scores = task.evaluate(optimize(model, compile=False), BatchShard(), device)
     for notice in task.notices():
         say(f"stepsnet: {notice}", error=True)
     return scores

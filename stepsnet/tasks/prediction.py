@@ -17,6 +17,7 @@ from ..console import progress_bar
 from ..engine.distributed import pick_device
 from ..errors import UserError
 from ..models.build import build_model
+from ..models.optimize import optimize
 from ..run_folder import read_weights
 from .images import UnreadableImage
 from .outputs import Outputs, common_folder
@@ -69,7 +70,8 @@ class PredictInputs:
     def model_of(self, run: Path, recipe: Recipe) -> tuple[nn.Module, torch.device]:
         """The run's model in evaluation mode, and its device. Raises UserError where it has no weights."""
         if self.model is None:
-            return load_trained(run, recipe, build_model(recipe.model))
+            model, device = load_trained(run, recipe, build_model(recipe.model))
+            return optimize(model, compile=False), device
         return self.model.eval(), next(self.model.parameters()).device
 
 

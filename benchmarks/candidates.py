@@ -1,0 +1,143 @@
+"""What could make models quicker on a CPU, each measured alone: what `stepsnet.optimize` has, and what it leaves out.
+
+    python benchmarks/candidates.py [--rounds 15] [--out results/benchmarks/candidates.json]
+
+With and without a change take turns on one thread, in processor time; the ratio is of neighbours, above 1 where the
+change helps. Ends in one JSON line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import itertools
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+import torch.nn.functional as F
+from outcome import conclude, rounded_quartiles
+from torch import Tensor, nn
+from torch.nn.utils.fusion import fuse_conv_bn_eval
+
+from stepsnet.models.compilation import compile_blocks
+from stepsnet.models.windows import permute_windows
+
+Functions = tuple[Callable[[], Tensor], Callable[[], Tensor]]
+
+
+def of_models(name: str, change: Callable[[nn.Module], nn.Module]) -> Functions:
+    """A forward pass of a timm model as it is, and with the change."""
+    torch.manual_seed(0)
+    plain = timm.create_model(name).eval()
+    changed, x = change(copy.deepcopy(plain)), torch.randn(2, 3, 224, 224)
+    return lambda: plain(x), lambda: changed(x)
+
+
+def folded_norms(model: nn.Module) -> nn.Module:
+    for parent in list(model.modules()):
+        children = list(parent.named_children())
+        for (conv_name, conv), (norm_name, norm) in itertools.pairwise(children):
+            if isinstance(conv, nn.Conv2d) and isinstance(norm, nn.BatchNorm2d):
+                setattr(parent, conv_name, fuse_conv_bn_eval(conv, norm))
+                setattr(parent, norm_name, nn.Identity())
+    return model
+
+
+def channels_last(model: nn.Module) -> nn.Module:
+    return model.to(memory_format=torch.channels_last)
+
+
+def fused_attention(model: nn.Module) -> nn.Module:
+    for module in model.modules():
+        if hasattr(module, "fused_attn"):
+            module.fused_attn = True
+    return model
+
+
+def permuted(model: nn.Module) -> nn.Module:
+    permute_windows(model)
+    return model
+
+
+def compiled(model: nn.Module) -> nn.Module:
+    compile_blocks(model)
+    return model
+
+
+def padded_heads(size: int, padded: int) -> Functions:
+    """Attention of 2 heads over 197 tokens, whose size is padded with zeros; the padding itself is not counted."""
+    q, k, v = (torch.randn(2, 2, 197, size) for _ in range(3))
+    wide = [F.pad(part, (0, padded - size)) for part in (q, k, v)]
+    scale = size**-0.5
+    return (
+        lambda: F.scaled_dot_product_attention(q, k, v, scale=scale),
+        lambda: F.scaled_dot_product_attention(*wide, scale=scale)[..., :size],
+    )
+
+
+def joined_products(width: int, hidden: int) -> Functions:
+    """The two first products of SwiGLU for one token, apart and as one, as in generation."""
+    x, gate, up = torch.randn(1, width), torch.randn(hidden, width), torch.randn(hidden, width)
+    both = torch.cat([gate, up])
+    return (
+        lambda: F.silu(F.linear(x, gate)) * F.linear(x, up),
+        lambda: (lambda a, b: F.silu(a) * b)(*F.linear(x, both).chunk(2, -1)),
+    )
+
+
+CANDIDATES: dict[str, tuple[bool, Callable[[], Functions]]] = {
+    "Swin's windows as one permutation, bias and mask once, Swin-T": (
+        True,
+        lambda: of_models("swin_tiny_patch4_window7_224", permuted),
+    ),
+    "the same, Steps-Swin-T": (True, lambda: of_models("steps_swin_tiny_patch4_window7_224", permuted)),
+    "timm's `fused_attn` alone, Steps-Swin-T": (
+        False,
+        lambda: of_models("steps_swin_tiny_patch4_window7_224", fused_attention),
+    ),
+    "channels last, Steps-ResNet-50": (True, lambda: of_models("steps_resnet50", channels_last)),
+    "batch norms folded, Steps-ResNet-50": (False, lambda: of_models("steps_resnet50", folded_norms)),
+    "both, Steps-ResNet-50": (False, lambda: of_models("steps_resnet50", lambda m: channels_last(folded_norms(m)))),
+    "blocks compiled one by one, Steps-DeiT-T": (False, lambda: of_models("steps_deit_tiny_patch16_224", compiled)),
+    "heads of 68 padded to 72": (False, lambda: padded_heads(68, 72)),
+    "heads of 68 padded to 80": (False, lambda: padded_heads(68, 80)),
+    "SwiGLU's products joined, width 272, one token": (False, lambda: joined_products(272, 725)),
+}
+
+
+@torch.inference_mode()
+def measure(functions: Functions, rounds: int) -> tuple[dict[str, Any], float]:
+    expected, found = (function() for function in functions)
+    error = ((found - expected).norm() / expected.norm()).item()
+    times: list[list[float]] = [[], []]
+    started = time.process_time()
+    functions[1]()
+    repeats = max(1, min(500, int(0.02 / max(1e-5, time.process_time() - started))))
+    for turn in range(rounds):
+        for index in (0, 1) if turn % 2 else (1, 0):
+            started = time.process_time()
+            for _ in range(repeats):
+                functions[index]()
+            times[index].append(time.process_time() - started)
+    return rounded_quartiles([without / with_it for without, with_it in zip(*times)], 3), error
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    rows = []
+    for name, (kept, make) in CANDIDATES.items():
+        ratio, error = measure(make(), options.rounds)
+        rows.append({"candidate": name, "kept": kept, "speed_over_without": ratio, "relative_error": round(error, 7)})
+    conclude("candidates", {"rounds": options.rounds, "rows": rows}, options.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""Tables of what benchmarks/optimized.py, candidates.py and start.py --imports measured."""
+
+from __future__ import annotations
+
+from render_parts import origin, read_benchmark, table_of_numbers
+
+from stepsnet.summary_stats import format_quartiles
+
+
+def optimized_table(name: str) -> str:
+    """Each model as built and as `stepsnet.optimize` makes it, and the pairs' ratios."""
+    result = read_benchmark(name)
+    inference = any(row["kind"] == "inference" for row in result["rows"])
+    headers = ["", "", "per second", "over as built"]
+    if inference:
+        headers += ["share of the matrix rate", "difference of outputs", "seconds to prepare"]
+    rows = []
+    for row in result["rows"]:
+        for model in row["models"]:
+            for setting, found in model["settings"].items():
+                cells = [format_quartiles(found["per_second"]), format_quartiles(found["speed_over_as_built"])]
+                if "share_of_the_matrix_rate" in found:
+                    cells.append(format_quartiles(found["share_of_the_matrix_rate"]))
+                    cells += [f"{found['relative_error']:.0e}", f"{found['seconds_to_prepare']:.0f}"]
+                elif inference:
+                    cells += [""] * 3
+                rows.append([f"{short(model['model'])}, {row['kind']}", setting, *cells])
+        for setting, ratio in row["speed_over_baseline"].items():
+            names = " / ".join(short(model["model"]) for model in row["models"])
+            blank = [""] * (len(headers) - 3)
+            rows.append([f"{names}, {row['kind']}", setting, format_quartiles(ratio), *blank])
+    rates = ", ".join(f"{row['gflops_of_a_product']['median']:.0f}" for row in result["rows"])
+    note = (
+        f"Batches of {result['batch_size']}, {result['amp_dtype']}, {result['rounds']} interleaved rounds, median "
+        f"(quartiles); GFLOP/s of a product of two float32 matrices of 1024×1024 in the rounds of each pair: {rates}. "
+        f"{origin(result)}"
+    )
+    return f"{table_of_numbers(headers, rows)}\n\n{note}"
+
+
+def candidates_table() -> str:
+    """What helps alone, and what does not."""
+    result = read_benchmark("candidates")
+    rows = [
+        [row["candidate"], format_quartiles(row["speed_over_without"]), "yes" if row["kept"] else "no"]
+        for row in result["rows"]
+    ]
+    headers = ["inference, one thread, float32", "speed over without", "in `optimize`"]
+    note = f"{result['rounds']} interleaved rounds, median (quartiles). {origin(result)}"
+    return f"{table_of_numbers(headers, rows)}\n\n{note}"
+
+
+def short(model: str) -> str:
+    """Without what all of its kind have in their names."""
+    return model.split("/")[-1].removesuffix("_patch16_224").removesuffix("_patch4_window7_224")
+
+
+def imports_table() -> str:
+    """What the package adds to timm's import."""
+    result = read_benchmark("imports")
+    rows = [
+        ["`import timm, stepsnet` over `import timm`", format_quartiles(result["import_over_timm"])],
+        ["`import timm`, seconds", format_quartiles(result["seconds_of_timm"])],
+        ["`stepsnet --help`, seconds", format_quartiles(result["seconds_of_help"])],
+    ]
+    return f"{table_of_numbers(['processor time', 'median (quartiles)'], rows)}\n\n{origin(result)}"

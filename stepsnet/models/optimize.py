@@ -1,0 +1,81 @@
+"""What makes a model quicker on its device and changes neither its weights nor, beyond rounding, its outputs.
+
+Each part is here because it helped in an interleaved measurement; those and what did not help are in docs/speed.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+import torch
+from torch import nn
+
+from ..errors import UserError, nearest
+from .blocks import blocks_of
+from .compilation import FrozenForward, compile_blocks
+from .windows import permute_windows
+
+__all__ = ["optimize"]
+
+PURPOSES = ("inference", "training")
+FROZEN_BLOCKS = 40  # deeper models are compiled by the block: the time of one graph grows with the depth
+Model = TypeVar("Model", bound=nn.Module)
+
+
+def optimize(
+    model: Model, for_: str = "inference", *, compile: bool = True, recomputed: Sequence[nn.Module] = ()
+) -> Model:
+    """Make a model of any library quicker on the device that it is on, in place.
+
+    Weights and state dict stay, outputs change by rounding, and to do it twice is to do it once. For inference
+    on a CPU, the windows of Swin's blocks are permuted by one index and attended with
+    ``scaled_dot_product_attention``, convolutional networks keep their channels last, and with ``compile`` a model of
+    up to 40 blocks becomes one frozen graph for each shape of input. Elsewhere, in deeper models and for training,
+    ``compile`` compiles one block at a time, and the blocks of a width share their graphs.
+
+    Args:
+        for_: ``"inference"``, which also sets the model to evaluation mode, or ``"training"``.
+        compile: use torch.compile, which takes 10 to 90 seconds when the model is first called; without it
+            nothing has to be waited for.
+        recomputed: blocks whose activations will be recomputed, as for :func:`compile_blocks`.
+
+    Returns:
+        The model.
+
+    Raises:
+        UserError: another purpose, or for training with ``compile`` a model without a sequence of blocks.
+    """
+    if for_ not in PURPOSES:
+        known = " or ".join(PURPOSES)
+        raise UserError(f"optimize: got for_={for_!r}, expected {known}{nearest(str(for_), PURPOSES)}")
+    if isinstance(model.__dict__.get("forward"), FrozenForward):
+        del model.forward
+    if for_ == "training":
+        if compile:
+            compile_blocks(model, recomputed)
+        return model
+    model.eval()
+    on_cpu = next((p.device.type for p in model.parameters()), "cpu") == "cpu"
+    if on_cpu:
+        permute_windows(model)
+        if _is_convolutional(model):
+            model.to(memory_format=torch.channels_last)
+    # a language model is called with another shape for each token, a detector with a list of images
+    if not compile or hasattr(model, "generate"):
+        return model
+    blocks = blocks_of(model)
+    if on_cpu and len(blocks) <= FROZEN_BLOCKS and not hasattr(model, "roi_heads"):
+        model.forward = FrozenForward(model)
+    elif blocks:
+        compile_blocks(model)
+    return model
+
+
+def _is_convolutional(model: nn.Module) -> bool:
+    """Whether it classifies, and most of its weights are in dense convolutions with batch norms, as in a ResNet."""
+    if hasattr(model, "trunk"):  # a detector or a segmenter; its head would be counted too
+        return False
+    kinds = [type(module) for module in model.modules()]
+    kernels = sum(m.weight.numel() for m in model.modules() if isinstance(m, nn.Conv2d) and m.groups == 1)
+    return nn.BatchNorm2d in kinds and 2 * kernels > sum(p.numel() for p in model.parameters())

@@ -1,0 +1,148 @@
+"""What `optimize` does to a model: the same weights, and outputs that differ by rounding."""
+
+import copy
+import types
+
+import pytest
+import timm
+import torch
+from torch import nn
+from torch._dynamo.utils import counters
+
+import stepsnet
+from stepsnet.commands.bench import bench, find_candidates
+from stepsnet.config import ModelSpec
+from stepsnet.errors import UserError
+from stepsnet.models.compilation import FrozenForward
+from stepsnet.models.optimize import PURPOSES
+from stepsnet.models.windows import PermutedWindows
+from stepsnet.runs import evaluate
+from stepsnet.tasks.prediction import PredictInputs
+
+NAMES = ["test_steps_deit", "test_vit", "test_steps_swin", "test_steps_swinpp", "test_steps_resnet", "test_resnet"]
+
+
+def made(name, **kwargs):
+    torch.manual_seed(0)
+    model = timm.create_model(name, **kwargs).eval()
+    with torch.no_grad():
+        for tensor in model.state_dict().values():  # biases, tables and statistics that are not zero
+            if tensor.is_floating_point():
+                tensor.add_(0.02 * torch.rand_like(tensor))
+    return model
+
+
+def images(model, batch=2):
+    return torch.randn(batch, *model.pretrained_cfg["input_size"])
+
+
+@torch.no_grad()
+def differs(model, expected, x):
+    return ((model(x) - expected).norm() / expected.norm()).item()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_weights_stay_and_outputs_differ_by_rounding(name):
+    model = made(name)
+    before, x = copy.deepcopy(model.state_dict()), images(model)
+    with torch.no_grad():
+        expected = model(x)
+    assert stepsnet.optimize(model, compile=False) is model
+    for _ in range(2):
+        assert differs(model, expected, x) < 1e-5
+        after = model.state_dict()
+        assert list(after) == list(before) and all(torch.equal(after[key], before[key]) for key in before)
+        assert not model.training
+        stepsnet.optimize(model, compile=False)  # to do it twice is to do it once
+    assert differs(copy.deepcopy(model), expected, x) < 1e-5
+
+
+def test_windows_are_permuted_at_every_size_and_follow_their_weights():
+    model = made("test_steps_swin", img_size=(96, 224), window_size=7)
+    plain = copy.deepcopy(model)
+    block = stepsnet.optimize(model, compile=False).layers[0].blocks[0]
+    calls = []
+    kernel = block._attn.block.attn._get_rel_pos_bias
+    block.attn._get_rel_pos_bias = lambda: calls.append(1) or kernel()
+    x = torch.randn(2, 3, 96, 224)  # 24 × 56 patches, which windows of 7 do not divide
+    with torch.no_grad():
+        assert differs(model, plain(x), x) < 1e-5
+        for m in (model, plain):
+            m.set_input_size((112, 224), window_size=7)
+            for part in m.modules():
+                if hasattr(part, "relative_position_bias_table"):
+                    part.relative_position_bias_table.add_(torch.linspace(-1, 1, part.num_heads))
+        x = torch.randn(2, 3, 112, 224)
+        assert differs(model, plain(x), x) < 1e-5
+        calls.clear()
+        expected = plain(x)
+        assert differs(model, expected, x) < 1e-5 and not calls  # the bias is made once
+    loss, theirs = (m(x).square().sum() for m in (model, plain))
+    torch.testing.assert_close(loss, theirs)
+    loss.backward()
+    assert block.attn.relative_position_bias_table.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize("name", ["test_steps_deit", "test_steps_swin", "test_steps_resnet"])
+def test_a_frozen_model_gives_its_outputs_and_sees_new_weights(name):
+    model = made(name, **({"depths": (1, 1, 0)} if name == "test_steps_deit" else {}))
+    x = images(model)
+    with torch.no_grad():
+        expected = model(x)
+        counters.clear()
+        stepsnet.optimize(model)
+        assert isinstance(model.forward, FrozenForward)
+        assert differs(model, expected, x) < 1e-5
+        graphs = counters["stats"]["unique_graphs"]
+        packed = counters["inductor"]["mkldnn_linear_weight_pack_matcher_count"]
+        assert graphs == 1 and not counters["graph_break"]
+        assert packed or name == "test_steps_resnet" or not torch.backends.mkldnn.is_available()
+        again = copy.deepcopy(model)
+        next(iter(model.parameters())).mul_(1.5)
+        changed = model(x)
+        assert torch.equal(changed, type(model).forward(model, x)) and not torch.equal(changed, expected)
+        assert again.forward.model is again and counters["stats"]["unique_graphs"] == graphs
+    assert model(x).requires_grad
+    stepsnet.optimize(model, "training", compile=False)
+    assert "forward" not in model.__dict__
+
+
+def test_what_it_does_not_cover_stays_as_it_is():
+    model = nn.Sequential(nn.Linear(4, 4))
+    assert "forward" not in stepsnet.optimize(nn.Linear(3, 3), "training", compile=False).__dict__
+    with pytest.raises(UserError, match="optimize: got for_='infer', expected inference or training"):
+        stepsnet.optimize(model, "infer")
+    with pytest.raises(UserError, match="compile: no sequence of blocks was found"):
+        stepsnet.optimize(model, "training")
+
+
+def test_bench_measures_what_is_optimized_for_each_purpose(monkeypatch):
+    optimized, calls = stepsnet.optimize, []
+
+    def spied(model, for_):
+        calls.append((for_, optimized(model, for_)))
+        return calls[-1][1]
+
+    monkeypatch.setattr("stepsnet.models.optimize.optimize", spied)
+    with torch.compiler.set_stance("force_eager"):
+        options = {"batch_size": 2, "rounds": 1, "memory_batches": None, "device": "cpu"}
+        result = bench(find_candidates(["test_steps_swin"]), compile=True, **options)
+    (inference, for_inference), (training, for_training) = calls
+    assert (inference, training) == PURPOSES and for_inference is not for_training
+    assert isinstance(for_inference.forward, FrozenForward) and "forward" not in for_training.__dict__
+    assert for_training.training and not for_inference.training
+    changed = zip(for_inference.parameters(), for_training.parameters(), strict=True)
+    assert any(not torch.equal(a, b) for a, b in changed)  # the other has been trained
+    assert result["compile"] and result["rows"][0]["training"]["n"] == 1
+
+
+def test_predict_and_eval_optimize_without_compilation(monkeypatch, tmp_path):
+    found = []
+    monkeypatch.setattr("stepsnet.tasks.prediction.load_trained", lambda *args: (made("test_steps_swin"), "cpu"))
+    spec = types.SimpleNamespace(model=ModelSpec("test_steps_swin"))
+    model, _ = PredictInputs(files=[]).model_of(tmp_path, spec)
+    task = types.SimpleNamespace(evaluate=lambda model, *args: found.append(model), notices=list)
+    evaluate._scores(task, made("test_resnet"), "cpu")
+    assert isinstance(model.layers[0].blocks[0]._attn, PermutedWindows)
+    assert found[0].layer1[0].conv2.weight.is_contiguous(memory_format=torch.channels_last)
+    assert all("forward" not in one.__dict__ for one in (model, found[0]))
