@@ -228,7 +228,7 @@ def test_a_run_from_the_command_line(trained, text, tmp_path, capsys):
         assert main(["predict", str(run), *arguments]) == 2
         assert message in capsys.readouterr().err
     assert main(["eval", str(run), "--stride", "0"]) == 2
-    assert "eval_stride: got 0, expected at least 1" in capsys.readouterr().err
+    assert "argument --stride: got 0, expected 1 to" in capsys.readouterr().err
     assert main(["eval", str(run), "--data", f"text:{text}@dev"]) == 2
     assert "has no split 'dev', expected one of train, val, test" in capsys.readouterr().err
 
