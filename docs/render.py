@@ -12,7 +12,7 @@ A block between ``<!-- begin: NAME … -->`` and ``<!-- end -->`` is replaced by
     analysis FILE TABLE            what ``stepsnet analyze --json`` printed
     speed FILE                     what ``stepsnet bench`` wrote
     memory FILE                    what benchmarks/memory.py wrote
-    benchmarks, stream_blocks, language [NAME], imports, optimized NAME, candidates,
+    benchmarks, stream_blocks, language [NAME], imports, optimized NAME, candidates, bounds, overheads,
     detectors NAME, segmenters, scale FILE
                                    what the other benchmarks wrote
     paper-depths                   the accuracies of the paper's Table 5a
@@ -51,6 +51,8 @@ TABLES = {
     "language": render_benchmarks.language_table,
     "imports": render_speed.imports_table,
     "candidates": render_speed.candidates_table,
+    "bounds": render_speed.bounds_table,
+    "overheads": render_speed.overheads_table,
     "optimized": render_speed.optimized_table,
     "stream_blocks": render_benchmarks.stream_blocks_table,
     "memory": render_benchmarks.memory_table,

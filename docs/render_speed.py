@@ -1,4 +1,4 @@
-"""Tables of what benchmarks/optimized.py, candidates.py and start.py --imports measured."""
+"""Tables of what benchmarks/optimized.py, candidates.py, bounds.py and start.py --imports measured."""
 
 from __future__ import annotations
 
@@ -63,4 +63,35 @@ def imports_table() -> str:
         ["`import timm`, seconds", format_quartiles(result["seconds_of_timm"])],
         ["`stepsnet --help`, seconds", format_quartiles(result["seconds_of_help"])],
     ]
+    return f"{table_of_numbers(['processor time', 'median (quartiles)'], rows)}\n\n{origin(result)}"
+
+
+def bounds_table() -> str:
+    """Shares of time by kind of operator, in the order of the largest."""
+    result = read_benchmark("bounds")
+    kinds = sorted(
+        {kind for row in result["operators"] for kind in row["shares"]},
+        key=lambda kind: -max(row["shares"].get(kind, {"median": 0})["median"] for row in result["operators"]),
+    )
+    rows = []
+    for row in result["operators"]:
+        shares = [f"{100 * row['shares'][kind]['median']:.0f}%" if kind in row["shares"] else "" for kind in kinds]
+        rows.append([short(row["model"]), *shares])
+    headers = ["share of the time", *kinds]
+    note = f"Inference as built, batches of {result['batch_size']}, median of {result['rounds']} rounds."
+    return f"{table_of_numbers(headers, rows)}\n\n{note} {origin(result)}"
+
+
+def overheads_table() -> str:
+    """What the macro design adds to its blocks, and what depth adds to compilation."""
+    result = read_benchmark("bounds")
+    rows = []
+    for row in result["macro_design"]:
+        for kind, found in row["time_over_blocks_alone"].items():
+            rows.append([f"{short(row['model'])}, {kind}: the StepsNet over its blocks alone", format_quartiles(found)])
+    (compiled,) = result["compilation"]
+    for row in compiled["rows"]:
+        what = f"first call of {row['layers']} layers of {row['widths']} widths, compiled by the block, seconds"
+        rows.append([f"{what}; {row['graphs']} graphs", format_quartiles(row["seconds"])])
+    rows.append(["482 over 24 layers", format_quartiles(compiled["time_of_482_over_24_layers"])])
     return f"{table_of_numbers(['processor time', 'median (quartiles)'], rows)}\n\n{origin(result)}"
