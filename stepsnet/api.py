@@ -82,6 +82,8 @@ def compare(
         UserError: bad input, or a run failed. KeyboardInterrupt: an interrupt, after a checkpoint of each run.
     """
     changed, folder = _recipe_and_folder(recipe, folder, changes)
+    if seeds is not None and (isinstance(seeds, (str, bytes)) or not isinstance(seeds, Sequence)):
+        raise UserError(f"seeds: got {seeds!r}, expected a list of whole numbers")
     with _interruptible(folder), choose_display() as display:
         run_comparison(changed, folder, list(seeds or [changed.seed]), jobs, display, resume)
     return Comparison(folder)
@@ -97,7 +99,7 @@ def resume(folder: str | Path, *, jobs: int = 2, **changes: Any) -> Run | Compar
     Raises:
         UserError: there is nothing to resume, or a change that a run does not go on with. KeyboardInterrupt: as above.
     """
-    folder = Path(folder)
+    folder = _path(folder)
     names = names_in(folder)
     if RECIPES in names and "config.yaml" not in names:
         raise UserError(
@@ -121,7 +123,14 @@ def load(folder: str | Path) -> Run | Comparison:
     Raises:
         UserError: the folder is neither.
     """
-    return Comparison(folder) if is_comparison(Path(folder)) else Run(folder)
+    return Comparison(folder) if is_comparison(_path(folder)) else Run(folder)
+
+
+def _path(folder: Any) -> Path:
+    """Raises UserError for what is no name of a folder."""
+    if not isinstance(folder, (str, Path)) or "\0" in str(folder):
+        raise UserError(f"folder: got {folder!r}, expected the name of a folder")
+    return Path(folder)
 
 
 def _recipe_and_folder(
@@ -135,7 +144,7 @@ def _recipe_and_folder(
         check_asked_for(changed, Path(recipe), changes)
     else:
         ask_for(changed)
-    return changed, Path(folder) if folder else Path("runs") / folder_name(changed.name)
+    return changed, _path(folder) if folder else Path("runs") / folder_name(changed.name)
 
 
 def _command(verb: str, recipe: str | Path | Recipe, changed: Recipe, folder: Path) -> list[str]:

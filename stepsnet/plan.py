@@ -10,6 +10,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any, Literal
 
 from .markdown import markdown_table
@@ -200,7 +201,7 @@ def _check_count(name: str, value: object, most: int) -> None:
     if not _is_integer(value, at_least=1):
         raise ValueError(f"{name}: got {value}, expected an integer of at least 1")
     if value > most:  # type: ignore[operator]
-        raise ValueError(f"{name}: got {value}, expected at most {most:,}")
+        raise ValueError(f"{name}: got {str(value)[:40]}, expected at most {most:,}")
 
 
 def _is_number(value: object) -> bool:
@@ -208,7 +209,7 @@ def _is_number(value: object) -> bool:
 
 
 def _is_integer(value: object, at_least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= at_least
+    return isinstance(value, Integral) and not isinstance(value, bool) and value >= at_least  # type: ignore[operator]
 
 
 def heads_for(width: int, head_dim: int) -> int:

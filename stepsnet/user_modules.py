@@ -43,7 +43,9 @@ def import_user_modules(names: Sequence[str], folder: str | Path | None = None) 
                     where = " or ".join((*folders, "sys.path"))
                     raise UserError(f"import: found no module {name!r}, expected it in {where}") from None
                 raise UserError(f"import: {name} needs {error.name}, which is not installed") from error
-            except Exception as error:
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # SystemExit too, which would end the command in silence
                 raise UserError(f"import: {name} fails: {_last_line(error)}") from error
 
 
@@ -62,4 +64,8 @@ def _last_line(error: BaseException) -> str:
     """What went wrong and where, in a line; --debug shows the traceback."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     where = f"{Path(last.filename).name}, line {last.lineno}"
-    return f"{type(error).__name__}: {' '.join(str(error).split())} ({where})"
+    try:
+        said = " ".join(str(error).split())
+    except Exception:  # of the user's own class
+        said = "(it cannot be printed)"
+    return f"{type(error).__name__}: {said} ({where})"

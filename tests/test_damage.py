@@ -2,8 +2,8 @@
 
 import dataclasses
 import json
+import math
 import os
-import re
 import shutil
 
 import pytest
@@ -145,20 +145,24 @@ def test_a_disk_that_fills_up_is_one_line_and_the_run_goes_on_later(tmp_path):
     assert fit(tmp_path / "run")[1]["val_score"]
 
 
-@pytest.mark.parametrize(("lr", "what"), [(0.05, "weights"), (1e38, "val_loss")])
-def test_what_is_not_finite_at_the_end_is_no_result(tmp_path, lr, what):
+@pytest.mark.parametrize("what", ["weights", "val_loss"])
+def test_what_is_not_finite_at_the_end_is_no_result(tmp_path, what):
     """No update follows that would show it in its loss; and an evaluation does not show every weight."""
 
     class Short(Points):
         steps_per_epoch = 1
+
+        def evaluate(self, model, shard, device):
+            found = super().evaluate(model, shard, device)
+            return {key: math.nan for key in found} if what == "val_loss" else found
 
     def make():
         model = make_model()
         model.register_parameter("unused", torch.nn.Parameter(torch.tensor(torch.inf)))
         return model
 
-    settings = dataclasses.replace(SETTINGS, epochs=1, lr=lr, warmup_epochs=0)
-    with pytest.raises(UserError, match=rf"{what}: got nan at update 1, .*lower lr \(now {re.escape(f'{lr:g}')}\)"):
+    settings = dataclasses.replace(SETTINGS, epochs=1, warmup_epochs=0)
+    with pytest.raises(UserError, match=rf"{what}: got nan at update 1, .*lower lr \(now 0.05\)"):
         fit(tmp_path / "run", Short(), settings, make)
     assert not list((tmp_path / "run").rglob("step-*"))
 

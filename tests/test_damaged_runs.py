@@ -5,16 +5,21 @@ import os
 import shutil
 
 import pytest
+import timm
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from run_folders import make_run
+from timm.models.vision_transformer import Block
 
 from stepsnet.cli import main
 from stepsnet.errors import UserError
+from stepsnet.recipes import find_recipe
 from stepsnet.report.load_runs import group_runs, load_run
 from stepsnet.report.words import summarize_results
+from stepsnet.residual import connect
 from stepsnet.run_folder import read_run_recipe
 from stepsnet.run_records import read_metrics, read_summary
+from stepsnet.tasks.classification.predict import classes_of
 
 FILES = ("config.yaml", "metrics.jsonl", "summary.json")
 ODD = [None, True, -1, 10**400, 1e308, "x", "\x1b[31m", [], [[]], {}, {"a": None}]
@@ -109,6 +114,14 @@ def test_what_is_no_file_is_refused_and_not_waited_for(whole, tmp_path, capsys, 
     [
         (["train", "digits/tiny", "--run", "/proc/nowhere"], "--run: cannot use /proc/nowhere"),
         (["predict", "RUN", "x.png", "--top", "0"], "argument --top: got 0, expected 1 to"),
+        (
+            ["stepify", "test_vit", "--widths", "32,64", "--depths", "1,1", "--blocks", "3"],
+            "--blocks: got it beside a plan",
+        ),
+        (["stepify", "test_vit", "steps=3"], "steps: got it as an argument of the model, expected the option --steps"),
+        (["stepify", "test_vit", "checkpoint_path=/etc/passwd"], "checkpoint_path: got /etc/passwd, expected none"),
+        (["stepify", "test_vit", "--stream-scale", "nan"], "stream_scale: got nan"),
+        (["export", "test_resnet", "--weights", ""], "--weights: got '', expected a run"),
         (["compare", "digits/tiny", "--seeds", str(10**20)], f"argument --seeds: got {10**20}, expected 0 to"),
         (["compare", "digits/tiny", "--jobs", "0"], "argument --jobs: got 0, expected 1 to 1024"),
         (["bench", "test_vit", "--rounds", "0"], "argument --rounds: got 0, expected 1 to"),
@@ -121,3 +134,40 @@ def test_numbers_and_places_that_no_verb_takes(whole, capsys, arguments, expecte
     assert main([argument.replace("RUN", str(whole[0])) for argument in arguments]) == 2
     (said,) = capsys.readouterr().err.splitlines()
     assert expected in said
+
+
+@pytest.mark.parametrize("ends", ["sys.exit(0)", "raise SystemExit('bye')", "raise GeneratorExit", "raise Odd"])
+def test_a_module_that_ends_the_program_is_a_mistake(tmp_path, monkeypatch, capsys, ends):
+    odd = "class Odd(BaseException):\n    def __str__(self):\n        raise ValueError\n"
+    name = f"ending_{abs(hash(ends))}"
+    (tmp_path / f"{name}.py").write_text(f"import sys\n{odd}{ends}\n")
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "digits/tiny", f"import={name}", "--dry-run"]) == 2
+    (said,) = capsys.readouterr().err.splitlines()
+    assert f"import: {name} fails: " in said
+
+
+@pytest.mark.parametrize(
+    ("blocks", "options", "expected"),
+    [
+        (3, {}, "got int, expected the blocks of a model"),
+        ([None], {}, "got list, expected the blocks of a model"),
+        ("same", {}, "got one block at several places"),
+        ("widths", {}, "got blocks of several widths, 32 in block 1, 64 in block 2"),
+        ("own", {"width": -1}, "width: got -1, expected 1 to 1,048,576"),
+        ("own", {"first": 0}, "first: got 0, expected 1 to 10,000"),
+        ("own", {"num_blocks": 1}, "num_blocks: got 1, expected at least 2"),
+    ],
+)
+def test_blocks_that_no_design_joins(blocks, options, expected):
+    one, other, wide = Block(32, 2), Block(32, 2), Block(64, 2)
+    given = {"same": [one, one], "widths": [one, wide], "own": [one, other]}.get(str(blocks), blocks)
+    with pytest.raises(UserError, match=expected):
+        connect(given, "mhc", **options)
+
+
+def test_names_of_classes_that_are_not_the_models(tmp_path):
+    model = timm.create_model("test_vit", num_classes=3)
+    (tmp_path / "classes.json").write_text('["a", "b"]')
+    with pytest.raises(UserError, match=r"got 2 names in .*, expected the model's 3"):
+        classes_of(tmp_path, find_recipe("digits/tiny"), model)

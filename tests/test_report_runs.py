@@ -58,7 +58,7 @@ def test_torn_last_line_is_left_out(tmp_path):
     assert load_run(run) == whole
     lines = (run / "metrics.jsonl").read_text().splitlines()
     (run / "metrics.jsonl").write_text("\n".join([*lines, lines[0]]))
-    with pytest.raises(UserError, match=rf"metrics.jsonl, line {len(lines)}: not JSON"):
+    with pytest.raises(UserError, match=rf"metrics.jsonl, line {len(lines)}: Unterminated string"):
         load_run(run)
 
 

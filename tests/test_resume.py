@@ -115,6 +115,8 @@ def test_nothing_to_resume_is_an_error_and_starts_nothing(verb, tmp_path, monkey
 def test_a_folder_in_which_nothing_was_trained_is_as_good_as_new(tmp_path, capsys):
     folder = tmp_path / "run"
     assert "opt: got 'adamww'" in refused(*TRAIN, "opt=adamww", "--run", folder, capsys=capsys)
+    assert not folder.exists()
+    assert "got steps [7]" in refused(*TRAIN, "grad_checkpointing=[7]", "--run", folder, capsys=capsys)
     assert (folder / "config.yaml").exists()
     (folder / "diary.txt").write_text("mine")
     assert "is not empty" in refused(*TRAIN, "--run", folder, capsys=capsys)

@@ -93,6 +93,7 @@ def _meaning(field: Schema) -> str:
     return f"{field.get('description', 'the kind of recipe')} ({_type_of(field)}{default})"
 
 
+_UNTOLD = 1e6  # bounds from here on are there to catch mistakes
 _TYPES = {"integer": "whole number", "number": "number", "string": "text", "boolean": "true or false", "null": "null"}
 _BOUNDS = {
     "minimum": "at least",
@@ -111,5 +112,5 @@ def _type_of(schema: Schema) -> str:
     if schema.get("type") == "array":
         parts = schema.get("prefixItems")
         return f"list{f' of {len(parts)}' if parts else ''}, each a {_type_of(parts[0] if parts else schema['items'])}"
-    bounds = [f"{text} {schema[key]}" for key, text in _BOUNDS.items() if key in schema]
+    bounds = [f"{text} {schema[key]:g}" for key, text in _BOUNDS.items() if schema.get(key, _UNTOLD) < _UNTOLD]
     return ", ".join([_TYPES.get(schema.get("type", ""), "mapping"), *bounds])

@@ -6,8 +6,9 @@ import argparse
 import json
 from typing import TYPE_CHECKING
 
+from ..errors import UserError
 from ..terminal import say
-from .options import integers, model_arguments
+from .options import integers, model_arguments, whole
 
 if TYPE_CHECKING:
     from ..analysis.stepify_report import StepifyReport
@@ -20,17 +21,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "overrides", metavar="key=value", nargs="*", default=[], help="arguments of the model, such as img_size=64"
     )
-    parser.add_argument("--steps", type=int, default=3, help="number of steps (default: 3)")
+    parser.add_argument("--steps", type=whole(1), help="number of steps (default: 3)")
     parser.add_argument(
-        "--profile", choices=("steps", "reverse", "bowtie"), default="steps", help="order of the widths"
+        "--profile", choices=("steps", "reverse", "bowtie"), help="order of the widths (default: steps)"
     )
     parser.add_argument("--match", choices=("macs", "params"), default="macs", help="what stays as it was")
-    parser.add_argument("--blocks", type=int, help="blocks of each container to reach at the same cost")
+    parser.add_argument("--blocks", type=whole(1), help="blocks of each container to reach at the same cost")
     parser.add_argument("--stages", metavar="S,S,…", type=integers, help="stages of a hierarchical model, from 1")
     parser.add_argument("--widths", metavar="C,C,…", type=integers, help="an explicit plan, with --depths")
     parser.add_argument("--depths", metavar="D,D,…", type=integers, help="blocks of each step")
     parser.add_argument("--heads", metavar="N,N,…", type=integers, help="attention heads of each step")
-    parser.add_argument("--round-to", type=int, help="a multiple that the widths are rounded to, such as 8 or 64")
+    parser.add_argument("--round-to", type=whole(1), help="a multiple that the widths are rounded to, such as 8 or 64")
     parser.add_argument("--stream-scale", type=float, default=1.0, help="factor of the stream where it begins")
     parser.add_argument("--json", action="store_true")
 
@@ -45,17 +46,25 @@ def run(options: argparse.Namespace) -> None:
 
 def _describe(options: argparse.Namespace) -> StepifyReport:
     from ..analysis.stepify_report import describe_stepify
+    from ..models.stepify import OPTIONS
 
+    given = {key: getattr(options, key) for key in ("steps", "profile", "blocks", "round_to")}
+    if (options.widths or options.depths or options.heads) and any(given.values()):
+        decided = next(key for key, value in given.items() if value)
+        raise UserError(f"--{decided.replace('_', '-')}: got it beside a plan, expected --widths and --depths alone")
+    args = model_arguments(options.overrides)
+    if own := next((key for key in args if key in OPTIONS), None):
+        raise UserError(f"{own}: got it as an argument of the model, expected the option --{own.replace('_', '-')}")
     plan = {"widths": options.widths, "depths": options.depths, "num_heads": options.heads}
     return describe_stepify(
         options.name,
-        options.steps,
-        profile=options.profile,
+        options.steps or 3,
+        profile=options.profile or "steps",
         match=options.match,
         blocks=options.blocks,
         stages=options.stages,
         plan={key: value for key, value in plan.items() if value} or None,
         round_to=options.round_to or "heads",
         stream_scale=options.stream_scale,
-        **model_arguments(options.overrides),
+        **args,
     )

@@ -75,7 +75,11 @@ def export(
         UserError: there is no such model or format, a package is missing (``pip install stepsnet[export]``), the
             exporter cannot express the model, or the file's outputs are not those of torch.
     """
-    form = format_named(format) if format else format_of(Path(path)) if path else format_named("onnx")
+    if not isinstance(path, (str, Path, type(None))) or not isinstance(format, (str, type(None))):
+        raise UserError(f"export: got {path!r} and {format!r}, expected the name of a file and of a format")
+    if weights is not None and not (isinstance(weights, (str, Path)) and str(weights)):
+        raise UserError(f"--weights: got {weights!r}, expected a run, a file or timm:NAME")
+    form = format_named(format) if format is not None else format_of(Path(path)) if path else format_named("onnx")
     form.require()
     if path and Path(path).suffix != form.suffix:
         raise UserError(f"--out: got {path}, expected a name that ends in {form.suffix} for the format {form.name}")

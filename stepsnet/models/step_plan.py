@@ -81,9 +81,9 @@ def given_plans(plan: Mapping[str, Any] | StepPlan, chosen: Sequence[Container])
 
 def _per_container(value: Any, name: str, chosen: Sequence[Container]) -> list[Any]:
     """One sequence per container; where there is one, it may stand without outer brackets."""
-    if value is None:
+    if value is None and name == "num_heads":
         return [None] * len(chosen)
-    if not isinstance(value, (list, tuple)):
+    if not isinstance(value, (list, tuple)) or not value:
         raise UserError(f"plan: {name}: got {value!r}, expected a list")
     if len(chosen) == 1 and all(isinstance(one, int) for one in value):
         return [value]
@@ -102,6 +102,8 @@ def _given_plan(
         heads = [heads_at(container, width) for width in widths] if num_heads is None else num_heads
     except ValueError as error:
         raise UserError(f"{where}: {error}") from None
+    if not sum(depths):
+        raise UserError(f"{where}: depths: got {tuple(depths)}, expected at least one block")
     if max(widths) != container.width:
         raise UserError(
             f"{where}: widths: got {tuple(widths)}, expected the widest to be the stream's {container.width}"

@@ -20,7 +20,7 @@ from .containers import Container, Example, find_containers
 from .step_build import build_in_steps
 from .step_plan import Match, given_plans, search_plan
 
-__all__ = ["create", "example_of", "model_and_example", "stepify"]
+__all__ = ["OPTIONS", "create", "example_of", "model_and_example", "stepify"]
 
 
 def stepify(
@@ -67,10 +67,7 @@ def stepify(
         UserError: a name that timm does not know, a model without such containers, a block without an adapter, or a
             plan that does not fit; the message names the module.
     """
-    if steps < 1:
-        raise UserError(f"steps: got {steps}, expected at least 1")
-    if match not in get_args(Match):
-        raise UserError(f"match: got {match!r}, expected {' or '.join(get_args(Match))}")
+    _check_options(steps, match, blocks, stages, plan, stream_scale, example, tokens)
     model, call, _ = model_and_example(model, {"example": example, "tokens": tokens, **model_args})
     is_transformer = _is_of_transformers(model)
     if is_transformer:
@@ -91,7 +88,31 @@ def stepify(
     return result
 
 
-_OPTIONS = frozenset(inspect.signature(stepify).parameters) - {"model", "model_args"}
+def _check_options(
+    steps: Any, match: Any, blocks: Any, stages: Any, plan: Any, stream_scale: Any, example: Any, tokens: Any
+) -> None:
+    """Raises UserError for the first option of :func:`stepify` of another type or out of bounds."""
+    for name, value in {"steps": steps, "blocks": blocks, "tokens": tokens}.items():
+        if name == "blocks" and value is None:
+            continue
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise UserError(f"{name}: got {str(value)[:40]}, expected a whole number of at least 1")
+    if match not in get_args(Match):
+        raise UserError(f"match: got {match!r}, expected {' or '.join(get_args(Match))}")
+    if stages is not None and (isinstance(stages, str) or not isinstance(stages, Sequence)):
+        raise UserError(f"stages: got {stages!r}, expected a list of numbers, counted from 1")
+    if wrong := [stage for stage in stages or () if not isinstance(stage, int)]:
+        raise UserError(f"stages: got {wrong[0]!r} among them, expected a list of numbers, counted from 1")
+    if plan is not None and not isinstance(plan, (Mapping, StepPlan)):
+        raise UserError(f"plan: got {str(plan)[:40]}, expected widths and depths, or what plan_steps returns")
+    is_number = isinstance(stream_scale, (int, float)) and not isinstance(stream_scale, bool)
+    if not is_number or not 1e-6 <= stream_scale <= 1e6:
+        raise UserError(f"stream_scale: got {stream_scale}, expected a number from 1e-6 to 1e6")
+    if example is not None and not (isinstance(example, Tensor) and example.dim() > 0):
+        raise UserError(f"example: got {type(example).__name__}, expected a batch, a tensor of at least one dimension")
+
+
+OPTIONS = frozenset(inspect.signature(stepify).parameters) - {"model", "model_args"}
 
 
 def create(**kwargs: Any) -> nn.Module:
@@ -112,8 +133,8 @@ def model_and_example(model: nn.Module | str, options: Mapping[str, Any]) -> tup
     Raises:
         UserError: an unknown name, or options that are neither stepify's nor, beside a name, the model's.
     """
-    own = {key: value for key, value in options.items() if key not in _OPTIONS}
-    options = {key: value for key, value in options.items() if key in _OPTIONS}
+    own = {key: value for key, value in options.items() if key not in OPTIONS}
+    options = {key: value for key, value in options.items() if key in OPTIONS}
     if isinstance(model, str):
         model = _named(model, own)
     elif own:
@@ -171,10 +192,10 @@ def _named(name: str, args: dict[str, Any]) -> nn.Module:
         raise UserError(
             f"model: got {name!r}, expected a timm model, or transformers:NAME{nearest(name, timm.list_models())}"
         )
-    try:
-        return timm.create_model(name, **args)
-    except (TypeError, ValueError, AssertionError, RuntimeError) as error:
-        raise UserError(f"model {name}: {' '.join(str(error).split())}") from error
+    from ..config import ModelSpec
+    from .build import build_model
+
+    return build_model(ModelSpec(name, args))
 
 
 def _chosen(found: list[Container], steps: int, stages: Sequence[int] | None, is_planned: bool) -> list[Container]:

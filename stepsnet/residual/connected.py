@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import UserError, nearest
+from ..plan import MOST_BLOCKS, MOST_CHANNELS
 from ..steps import StepsNet, StreamBlock, check_stream, recomputed
 from .branches import BoundBranch, BranchParts, parts_of
 from .design import Connection, Place, State, Wiring, check_options
@@ -46,12 +47,16 @@ def connect(
         UserError: an unknown design or option, a stream that the design is not for, a block whose branches are not
             declared.
     """
-    blocks = list(blocks)
+    members = list(blocks) if isinstance(blocks, Iterable) else [blocks]
+    if not isinstance(blocks, Iterable) or not all(isinstance(block, nn.Module) for block in members):
+        raise UserError(
+            f"residual: got {type(blocks).__name__}, expected the blocks of a model, such as its Sequential"
+        )
     if design_of(design) is None:
         check_options(design, _Plain, options)
-        return nn.Sequential(*blocks)
-    wiring = wire(blocks, design, options, width=width, first=first, num_blocks=num_blocks)
-    return ConnectedSequence(blocks, wiring)
+        return nn.Sequential(*members)
+    wiring = wire(members, design, options, width=width, first=first, num_blocks=num_blocks)
+    return ConnectedSequence(members, wiring)
 
 
 class _Plain(Connection):
@@ -83,6 +88,7 @@ def wire(
     """
     design = design_of(name)
     assert design is not None
+    _check_places(blocks, width, first, num_blocks)
     if not design.joins:
         raise UserError(f"residual: {name} takes the place of timm's Block, expected it as residual= of a Steps-DeiT")
     options = check_options(name, design, options)
@@ -116,6 +122,19 @@ def wire(
     return wiring
 
 
+def _check_places(blocks: Sequence[nn.Module], width: Any, first: Any, num_blocks: Any) -> None:
+    """Raises UserError for blocks that are shared, and for numbers that are no width or place of a block."""
+    if len(set(blocks)) < len(blocks):
+        raise UserError("residual: got one block at several places, expected blocks of their own")
+    for key, value, most in (("width", width, MOST_CHANNELS), ("first", first, None), ("num_blocks", num_blocks, None)):
+        if value is None and key != "first":
+            continue
+        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= (most or MOST_BLOCKS):
+            raise UserError(f"residual: {key}: got {value!r}, expected 1 to {most or MOST_BLOCKS:,}")
+    if num_blocks is not None and num_blocks < first - 1 + len(blocks):
+        raise UserError(f"residual: num_blocks: got {num_blocks}, expected at least {first - 1 + len(blocks)}")
+
+
 def _parts_for(block: nn.Module, name: str, design: type[Connection]) -> Sequence[BranchParts]:
     kind = type(block).__name__
     if isinstance(block, ConnectedBlock):
@@ -132,11 +151,17 @@ def _parts_for(block: nn.Module, name: str, design: type[Connection]) -> Sequenc
 
 
 def _width_of(blocks: Sequence[nn.Module], parts: Sequence[Sequence[BranchParts]]) -> int:
-    for block, of_block in zip(blocks, parts):
+    found: dict[int, int] = {}  # the first block of each width
+    for number, (block, of_block) in enumerate(zip(blocks, parts), 1):
         for one in of_block:
             weight = getattr(block.get_submodule(one.norm), "weight", None) if one.norm else None
             if isinstance(weight, Tensor):
-                return weight.shape[0]
+                found.setdefault(weight.shape[0], number)
+    if len(found) > 1:
+        places = ", ".join(f"{width} in block {number}" for width, number in found.items())
+        raise UserError(f"residual: got blocks of several widths, {places}, expected one")
+    if found:
+        return next(iter(found))
     raise UserError(f"residual: the width of {type(blocks[0]).__name__ if blocks else 'no block'} is not known: width=")
 
 

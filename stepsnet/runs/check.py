@@ -46,8 +46,11 @@ def check_grid(recipes: Sequence[Recipe], seeds: Sequence[int], jobs: int) -> li
     from ..tasks import build_opened, check_recipe, resolve
     from .advice import check_settings, on_settings
 
-    if jobs < 1 or not seeds or len(set(seeds)) != len(seeds):
-        raise UserError(f"--jobs and --seeds: got {jobs} and {list(seeds)}, expected at least 1 job and distinct seeds")
+    whole = [isinstance(number, int) and not isinstance(number, bool) for number in (jobs, *seeds)]
+    in_bounds = all(whole) and jobs >= 1 and all(0 <= seed < 2**63 for seed in seeds)
+    if not in_bounds or not seeds or len(set(seeds)) != len(seeds):
+        got = f"{str(jobs)[:40]} and {str(list(seeds))[:80]}"
+        raise UserError(f"--jobs and --seeds: got {got}, expected at least 1 job and distinct seeds of at least 0")
     found, data = [], DataOnce()
     for recipe in recipes:
         opened = data.open(recipe)

@@ -7,6 +7,7 @@ like compute. A *cell* is a contender at a point; it is written ``contender@poin
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -30,6 +31,8 @@ __all__ = [
     "studies",
 ]
 
+_MOST_RATE, _MOST_LETTERS = 1e6, 100
+_DECIDED = {"name", "task", "lr", "seed", "score_test"}  # of each run, by the study
 DECLARED = Path(__file__).parent / "declared"  # the studies that come with the package
 
 
@@ -211,16 +214,34 @@ def _check(study: Study) -> None:
         expected = f"{', '.join(METRICS)}{nearest(study.metric, METRICS)}"
         raise UserError(f"metric: got {study.metric!r}, expected one of {expected}")
     rates = list(tuning.rates)
-    if len(rates) < 3 or rates != sorted(set(rates)) or rates[0] <= 0:
-        raise UserError(f"tuning.rates: got {rates}, expected at least 3 rates above 0 that increase")
-    if not 0 < tuning.length <= 1:
-        raise UserError(f"tuning.length: got {tuning.length}, expected a share of the full length, above 0 and up to 1")
+    if len(rates) < 3 or not all(0 < rate <= _MOST_RATE for rate in rates) or rates != sorted(set(rates)):
+        raise UserError(
+            f"tuning.rates: got {rates}, expected at least 3 rates above 0 that increase, to {_MOST_RATE:g}"
+        )
+    if not 0.001 <= tuning.length <= 1:
+        raise UserError(f"tuning.length: got {tuning.length}, expected a share of the full length, 0.001 to 1")
+    if not len(rates) <= tuning.most_rates <= 100:
+        raise UserError(f"tuning.most_rates: got {tuning.most_rates}, expected {len(rates)} to 100")
+    for seed in (tuning.seed, *study.seeds):
+        if not 0 <= seed < 2**63:
+            raise UserError(f"seeds: got {seed}, expected 0 to 2⁶³ - 1")
+    if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*(/[A-Za-z0-9_-][A-Za-z0-9_.-]*)*", study.name[:_MOST_LETTERS]):
+        raise UserError(
+            f"name: got {study.name[:40]!r}, expected letters, digits, . - _ and /, of which folders are made"
+        )
+    if len(study.name) > _MOST_LETTERS:
+        raise UserError(f"name: got {len(study.name)} letters, expected at most {_MOST_LETTERS}")
+    if not 0 < study.macs_tolerance <= 1:
+        raise UserError(f"macs_tolerance: got {study.macs_tolerance}, expected a share above 0 and up to 1")
     if len(set(study.seeds)) < max(len(study.seeds), 2):
         raise UserError(f"seeds: got {list(study.seeds)}, expected at least 2 that differ, for an interval")
     if tuning.seed in study.seeds:
         raise UserError(f"seeds: got {tuning.seed} among them, the tuning's seed; expected others, which chose nothing")
     if not (0 < flat.share < 1 and flat.within > 0):
         raise UserError(f"flatness: got share {flat.share} and within {flat.within}, expected shares above 0")
+    if not re.fullmatch(rf"(train|train_clean|train_mixed|val)_({'|'.join(METRICS)})", flat.key):
+        raise UserError(f"flatness.key: got {flat.key!r}, expected a split and a metric, such as train_clean_loss")
+    _check_settings("settings", study.settings)
     _distinct("contenders", [contender.name for contender in study.contenders])
     _distinct("criteria", [criterion.name for criterion in study.criteria])
     for contender in study.contenders:
@@ -228,12 +249,21 @@ def _check(study: Study) -> None:
             raise UserError(f"contenders: got the name {contender.name!r}, expected letters, digits, - and _")
         if not contender.points:
             raise UserError(f"contenders: {contender.name} has no points, expected at least one")
+        for name in contender.variants:
+            if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", name):  # a part of the names of its runs
+                raise UserError(
+                    f"contenders: {contender.name}: got the variant {name!r}, expected letters, digits, . - and _"
+                )
+        for settings in (contender.settings, *contender.points.values(), *contender.variants.values()):
+            _check_settings(f"contenders: {contender.name}", settings)
     order = [str(cell) for group in study.groups for cell in group]
     _distinct("order", order)
     for criterion in study.criteria:
         for side in ("left", "right"):
             study.cell(getattr(criterion, side), f"criteria: {criterion.name}: {side}")
-        if not (0 < criterion.level < 1 and criterion.margin >= 0):
+        if criterion.left == criterion.right:
+            raise UserError(f"criteria: {criterion.name}: got {criterion.left} on both sides, expected two cells")
+        if not (0 < criterion.level < 1 and 0 <= criterion.margin < math.inf):
             got = f"level {criterion.level} and margin {criterion.margin}"
             raise UserError(f"criteria: {criterion.name}: got {got}, expected 0 to 1 and at least 0")
     known = [criterion.name for criterion in study.criteria]
@@ -241,6 +271,12 @@ def _check(study: Study) -> None:
         for name in claim.criteria or ("",):
             if name not in known:
                 raise UserError(f"claims: got the criterion {name!r}, expected a declared one{nearest(name, known)}")
+
+
+def _check_settings(where: str, settings: Mapping[str, Any]) -> None:
+    """Raises UserError for what a study decides by itself."""
+    if decided := next((key for key in settings if key in _DECIDED), None):
+        raise UserError(f"{where}: got {decided} among the settings, expected it to be left to the study")
 
 
 def _distinct(what: str, names: Sequence[str]) -> None:

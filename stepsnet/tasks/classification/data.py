@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -173,4 +174,24 @@ def _open_source(data: str, mode: str) -> Splits:
     if kind not in SOURCES or not path:
         known = ["digits", *(f"{kind}:…" for kind in SOURCES)]
         raise UserError(f"data: got {data!r}, expected a folder or one of {', '.join(known)}{nearest(kind, known)}")
-    return SOURCES[kind](path, mode)
+    return _checked(kind, SOURCES[kind](path, mode))
+
+
+def _checked(kind: str, splits: Any) -> Splits:
+    """Raises UserError where a source, perhaps a user's, does not return what training needs."""
+    if not isinstance(splits, tuple) or len(splits) != len(Splits._fields):
+        raise UserError(f"data: {kind}: got {type(splits).__name__} from its function, expected Splits")
+    splits = Splits(*splits)
+    for name, images in (("train", splits.train), ("val", splits.val)):
+        labels = getattr(images, "labels", None)
+        if labels is None or not callable(getattr(images, "read", None)):
+            raise UserError(
+                f"data: {kind}: got {type(images).__name__} as {name}, expected images with labels and read"
+            )
+        found = np.asarray(labels)
+        if len(found) and (found.dtype.kind not in "iu" or not 0 <= found.min() <= found.max() < len(splits.classes)):
+            raise UserError(
+                f"data: {kind}: got labels from {found.min()} to {found.max()} in {name}, expected the numbers of its "
+                f"{len(splits.classes)} classes, from 0"
+            )
+    return splits

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ...config import ClassificationRecipe
+from ...errors import UserError
 from ...terminal import say
 from ..assets import CLASSES_FILE, read_classes
 from ..images import open_image
@@ -63,7 +64,11 @@ def _classify(
 def classes_of(run: Path, recipe: ClassificationRecipe, model: nn.Module) -> Sequence[str]:
     """The run's class names, or those of its data where the run is older than ``classes.json``."""
     if (run / CLASSES_FILE).exists():
-        return read_classes(run)
+        classes = read_classes(run)
+        expected = getattr(model, "num_classes", len(classes))
+        if len(classes) != expected:
+            raise UserError(f"run: got {len(classes)} names in {run / CLASSES_FILE}, expected the model's {expected}")
+        return classes
     say(
         f"stepsnet: {run} has no {CLASSES_FILE}: the class names are read from its data, {recipe.data}",
         error=True,
