@@ -52,6 +52,8 @@ class StepsNet(nn.Module):
         super().__init__()
         networks, widths = list(networks), tuple(widths)
         check_widths(widths)
+        if not isinstance(dim, int):
+            raise ValueError(f"dim: got {dim!r}, expected the number of the channel dimension")
         if len(networks) != len(widths):
             raise ValueError(f"networks: got {len(networks)}, expected one per width of {widths}")
         for step, network in enumerate(networks, 1):

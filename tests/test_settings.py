@@ -150,6 +150,8 @@ def test_every_field_says_what_it_is():
     "name, args, expected",
     [
         ("vit_tiny_patch16_224", {"norm_layer": "foo"}, "model vit_tiny_patch16_224: KeyError: 'foo'"),
+        ("vit_tiny_patch16_224", {"num_classes": 1e3}, "num_classes: got 1000.0, expected a whole number"),
+        ("vit_tiny_patch16_224", {"in_chans": "x"}, "in_chans: got x, expected a whole number"),
         ("vit_tiny_patch16_224", {"patch_size": 0}, "patch_size: got 0, expected at least 1"),
         ("vit_tiny_patch16_224", {"drop_path_rate": 7}, "drop_path_rate: got 7, expected at least 0 and less than 1"),
         ("vit_tiny_patch16_224", {"class_token": "no"}, "class_token: got no, expected true or false"),

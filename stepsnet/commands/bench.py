@@ -203,6 +203,8 @@ def bench(
             raise UserError(f"--{name}: got {value}, expected at least 1")
     where, measured = pick_device(device), []
     rows: list[dict[str, Any]] = []
+    if compile and "torch" not in runtimes:
+        raise UserError(f"--compile: got it with the runtime {', '.join(runtimes)}, expected torch among them")
     if others := _other_runtimes(runtimes, where, amp_dtype):
         train, memory_batches = False, None
     for candidate in candidates:

@@ -19,6 +19,7 @@ __all__ = ["DETECTORS", "build_model", "check_model_name", "input_size_of"]
 
 _LARGE = 1024  # a size from which on weights may take more memory than there is
 _DEPTHS = ("depth", "depths", "layers", "num_layers", "num_hidden_layers", "stage_depths")
+_WHOLE = ("in_chans", "num_classes", "img_size", "patch_size", "embed_dim", *_DEPTHS)
 _LEAST = dict.fromkeys(("in_chans", "img_size", "patch_size", "channels", "hidden", "samples", "anchors"), 1.0)
 _LEAST |= {"num_classes": 0, "mlp_ratio": 0.01}
 _NOT_OF_A_CLASSIFIER = {
@@ -88,6 +89,12 @@ def check_args(spec: ModelSpec) -> None:
         if name in _NOT_OF_A_CLASSIFIER and value:
             raise UserError(f"{got}, expected none: {_NOT_OF_A_CLASSIFIER[name]}")
         numbers = _numbers(value)
+        if (
+            name in _WHOLE
+            and value is not None
+            and (isinstance(value, str) or not all(isinstance(one, int) for one in numbers))
+        ):
+            raise UserError(f"{got}, expected a whole number")
         if name.endswith(("_rate", "_dropout")) and not all(0 <= number < 1 for number in numbers):
             raise UserError(f"{got}, expected at least 0 and less than 1")
         if name in _LEAST and not all(number >= _LEAST[name] for number in numbers):
