@@ -140,15 +140,21 @@ def _line(error: Exception) -> tuple[str, int]:
     if isinstance(error, OSError) and error.errno in _REFUSED:
         where = f"{os.fspath(error.filename)!s}: " if error.filename is not None else ""
         return f"{where}{error.strerror}", 2
-    if isinstance(error, MemoryError) or (
-        isinstance(error, RuntimeError) and "allocate memory" in str(error)
-    ):  # torch's
+    if isinstance(error, MemoryError) or _is_torch_out_of_memory(error):
         return f"out of memory{f': {in_a_line(error)}' if str(error) else ''}", 2
     what = " ".join(f"{type(error).__name__}: {error}".split())[:200]
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if frame.filename.startswith(tuple(USER_CODE)):
             return f"{frame.filename}, line {frame.lineno}: {what} ({_kept(error)}; --debug shows it)", 70
     return f"this is a fault of stepsnet, please report it: {what} ({_kept(error)}; --debug shows it)", 70
+
+
+def _is_torch_out_of_memory(error: Exception) -> bool:
+    if "torch" not in sys.modules or not isinstance(error, RuntimeError):  # which this does not import
+        return False
+    from .device import is_out_of_memory
+
+    return is_out_of_memory(error)
 
 
 def _kept(error: Exception) -> str:

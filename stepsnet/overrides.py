@@ -21,7 +21,7 @@ from .reading import dump_yaml, read_yaml
 from .terminal import say
 from .user_modules import import_user_modules
 
-__all__ = ["override", "override_values", "read_recipe", "to_plain", "to_yaml"]
+__all__ = ["override", "override_values", "parse_assignments", "read_recipe", "to_plain", "to_yaml"]
 
 # names that fields had in earlier versions, which old run folders still hold
 RENAMED = {"probe_epochs": "stream_epochs", "signal_interval": "stream_interval"}
@@ -36,18 +36,30 @@ def override(recipe: Recipe, assignments: Sequence[str]) -> Recipe:
     Raises:
         UserError: no ``=``, an unknown key, or a value of another type or out of bounds.
     """
-    changes: dict[str, Any] = {}
+    return _changed(recipe, parse_assignments(assignments, "override"), merge=False)
+
+
+def parse_assignments(assignments: Sequence[str], what: str) -> dict[str, Any]:
+    """The values of ``key=value``: JSON, or else plain text.
+
+    Args:
+        what: is assigned, in messages.
+
+    Raises:
+        UserError: no ``=``, or a value that is too long to be read.
+    """
+    values: dict[str, Any] = {}
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
         if not equals:
-            raise UserError(f"override: got {assignment!r}, expected key=value")
+            raise UserError(f"{what}: got {assignment!r}, expected key=value")
         try:
-            changes[key] = json.loads(text)
+            values[key] = json.loads(text)
         except json.JSONDecodeError:
-            changes[key] = text
+            values[key] = text
         except (ValueError, RecursionError):  # a number of thousands of digits, brackets in brackets
-            raise UserError(f"override: {key}: got {text[:40]}…, expected a shorter value") from None
-    return _changed(recipe, changes, merge=False)
+            raise UserError(f"{what}: {key}: got {text[:40]}…, expected a shorter value") from None
+    return values
 
 
 def override_values(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:

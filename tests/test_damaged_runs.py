@@ -91,6 +91,18 @@ def test_damage_is_read_or_refused_in_a_line(whole, data):
         (folder / name).write_bytes(contents[name])
 
 
+def test_a_metric_that_is_no_number_is_refused(whole):
+    folder, contents = whole
+    lines = contents["metrics.jsonl"].decode().replace('"val_top1": 15.0', '"val_top1": "x"')
+    assert lines.encode() != contents["metrics.jsonl"]
+    try:
+        (folder / "metrics.jsonl").write_text(lines)
+        with pytest.raises(UserError, match=r"metrics.jsonl, line 4: got val_top1 'x', expected a line of a run"):
+            load_run(folder)
+    finally:
+        (folder / "metrics.jsonl").write_bytes(contents["metrics.jsonl"])
+
+
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("kind", ["pipe", "folder", "loop"])
 @pytest.mark.parametrize("verb", ["report", "resume"])
@@ -118,6 +130,7 @@ def test_what_is_no_file_is_refused_and_not_waited_for(whole, tmp_path, capsys, 
             ["stepify", "test_vit", "--widths", "32,64", "--depths", "1,1", "--blocks", "3"],
             "--blocks: got it beside a plan",
         ),
+        (["stepify", "test_vit", "depth=" + "9" * 5000], "model: depth: got 9999999999999999999999999999999999999999…"),
         (["stepify", "test_vit", "steps=3"], "steps: got it as an argument of the model, expected the option --steps"),
         (["stepify", "test_vit", "checkpoint_path=/etc/passwd"], "checkpoint_path: got /etc/passwd, expected none"),
         (["stepify", "test_vit", "--stream-scale", "nan"], "stream_scale: got nan"),

@@ -7,7 +7,6 @@ import json
 from pathlib import Path
 
 from ..terminal import say
-from .options import model_arguments
 
 HELP = "write a model as a file for other runtimes: ONNX, OpenVINO or torch.export"
 
@@ -30,6 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     from ..console import working
+    from ..overrides import parse_assignments
 
     with working(f"exporting {options.model}"):
         from ..deploy.export import export  # takes seconds
@@ -43,7 +43,7 @@ def run(options: argparse.Namespace) -> None:
             fixed_size=options.fixed_size,
             force=options.force,
             note=lambda text: say(f"stepsnet: {text}", error=True),
-            **model_arguments(options.overrides),
+            **parse_assignments(options.overrides, "model"),
         )
     if options.json:
         say(json.dumps({"path": str(exported.path), "notes": exported.notes, **exported.metadata}))

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..errors import UserError
 from ..terminal import say
@@ -20,7 +19,6 @@ __all__ = [
     "add_jobs_option",
     "add_run_options",
     "integers",
-    "model_arguments",
     "recipe_and_folder",
     "runs_inside",
     "say_forecasts",
@@ -128,20 +126,6 @@ def recipe_and_folder(options: argparse.Namespace) -> tuple[Recipe, Path]:
     if folder is None and options.resume and is_file:
         folder = _run_of(Path(options.recipe))
     return recipe, folder or Path("runs") / folder_name(recipe.name)
-
-
-def model_arguments(assignments: Sequence[str]) -> dict[str, Any]:
-    """A model's arguments from key=value with JSON values, or else plain text, as for recipes."""
-    args: dict[str, Any] = {}
-    for assignment in assignments:
-        key, equals, text = assignment.partition("=")
-        if not equals:
-            raise UserError(f"model: got {assignment!r}, expected key=value")
-        try:
-            args[key] = json.loads(text)
-        except json.JSONDecodeError:
-            args[key] = text
-    return args
 
 
 def typed_keys(options: argparse.Namespace) -> list[str]:

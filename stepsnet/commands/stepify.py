@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import UserError
 from ..terminal import say
-from .options import integers, model_arguments, whole
+from .options import integers, whole
 
 if TYPE_CHECKING:
     from ..analysis.stepify_report import StepifyReport
@@ -47,12 +47,13 @@ def run(options: argparse.Namespace) -> None:
 def _describe(options: argparse.Namespace) -> StepifyReport:
     from ..analysis.stepify_report import describe_stepify
     from ..models.stepify import OPTIONS
+    from ..overrides import parse_assignments
 
     given = {key: getattr(options, key) for key in ("steps", "profile", "blocks", "round_to")}
     if (options.widths or options.depths or options.heads) and any(given.values()):
         decided = next(key for key, value in given.items() if value)
         raise UserError(f"--{decided.replace('_', '-')}: got it beside a plan, expected --widths and --depths alone")
-    args = model_arguments(options.overrides)
+    args = parse_assignments(options.overrides, "model")
     if own := next((key for key in args if key in OPTIONS), None):
         raise UserError(f"{own}: got it as an argument of the model, expected the option --{own.replace('_', '-')}")
     plan = {"widths": options.widths, "depths": options.depths, "num_heads": options.heads}

@@ -159,9 +159,10 @@ def load_run(folder: Path) -> Run:
 
 def _with_numbers(entry: dict[str, Any]) -> dict[str, Any]:
     """Raises ValueError for a metric that is no number."""
-    for key in METRICS.keys() & entry.keys():
-        if not isinstance(entry[key], int | float | None):
-            raise ValueError(f"got {key} {str(entry[key])[:40]!r}")
+    for key, value in entry.items():
+        is_metric = key.endswith(tuple(f"_{name}" for name in METRICS))  # behind the split that it is of
+        if is_metric and not isinstance(value, int | float | None):
+            raise ValueError(f"got {key} {str(value)[:40]!r}")
     return entry
 
 
