@@ -25,7 +25,7 @@ from contextlib import suppress
 from typing import Any
 
 from . import __version__
-from .terminal import OutputLost, abandon, flush, prepare_streams, say
+from .terminal import OutputLost, abandon, flush, prepare_streams, printable, say
 
 __all__ = ["USER_CODE", "Fault", "Stopped", "UserError", "exit_status", "import_extra", "in_a_line", "nearest"]
 
@@ -66,7 +66,10 @@ def _not_installed(package: str) -> str:
 
 
 class UserError(Exception):
-    """A mistake of the caller's; the command line prints it as one line and exits with status 2."""
+    """A mistake of the caller's; one line, whatever it quotes. The command line prints it and exits with status 2."""
+
+    def __str__(self) -> str:
+        return printable(super().__str__()).replace("\n", "\\n")
 
 
 class Stopped(Exception):

@@ -20,8 +20,8 @@ __all__ = ["OutputLost", "abandon", "counted", "flush", "prepare_streams", "prin
 # what an encoding without our own characters gets in their place
 _PLAIN = {"—": "-", "–": "-", "−": "-", "×": "x", "±": "+-", "→": "->", "…": "...", "·": "*", "⁹": "^9", "√": "sqrt "}
 
-# C0 without tab and newline, DEL and C1, and what reverses the direction of text
-_CONTROL = {*range(0x20), *range(0x7F, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A)} - {0x09, 0x0A}
+# C0 without tab and newline, DEL and C1, what ends a line or reverses the direction of text
+_CONTROL = {*range(0x20), *range(0x7F, 0xA0), *range(0x2028, 0x202F), *range(0x2066, 0x206A)} - {0x09, 0x0A}
 _ESCAPED = {code: f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" for code in _CONTROL}
 
 

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 
+import hypothesis
 import pytest
 import torch
 from forks import forked, status_of
@@ -13,6 +14,10 @@ from stepsnet.config import RECIPE_TYPES
 from stepsnet.metrics import METRICS
 from stepsnet.residual import DESIGNS
 from stepsnet.tasks.classification.sources import SOURCES
+
+# The same values on every machine and run; `pytest --hypothesis-profile=default` draws new ones
+hypothesis.settings.register_profile("repeatable", derandomize=True)
+hypothesis.settings.load_profile("repeatable")
 
 
 def pytest_pyfunc_call(pyfuncitem):

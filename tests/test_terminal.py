@@ -42,6 +42,12 @@ def test_no_message_holds_a_control_character(arguments, capsys):
     assert "\x1b" not in said and "\\x1b[31m" in said and len(said.splitlines()) == 1
 
 
+def test_a_message_is_one_line_whatever_it_quotes():
+    for line_end in "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029":
+        said = str(UserError(f"name: got {line_end}, expected a word"))
+        assert len(said.splitlines()) == 1 and "\\" in said, line_end
+
+
 def test_an_encoding_without_our_characters_gets_others(monkeypatch):
     out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr(sys, "stdout", out)
