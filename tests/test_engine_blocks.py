@@ -6,6 +6,7 @@ import pytest
 import timm
 import torch
 from line_fits import ALONE, SETTINGS, Points, made, trained_with
+from timm.layers import DropPath
 from torch import nn
 from torch._dynamo.testing import CompileCounter
 from torch._dynamo.utils import counters
@@ -13,7 +14,7 @@ from torch._dynamo.utils import counters
 from stepsnet.engine.train import train
 from stepsnet.errors import UserError
 from stepsnet.models.blocks import blocks_of, recompute_blocks
-from stepsnet.models.compilation import compile_blocks
+from stepsnet.models.compilation import SharedDropPath, compile_blocks
 
 
 def test_recomputed_blocks_give_the_same_run(tmp_path):
@@ -86,8 +87,7 @@ def test_steps_that_are_not_there_are_refused(tmp_path):
 
 @pytest.mark.parametrize("recomputed", [False, True])
 @pytest.mark.parametrize("drop_path_rate", [0.0, 0.1])
-def test_the_number_of_graphs_does_not_grow_with_the_depth(drop_path_rate, recomputed):
-    counts, sizes, breaks = [], [], []
+def test_there_is_a_graph_a_width_whatever_the_depth(drop_path_rate, recomputed):
     for depths in ((2, 1, 1), (9, 4, 3)):
         torch._dynamo.reset()
         counters.clear()
@@ -99,11 +99,34 @@ def test_the_number_of_graphs_does_not_grow_with_the_depth(drop_path_rate, recom
         compile_blocks(model, blocks, backend=counter)
         recompute_blocks(blocks)
         model(torch.randn(2, 3, 32, 32)).sum().backward()
-        counts.append(counter.frame_count)
-        breaks.append(len(counters["graph_break"]))
+        assert counter.frame_count == 3 and not counters["graph_break"]
         with torch.no_grad():
             model.eval()(torch.randn(2, 3, 32, 32))
-        assert len(counters["graph_break"]) == breaks[-1]  # without gradients there is none
-        sizes.append(len(blocks_of(model)))
-    assert sizes == [4, 16] and counts[0] == counts[1] > 0, counts
-    assert drop_path_rate or not any(breaks)
+        assert not counters["graph_break"]
+        assert len(blocks_of(model)) == sum(depths)
+
+
+def test_stochastic_depth_in_a_graph_is_timms():
+    rate, shape = 0.3, (4000, 2, 3)
+    shared, theirs = SharedDropPath(rate, True, torch.device("cpu")), DropPath(rate)
+    factors = [path.train()(torch.ones(shape)) for path in (shared, theirs)]
+    for factor in factors:
+        assert torch.equal(factor, factor[:, :1, :1].expand(shape))  # a sample is kept whole
+        torch.testing.assert_close(factor.unique(), torch.tensor([0.0, 1 / (1 - rate)]))
+        assert abs(factor[:, 0, 0].mean() - 1) < 4 * (rate / (1 - rate) / shape[0]) ** 0.5
+    assert torch.equal(shared.eval()(factors[0]), factors[0]) and not shared.state_dict()
+
+
+def test_compiled_stochastic_depth_is_recomputed_as_it_was():
+    gradients = []
+    for recomputed in (False, True):
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        model = timm.create_model("test_steps_deit", widths=(32,), depths=(4,), img_size=32, drop_path_rate=0.5)
+        blocks = blocks_of(model)
+        compile_blocks(model, blocks if recomputed else [])
+        recompute_blocks(blocks if recomputed else [])
+        torch.manual_seed(1)
+        model(torch.ones(8, 3, 32, 32)).square().sum().backward()
+        gradients.append([parameter.grad for parameter in model.parameters()])
+    torch.testing.assert_close(*gradients)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from types import FunctionType
 from typing import Any
 
@@ -13,16 +12,17 @@ from torch import Tensor, nn
 
 from ..errors import UserError
 from ..residual.connected import ConnectedBlock
-from .blocks import blocks_of
+from .blocks import blocks_of, step_sequences
 
 __all__ = ["FrozenForward", "compile_blocks"]
 
 
 def compile_blocks(model: nn.Module, recomputed: Sequence[nn.Module] = (), **kwargs: Any) -> None:
-    """``torch.compile`` each block in place: the blocks of a width share their graphs, whatever the depth.
+    """``torch.compile`` each block in place: the blocks of a width share a graph, whatever the depth.
 
-    Stochastic depth stays outside in training: its rate differs from block to block, and dynamo would take each for
-    a constant and compile every block anew.
+    The rate of stochastic depth differs from block to block, and dynamo would take each for a constant and compile
+    every block anew. It is therefore read from a tensor, on the device that the model is on; what is drawn has timm's
+    distribution, and other values than without compilation.
 
     Args:
         recomputed: blocks that :func:`recompute_blocks` gets afterwards. dynamo compiles nothing that runs
@@ -35,9 +35,10 @@ def compile_blocks(model: nn.Module, recomputed: Sequence[nn.Module] = (), **kwa
     blocks = blocks_of(model)
     if not blocks:
         raise UserError("compile: no sequence of blocks was found in the model")
-    for module in model.modules():
-        if isinstance(module, DropPath) and "forward" not in module.__dict__:
-            module.forward = partial(_outside_of_graphs, module)
+    _share_stochastic_depth(blocks)
+    for network in _narrowed(model):
+        if _in_its_own_memory not in network._forward_pre_hooks.values():
+            network.register_forward_pre_hook(_in_its_own_memory)
     for block in blocks:
         # of a block whose arguments grow from block to block, what sees one shape
         parts = block.parts_to_compile() if isinstance(block, ConnectedBlock) else [block]
@@ -48,13 +49,45 @@ def compile_blocks(model: nn.Module, recomputed: Sequence[nn.Module] = (), **kwa
                 part.compile(**kwargs)
 
 
-def _outside_of_graphs(module: DropPath, x: Tensor) -> Tensor:
-    return _drop_path(module, x) if module.training else x
+def _narrowed(model: nn.Module) -> list[nn.Module]:
+    """The networks of StepsNets in front of which the stream is split."""
+    pairs = [
+        (network, width, before)
+        for steps in step_sequences(model)
+        for network, width, before in zip(steps.networks, steps.widths, (steps.width, *steps.widths))
+    ]
+    return [network for network, width, before in pairs if width < before]
 
 
-@torch.compiler.disable
-def _drop_path(module: DropPath, x: Tensor) -> Tensor:
-    return type(module).forward(module, x)
+def _in_its_own_memory(network: nn.Module, inputs: tuple[Tensor, ...]) -> Tensor:
+    """Copy what was split off the stream: its strides would make another graph of a step's first block."""
+    return inputs[0].clone(memory_format=torch.preserve_format)
+
+
+class SharedDropPath(DropPath):
+    """timm's stochastic depth (arXiv 1603.09382) with its rate in a tensor, so that one graph serves all rates."""
+
+    def __init__(self, drop_prob: float, scale_by_keep: bool, device: torch.device):
+        super().__init__(drop_prob, scale_by_keep)
+        self.kept = torch.tensor(1.0 - drop_prob, device=device)  # no buffer: state dicts and DDP leave it alone
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return x
+        factor = (torch.rand(x.shape[0], *[1] * (x.ndim - 1), device=x.device) < self.kept).to(x.dtype)
+        return x * (factor / self.kept.to(x.dtype) if self.scale_by_keep else factor)
+
+
+def _share_stochastic_depth(blocks: Sequence[nn.Module]) -> None:
+    """Make blocks alike whose rates differ; those of rate 0 have an Identity where others have a DropPath."""
+    parents = [module for block in blocks for module in block.modules()]
+    children = [(parent, name, child) for parent in parents for name, child in parent.named_children()]
+    paths = {name for _, name, child in children if isinstance(child, DropPath)}
+    for parent, name, child in children:
+        if isinstance(child, DropPath) or (name in paths and isinstance(child, nn.Identity)):
+            rate, scale = getattr(child, "drop_prob", None) or 0.0, getattr(child, "scale_by_keep", True)
+            shared = SharedDropPath(rate, scale, next(parent.parameters()).device)
+            setattr(parent, name, shared.train(child.training))
 
 
 class FrozenForward:
