@@ -34,7 +34,14 @@ PAIRS = {
     "swin_tiny": ("steps_swin_tiny_patch4_window7_224", "swin_tiny_patch4_window7_224"),
     "resnet50": ("steps_resnet50", "resnet50"),
     "485_layers": ("table:5b/Steps-Swin 96 blocks", "table:5b/Swin 96 blocks"),
+    "widths_tiny": ("steps_deit_tiny, multiples of 32", "steps_deit_tiny_patch16_224"),
+    "widths_small": ("steps_deit_small, multiples of 64", "steps_deit_small_patch16_224"),
     "test": ("test_steps_deit", "test_vit"),
+}
+# in place of the paper's 136 and 272, which are nearest to √2; a block more there for the same MACs
+WIDTHS: dict[str, dict[str, Any]] = {
+    "steps_deit_tiny, multiples of 32": {"widths": (96, 128, 192), "depths": (12, 7, 6), "num_heads": (2, 2, 3)},
+    "steps_deit_small, multiples of 64": {"widths": (192, 256, 384), "depths": (12, 7, 6), "num_heads": (3, 4, 6)},
 }
 SETTINGS = {
     "inference": ("as built", "optimized, not compiled", "optimized"),
@@ -45,6 +52,8 @@ CPU = torch.device("cpu")
 
 
 def spec_of(name: str) -> ModelSpec:
+    if name in WIDTHS:
+        return ModelSpec(f"{name.partition(',')[0]}_patch16_224", args=WIDTHS[name])
     table, slash, row = name.partition("/")
     return next(c.spec for c in find_candidates([table]) if c.name == row) if slash else ModelSpec(name)
 

@@ -156,6 +156,7 @@ def test_what_is_due_follows_the_order(tmp_path):
     there = tuned(Cell("plain", 2), {0.001: 1.0, 0.002: 2.0, 0.004: 1.0})
     left = [(p.cell.point, p.kind, p.seed) for p in due(study, there)]
     assert left == [(2, "final", 1), *[(1, "tuning", 0)] * 3, (2, "final", 2)]
+    assert {p.cell.point for p in due(study, there, [study.cell("plain@1", "--cells")])} == {1}
 
 
 def test_tuning_is_a_shorter_run_and_a_final_one_is_scored(tmp_path):

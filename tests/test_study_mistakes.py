@@ -69,11 +69,13 @@ def test_a_study_declares_all_but_the_machine(tmp_path, capsys):
         ("lr=0.1", "expected one of accumulation_steps"),
         ("digits/deep", "got digits/deep with the study toy"),
         ("--seeds=0,1", "got --seeds 0,1 with the study toy"),
+        ("--cells=plain@2,plain@3", "--cells: got 'plain@3', expected a contender@point (did you mean plain@2"),
     ):
         status, _, err = run("sweep", file, extra, "--run", tmp_path / "run", capsys=capsys)
         assert status == 2 and words in err
-    status, _, err = run("sweep", "digits/tiny", "--render", capsys=capsys)
-    assert status == 2 and "expected a study" in err
+    for extra in ("--render", "--cells=plain@2"):
+        status, _, err = run("sweep", "digits/tiny", extra, capsys=capsys)
+        assert status == 2 and f"expected a study for {extra.partition('=')[0]}" in err
     status, _, err = run("sweep", "evidence/cifar10-dept", capsys=capsys)
     assert status == 2 and "did you mean evidence/cifar10-depth" in err
     status, out, _ = run("sweep", capsys=capsys)

@@ -37,6 +37,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run_options(parser)
     add_grid_options(parser, None, "of recipes: each with each (default: 0)")
     parser.add_argument("--results", metavar="DIR", type=Path, help="of a study: a JSON per run (default: in --run)")
+    parser.add_argument(
+        "--cells",
+        metavar="CONTENDER@POINT,…",
+        type=lambda text: text.split(","),
+        help="of a study: run these alone, as to share it among machines (default: all)",
+    )
     parser.add_argument("--render", action="store_true", help="of a study: train nothing, render what is in --results")
 
 
@@ -48,7 +54,8 @@ def run(options: argparse.Namespace) -> None:
     patterns = [text for text in options.patterns if "=" not in text]
     overrides = [text for text in options.patterns if "=" in text] + options.overrides
     if not patterns:
-        if overrides or options.run or options.results or options.render or options.data or options.seeds:
+        given = (options.run, options.results, options.render, options.data, options.seeds, options.cells)
+        if overrides or any(given):
             raise UserError("sweep: got neither a study nor recipes, expected some, such as 'digits/steps_*'")
         say("\n".join(studies()))
         return
@@ -57,8 +64,10 @@ def run(options: argparse.Namespace) -> None:
 
         run_study(study, patterns[1:], overrides, options)
         return
-    if options.results or options.render:
-        raise UserError(f"sweep: got {patterns[0]}, expected a study for --results{nearest(patterns[0], studies())}")
+    for option in ("results", "render", "cells"):
+        if getattr(options, option):
+            hint = nearest(patterns[0], studies())
+            raise UserError(f"sweep: got {patterns[0]}, expected a study for --{option}{hint}")
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in RECIPES):
             hint = nearest(pattern, [*studies(), *RECIPES])

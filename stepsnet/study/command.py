@@ -13,7 +13,7 @@ from ..errors import UserError
 from ..files import require_folder
 from ..terminal import say
 from .conductor import check_results, conduct
-from .declare import Study
+from .declare import Cell, Study
 from .render import render_study, write_study
 from .results import read_results
 from .run_plan import check_models, due, progress
@@ -38,6 +38,7 @@ def run_study(study: Study, more: Sequence[str], overrides: Sequence[str], optio
         if text.partition("=")[0] not in MAY_CHANGE_ON_RESUME:
             free = ", ".join(sorted(MAY_CHANGE_ON_RESUME))
             raise UserError(f"sweep: got {text} with a study, whose settings are declared; expected one of {free}")
+    cells = [study.cell(text, "--cells") for text in options.cells] if options.cells else study.cells
     folder = options.run or Path("runs") / study.folder
     results = options.results or folder / "results"
     for place, option in ((folder, "--run"), (results, "--results")):
@@ -53,15 +54,15 @@ def run_study(study: Study, more: Sequence[str], overrides: Sequence[str], optio
         return
     if options.dry_run:
         check_models(study)
-        say(_next_runs(study, check_results(study, results, options.data)))
+        say(_next_runs(study, check_results(study, results, options.data), cells))
         return
     settings = {"data": options.data, "free": tuple(overrides), "resume": options.resume, "after": write}
     with choose_display() as display:
-        conduct(study, folder, results, options.jobs, display, **settings)
+        conduct(study, folder, results, options.jobs, display, cells=cells, **settings)
     say(write())
 
 
-def _next_runs(study: Study, there: Mapping[str, Any]) -> str:
+def _next_runs(study: Study, there: Mapping[str, Any], cells: Sequence[Cell]) -> str:
     done, expected = progress(study, there)
     lines = [f"{done} of {expected} runs of {study.name} are there, as far as the grids of rates have grown; due are:"]
-    return "\n".join(lines + [f"  {run.name}" for run in due(study, there)])
+    return "\n".join(lines + [f"  {run.name}" for run in due(study, there, cells)])

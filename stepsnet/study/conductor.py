@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from ..overrides import override, to_yaml
 from ..provenance import without_folders
 from ..run_folder import lock_folder
 from ..runs.launch import Job, run_all
-from .declare import Study
+from .declare import Cell, Study
 from .results import diverged_record, read_results, record_of, settings_of, write_record
 from .run_plan import Planned, check_models, due, recipe_of
 
@@ -31,6 +31,7 @@ def conduct(
     jobs: int,
     display: Display,
     *,
+    cells: Sequence[Cell] | None = None,
     data: str | None = None,
     free: tuple[str, ...] = (),
     resume: bool = False,
@@ -43,6 +44,7 @@ def conduct(
     Args:
         folder: for the runs.
         results: for a JSON of each run that has ended; what is there is not run again.
+        cells: those whose runs are started; by default all.
         data: in place of the declaration's.
         free: overrides of what changes no result, such as ``checkpoint_interval=100``.
         after: called whenever a final run has ended.
@@ -70,7 +72,7 @@ def conduct(
         """Queue the runs that can start now and have not started, the most valuable first."""
         started = planned.keys() - {job.name for job in waiting}
         waiting.clear()
-        for run in due(study, there):
+        for run in due(study, there, cells):
             if run.name in started:
                 continue
             config = folder / "recipes" / f"{run.name}.yaml"

@@ -130,15 +130,18 @@ def macs_of(recipe: Recipe) -> int:
     return count_complexity(model, size).macs
 
 
-def due(study: Study, results: Mapping[str, Mapping[str, Any]]) -> list[Planned]:
+def due(study: Study, results: Mapping[str, Mapping[str, Any]], cells: Sequence[Cell] | None = None) -> list[Planned]:
     """The runs that can start now, the most valuable first: tuning, the first seed, and other seeds last.
 
     Args:
         results: by the run's name; a run that diverged is there without its metrics.
+        cells: those that are asked for; by default all.
     """
     ranked: list[tuple[tuple[int, ...], Planned]] = []
     for number, group in enumerate(study.groups):
         for cell in group:
+            if cells is not None and cell not in cells:
+                continue
             grid = _grid(study, cell, results)
             ranked += [((0, number, 0, i), planned) for i, planned in enumerate(grid) if planned.name not in results]
             if choice := choice_of(study, cell, results):
