@@ -1,6 +1,8 @@
 """Blocks of a model that are recomputed or compiled one by one."""
 
+import copy
 import dataclasses
+import pickle
 
 import pytest
 import timm
@@ -13,7 +15,7 @@ from torch._dynamo.utils import counters
 
 from stepsnet.engine.train import train
 from stepsnet.errors import UserError
-from stepsnet.models.blocks import blocks_of, recompute_blocks
+from stepsnet.models.blocks import blocks_of, recompute_blocks, step_sequences
 from stepsnet.models.compilation import SharedDropPath, compile_blocks
 
 
@@ -104,6 +106,47 @@ def test_there_is_a_graph_a_width_whatever_the_depth(drop_path_rate, recomputed)
             model.eval()(torch.randn(2, 3, 32, 32))
         assert not counters["graph_break"]
         assert len(blocks_of(model)) == sum(depths)
+
+
+def test_every_kind_of_block_has_its_graph():
+    """More of them than dynamo allows for one function: eight."""
+    torch._dynamo.reset()
+    counters.clear()
+    model = timm.create_model(
+        "test_steps_swin",
+        img_size=112,
+        window_size=7,
+        drop_path_rate=0.1,
+        widths=((16,), (16, 24, 32), (32, 48, 64), (64,)),  # two stages with a step of 32 channels
+        num_heads=((1,), (1, 2, 2), (2, 2, 4), (4,)),
+        depths=((1,), (2, 2, 2), (2, 2, 2), (1,)),
+    )
+    kinds = {
+        (id(network), any(block.shift_size))
+        for steps in step_sequences(model)
+        for network in steps.networks
+        for block in network
+    }
+    counter = CompileCounter()
+    with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
+        compile_blocks(model, backend=counter)
+        model.train()(torch.randn(2, 3, 112, 112)).sum().backward()
+    assert counter.frame_count == len(kinds) > 8 and not counters["graph_break"]
+
+
+def test_a_compiled_model_is_copied_and_pickled():
+    model = timm.create_model("test_steps_deit", widths=(32, 48), depths=(1, 1), img_size=32)
+    x = torch.randn(2, 3, 32, 32)
+    expected = model(x)
+    compile_blocks(model, backend="eager")
+    others = [copy.deepcopy(model), pickle.loads(pickle.dumps(model))]
+    torch.testing.assert_close(model(x), expected)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    for other in others:
+        torch.testing.assert_close(other(x), expected)
+        assert all(block.forward.__self__ is block for block in blocks_of(other))
 
 
 def test_stochastic_depth_in_a_graph_is_timms():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import FunctionType
+from types import FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -39,14 +39,35 @@ def compile_blocks(model: nn.Module, recomputed: Sequence[nn.Module] = (), **kwa
     for network in _narrowed(model):
         if _in_its_own_memory not in network._forward_pre_hooks.values():
             network.register_forward_pre_hook(_in_its_own_memory)
+    parents = {id(child): id(parent) for parent in model.modules() for child in parent.children()}
+    own: dict[Any, FunctionType] = {}  # of the parts that share their graphs
     for block in blocks:
         # of a block whose arguments grow from block to block, what sees one shape
         parts = block.parts_to_compile() if isinstance(block, ConnectedBlock) else [block]
         for part in parts:
+            shapes = tuple(parameter.shape for parameter in part.parameters())
+            _share_code(part, (parents.get(id(block)), type(part), shapes), own)
             if block in recomputed:
                 part.forward = torch.compile(part.forward, **kwargs)
             else:
                 part.compile(**kwargs)
+
+
+def _share_code(part: nn.Module, key: Any, own: dict[Any, FunctionType]) -> None:
+    """Give the parts of a step or stage a code object of their own for their class's forward pass.
+
+    dynamo counts graphs by the code object, and gives up at the eighth: a Swin has more, of its stages, its steps
+    and the two kinds of windows. It also takes a size that differs between two calls for dynamic, and compiles
+    with symbols in its place, which takes minutes for Swin's windows.
+    """
+    forward = type(part).forward
+    if "forward" in part.__dict__ or not isinstance(forward, FunctionType):
+        return
+    if key not in own:
+        code = forward.__code__.replace(co_name=f"forward_{id(part)}")
+        own[key] = FunctionType(code, forward.__globals__, forward.__name__, forward.__defaults__, forward.__closure__)
+        own[key].__kwdefaults__ = forward.__kwdefaults__
+    part.forward = MethodType(own[key], part)  # copies and pickles get their own
 
 
 def _narrowed(model: nn.Module) -> list[nn.Module]:
