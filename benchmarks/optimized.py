@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from outcome import conclude, rounded_quartiles
+from timm.layers import DropPath
 from torch import Tensor, nn
 
 from stepsnet import optimize
@@ -59,7 +60,7 @@ def spec_of(name: str) -> ModelSpec:
 
 
 @torch.no_grad()
-def vary_norms(model: nn.Module) -> None:
+def make_comparable(model: nn.Module) -> None:
     """As if trained: a new ResNet ends each branch with a norm of zeros, which would hide what is wrong before it."""
     for module in model.modules():
         if isinstance(module, (nn.BatchNorm2d, nn.LayerNorm)):
@@ -68,6 +69,8 @@ def vary_norms(model: nn.Module) -> None:
         if isinstance(module, nn.BatchNorm2d):
             module.running_mean.normal_(0, 0.1)
             module.running_var.uniform_(0.5, 2)
+        if isinstance(module, DropPath):
+            module.drop_prob = 0.0  # what is drawn differs between the settings
 
 
 def inference(model: nn.Module, x: Tensor, amp_dtype: str) -> Callable[[], Tensor]:
@@ -100,7 +103,7 @@ def contenders(name: str, kind: str, options: argparse.Namespace) -> tuple[dict[
     spec = spec_of(name)
     torch.manual_seed(0)
     model = build_model(spec).eval()
-    vary_norms(model)
+    make_comparable(model)
     shape = input_size_of(spec, model)
     found: dict[str, Any] = {"model": name, "macs": count_complexity(model, shape).macs, "settings": {}}
     x = torch.randn(options.batch_size, *shape)
