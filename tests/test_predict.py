@@ -50,6 +50,9 @@ def test_folders_of_folders_in_order_each_picture_once(run, tmp_path, monkeypatc
     assert err == "stepsnet: in: left out 1 file without an image's suffix, such as notes.txt\n"
     records = json.loads(Path("found/predictions.json").read_text())
     assert [record["file"] for record in records] == [f"in/{name}" for name in names]
+    for option in ("--temperature=0", "--tokens=3", "--least=0.1", "--seed=1"):  # of other tasks
+        assert main([*asked, option]) == 2
+        assert f"{option.partition('=')[0]}: got" in capsys.readouterr().err
     assert main([*asked, "--top", "1"]) == 0 and len(json.loads(Path("found/predictions.json").read_text())) == 4
     Path("found/predictions.json").write_text("changed by hand")
     capsys.readouterr()

@@ -12,7 +12,7 @@ from ..errors import UserError
 from ..markdown import markdown_table
 from ..summary_stats import format_mean_std
 from ..terminal import say
-from .options import runs_inside
+from .options import place, runs_inside
 
 if TYPE_CHECKING:
     from torch import nn
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", metavar="DIR", type=Path, default=Path("analysis"), help="for the figures of shortcut")
     parser.add_argument("--force", action="store_true", help="replace earlier figures in --out")
     parser.add_argument("--each", action="store_true", help="with drop: each single block in turn")
-    parser.add_argument("--data", help="other data than the run's, such as folder:PATH")
+    parser.add_argument("--data", type=place, help="other data than the run's, such as folder:PATH")
     parser.add_argument("--json", action="store_true")
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from ..errors import UserError
 from ..summary_stats import format_mean_std, mean_and_std
 from ..terminal import say
-from .options import runs_inside, whole
+from .options import place, runs_inside, whole
 
 __all__ = ["Scores", "evaluate_runs", "render_scores"]
 
@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the folder of a run, a comparison or a sweep, or with --model a file of weights",
     )
     parser.add_argument("overrides", metavar="key=value", nargs="*", help="how it is scored, such as eval_flip=true")
-    parser.add_argument("--data", help="other data than the run's, such as folder:PATH")
+    parser.add_argument("--data", type=place, help="other data than the run's, such as folder:PATH")
     parser.add_argument("--model", metavar="NAME", help="the model that a file of weights is of")
     parser.add_argument("--stride", type=whole(1), help="of a language model: tokens scored in each window")
     parser.add_argument("--json", action="store_true")

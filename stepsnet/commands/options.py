@@ -19,10 +19,13 @@ __all__ = [
     "add_jobs_option",
     "add_run_options",
     "integers",
+    "place",
     "recipe_and_folder",
     "runs_inside",
     "say_forecasts",
+    "seed_list",
     "typed_keys",
+    "whole",
 ]
 
 
@@ -30,7 +33,9 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "overrides", metavar="key=value", nargs="*", default=[], help="changes to the recipe, such as epochs=3"
     )
-    parser.add_argument("--data", help="where the data are: a folder, or KIND:PATH such as cifar10:PATH, hfds:NAME")
+    parser.add_argument(
+        "--data", type=place, help="where the data are: a folder, or KIND:PATH such as cifar10:PATH, hfds:NAME"
+    )
     parser.add_argument("--run", metavar="DIR", type=Path, help="the run folder (default: runs/ and the recipe's name)")
     parser.add_argument(
         "--dry-run", action="store_true", help="show what would be trained: recipe, updates, sizes; train nothing"
@@ -83,6 +88,13 @@ def whole(least: int, most: int = 2**31) -> Callable[[str], int]:
         return value
 
     return number
+
+
+def place(text: str) -> str:
+    """The type of an argument that names data; an empty variable of a script's is not taken for no argument."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError(f"got {text!r}, expected a folder, or KIND:PATH such as cifar10:PATH")
+    return text
 
 
 def seed_list(text: str) -> list[int]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import UserError
-from .options import add_jobs_option, typed_keys
+from .options import add_jobs_option, place, typed_keys
 
 if TYPE_CHECKING:
     from ..config import Recipe
@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         help="epochs=N trains for longer; also workers, device and the like",
     )
-    parser.add_argument("--data", help="where the data are now, if they have moved")
+    parser.add_argument("--data", type=place, help="where the data are now, if they have moved")
     add_jobs_option(parser)
 
 

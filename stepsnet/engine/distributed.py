@@ -126,9 +126,11 @@ def pick_device(name: str) -> torch.device:
     if name == "meta":
         raise UserError("device: got 'meta', expected one that computes, such as cpu")
     try:
-        torch.empty(0, device=name)
+        device = torch.empty(0, device=name).device
     except (RuntimeError, AssertionError) as error:
         raise UserError(f"device: got {name!r}, expected one that is there: {str(error).splitlines()[0]}") from None
+    if device.type == "cpu" and torch.device(name).index:  # which torch takes, whatever the number
+        raise UserError(f"device: got {name!r}, expected cpu, of which there is one")
     return torch.device(name)
 
 

@@ -114,6 +114,7 @@ def predict(run: Path, inputs: PredictInputs) -> list[Prediction]:
         UserError: the folder is not a run's, or its task does not take these inputs.
     """
     recipe = read_run_recipe(run)
+    inputs.check(recipe)
     if apply := _function(recipe, "predict"):
         return apply(run, recipe, inputs)
     raise UserError(f"predict: {run} is a run of {recipe.task}, whose module registers no function for it")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,6 +27,15 @@ __all__ = ["PredictInputs", "Prediction", "load_trained", "origin_of", "read_fil
 T = TypeVar("T")
 File = Path | Image.Image  # an image file, or an image in memory
 
+# setting -> its option, and the task that takes it
+_TAKEN_BY = {
+    "top": ("--top", "classification"),
+    "min_score": ("--least", "detection"),
+    "max_new_tokens": ("--tokens", "language"),
+    "temperature": ("--temperature", "language"),
+    "seed": ("--seed", "language"),
+}
+
 
 @dataclass(frozen=True, kw_only=True)
 class PredictInputs:
@@ -46,6 +55,15 @@ class PredictInputs:
     min_score: float = 0.5  # objects with a lower score are not drawn
     emit: Callable[[str], None] = lambda text: None  # called with each piece of a text as it is generated
     model: nn.Module | None = None  # the run's, where it has been loaded already
+
+    def check(self, recipe: Recipe) -> None:
+        """Raises UserError for a setting that a run of another of our tasks would take."""
+        settings = {field.name: field for field in fields(self)}
+        tasks = {task for _, task in _TAKEN_BY.values()} | {"segmentation"}
+        for name, (option, task) in _TAKEN_BY.items():
+            value = getattr(self, name)
+            if recipe.task in tasks - {task} and value != settings[name].default:
+                raise UserError(f"{option}: got {value} with a run of {recipe.task}, expected it with one of {task}")
 
     @property
     def places(self) -> list[Path]:
