@@ -14,7 +14,7 @@ import functools
 import itertools
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -118,10 +118,14 @@ def joined_attention(width: int, heads: int) -> Functions:
     """The products of query, key and value for one token, apart and as one."""
     x, parts = torch.randn(1, width), [torch.randn(width, width) for _ in range(3)]
     whole = torch.cat(parts)
-    size = width // heads
+
+    def used(projections: Iterable[Tensor]) -> Tensor:
+        q, k, v = (one.view(heads, -1) for one in projections)
+        return q * k + v
+
     return (
-        lambda: torch.stack([F.linear(x, part).view(heads, size) for part in parts]),
-        lambda: F.linear(x, whole).view(3, heads, size),
+        lambda: used(F.linear(x, part) for part in parts),
+        lambda: used(F.linear(x, whole).chunk(3, -1)),
     )
 
 
