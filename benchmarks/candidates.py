@@ -23,9 +23,11 @@ import torch
 import torch.nn.functional as F
 from language import models_of_paper
 from outcome import conclude, rounded_quartiles
+from timm.layers import Attention
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
+from stepsnet import optimize
 from stepsnet.models.blocks import blocks_of
 from stepsnet.models.compilation import compile_blocks
 from stepsnet.models.windows import permute_windows
@@ -81,6 +83,52 @@ def padded_heads(size: int, padded: int) -> Functions:
         lambda: F.scaled_dot_product_attention(q, k, v, scale=scale),
         lambda: F.scaled_dot_product_attention(*wide, scale=scale)[..., :size],
     )
+
+
+def bfloat16_padded(name: str, change: Callable[[nn.Module], None]) -> Functions:
+    """The frozen graph of a model under autocast, and that of the model with the change to its modules."""
+    torch.manual_seed(0)
+    plain = timm.create_model(name).eval()
+    changed, x = copy.deepcopy(plain), torch.randn(2, 3, 224, 224)
+    for module in list(changed.modules()):
+        change(module)
+
+    def under_autocast(model: nn.Module) -> Callable[[], Tensor]:
+        def run() -> Tensor:
+            with torch.autocast("cpu", torch.bfloat16):
+                return model(x).float()
+
+        return run
+
+    return under_autocast(optimize(plain)), under_autocast(optimize(changed))
+
+
+def pad_product(module: nn.Module) -> None:
+    """Zeros up to the multiples of the processor's matrix units: 32 inputs, 16 outputs."""
+    if not isinstance(module, nn.Linear):
+        return
+    inputs, outputs = -module.in_features % 32, -module.out_features % 16
+
+    def forward(x: Tensor) -> Tensor:
+        weight, bias = F.pad(module.weight, (0, inputs, 0, outputs)), F.pad(module.bias, (0, outputs))
+        return F.linear(F.pad(x, (0, inputs)), weight, bias)[..., : module.out_features]
+
+    if inputs or outputs:
+        module.forward = forward
+
+
+def pad_heads_of(module: nn.Module) -> None:
+    """Zeros up to a head size that is a multiple of 16; the scale stays."""
+    if not isinstance(module, Attention) or module.head_dim % 16 == 0:
+        return
+
+    def forward(x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+        qkv = module.qkv(x).unflatten(-1, (3, module.num_heads, module.head_dim))
+        q, k, v = F.pad(qkv, (0, -module.head_dim % 16)).permute(2, 0, 3, 1, 4).unbind(0)
+        y = F.scaled_dot_product_attention(q, k, v, scale=module.scale)[..., : module.head_dim]
+        return module.proj(y.transpose(1, 2).flatten(2))
+
+    module.forward = forward
 
 
 def joined_products(width: int, hidden: int) -> Functions:
@@ -164,6 +212,14 @@ CANDIDATES: dict[str, tuple[bool, Callable[[], Functions]]] = {
     "heads of 68 padded to 80": (False, lambda: padded_heads(68, 80)),
     "SwiGLU's products joined, width 272, one token": (False, lambda: joined_products(272, 725)),
     "query, key and value joined, width 272, one token": (False, lambda: joined_attention(272, 4)),
+    "bfloat16, products padded to multiples of 32 and 16, Steps-DeiT-S": (
+        False,
+        lambda: bfloat16_padded("steps_deit_small_patch16_224", pad_product),
+    ),
+    "bfloat16, heads of 68 padded to 80, Steps-DeiT-S": (
+        False,
+        lambda: bfloat16_padded("steps_deit_small_patch16_224", pad_heads_of),
+    ),
     "compiled decoding with a static cache, 30M of Table 4": (False, lambda: compiled_decoding("30M")),
 }
 
