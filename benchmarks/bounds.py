@@ -22,7 +22,7 @@ from typing import Any
 
 import timm
 import torch
-from optimized import CPU, PAIRS, inference, spec_of, vary_norms
+from optimized import CPU, PAIRS, inference, make_comparable, spec_of
 from outcome import conclude, rounded_quartiles
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
@@ -52,7 +52,7 @@ def operators(name: str, batch_size: int, rounds: int) -> dict[str, Any]:
     spec = spec_of(name)
     torch.manual_seed(0)
     model = build_model(spec).eval()
-    vary_norms(model)
+    make_comparable(model)
     shape = input_size_of(spec, model)
     run = inference(model, torch.randn(batch_size, *shape), "float32")
     run()

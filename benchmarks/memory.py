@@ -9,6 +9,7 @@ activations go. The images themselves are left out on both sides.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import sys
 from collections.abc import Callable
@@ -85,11 +86,14 @@ def measure(
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("out", nargs="?", type=Path, help="a file for the result")
+    options = parser.parse_args()
     rows = []
     for case in CASES:
         rows.append(measure(**case))
         print(rows[-1], file=sys.stderr, flush=True)
-    conclude("memory", {"rows": rows}, Path(sys.argv[1]) if len(sys.argv) > 1 else None)
+    conclude("memory", {"rows": rows}, options.out)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from outcome import conclude, rounded_quartiles
 from torch import Tensor, nn
 
 import stepsnet
-from stepsnet.analysis.memory import activation_bytes_of_call
+from stepsnet.analysis.memory import activation_bytes
 
 ROUNDS = 15
 
@@ -56,7 +56,7 @@ def main() -> None:
             taken = seconds(ways[name], x)
             if round_:  # the first warms up
                 times[name].append(taken)
-    memory = {name: activation_bytes_of_call(way, (x,), {}) for name, way in ways.items()}
+    memory = {name: activation_bytes(way, x.shape[1:], len(x)) for name, way in ways.items()}
     result = {
         "model": options.model,
         "plan": {"widths": blocks.widths, "depths": blocks.depths},
