@@ -116,6 +116,21 @@ def test_what_it_does_not_cover_stays_as_it_is():
         stepsnet.optimize(model, "training")
 
 
+def test_convolutions_train_with_channels_last_and_are_not_compiled():
+    losses, x = [], torch.randn(2, 3, 96, 96)
+    for for_training in (False, True):
+        model = made("test_steps_resnet").train()
+        counters.clear()
+        if for_training:
+            stepsnet.optimize(model, "training")
+            assert model.layer1[0].conv2.weight.is_contiguous(memory_format=torch.channels_last)
+        loss = model(x).square().mean()
+        loss.backward()
+        losses.append(torch.cat([loss.detach().view(1), model.layer1[0].conv2.weight.grad.flatten()]))
+        assert not counters["stats"]
+    torch.testing.assert_close(*losses, rtol=1e-3, atol=1e-5)
+
+
 def test_bench_measures_what_is_optimized_for_each_purpose(monkeypatch):
     optimized, calls = stepsnet.optimize, []
 

@@ -32,7 +32,8 @@ def optimize(
     on a CPU, the windows of Swin's blocks are permuted by one index and attended with
     ``scaled_dot_product_attention``, convolutional networks keep their channels last, and with ``compile`` a model of
     up to 40 blocks becomes one frozen graph for each shape of input. Elsewhere, in deeper models and for training,
-    ``compile`` compiles one block at a time, and the blocks of a width share their graphs.
+    ``compile`` compiles one block at a time, and the blocks of a width share their graphs. Convolutional networks that
+    train on a CPU keep their channels last instead.
 
     Args:
         for_: ``"inference"``, which also sets the model to evaluation mode, or ``"training"``.
@@ -51,12 +52,14 @@ def optimize(
         raise UserError(f"optimize: got for_={for_!r}, expected {known}{nearest(str(for_), PURPOSES)}")
     if isinstance(model.__dict__.get("forward"), FrozenForward):
         del model.forward
+    on_cpu = next((p.device.type for p in model.parameters()), "cpu") == "cpu"
     if for_ == "training":
-        if compile:
+        if on_cpu and _is_convolutional(model):  # compiled, it is slower
+            model.to(memory_format=torch.channels_last)
+        elif compile:
             compile_blocks(model, recomputed)
         return model
     model.eval()
-    on_cpu = next((p.device.type for p in model.parameters()), "cpu") == "cpu"
     if on_cpu:
         permute_windows(model)
         if _is_convolutional(model):
