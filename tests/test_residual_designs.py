@@ -135,15 +135,16 @@ def test_it_begins_again_on_the_meta_device(name):
     model.init_weights()
     starts = {key: value for key, value in eager.state_dict().items() if "connections" in key or ".wiring." in key}
     for key, value in starts.items():
-        if not key.endswith((".phi", ".B")) or value.unique().numel() < 9:  # φ, and LAuReL's B, are random
+        if not key.endswith((".phi", ".W_1", ".B")) or value.unique().numel() < 9:  # of LAuReL, B is random
             assert torch.equal(model.state_dict()[key], value), key
     model.load_state_dict(eager.state_dict())
     torch.testing.assert_close(model.eval()(IMAGES), eager(IMAGES))
 
 
-# one of each kind: hooks, state of one shape, state that grows, a block as a whole
+# one of each kind: hooks, state of one shape, state that grows, a block as a whole, its branches together
 @pytest.mark.parametrize(
-    "name", ["layer_norm_scaling", "value_residual", "dense_former", "alt_up", "mhc", "attention_residuals_block"]
+    "name",
+    ["layer_norm_scaling", "value_residual", "dense_former", "mudd", "alt_up", "mhc", "attention_residuals_block"],
 )
 def test_blocks_share_their_compiled_graphs(name):
     model = stirred(deit(name, depths=(12,)), 0.1).eval()

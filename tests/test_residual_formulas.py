@@ -28,9 +28,12 @@ def norm(layer, x):
 
 
 def attention(block, x, values=None):
-    """The attention of a timm block; ``values`` are told to, and may change, V."""
-    B, N, C = x.shape
-    q, k, v = F.linear(x, block.attn.qkv.weight, block.attn.qkv.bias).split(C, -1)
+    """The attention of a timm block; ``values`` are told to, and may change, V. x: one input, or of q, k and v."""
+    inputs = x if isinstance(x, tuple) else (x, x, x)
+    B, N, C = inputs[0].shape
+    bias = 0 if block.attn.qkv.bias is None else block.attn.qkv.bias
+    weights, biases = block.attn.qkv.weight.split(C), (bias + X.new_zeros(3 * C)).split(C)
+    q, k, v = (one @ weight.T + shift for one, weight, shift in zip(inputs, weights, biases))
     v = v if values is None else values(v)
     q, k, v = (part.reshape(B, N, 2, C // 2).transpose(1, 2) for part in (q, k, v))
     heads = (q @ k.transpose(-2, -1) / math.sqrt(C // 2)).softmax(-1) @ v
@@ -117,6 +120,36 @@ def dense_former(network, x):
         Y = torch.einsum("j,jbnc->bnc", block.connections[0].alpha, torch.stack(X))
         assert len(X) == i + 1
     return Y
+
+
+def grn(one, way, G):
+    """GRN-v3 of sources G, (t, B, N, C)."""
+    b, w = one.b.reshape(len(G), one.outputs, WIDTH)[:, way], one.w[:, way]
+    return torch.einsum("tbnc,tbnc->bnc", G, b[:, None, None] + (G @ w).relu()[..., None])
+
+
+def deep_cross_attention(network, x):
+    G = [x]
+    for block in network.blocks:
+        q, k, v = (grn(block.connections[0].grn, way, torch.stack(G)) for way in range(3))
+        attended = attention(block, tuple(norm(block.norm1, one) for one in (q, k, v)))
+        G.append(attended + mlp(block, norm(block.norm2, q + attended)))
+    return grn(network.wiring.grn, 0, torch.stack(G))
+
+
+def mudd(network, x):
+    X, Q, K, V, R = [x], x, x, x, x
+    for i, block in enumerate(network.blocks, 1):
+        one = block.connections[0]
+        x = R + attention(block, tuple(norm(block.norm1, way) for way in (Q, K, V)))
+        X.append(x + mlp(block, norm(block.norm2, x)))
+        hidden = F.gelu(X[i] / (X[i].square().mean(-1, keepdim=True) + 1e-6).sqrt() @ one.W_1)
+        assert hidden.shape[-1] == 4 * (i + 1)
+        A = (hidden @ one.W_2 + one.a).unflatten(-1, (-1, i + 1))
+        *QKV, R = torch.einsum("bncj,jbnd->cbnd", A, torch.stack(X))
+        Q, K, V = QKV or (None, None, None)
+    assert i == DEPTH and Q is None
+    return R
 
 
 def laurel(network, x):
@@ -216,6 +249,46 @@ def test_dense_former_with_dilation_and_period(dilation, period):
         Y = X_[-1] if i % period else sum(a * X_[j] for a, j in zip(alpha, chosen))
         assert (alpha is None) == bool(i % period)
     torch.testing.assert_close(network(X), Y)
+
+
+@pytest.mark.parametrize("depth", [2, 5])
+def test_deep_cross_attention_with_the_last_two(depth):
+    blocks = [Block(WIDTH, 2, qkv_bias=True) for _ in range(depth)]
+    network = stirred(stepsnet.residual.connect(blocks, "deep_cross_attention", last=2), 0.1).double().eval()
+    x, added = X, []
+    for block in [*network.blocks, None]:
+        one = network.wiring.grn if block is None else block.connections[0].grn
+        between = [sum(added[:-2])] if len(added) > 2 else []
+        G = torch.stack([x, *between, *added[-2:]])
+        if block is None:
+            break
+        q, k, v = (grn(one, way, G) for way in range(3))
+        attended = attention(block, tuple(norm(block.norm1, part) for part in (q, k, v)))
+        added.append(attended + mlp(block, norm(block.norm2, q + attended)))
+    torch.testing.assert_close(network(X), grn(one, 0, G))
+
+
+def test_mudd_with_norms_around_the_sums():
+    blocks = [Block(WIDTH, 2, qkv_bias=True) for _ in range(3)]
+    network = stirred(stepsnet.residual.connect(blocks, "mudd", prepost_norm=True), 0.2).double().eval()
+
+    def rms(x, weight):
+        return F.rms_norm(x, (WIDTH,), weight, 1e-6)
+
+    Q = K = V = R = X
+    normed = [rms(X, network.wiring.pre.weight)]
+    for block in network.blocks:
+        one = block.connections[0]
+        x = R + attention(block, tuple(norm(block.norm1, way) for way in (Q, K, V)))
+        x = x + mlp(block, norm(block.norm2, x))
+        normed.append(rms(x, one.pre.weight))
+        A = F.gelu(rms(x, None) @ one.W_1) @ one.W_2 + one.a
+        ways = [
+            x + rms(torch.einsum("bnj,jbnc->bnc", a, torch.stack(normed)), n.weight)
+            for a, n in zip(A.split(len(normed), -1), one.post)
+        ]
+        Q, K, V, R = ways if len(ways) == 4 else (None, None, None, *ways)
+    torch.testing.assert_close(network(X), R)
 
 
 @pytest.mark.parametrize("name", ["layer_scale", "rezero"])
