@@ -1,5 +1,6 @@
-"""Every design against its formula, written out here with tensors in place of modules, and against other libraries.
+"""Every design against its formula, written out here with tensors in place of modules.
 
+Against other libraries: test_residual_parity.py.
 LayerScale, ReZero, DeepNorm, Fixup and NormFormer as timm's blocks are in test_depth_methods.py.
 """
 
@@ -11,13 +12,8 @@ import torch
 from residual_networks import IMAGES, JOINED, OPTIONS, WIDTH, stirred
 from timm.models.vision_transformer import Block
 from torch.nn import functional as F
-from transformers.models.deepseek_v4.configuration_deepseek_v4 import DeepseekV4Config
-from transformers.models.deepseek_v4.modeling_deepseek_v4 import DeepseekV4HyperConnection
 
 import stepsnet.residual
-from stepsnet.residual.design import Place
-from stepsnet.residual.hyper_connections import HyperConnections
-from stepsnet.residual.mhc import MHC
 
 DEPTH = 5
 X = torch.randn(2, 3, WIDTH, dtype=torch.double, generator=torch.Generator().manual_seed(3))
@@ -309,40 +305,3 @@ def test_a_joined_design_is_that_of_timms_block(name):
     }
     joined.load_state_dict(renamed)
     torch.testing.assert_close(joined(X), blocks(X))
-
-
-def test_mhc_has_the_coefficients_of_deepseeks_model():
-    """Its Sinkhorn begins with a softmax over rows and ends with columns, ours with rows; both have converged."""
-    theirs = DeepseekV4HyperConnection(DeepseekV4Config(hidden_size=WIDTH, hc_mult=4, rms_norm_eps=1e-6))
-    ours = stirred(MHC(Place(WIDTH, 1, 2, 1, 1), {"streams": 4, "iterations": 20}), 0.2)
-    with torch.no_grad():
-        # their matrix has inputs by rows, Mixed = combᵀ In: the transpose of H_res
-        order = torch.cat((torch.arange(8), 8 + torch.arange(16).view(4, 4).T.flatten()))
-        theirs.fn.copy_(ours.phi.T[order])
-        theirs.base.copy_(ours.b[order])
-        theirs.scale.copy_(ours.alpha)
-        x = torch.randn(2, 3, 4, WIDTH)
-        post, comb, collapsed = theirs(x)
-        H_pre, H_post, H_res = ours.coefficients(x)
-    torch.testing.assert_close(H_post, post, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(H_res, comb.transpose(-2, -1), rtol=1e-3, atol=1e-4)
-    torch.testing.assert_close((H_pre.unsqueeze(-1) * x).sum(-2), collapsed, rtol=1e-4, atol=1e-4)
-
-
-def test_hyper_connections_are_those_of_an_independent_package():
-    """It has RMSNorm with a weight in place of the paper's LayerNorm, which is put in here, and ends in a sum."""
-    package = pytest.importorskip("hyper_connections")
-    ours = stirred(HyperConnections(Place(WIDTH, 2, 4, 1, 2), {"streams": 4, "dynamic": True}), 0.3)
-    branch = torch.nn.Linear(WIDTH, WIDTH)
-    theirs = package.HyperConnections(4, dim=WIDTH, branch=branch, layer_index=1)
-    theirs.norm = torch.nn.LayerNorm(WIDTH, elementwise_affine=False)
-    with torch.no_grad():
-        theirs.static_alpha.copy_(torch.cat((ours.A_m[:, None], ours.A_r.view(4, 4)), 1))
-        theirs.static_beta.copy_(ours.B)
-        theirs.dynamic_alpha_fn.copy_(ours.W[:, :5])
-        theirs.dynamic_beta_fn.copy_(ours.W[:, 5])
-        theirs.dynamic_alpha_scale.copy_(ours.s[0])
-        theirs.dynamic_beta_scale.copy_(ours.s[1])
-    H = torch.randn(2, 3, 4, WIDTH)
-    flat = theirs(H.permute(0, 2, 1, 3).reshape(8, 3, WIDTH))  # theirs has the streams in the batch
-    torch.testing.assert_close(ours(H, branch), flat.view(2, 4, 3, WIDTH).permute(0, 2, 1, 3))

@@ -61,9 +61,9 @@ class BoundBranch:
         """
         norm = self.block.get_submodule(self.parts.norm)
         inputs = norm(x_q), norm(x_k), norm(x_v)
-        layers = []
+        layers: list[Any] = []  # of separate_inputs.LinearOfSeveral
         for (path, _, _), x in zip(self.parts.projections or (), inputs):
-            layer = self.block.get_submodule(path)
+            layer: Any = self.block.get_submodule(path)
             layer.inputs = (*(layer.inputs or ()), x)
             layers.append(layer)
         y = self._behind_norm(inputs[0])
