@@ -247,6 +247,14 @@ def test_dense_former_with_dilation_and_period(dilation, period):
     torch.testing.assert_close(network(X), Y)
 
 
+def test_the_low_rank_map_starts_with_orthogonal_rows():
+    """Sec. 3.3 of 2411.07501, whose A is our B transposed: 1/√(rD) where i mod r = j."""
+    one = stepsnet.residual.connect([Block(10, 2)], "laurel", rank=4)[0].block.connections[0]
+    expected = torch.tensor([[(i % 4 == j) / math.sqrt(4 * 10) for i in range(10)] for j in range(4)])
+    torch.testing.assert_close(one.B.detach(), expected)
+    assert not one.A.any()
+
+
 @pytest.mark.parametrize("depth", [2, 5])
 def test_deep_cross_attention_with_the_last_two(depth):
     blocks = [Block(WIDTH, 2, qkv_bias=True) for _ in range(depth)]

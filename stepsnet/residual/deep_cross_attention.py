@@ -39,8 +39,8 @@ class _GRN(DesignPart):
 
     def __init__(self, width: int, sources: int, outputs: int):
         super().__init__()
-        self.outputs = outputs
-        self.b = nn.Parameter(torch.empty(sources, outputs * width))
+        self.sources, self.outputs = sources, outputs
+        self.b = nn.Parameter(torch.empty(sources * outputs * width))  # flat: gains have no weight decay
         self.w = nn.Parameter(torch.empty(width, outputs))
         self.init_weights()
 
@@ -51,7 +51,7 @@ class _GRN(DesignPart):
     def forward(self, G: Sequence[Tensor]) -> list[Tensor]:
         kind = G[0].dtype
         sums: list[Tensor] = []
-        for f, b in zip(map(precise, G), precise(self.b)):
+        for f, b in zip(map(precise, G), precise(self.b).view(self.sources, -1)):
             scores = f @ precise(self.w)  # (B, N, outputs)
             dynamic = torch.maximum(scores, torch.zeros_like(scores))  # relu, but with a gradient at 0
             # not f (b + w̄), which would keep b + w̄ for the gradient
