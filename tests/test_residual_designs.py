@@ -11,6 +11,7 @@ from timm.models.vision_transformer import Block
 from torch.nn import functional as F
 
 import stepsnet.residual
+from stepsnet.analysis.design_costs import profile_costs
 from stepsnet.analysis.residual_stream import measure_stream
 from stepsnet.config import ModelSpec
 from stepsnet.errors import UserError
@@ -237,6 +238,7 @@ def test_streams_do_not_stay_copies_of_each_other(name):
             {"residual": "dense_former", "residual_options": {"period": 10**9}},
             "period of dense_former: got 1000000000, e",
         ),
+        ({"residual": "bowtie"}, "got 'bowtie', a profile of widths, .* expected stepsnet.stepify.*profile='bowtie'"),
         ({"residual": ["mhc"]}, "residual: got ..mhc.., expected one of plain"),
         ({"residual": ""}, "residual: got '', expected one of plain"),
         ({"residual": "mhc", "residual_options": 4}, "residual_options: got 4, expected a mapping"),
@@ -262,6 +264,15 @@ def test_blocks_that_a_design_is_not_for_are_refused():
         stepsnet.residual.connect(connected.blocks, "laurel")
     with pytest.raises(UserError, match=r"the width of Linear is not known: width="):
         stepsnet.residual.connect([torch.nn.Linear(4, 4)], "dense_former")
+
+
+def test_a_stepsnet_costs_what_its_widths_say():
+    steps, reverse, bowtie = profile_costs()
+    assert steps.options == {"widths": [192, 272, 384], "depths": [12, 6, 6]} and steps.blocks == 24
+    read_and_written = 6 * (12 * 192 + 6 * 272 + 6 * 384) / 384
+    assert steps.traffic == pytest.approx((read_and_written + 2 * (272 + 384) / 384) / 24)  # joined at two places
+    assert reverse.traffic == pytest.approx((read_and_written + 2) / 24)  # at the end, where all channels meet
+    assert bowtie.options["depths"] == [3, 12, 3] and bowtie.macs == pytest.approx(steps.macs, rel=0.02)
 
 
 @EVERY

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import UserError, nearest
-from ..plan import MOST_BLOCKS, MOST_CHANNELS
+from ..plan import MOST_BLOCKS, MOST_CHANNELS, Profile
 from ..steps import StepsNet, StreamBlock, check_stream, recomputed
 from .branches import BoundBranch, BranchParts, parts_of
 from .design import Connection, Place, State, Wiring, check_options
@@ -65,6 +65,11 @@ class _Plain(Connection):
 
 def design_of(name: str) -> type[Connection] | None:
     """The design of that name; None for "plain". Raises UserError for an unknown one, and names the nearest."""
+    if isinstance(name, str) and name in get_args(Profile):
+        wanted = f"stepsnet.stepify(model, profile={name!r}), or a model's widths= as stepsnet plan gives them"
+        raise UserError(
+            f"residual: got {name!r}, a profile of widths, which needs blocks of several: expected {wanted}"
+        )
     if not isinstance(name, str) or name not in DESIGNS:
         raise UserError(f"residual: got {name!r}, expected one of {', '.join(DESIGNS)}{nearest(str(name), DESIGNS)}")
     return DESIGNS[name]
