@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import statistics
 
-from render_parts import RESULTS, mean_difference, mean_std, origin, table_of_numbers
+from render_parts import FIGURES, RESULTS, mean_difference, mean_std, origin, table_of_numbers
 
 from stepsnet.markdown import markdown_table
 from stepsnet.metrics import find_metric, format_metric, metric_label
 from stepsnet.paper.tables import all_rows, printed_rows
 from stepsnet.recipes import ablations
 from stepsnet.runs.compare import summarize
-from stepsnet.study.declare import find_study
-from stepsnet.study.render import render_study
+from stepsnet.study.declare import Study, find_study
+from stepsnet.study.leaderboard import leaderboard
+from stepsnet.study.render import draw_study, render_study
 from stepsnet.study.results import read_results
 from stepsnet.summary_stats import format_mean_std
 
@@ -218,11 +219,32 @@ def difference(ours: list[dict], theirs: list[dict], key: str = "val_top1") -> s
     return format_mean_std(pairs, f"+{find_metric(key).spec}", std_spec=find_metric(key).spec)
 
 
-def study_table(name: str) -> str:
-    """A declared study, as far as its runs have ended."""
+def leaderboard_table(name: str) -> str:
+    """A declared study with a row a contender, and its figure once a final run has ended."""
+    study, results = _study(name)
+    text = leaderboard(study, results)
+    if draw_study(study, results) is None:
+        return text
+    metric = find_metric(study.metric).name
+    return f"{text}\n\n![Test {metric} by {study.point}, a curve a design](figures/{study.folder}.png)"
+
+
+def leaderboard_figure(name: str) -> None:
+    study, results = _study(name)
+    figure = draw_study(study, results)
+    if figure is not None:
+        figure.savefig(FIGURES / f"{study.folder}.png", dpi=150)
+
+
+def _study(name: str) -> tuple[Study, dict]:
     study = find_study(name)
     assert study is not None, name
-    results = read_results(RESULTS / study.folder, study)
+    return study, read_results(RESULTS / study.folder, study)
+
+
+def study_table(name: str) -> str:
+    """A declared study, as far as its runs have ended."""
+    study, results = _study(name)
     machines = sorted({record["hardware"]["cpu"] for record in results.values()})
     versions = sorted({record["versions"]["torch"] for record in results.values()})
     commits = sorted({record["commit"] for record in results.values()})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 from ..macs import count_forward
-from ..plan import Profile, StepPlan, plan_steps
-from ..residual import DESIGNS, Connection
+from ..plan import Profile, plan_steps
+from ..residual import DESIGNS, Connection, design_of
 from .memory import activation_bytes
 
-__all__ = ["DesignCost", "design_costs", "profile_costs"]
+__all__ = ["DesignCost", "design_costs", "profile_costs", "stream_traffic"]
 
 
 @dataclass(frozen=True)
@@ -45,17 +45,14 @@ class DesignCost:
 def design_costs(width: int = 384, blocks: int = 12, num_heads: int = 6) -> Iterator[DesignCost]:
     """Every design with its default options, "plain" first: by default in DeiT-S on 224×224 images."""
     for name, design in DESIGNS.items():
-        options: dict[str, Any] = {} if design is None else dict(design.options)
-        chosen = design or Connection
-        layers = blocks if chosen.unit == "block" else 2 * blocks
         yield DesignCost(
             name,
             "the sum of the stream and each branch" if design is None else design.title,
             "arXiv 1603.05027, Eq. 3" if design is None else design.source,
-            options,
+            {} if design is None else dict(design.options),
             design is None or design.starts_as_plain,
             blocks,
-            traffic=chosen.traffic(layers, options),
+            traffic=stream_traffic([width], [blocks], name),
             **_counts(_model(name, [width], [blocks], [num_heads])),
         )
 
@@ -78,17 +75,23 @@ def profile_costs(width: int = 384, blocks: int = 12, num_heads: int = 6) -> Ite
             {"widths": list(plan.widths), "depths": list(plan.depths)},
             False,
             sum(plan.depths),
-            traffic=_traffic(plan),
+            traffic=stream_traffic(plan.widths, plan.depths),
             **_counts(_model("plain", plan.widths, plan.depths, plan.num_heads)),
         )
 
 
-def _traffic(plan: StepPlan) -> float:
-    """That of the plain stream at the width of each step, and of what is joined where a wider part follows."""
-    stream = max(plan.widths)
-    blocks = sum(6 * width * depth for width, depth in zip(plan.widths, plan.depths))
-    joined = sum(2 * wider for width, wider in zip(plan.widths, (*plan.widths[1:], stream)) if wider > width)
-    return (blocks + joined) / stream / sum(plan.depths)
+def stream_traffic(
+    widths: Sequence[int], depths: Sequence[int], name: str = "plain", options: Mapping[str, Any] | None = None
+) -> float:
+    """Numbers read and written between the branches, per token and block, in units of the stream's width.
+
+    That of a design at the width of each step, and of what is joined where a wider part of the stream follows.
+    """
+    design = design_of(name) or Connection
+    chosen, per_block = {**design.options, **(options or {})}, 1 if design.unit != "branch" else 2
+    blocks = sum(w * depth * design.traffic(per_block * depth, chosen) for w, depth in zip(widths, depths))
+    joined = sum(2 * wider for width, wider in zip(widths, (*widths[1:], max(widths))) if wider > width)
+    return (blocks + joined) / max(widths) / sum(depths)
 
 
 def _counts(model: nn.Module) -> dict[str, int]:
