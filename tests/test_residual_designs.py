@@ -259,6 +259,10 @@ def test_blocks_that_a_design_is_not_for_are_refused():
         stepsnet.residual.connect([Block(WIDTH, 2)], "deepnorm")
     with pytest.raises(UserError, match="Bottleneck has convolutions over images"):
         stepsnet.residual.connect([Bottleneck(64, 16)], "mhc")
+    other = Block(WIDTH, 2)
+    other.attn.qkv = torch.nn.Identity()
+    with pytest.raises(UserError, match="mudd: attn.qkv of Block: got Identity, expected Linear"):
+        stepsnet.residual.connect([other], "mudd")
     connected = stepsnet.residual.connect([Block(WIDTH, 2)], "mhc")
     with pytest.raises(UserError, match="has a design already"):
         stepsnet.residual.connect(connected.blocks, "laurel")

@@ -40,7 +40,8 @@ def separate(name: str, block: Any, parts: Sequence[BranchParts]) -> None:
     if parts[0].projections is None:
         raise UserError(f"residual: {name} expects the attention as a block's first branch, which {kind} has not")
     for path in dict.fromkeys(path for path, _, _ in parts[0].projections):
-        layer = block.get_submodule(path)
+        layer = dict(block.named_modules()).get(path)
         if type(layer) is not nn.Linear:
-            raise UserError(f"residual: {name}: {path} of {kind}: got {type(layer).__name__}, expected Linear")
+            got = "none" if layer is None else type(layer).__name__
+            raise UserError(f"residual: {name}: {path} of {kind}: got {got}, expected Linear")
         layer.__class__ = LinearOfSeveral
