@@ -261,7 +261,7 @@ def test_blocks_that_a_design_is_not_for_are_refused():
         stepsnet.residual.connect([Bottleneck(64, 16)], "mhc")
     other = Block(WIDTH, 2)
     other.attn.qkv = torch.nn.Identity()
-    with pytest.raises(UserError, match="mudd: attn.qkv of Block: got Identity, expected Linear"):
+    with pytest.raises(UserError, match=r"mudd: attn\.qkv of Block: got Identity, expected Linear"):
         stepsnet.residual.connect([other], "mudd")
     connected = stepsnet.residual.connect([Block(WIDTH, 2)], "mhc")
     with pytest.raises(UserError, match="has a design already"):
