@@ -32,9 +32,9 @@ def loss_of(recipe: Any) -> tuple[torch.nn.Module, Callable[[], Tensor]]:
     """A recipe's model, and its loss on one batch."""
     args, size = recipe.model.args, recipe.batch_size
     if recipe.task == "language":
-        args = {**args, "vocab_size": args.get("vocab_size") or VOCABULARY}
-        model = build_model(dataclasses.replace(recipe.model, args=args)).train()
-        tokens = torch.randint(0, VOCABULARY, (size, recipe.seq_len))
+        entries = args.get("vocab_size") or VOCABULARY
+        model = build_model(dataclasses.replace(recipe.model, args={**args, "vocab_size": entries})).train()
+        tokens = torch.randint(0, entries, (size, recipe.seq_len))
         return model, lambda: F.cross_entropy(model(tokens, use_cache=False).logits.flatten(0, 1), tokens.flatten())
     model = build_model(recipe.model).train()
     images, labels = torch.randn(size, 3, args["img_size"], args["img_size"]), torch.randint(0, 10, (size,))
