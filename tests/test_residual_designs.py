@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 import stepsnet.residual
 from stepsnet.analysis.design_costs import profile_costs
+from stepsnet.analysis.interventions import dropped
 from stepsnet.analysis.residual_stream import measure_stream
 from stepsnet.config import ModelSpec
 from stepsnet.errors import UserError
@@ -180,6 +181,26 @@ def test_connect_takes_the_place_of_a_sequential(name):
         first(x)
         with pytest.raises(RuntimeError, match="block 1 of a connected sequence: got another tensor"):
             second(x)
+
+
+@pytest.mark.parametrize("name", [name for name in JOINED if name != "peri_ln"])  # its norm makes something of zero
+def test_a_dropped_block_is_one_whose_branches_give_zero(name):
+    blocks = [Block(WIDTH, 2) for _ in range(4)]
+    network = stirred(stepsnet.residual.connect(blocks, name, **OPTIONS.get(name, {})), 0.2).eval()
+    x = torch.randn(2, 5, WIDTH)
+    with dropped(blocks[1:2]):
+        without = network(x)
+    assert (without - network(x)).abs().max() > 0.01
+    for layer in (blocks[1].attn.proj, blocks[1].mlp.fc2):
+        torch.nn.init.zeros_(layer.weight), torch.nn.init.zeros_(layer.bias)
+    torch.testing.assert_close(without, network(x))
+
+
+@pytest.mark.parametrize("name", ["dense_former", "deep_cross_attention", "mudd"])
+def test_blocks_that_read_those_before_them_are_not_run_without_them(name):
+    network = stepsnet.residual.connect([Block(WIDTH, 2) for _ in range(4)], name)
+    with pytest.raises(UserError, match="a block got 1 outputs of blocks before it, expected 3"):
+        network[2:](torch.randn(2, 5, WIDTH))
 
 
 def test_the_plain_design_is_a_sequential_of_the_same_blocks():

@@ -274,7 +274,12 @@ def test_deep_cross_attention_with_the_last_two(depth):
 
 def test_mudd_with_norms_around_the_sums():
     blocks = [Block(WIDTH, 2, qkv_bias=True) for _ in range(3)]
-    network = stirred(stepsnet.residual.connect(blocks, "mudd", prepost_norm=True), 0.2).double().eval()
+    network = stepsnet.residual.connect(blocks, "mudd", prepost_norm=True).double().eval()
+    plain = X
+    for block in blocks:
+        plain = whole(block, plain)
+    torch.testing.assert_close(network(X), plain)  # its start
+    stirred(network, 0.2)
 
     def rms(x, weight):
         return F.rms_norm(x, (WIDTH,), weight, 1e-6)

@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-__all__ = ["BoundBranch", "BranchParts", "parts_of"]
+__all__ = ["BoundBranch", "BranchParts", "SilentBranch", "parts_of"]
 
 
 Projection = tuple[str, int, int]  # path of a linear layer, a part of its output, of how many equal parts
@@ -79,6 +80,16 @@ class BoundBranch:
         for path in self.parts.after:
             y = self.block.get_submodule(path)(y)
         return y
+
+
+class SilentBranch:
+    """F of a block that is left out: x -> 0."""
+
+    def __call__(self, x: Tensor, behind: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+        return torch.zeros_like(x)
+
+    def attend(self, x_q: Tensor, x_k: Tensor, x_v: Tensor) -> Tensor:
+        return torch.zeros_like(x_q)
 
 
 _AFTER_1, _AFTER_2 = ("ls1", "drop_path1"), ("ls2", "drop_path2")

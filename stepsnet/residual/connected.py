@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ..errors import UserError, nearest
 from ..plan import MOST_BLOCKS, MOST_CHANNELS, Profile
 from ..steps import StepsNet, StreamBlock, check_stream, recomputed
-from .branches import BoundBranch, BranchParts, parts_of
+from .branches import BoundBranch, BranchParts, SilentBranch, parts_of
 from .design import Connection, Place, State, Wiring, check_options
 from .table import DESIGNS
 
@@ -190,6 +190,16 @@ class ConnectedBlock:
             return self.connections[0](state, branches)
         for connection, branch in zip(self.connections, branches):
             state = connection(state, branch)
+        return state
+
+    def without_branches(self, state: State, *args: Any, **kwargs: Any) -> State:
+        """As ``forward`` if all branches gave zero: what is left where a block is dropped."""
+        if self.unit == "block":
+            return self.connections[0](state, lambda x: x)
+        if self.unit == "branches":
+            return self.connections[0](state, [SilentBranch() for _ in self.branch_parts])
+        for connection in self.connections:
+            state = connection(state, SilentBranch())
         return state
 
     def parts_to_compile(self) -> list[nn.Module]:

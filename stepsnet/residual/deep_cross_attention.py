@@ -28,7 +28,17 @@ from torch import Tensor, nn
 
 from ..plan import MOST_BLOCKS
 from .branches import BranchParts
-from .design import Branch, Connection, DesignPart, Place, Wiring, check_bounds, precise, without_autocast
+from .design import (
+    Branch,
+    Connection,
+    DesignPart,
+    Place,
+    Wiring,
+    check_bounds,
+    check_sources,
+    precise,
+    without_autocast,
+)
 from .separate_inputs import separate
 
 __all__ = ["DeepCrossAttention"]
@@ -92,6 +102,7 @@ class DeepCrossAttention(Connection):
         self.grn = _GRN(place.width, sources(place.layer, self.last), 3)
 
     def forward(self, state: tuple[Tensor, ...], branches: Sequence[Branch]) -> tuple[Tensor, ...]:
+        check_sources(len(state), self.grn.sources)
         attention, *others = branches
         with without_autocast(state[0]):
             q, k, v = self.grn(state)

@@ -27,6 +27,7 @@ __all__ = [
     "Wiring",
     "check_bounds",
     "check_options",
+    "check_sources",
     "precise",
     "rms_norm",
     "without_autocast",
@@ -169,6 +170,15 @@ def check_bounds(name: str, options: Mapping[str, Any], **bounds: tuple[float, f
     for key, (least, most) in bounds.items():
         if not least <= options[key] <= most:
             raise UserError(f"residual: {key} of {name}: got {options[key]}, expected {least:,g} to {most:,g}")
+
+
+def check_sources(got: int, expected: int) -> None:
+    """Raise UserError where a block gets the outputs of fewer or of more blocks than stand before it."""
+    if got != expected:
+        raise UserError(
+            f"residual: a block got {got} outputs of blocks before it, expected {expected}: its weights are for them; "
+            "run the blocks from the first, without leaving one out"
+        )
 
 
 def precise(x: Tensor) -> Tensor:

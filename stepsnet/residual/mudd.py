@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from .branches import BranchParts
-from .design import Branch, Connection, DesignPart, Place, Wiring, precise, rms_norm, without_autocast
+from .design import Branch, Connection, DesignPart, Place, Wiring, check_sources, precise, rms_norm, without_autocast
 from .separate_inputs import separate
 
 __all__ = ["MUDD"]
@@ -101,6 +101,7 @@ class MUDD(Connection):
 
     def forward(self, state: tuple[Tensor, ...], branches: Sequence[Branch]) -> tuple[Tensor, ...]:
         *X, Q, K, V, R = state
+        check_sources(len(X), self.place.layer)
         attention, *others = branches
         x = R + attention.attend(Q, K, V)
         for F in others:
