@@ -203,6 +203,17 @@ def test_blocks_that_read_those_before_them_are_not_run_without_them(name):
         network[2:](torch.randn(2, 5, WIDTH))
 
 
+def test_an_interrupted_attention_leaves_no_inputs_behind():
+    network = stirred(stepsnet.residual.connect([Block(WIDTH, 2) for _ in range(2)], "mudd"), 0.2).eval()
+    x = torch.randn(2, 5, WIDTH)
+    expected = network(x)
+    handle = network.blocks[1].attn.proj.register_forward_pre_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        network(x)
+    handle.remove()
+    assert torch.equal(network(x), expected)
+
+
 def test_the_plain_design_is_a_sequential_of_the_same_blocks():
     blocks = [Block(WIDTH, 2) for _ in range(2)]
     plain = stepsnet.residual.connect(blocks, "plain")

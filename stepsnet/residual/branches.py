@@ -62,13 +62,13 @@ class BoundBranch:
         """
         norm = self.block.get_submodule(self.parts.norm)
         inputs = norm(x_q), norm(x_k), norm(x_v)
-        layers: list[Any] = []  # of separate_inputs.LinearOfSeveral
+        of_layers: dict[Any, list[Tensor]] = {}  # of separate_inputs.LinearOfSeveral: one, or one each
         for (path, _, _), x in zip(self.parts.projections or (), inputs):
-            layer: Any = self.block.get_submodule(path)
-            layer.inputs = (*(layer.inputs or ()), x)
-            layers.append(layer)
+            of_layers.setdefault(self.block.get_submodule(path), []).append(x)
+        for layer, own in of_layers.items():
+            layer.inputs = tuple(own)
         y = self._behind_norm(inputs[0])
-        for layer in layers:
+        for layer in of_layers:
             layer.inputs = None
         return y
 
