@@ -9,6 +9,8 @@ A block between ``<!-- begin: NAME … -->`` and ``<!-- end -->`` is replaced by
     grid FOLDER TABLE              runs of a table of the paper, one row per recipe
     methods FOLDER                 runs of methods for depth, one row per method
     digits                         the deep pair on digits, a wide plain network, and logistic regression
+    study NAME, leaderboard NAME   a declared study as far as its runs have ended: by cell, or a row a contender
+    study_cost FILE                what benchmarks/study_cost.py wrote
     analysis FILE TABLE            what ``stepsnet analyze --json`` printed
     speed FILE                     what ``stepsnet bench`` wrote
     memory FILE                    what benchmarks/memory.py wrote
@@ -46,6 +48,8 @@ TABLES = {
     "methods": render_runs.methods_table,
     "analysis": render_runs.analysis_table,
     "study": render_runs.study_table,
+    "leaderboard": render_runs.leaderboard_table,
+    "study_cost": render_runs.study_cost_table,
     "paper-depths": render_runs.paper_depths,
     "benchmarks": render_benchmarks.benchmarks_table,
     "language": render_benchmarks.language_table,
@@ -61,6 +65,10 @@ TABLES = {
     "detectors": render_benchmarks.detection_table,
     "segmenters": render_benchmarks.segmentation_table,
 }
+
+
+# what is drawn where a page has changed
+FIGURES = {"leaderboard": render_runs.leaderboard_figure}
 
 
 def command_output(arguments: list[str]) -> str:
@@ -92,6 +100,9 @@ def main() -> int:
             status = 1
         else:
             page.write_text(rendered, encoding="utf-8")
+            for kind, *arguments in (shlex.split(block["name"]) for block in BLOCK.finditer(rendered)):
+                if kind in FIGURES:
+                    FIGURES[kind](*arguments)
     return status
 
 

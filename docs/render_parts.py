@@ -10,6 +10,7 @@ from stepsnet.metrics import find_metric
 from stepsnet.summary_stats import format_mean_std
 
 RESULTS = Path(__file__).parent.parent / "results"
+FIGURES = Path(__file__).parent / "figures"
 
 
 def table_of_numbers(headers: list[str], rows: list[list]) -> str:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import statistics
 
-from render_parts import RESULTS, mean_difference, mean_std, origin, table_of_numbers
+from render_parts import FIGURES, RESULTS, mean_difference, mean_std, origin, read_benchmark, table_of_numbers
 
 from stepsnet.markdown import markdown_table
 from stepsnet.metrics import find_metric, format_metric, metric_label
 from stepsnet.paper.tables import all_rows, printed_rows
 from stepsnet.recipes import ablations
 from stepsnet.runs.compare import summarize
-from stepsnet.study.declare import find_study
-from stepsnet.study.render import render_study
+from stepsnet.study.declare import Study, find_study
+from stepsnet.study.leaderboard import leaderboard
+from stepsnet.study.render import draw_study, render_study
 from stepsnet.study.results import read_results
 from stepsnet.summary_stats import format_mean_std
 
@@ -218,11 +219,48 @@ def difference(ours: list[dict], theirs: list[dict], key: str = "val_top1") -> s
     return format_mean_std(pairs, f"+{find_metric(key).spec}", std_spec=find_metric(key).spec)
 
 
-def study_table(name: str) -> str:
-    """A declared study, as far as its runs have ended."""
+def leaderboard_table(name: str) -> str:
+    """A declared study with a row a contender, and its figure once a final run has ended."""
+    study, results = _study(name)
+    text = leaderboard(study, results)
+    if draw_study(study, results) is None:
+        return text
+    metric = find_metric(study.metric).name
+    return f"{text}\n\n![Test {metric} by {study.point}, a curve a design](figures/{study.folder}.png)"
+
+
+def study_cost_table(file: str) -> str:
+    """Core-hours of each cell of a study, estimated by benchmarks/study_cost.py."""
+    result = read_benchmark(file)
+    hours = {(row["contender"], row["point"]): row["core_hours"] for row in result["rows"]}
+    points = sorted({point for _, point in hours})
+    rows = [
+        [name, *(f"{hours[name, point]:.1f}" if (name, point) in hours else "–" for point in points)]
+        for name in dict.fromkeys(name for name, _ in hours)
+    ]
+    sums = [sum(value for (_, point), value in hours.items() if point == at) for at in points]
+    rows.append(["all", *(f"{value:.0f}" for value in sums)])
+    longest = max(row["updates"] * row["seconds_per_update"] for row in result["rows"]) / 60
+    note = f"{sum(sums):.0f} core-hours; the longest run takes {longest:.0f} minutes. {origin(result)}"
+    return f"{table_of_numbers(['core-hours', *map(str, points)], rows)}\n\n{note}"
+
+
+def leaderboard_figure(name: str) -> None:
+    study, results = _study(name)
+    figure = draw_study(study, results)
+    if figure is not None:
+        figure.savefig(FIGURES / f"{study.folder}.png", dpi=150)
+
+
+def _study(name: str) -> tuple[Study, dict]:
     study = find_study(name)
     assert study is not None, name
-    results = read_results(RESULTS / study.folder, study)
+    return study, read_results(RESULTS / study.folder, study)
+
+
+def study_table(name: str) -> str:
+    """A declared study, as far as its runs have ended."""
+    study, results = _study(name)
     machines = sorted({record["hardware"]["cpu"] for record in results.values()})
     versions = sorted({record["versions"]["torch"] for record in results.values()})
     commits = sorted({record["commit"] for record in results.values()})

@@ -16,6 +16,7 @@ from typing import Any, Literal
 from .markdown import markdown_table
 
 __all__ = [
+    "Profile",
     "StepPlan",
     "arrange_steps",
     "check_heads",

@@ -9,7 +9,7 @@ from stepsnet.engine.distributed import init_distributed, parallelize
 from stepsnet.models.blocks import blocks_of, recompute_blocks
 from stepsnet.residual import DESIGNS
 
-SEVERAL_TENSORS = ("value_residual", "dense_former", "attention_residuals")
+SEVERAL_TENSORS = ("value_residual", "dense_former", "mudd", "attention_residuals")
 IMAGES, LABELS = torch.randn(8, 3, 8, 8, generator=torch.Generator().manual_seed(1)), torch.arange(8) % 5
 
 

@@ -11,6 +11,8 @@ from timm.models.vision_transformer import Block
 from torch.nn import functional as F
 
 import stepsnet.residual
+from stepsnet.analysis.design_costs import profile_costs
+from stepsnet.analysis.interventions import dropped
 from stepsnet.analysis.residual_stream import measure_stream
 from stepsnet.config import ModelSpec
 from stepsnet.errors import UserError
@@ -135,15 +137,16 @@ def test_it_begins_again_on_the_meta_device(name):
     model.init_weights()
     starts = {key: value for key, value in eager.state_dict().items() if "connections" in key or ".wiring." in key}
     for key, value in starts.items():
-        if not key.endswith((".phi", ".B")) or value.unique().numel() < 9:  # φ, and LAuReL's B, are random
+        if not key.endswith((".phi", ".W_1")):  # which start at random
             assert torch.equal(model.state_dict()[key], value), key
     model.load_state_dict(eager.state_dict())
     torch.testing.assert_close(model.eval()(IMAGES), eager(IMAGES))
 
 
-# one of each kind: hooks, state of one shape, state that grows, a block as a whole
+# one of each kind: hooks, state of one shape, state that grows, a block as a whole, its branches together
 @pytest.mark.parametrize(
-    "name", ["layer_norm_scaling", "value_residual", "dense_former", "alt_up", "mhc", "attention_residuals_block"]
+    "name",
+    ["layer_norm_scaling", "value_residual", "dense_former", "mudd", "alt_up", "mhc", "attention_residuals_block"],
 )
 def test_blocks_share_their_compiled_graphs(name):
     model = stirred(deit(name, depths=(12,)), 0.1).eval()
@@ -178,6 +181,37 @@ def test_connect_takes_the_place_of_a_sequential(name):
         first(x)
         with pytest.raises(RuntimeError, match="block 1 of a connected sequence: got another tensor"):
             second(x)
+
+
+@pytest.mark.parametrize("name", [name for name in JOINED if name != "peri_ln"])  # its norm makes something of zero
+def test_a_dropped_block_is_one_whose_branches_give_zero(name):
+    blocks = [Block(WIDTH, 2) for _ in range(4)]
+    network = stirred(stepsnet.residual.connect(blocks, name, **OPTIONS.get(name, {})), 0.2).eval()
+    x = torch.randn(2, 5, WIDTH)
+    with dropped(blocks[1:2]):
+        without = network(x)
+    assert (without - network(x)).abs().max() > 0.01
+    for layer in (blocks[1].attn.proj, blocks[1].mlp.fc2):
+        torch.nn.init.zeros_(layer.weight), torch.nn.init.zeros_(layer.bias)
+    torch.testing.assert_close(without, network(x))
+
+
+@pytest.mark.parametrize("name", ["dense_former", "deep_cross_attention", "mudd"])
+def test_blocks_that_read_those_before_them_are_not_run_without_them(name):
+    network = stepsnet.residual.connect([Block(WIDTH, 2) for _ in range(4)], name)
+    with pytest.raises(UserError, match="a block got 1 outputs of blocks before it, expected 3"):
+        network[2:](torch.randn(2, 5, WIDTH))
+
+
+def test_an_interrupted_attention_leaves_no_inputs_behind():
+    network = stirred(stepsnet.residual.connect([Block(WIDTH, 2) for _ in range(2)], "mudd"), 0.2).eval()
+    x = torch.randn(2, 5, WIDTH)
+    expected = network(x)
+    handle = network.blocks[1].attn.proj.register_forward_pre_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        network(x)
+    handle.remove()
+    assert torch.equal(network(x), expected)
 
 
 def test_the_plain_design_is_a_sequential_of_the_same_blocks():
@@ -236,6 +270,7 @@ def test_streams_do_not_stay_copies_of_each_other(name):
             {"residual": "dense_former", "residual_options": {"period": 10**9}},
             "period of dense_former: got 1000000000, e",
         ),
+        ({"residual": "bowtie"}, "got 'bowtie', a profile of widths, .* expected stepsnet.stepify.*profile='bowtie'"),
         ({"residual": ["mhc"]}, "residual: got ..mhc.., expected one of plain"),
         ({"residual": ""}, "residual: got '', expected one of plain"),
         ({"residual": "mhc", "residual_options": 4}, "residual_options: got 4, expected a mapping"),
@@ -256,11 +291,24 @@ def test_blocks_that_a_design_is_not_for_are_refused():
         stepsnet.residual.connect([Block(WIDTH, 2)], "deepnorm")
     with pytest.raises(UserError, match="Bottleneck has convolutions over images"):
         stepsnet.residual.connect([Bottleneck(64, 16)], "mhc")
+    other = Block(WIDTH, 2)
+    other.attn.qkv = torch.nn.Identity()
+    with pytest.raises(UserError, match=r"mudd: attn\.qkv of Block: got Identity, expected Linear"):
+        stepsnet.residual.connect([other], "mudd")
     connected = stepsnet.residual.connect([Block(WIDTH, 2)], "mhc")
     with pytest.raises(UserError, match="has a design already"):
         stepsnet.residual.connect(connected.blocks, "laurel")
     with pytest.raises(UserError, match=r"the width of Linear is not known: width="):
         stepsnet.residual.connect([torch.nn.Linear(4, 4)], "dense_former")
+
+
+def test_a_stepsnet_costs_what_its_widths_say():
+    steps, reverse, bowtie = profile_costs()
+    assert steps.options == {"widths": [192, 272, 384], "depths": [12, 6, 6]} and steps.blocks == 24
+    read_and_written = 6 * (12 * 192 + 6 * 272 + 6 * 384) / 384
+    assert steps.traffic == pytest.approx((read_and_written + 2 * (272 + 384) / 384) / 24)  # joined at two places
+    assert reverse.traffic == pytest.approx((read_and_written + 2) / 24)  # at the end, where all channels meet
+    assert bowtie.options["depths"] == [3, 12, 3] and bowtie.macs == pytest.approx(steps.macs, rel=0.02)
 
 
 @EVERY

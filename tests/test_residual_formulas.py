@@ -1,5 +1,6 @@
-"""Every design against its formula, written out here with tensors in place of modules, and against other libraries.
+"""Every design against its formula, written out here with tensors in place of modules.
 
+Against other libraries: test_residual_parity.py.
 LayerScale, ReZero, DeepNorm, Fixup and NormFormer as timm's blocks are in test_depth_methods.py.
 """
 
@@ -11,13 +12,8 @@ import torch
 from residual_networks import IMAGES, JOINED, OPTIONS, WIDTH, stirred
 from timm.models.vision_transformer import Block
 from torch.nn import functional as F
-from transformers.models.deepseek_v4.configuration_deepseek_v4 import DeepseekV4Config
-from transformers.models.deepseek_v4.modeling_deepseek_v4 import DeepseekV4HyperConnection
 
 import stepsnet.residual
-from stepsnet.residual.design import Place
-from stepsnet.residual.hyper_connections import HyperConnections
-from stepsnet.residual.mhc import MHC
 
 DEPTH = 5
 X = torch.randn(2, 3, WIDTH, dtype=torch.double, generator=torch.Generator().manual_seed(3))
@@ -28,9 +24,12 @@ def norm(layer, x):
 
 
 def attention(block, x, values=None):
-    """The attention of a timm block; ``values`` are told to, and may change, V."""
-    B, N, C = x.shape
-    q, k, v = F.linear(x, block.attn.qkv.weight, block.attn.qkv.bias).split(C, -1)
+    """The attention of a timm block; ``values`` are told to, and may change, V. x: one input, or of q, k and v."""
+    inputs = x if isinstance(x, tuple) else (x, x, x)
+    B, N, C = inputs[0].shape
+    bias = 0 if block.attn.qkv.bias is None else block.attn.qkv.bias
+    weights, biases = block.attn.qkv.weight.split(C), (bias + X.new_zeros(3 * C)).split(C)
+    q, k, v = (one @ weight.T + shift for one, weight, shift in zip(inputs, weights, biases))
     v = v if values is None else values(v)
     q, k, v = (part.reshape(B, N, 2, C // 2).transpose(1, 2) for part in (q, k, v))
     heads = (q @ k.transpose(-2, -1) / math.sqrt(C // 2)).softmax(-1) @ v
@@ -117,6 +116,36 @@ def dense_former(network, x):
         Y = torch.einsum("j,jbnc->bnc", block.connections[0].alpha, torch.stack(X))
         assert len(X) == i + 1
     return Y
+
+
+def grn(one, way, G):
+    """GRN-v3 of sources G, (t, B, N, C)."""
+    b, w = one.b.reshape(len(G), one.outputs, WIDTH)[:, way], one.w[:, way]
+    return torch.einsum("tbnc,tbnc->bnc", G, b[:, None, None] + (G @ w).relu()[..., None])
+
+
+def deep_cross_attention(network, x):
+    G = [x]
+    for block in network.blocks:
+        q, k, v = (grn(block.connections[0].grn, way, torch.stack(G)) for way in range(3))
+        attended = attention(block, tuple(norm(block.norm1, one) for one in (q, k, v)))
+        G.append(attended + mlp(block, norm(block.norm2, q + attended)))
+    return grn(network.wiring.grn, 0, torch.stack(G))
+
+
+def mudd(network, x):
+    X, Q, K, V, R = [x], x, x, x, x
+    for i, block in enumerate(network.blocks, 1):
+        one = block.connections[0]
+        x = R + attention(block, tuple(norm(block.norm1, way) for way in (Q, K, V)))
+        X.append(x + mlp(block, norm(block.norm2, x)))
+        hidden = F.gelu(X[i] / (X[i].square().mean(-1, keepdim=True) + 1e-6).sqrt() @ one.W_1)
+        assert hidden.shape[-1] == 4 * (i + 1)
+        A = (hidden @ one.W_2 + one.a).unflatten(-1, (-1, i + 1))
+        *QKV, R = torch.einsum("bncj,jbnd->cbnd", A, torch.stack(X))
+        Q, K, V = QKV or (None, None, None)
+    assert i == DEPTH and Q is None
+    return R
 
 
 def laurel(network, x):
@@ -218,6 +247,59 @@ def test_dense_former_with_dilation_and_period(dilation, period):
     torch.testing.assert_close(network(X), Y)
 
 
+def test_the_low_rank_map_starts_with_orthogonal_rows():
+    """Sec. 3.3 of 2411.07501, whose A is our B transposed: 1/√(rD) where i mod r = j."""
+    one = stepsnet.residual.connect([Block(10, 2)], "laurel", rank=4)[0].block.connections[0]
+    expected = torch.tensor([[(i % 4 == j) / math.sqrt(4 * 10) for i in range(10)] for j in range(4)])
+    torch.testing.assert_close(one.B.detach(), expected)
+    assert not one.A.any()
+
+
+@pytest.mark.parametrize("depth", [2, 5])
+def test_deep_cross_attention_with_the_last_two(depth):
+    blocks = [Block(WIDTH, 2, qkv_bias=True) for _ in range(depth)]
+    network = stirred(stepsnet.residual.connect(blocks, "deep_cross_attention", last=2), 0.1).double().eval()
+    x, added = X, []
+    for block in [*network.blocks, None]:
+        one = network.wiring.grn if block is None else block.connections[0].grn
+        between = [sum(added[:-2])] if len(added) > 2 else []
+        G = torch.stack([x, *between, *added[-2:]])
+        if block is None:
+            break
+        q, k, v = (grn(one, way, G) for way in range(3))
+        attended = attention(block, tuple(norm(block.norm1, part) for part in (q, k, v)))
+        added.append(attended + mlp(block, norm(block.norm2, q + attended)))
+    torch.testing.assert_close(network(X), grn(one, 0, G))
+
+
+def test_mudd_with_norms_around_the_sums():
+    blocks = [Block(WIDTH, 2, qkv_bias=True) for _ in range(3)]
+    network = stepsnet.residual.connect(blocks, "mudd", prepost_norm=True).double().eval()
+    plain = X
+    for block in blocks:
+        plain = whole(block, plain)
+    torch.testing.assert_close(network(X), plain)  # its start
+    stirred(network, 0.2)
+
+    def rms(x, weight):
+        return F.rms_norm(x, (WIDTH,), weight, 1e-6)
+
+    Q = K = V = R = X
+    normed = [rms(X, network.wiring.pre.weight)]
+    for block in network.blocks:
+        one = block.connections[0]
+        x = R + attention(block, tuple(norm(block.norm1, way) for way in (Q, K, V)))
+        x = x + mlp(block, norm(block.norm2, x))
+        normed.append(rms(x, one.pre.weight))
+        A = F.gelu(rms(x, None) @ one.W_1) @ one.W_2 + one.a
+        ways = [
+            x + rms(torch.einsum("bnj,jbnc->bnc", a, torch.stack(normed)), n.weight)
+            for a, n in zip(A.split(len(normed), -1), one.post)
+        ]
+        Q, K, V, R = ways if len(ways) == 4 else (None, None, None, *ways)
+    torch.testing.assert_close(network(X), R)
+
+
 @pytest.mark.parametrize("name", ["layer_scale", "rezero"])
 def test_a_joined_design_is_that_of_timms_block(name):
     steps = timm.create_model(
@@ -236,40 +318,3 @@ def test_a_joined_design_is_that_of_timms_block(name):
     }
     joined.load_state_dict(renamed)
     torch.testing.assert_close(joined(X), blocks(X))
-
-
-def test_mhc_has_the_coefficients_of_deepseeks_model():
-    """Its Sinkhorn begins with a softmax over rows and ends with columns, ours with rows; both have converged."""
-    theirs = DeepseekV4HyperConnection(DeepseekV4Config(hidden_size=WIDTH, hc_mult=4, rms_norm_eps=1e-6))
-    ours = stirred(MHC(Place(WIDTH, 1, 2, 1, 1), {"streams": 4, "iterations": 20}), 0.2)
-    with torch.no_grad():
-        # their matrix has inputs by rows, Mixed = combᵀ In: the transpose of H_res
-        order = torch.cat((torch.arange(8), 8 + torch.arange(16).view(4, 4).T.flatten()))
-        theirs.fn.copy_(ours.phi.T[order])
-        theirs.base.copy_(ours.b[order])
-        theirs.scale.copy_(ours.alpha)
-        x = torch.randn(2, 3, 4, WIDTH)
-        post, comb, collapsed = theirs(x)
-        H_pre, H_post, H_res = ours.coefficients(x)
-    torch.testing.assert_close(H_post, post, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(H_res, comb.transpose(-2, -1), rtol=1e-3, atol=1e-4)
-    torch.testing.assert_close((H_pre.unsqueeze(-1) * x).sum(-2), collapsed, rtol=1e-4, atol=1e-4)
-
-
-def test_hyper_connections_are_those_of_an_independent_package():
-    """It has RMSNorm with a weight in place of the paper's LayerNorm, which is put in here, and ends in a sum."""
-    package = pytest.importorskip("hyper_connections")
-    ours = stirred(HyperConnections(Place(WIDTH, 2, 4, 1, 2), {"streams": 4, "dynamic": True}), 0.3)
-    branch = torch.nn.Linear(WIDTH, WIDTH)
-    theirs = package.HyperConnections(4, dim=WIDTH, branch=branch, layer_index=1)
-    theirs.norm = torch.nn.LayerNorm(WIDTH, elementwise_affine=False)
-    with torch.no_grad():
-        theirs.static_alpha.copy_(torch.cat((ours.A_m[:, None], ours.A_r.view(4, 4)), 1))
-        theirs.static_beta.copy_(ours.B)
-        theirs.dynamic_alpha_fn.copy_(ours.W[:, :5])
-        theirs.dynamic_beta_fn.copy_(ours.W[:, 5])
-        theirs.dynamic_alpha_scale.copy_(ours.s[0])
-        theirs.dynamic_beta_scale.copy_(ours.s[1])
-    H = torch.randn(2, 3, 4, WIDTH)
-    flat = theirs(H.permute(0, 2, 1, 3).reshape(8, 3, WIDTH))  # theirs has the streams in the batch
-    torch.testing.assert_close(ours(H, branch), flat.view(2, 4, 3, WIDTH).permute(0, 2, 1, 3))

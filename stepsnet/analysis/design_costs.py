@@ -1,8 +1,8 @@
-"""What the designs of the residual stream cost beside the plain one: parameters, MACs, traffic and memory."""
+"""What the designs of the residual stream, and a StepsNet, cost beside the plain one of like compute."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,20 +10,23 @@ import torch
 from torch import nn
 
 from ..macs import count_forward
-from ..residual import DESIGNS, Connection
+from ..plan import Profile, plan_steps
+from ..residual import DESIGNS, Connection, design_of
 from .memory import activation_bytes
 
-__all__ = ["DesignCost", "design_costs"]
+__all__ = ["DesignCost", "design_costs", "profile_costs", "stream_traffic"]
 
 
 @dataclass(frozen=True)
 class DesignCost:
-    """A design in a DeiT of one width.
+    """A design in a DeiT of one width, or a DeiT of several widths.
 
     Args:
+        blocks: of the model.
         params, macs: of the whole model, per image; elementwise products are not in the MACs, by the convention of
             :func:`stepsnet.macs.count_forward`.
-        traffic: numbers read and written between the branches, per token and block, in units of the width C.
+        traffic: numbers read and written between the branches, per token and block, in units of the stream's
+            width C; with several widths the mean over the blocks.
         activations: peak bytes of a forward and backward pass of one image in float32, with nothing recomputed.
     """
 
@@ -32,6 +35,7 @@ class DesignCost:
     source: str
     options: dict[str, Any]
     starts_as_plain: bool
+    blocks: int
     params: int
     macs: int
     traffic: float
@@ -41,27 +45,64 @@ class DesignCost:
 def design_costs(width: int = 384, blocks: int = 12, num_heads: int = 6) -> Iterator[DesignCost]:
     """Every design with its default options, "plain" first: by default in DeiT-S on 224×224 images."""
     for name, design in DESIGNS.items():
-        model = _model(name, width, blocks, num_heads)
-        macs, _ = count_forward(model, torch.empty(1, 3, 224, 224, device="meta"))
-        options: dict[str, Any] = {} if design is None else dict(design.options)
-        chosen = design or Connection
-        layers = blocks if chosen.unit == "block" else 2 * blocks
         yield DesignCost(
             name,
             "the sum of the stream and each branch" if design is None else design.title,
             "arXiv 1603.05027, Eq. 3" if design is None else design.source,
-            options,
+            {} if design is None else dict(design.options),
             design is None or design.starts_as_plain,
-            sum(parameter.numel() for parameter in model.parameters()),
-            macs,
-            chosen.traffic(layers, options),
-            activation_bytes(model, (3, 224, 224), 1),
+            blocks,
+            traffic=stream_traffic([width], [blocks], name),
+            **_counts(_model(name, [width], [blocks], [num_heads])),
         )
 
 
-def _model(name: str, width: int, blocks: int, num_heads: int) -> nn.Module:
+_PROFILES: tuple[tuple[Profile, str, str], ...] = (
+    ("steps", "blocks read and write the first channels: ever more of them", "arXiv 2511.14329, Eq. 5"),
+    ("reverse", "ever fewer of them", "arXiv 2511.14329, Eq. 6"),
+    ("bowtie", "fewer in the middle", "arXiv 2606.18246"),
+)
+
+
+def profile_costs(width: int = 384, blocks: int = 12, num_heads: int = 6) -> Iterator[DesignCost]:
+    """Three steps in each profile of a StepsNet, by the half-compute rule: the compute of ``blocks`` of ``width``."""
+    for profile, title, source in _PROFILES:
+        plan = plan_steps(width, blocks, 3, profile=profile, head_dim=width // num_heads)
+        yield DesignCost(
+            f"StepsNet, {profile}",
+            title,
+            source,
+            {"widths": list(plan.widths), "depths": list(plan.depths)},
+            False,
+            sum(plan.depths),
+            traffic=stream_traffic(plan.widths, plan.depths),
+            **_counts(_model("plain", plan.widths, plan.depths, plan.num_heads)),
+        )
+
+
+def stream_traffic(
+    widths: Sequence[int], depths: Sequence[int], name: str = "plain", options: Mapping[str, Any] | None = None
+) -> float:
+    """Numbers read and written between the branches, per token and block, in units of the stream's width.
+
+    That of a design at the width of each step, and of what is joined where a wider part of the stream follows.
+    """
+    design = design_of(name) or Connection
+    chosen, per_block = {**design.options, **(options or {})}, 1 if design.unit != "branch" else 2
+    blocks = sum(w * depth * design.traffic(per_block * depth, chosen) for w, depth in zip(widths, depths))
+    joined = sum(2 * wider for width, wider in zip(widths, (*widths[1:], max(widths))) if wider > width)
+    return (blocks + joined) / max(widths) / sum(depths)
+
+
+def _counts(model: nn.Module) -> dict[str, int]:
+    macs, _ = count_forward(model, torch.empty(1, 3, 224, 224, device="meta"))
+    params = sum(parameter.numel() for parameter in model.parameters())
+    return {"params": params, "macs": macs, "activations": activation_bytes(model, (3, 224, 224), 1)}
+
+
+def _model(name: str, widths: Sequence[int], depths: Sequence[int], num_heads: Sequence[int]) -> nn.Module:
     import timm
 
-    shape: dict[str, Any] = dict(widths=(width,), depths=(blocks,), num_heads=(num_heads,))
+    shape: dict[str, Any] = dict(widths=widths, depths=depths, num_heads=num_heads)
     with torch.device("meta"):
         return timm.create_model("steps_deit_small_patch16_224", residual=name, **shape)

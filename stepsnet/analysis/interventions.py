@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ..errors import UserError
 from ..models.blocks import blocks_of, is_transformers_model, step_sequences, widths_of
+from ..residual.connected import ConnectedBlock
 
 __all__ = ["OneStep", "drop_each", "drop_steps", "dropped", "mask_paths", "masked"]
 
@@ -62,11 +63,11 @@ def masked(model: Any, share: float, path: str) -> Iterator[None]:
 
 @contextmanager
 def dropped(blocks: Sequence[nn.Module]) -> Iterator[None]:
-    """Replace blocks by the identity."""
+    """Replace blocks by the identity; in a design of the residual stream, let their branches give zero."""
     before = [(block, block.forward) for block in blocks]
     try:
         for block in blocks:
-            block.forward = _identity
+            block.forward = block.without_branches if isinstance(block, ConnectedBlock) else _identity
         yield
     finally:
         for block, forward in before:

@@ -51,9 +51,10 @@ def _show_models(as_json: bool) -> None:
 
 
 def _show_designs(as_json: bool) -> None:
-    from ..analysis.design_costs import design_costs
+    from ..analysis.design_costs import design_costs, profile_costs
+    from ..residual import DESIGNS
 
-    costs = list(design_costs())
+    costs = [*design_costs(), *profile_costs()]
     if as_json:
         say(json.dumps([dataclasses.asdict(cost) for cost in costs]))
         return
@@ -63,15 +64,16 @@ def _show_designs(as_json: bool) -> None:
         more = [cost.params / plain.params - 1, cost.macs / plain.macs - 1]
         rows.append(
             [
-                f"`{cost.name}`",
+                f"`{cost.name}`" if cost.name in DESIGNS else cost.name,
                 cost.title,
                 cost.source,
                 options,
                 "yes" if cost.starts_as_plain else "",
+                str(cost.blocks),
                 *(f"{share:+.1%}" for share in more),
                 f"{cost.traffic:.1f}",
                 f"{cost.activations / plain.activations:.2f}",
             ]
         )
-    headers = ["design", "what it is", "source", "options", "starts as plain", "parameters", "MACs"]
-    say(markdown_table([*headers, "traffic (C a block)", "activations (plain = 1)"], rows, "lllllrrrr"))
+    headers = ["design", "what it is", "source", "options", "starts as plain", "blocks", "parameters", "MACs"]
+    say(markdown_table([*headers, "traffic (C a block)", "activations (plain = 1)"], rows, "lllllrrrrr"))

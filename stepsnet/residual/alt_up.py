@@ -5,8 +5,8 @@ r"""AltUp, recycled: Baykal et al., "Alternating Updates for Efficient Transform
     x_i ← x̂_i + g_i (x̃ - x̂_a)                correct        g: (n)
 
 The stream's start is copied to all n, and its end is their mean; the paper adds them, which the norm behind makes
-equal. Start: p = I and g = 1, the plain network. Parameters: n² + n a block. MACs a token and block: n² C. Traffic a
-block: n read, n written, the result and its correction n + 2. Memory: n streams.
+equal. Start (ours): p = I and g = 1, the plain network. Parameters: n² + n a block. MACs a token and block: n² C.
+Traffic a block: n read, n written, the result and its correction n + 2. Memory: n streams.
 """
 
 from __future__ import annotations

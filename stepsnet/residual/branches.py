@@ -6,9 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-__all__ = ["BoundBranch", "BranchParts", "parts_of"]
+__all__ = ["BoundBranch", "BranchParts", "SilentBranch", "parts_of"]
+
+
+Projection = tuple[str, int, int]  # path of a linear layer, a part of its output, of how many equal parts
 
 
 @dataclass(frozen=True)
@@ -20,8 +24,8 @@ class BranchParts:
         layer: the attention or the MLP; of a tuple that it returns, the first is the output.
         after: what follows it, such as layer scale and stochastic depth.
         takes_arguments: whether ``layer`` takes what else the block is called with: masks, positions, a cache.
-        values: the linear layer that makes the attention's values, and which part of its output they are: 2, 3 for
-            the last of three. None for a branch without.
+        projections: of an attention, the linear layers that make its queries, keys and values, in this order, and
+            which part of the layer's output each is: 2, 3 for the last of three. None for a branch without.
         function: (block, x, …) -> F(x), in place of the paths.
     """
 
@@ -29,8 +33,12 @@ class BranchParts:
     layer: str = ""
     after: tuple[str, ...] = ()
     takes_arguments: bool = False
-    values: tuple[str, int, int] | None = None
+    projections: tuple[Projection, Projection, Projection] | None = None
     function: Callable[..., Tensor] | None = None
+
+    @property
+    def values(self) -> Projection | None:
+        return None if self.projections is None else self.projections[2]
 
 
 class BoundBranch:
@@ -45,7 +53,26 @@ class BoundBranch:
         """``behind`` is put between the layer and what follows it; it needs declared parts."""
         if self.parts.function is not None:
             return self.parts.function(self.block, x, *self.args, **self.kwargs)
-        y = self.block.get_submodule(self.parts.norm)(x)
+        return self._behind_norm(self.block.get_submodule(self.parts.norm)(x), behind)
+
+    def attend(self, x_q: Tensor, x_k: Tensor, x_v: Tensor) -> Tensor:
+        """F of an attention with inputs of their own for queries, keys and values, each behind the norm.
+
+        The block has to be prepared by :func:`stepsnet.residual.separate_inputs.separate`.
+        """
+        norm = self.block.get_submodule(self.parts.norm)
+        inputs = norm(x_q), norm(x_k), norm(x_v)
+        of_layers: dict[Any, list[Tensor]] = {}  # of separate_inputs.LinearOfSeveral: one, or one each
+        for (path, _, _), x in zip(self.parts.projections or (), inputs):
+            of_layers.setdefault(self.block.get_submodule(path), []).append(x)
+        for layer, own in of_layers.items():
+            layer.inputs = tuple(own)
+        y = self._behind_norm(inputs[0])
+        for layer in of_layers:
+            layer.inputs = None
+        return y
+
+    def _behind_norm(self, y: Tensor, behind: Callable[[Tensor], Tensor] | None = None) -> Tensor:
         layer = self.block.get_submodule(self.parts.layer)
         y = layer(y, *self.args, **self.kwargs) if self.parts.takes_arguments else layer(y)
         y = y[0] if isinstance(y, tuple) else y
@@ -55,15 +82,27 @@ class BoundBranch:
         return y
 
 
+class SilentBranch:
+    """F of a block that is left out: x -> 0."""
+
+    def __call__(self, x: Tensor, behind: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+        return torch.zeros_like(x)
+
+    def attend(self, x_q: Tensor, x_k: Tensor, x_v: Tensor) -> Tensor:
+        return torch.zeros_like(x_q)
+
+
 _AFTER_1, _AFTER_2 = ("ls1", "drop_path1"), ("ls2", "drop_path2")
+_FUSED = ("attn.qkv", 0, 3), ("attn.qkv", 1, 3), ("attn.qkv", 2, 3)
+_APART = ("self_attn.q_proj", 0, 1), ("self_attn.k_proj", 0, 1), ("self_attn.v_proj", 0, 1)
 _ROTARY = (
-    BranchParts("input_layernorm", "self_attn", takes_arguments=True, values=("self_attn.v_proj", 0, 1)),
+    BranchParts("input_layernorm", "self_attn", takes_arguments=True, projections=_APART),
     BranchParts("post_attention_layernorm", "mlp"),
 )
 # by the name of the class, so that no library is imported for a row
 _PARTS: dict[str, Sequence[BranchParts]] = {
     "timm.models.vision_transformer.Block": (
-        BranchParts("norm1", "attn", _AFTER_1, takes_arguments=True, values=("attn.qkv", 2, 3)),
+        BranchParts("norm1", "attn", _AFTER_1, takes_arguments=True, projections=_FUSED),
         BranchParts("norm2", "mlp", _AFTER_2),
     ),
     "transformers.models.llama.modeling_llama.LlamaDecoderLayer": _ROTARY,

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import UserError, nearest
-from ..plan import MOST_BLOCKS, MOST_CHANNELS
+from ..plan import MOST_BLOCKS, MOST_CHANNELS, Profile
 from ..steps import StepsNet, StreamBlock, check_stream, recomputed
-from .branches import BoundBranch, BranchParts, parts_of
+from .branches import BoundBranch, BranchParts, SilentBranch, parts_of
 from .design import Connection, Place, State, Wiring, check_options
 from .table import DESIGNS
 
@@ -65,6 +65,11 @@ class _Plain(Connection):
 
 def design_of(name: str) -> type[Connection] | None:
     """The design of that name; None for "plain". Raises UserError for an unknown one, and names the nearest."""
+    if isinstance(name, str) and name in get_args(Profile):
+        wanted = f"stepsnet.stepify(model, profile={name!r}), or a model's widths= as stepsnet plan gives them"
+        raise UserError(
+            f"residual: got {name!r}, a profile of widths, which needs blocks of several: expected {wanted}"
+        )
     if not isinstance(name, str) or name not in DESIGNS:
         raise UserError(f"residual: got {name!r}, expected one of {', '.join(DESIGNS)}{nearest(str(name), DESIGNS)}")
     return DESIGNS[name]
@@ -93,14 +98,14 @@ def wire(
         raise UserError(f"residual: {name} takes the place of timm's Block, expected it as residual= of a Steps-DeiT")
     options = check_options(name, design, options)
     parts = [_parts_for(block, name, design) for block in blocks]
-    per_block = [1 if design.unit == "block" else len(one) for one in parts]
+    per_block = [len(one) if design.unit == "branch" else 1 for one in parts]
     layers, total = sum(per_block), max(num_blocks or 0, first - 1 + len(blocks))
     width = width or _width_of(blocks, parts)
     design.check(width, layers, options)
     wiring = design.wiring(width, layers, options)
     layer = 1
     for number, (block, of_block, count) in enumerate(zip(blocks, parts, per_block), first):
-        of_connections = [None] if design.unit == "block" else of_block
+        of_connections = [None] if design.unit == "block" else of_block[:count]
         places = [
             Place(
                 width,
@@ -117,7 +122,7 @@ def wire(
         block.__class__ = _connected_class(type(block))  # type: ignore[arg-type]
         block.connections = nn.ModuleList(design(place, options) for place in places)
         # not as submodules: they belong to the container
-        block.__dict__.update(wiring=wiring, branch_parts=None if design.unit == "block" else tuple(of_block))
+        block.__dict__.update(wiring=wiring, unit=design.unit, branch_parts=tuple(of_block))
         layer += count
     return wiring
 
@@ -142,7 +147,7 @@ def _parts_for(block: nn.Module, name: str, design: type[Connection]) -> Sequenc
     if any(isinstance(module, nn.Conv2d) for module in block.modules()):
         raise UserError(f"residual: {kind} has convolutions over images (B, C, H, W), expected blocks of channels last")
     parts = parts_of(block)
-    if parts is None and design.unit == "branch":
+    if parts is None and design.unit != "block":
         raise UserError(f"residual: {name} joins the branches of a block, and those of {kind} are not declared")
     for part in design.needs:
         if not any(getattr(one, part) for one in parts or ()):
@@ -173,14 +178,28 @@ class ConnectedBlock:
 
     connections: nn.ModuleList
     wiring: Wiring
-    branch_parts: tuple[BranchParts, ...] | None
+    unit: Literal["branch", "block", "branches"]
+    branch_parts: tuple[BranchParts, ...]
 
     def forward(self, state: State, *args: Any, **kwargs: Any) -> State:
-        if self.branch_parts is None:
+        if self.unit == "block":
             whole: Callable[..., Tensor] = super().forward  # type: ignore[misc]
             return self.connections[0](state, lambda x: whole(x, *args, **kwargs))
-        for connection, parts in zip(self.connections, self.branch_parts):
-            state = connection(state, BoundBranch(self, parts, args, kwargs))  # type: ignore[arg-type]
+        branches = [BoundBranch(self, parts, args, kwargs) for parts in self.branch_parts]  # type: ignore[arg-type]
+        if self.unit == "branches":
+            return self.connections[0](state, branches)
+        for connection, branch in zip(self.connections, branches):
+            state = connection(state, branch)
+        return state
+
+    def without_branches(self, state: State, *args: Any, **kwargs: Any) -> State:
+        """As ``forward`` if all branches gave zero: what is left where a block is dropped."""
+        if self.unit == "block":
+            return self.connections[0](state, lambda x: x)
+        if self.unit == "branches":
+            return self.connections[0](state, [SilentBranch() for _ in self.branch_parts])
+        for connection in self.connections:
+            state = connection(state, SilentBranch())
         return state
 
     def parts_to_compile(self) -> list[nn.Module]:
@@ -222,6 +241,8 @@ class ConnectedSequence(StepsNet):
 
     def forward(self, x: Tensor) -> Tensor:
         check_stream(0, x.shape[-1], self.width)
+        if not self.blocks:
+            return x  # a step of which nothing is left, whose end could still weigh its one source
         state = self.wiring.start(x)
         for block in self.blocks:
             state = recomputed(block, state) if self.grad_checkpointing else block(state)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ..plan import MOST_BLOCKS
-from .design import Branch, Connection, Place, Wiring, check_bounds
+from .design import Branch, Connection, Place, Wiring, check_bounds, check_sources
 
 __all__ = ["DenseFormer"]
 
@@ -55,6 +55,7 @@ class DenseFormer(Connection):
 
     def forward(self, state: tuple[Tensor, ...], F: Branch) -> tuple[Tensor, ...]:
         *X, Y = state
+        check_sources(len(X), self.place.layer)
         X.append(F(Y))
         Y = X[-1]
         if self.alpha is not None:

@@ -27,6 +27,7 @@ __all__ = [
     "Wiring",
     "check_bounds",
     "check_options",
+    "check_sources",
     "precise",
     "rms_norm",
     "without_autocast",
@@ -45,8 +46,8 @@ class Place:
         width: C of its stream.
         layer: which connection of its stream, of ``layers``. A step of a StepsNet is a stream of its own.
         block: which block of the whole model, of ``blocks``.
-        parts: those of its branch; None where a block is joined as a whole.
-        norm: the norm in front of its branch, where it is declared.
+        parts: those of its branch, or of the first of its branches; None where a block is joined as a whole.
+        norm: the norm in front of that branch, where it is declared.
     """
 
     width: int
@@ -92,6 +93,8 @@ class Wiring(DesignPart):
 class Connection(DesignPart):
     """How one branch F, or one block, is joined to the stream: state, F -> state.
 
+    For the "branches" of a block together, F is a list of them.
+
     Args:
         place: where it stands.
         options: all options of the design, with their values.
@@ -99,10 +102,11 @@ class Connection(DesignPart):
     Class attributes:
         title: the design in a few words.
         source: the paper, and where in it.
-        unit: what is joined: each residual "branch" of a block, or the "block" as a whole, x -> x + F_1(x) + ….
+        unit: what is joined: each residual "branch" of a block, the "block" as a whole, x -> x + F_1(x) + …, or the
+            "branches" of a block together.
         wiring: how the stream begins and ends.
         options: names and defaults; a value has to be of the default's type.
-        needs: the parts of a branch that have to be declared (branches.py): "norm", "values".
+        needs: the parts of a branch that have to be declared (branches.py): "norm", "values", "projections".
         starts_as_plain: whether the network computes what the plain one does before it is trained, up to rounding.
         timm_block: the class that takes the place of timm's Block in the Steps-DeiT models, where there is one.
         joins: False where the design is that class and nothing else.
@@ -110,7 +114,7 @@ class Connection(DesignPart):
 
     title: ClassVar[str]
     source: ClassVar[str]
-    unit: ClassVar[Literal["branch", "block"]] = "branch"
+    unit: ClassVar[Literal["branch", "block", "branches"]] = "branch"
     wiring: ClassVar[type[Wiring]] = Wiring
     options: ClassVar[dict[str, Any]] = {}
     needs: ClassVar[tuple[str, ...]] = ()
@@ -122,7 +126,7 @@ class Connection(DesignPart):
         super().__init__()
         self.place = place
 
-    def forward(self, state: State, F: Branch) -> State:
+    def forward(self, state: State, F: Any) -> State:
         raise NotImplementedError
 
     @classmethod
@@ -166,6 +170,15 @@ def check_bounds(name: str, options: Mapping[str, Any], **bounds: tuple[float, f
     for key, (least, most) in bounds.items():
         if not least <= options[key] <= most:
             raise UserError(f"residual: {key} of {name}: got {options[key]}, expected {least:,g} to {most:,g}")
+
+
+def check_sources(got: int, expected: int) -> None:
+    """Raise UserError where a block gets the outputs of fewer or of more blocks than stand before it."""
+    if got != expected:
+        raise UserError(
+            f"residual: a block got {got} outputs of blocks before it, expected {expected}: its weights are for them; "
+            "run the blocks from the first, without leaving one out"
+        )
 
 
 def precise(x: Tensor) -> Tensor:

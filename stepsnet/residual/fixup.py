@@ -2,9 +2,10 @@ r"""Fixup: Zhang et al., "Fixup Initialization: Residual Learning Without Normal
 
     x_{l+1} = x_l + a_l F_l(x_l), F without norms, with a learned number added in front of each linear layer
 
-Start: F's last layer at 0, a = 1, the added numbers at 0, and the other layers scaled by L^(-1/(2m - 2)) with L
-branches of m layers in sequence: two branches a block, m = 2, so L^(-1/2). The classifier keeps timm's initialization;
-in Fixup it starts at 0. Parameters: five numbers a block, less the norms. Traffic: that of the plain stream.
+In front of the activation it is fc1's own bias. Start: F's last layer at 0, a = 1, the added numbers at 0, and values
+and fc1 scaled by L^(-1/(2m - 2)) with L branches of m layers in sequence: two branches a block, m = 2, so L^(-1/2);
+queries and keys are beside that sequence and as they are. The classifier keeps timm's initialization; in Fixup it
+starts at 0. Parameters: six numbers a block, less the norms. Traffic: that of the plain stream.
 """
 
 from __future__ import annotations

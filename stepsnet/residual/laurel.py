@@ -2,8 +2,10 @@ r"""LAuReL-LR: Menghani et al., "LAuReL: Learned Augmented Residual Layer", arXi
 
     x_{l+1} = F_l(x_l) + A_l B_l x_l + x_l        x: (B, N, C), A: (C, r), B: (r, C)
 
-Start: A = 0, the plain network, and B normal with a standard deviation of 1/√C (ours). Parameters and MACs a token:
-2 r C a branch. Traffic: x is read once more a branch. Memory: Bx, (B, N, r).
+Start: A = 0, the plain network, and B_ji = 1/√(rC) where i mod r = j, else 0, so its rows are orthogonal (Sec. 3.3,
+where the letters are the other way round: W = A B + I for rows x, and B A x). Parameters and MACs a token: 2 r C a
+branch. Traffic: x is read once more a branch. Memory: Bx, (B, N, r). The paper's residual weights (RW) and previous
+activations (PA) are not part of this.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ class LAuReL(Connection):
 
     def init_weights(self) -> None:
         nn.init.zeros_(self.A)
-        nn.init.normal_(self.B, std=self.B.shape[1] ** -0.5)
+        rank, width = self.B.shape
+        with torch.no_grad():
+            self.B.copy_(torch.eye(rank).repeat(1, -(-width // rank))[:, :width] * (rank * width) ** -0.5)
 
     def forward(self, x: Tensor, F: Branch) -> Tensor:
         return x + F(x) + x @ self.B.T @ self.A.T

@@ -2,6 +2,8 @@ r"""ReZero: Bachlechner et al., "ReZero is All You Need", arXiv 2003.04887, Eq. 
 
     x_{l+1} = x_l + α_l F_l(x_l), without the norm in front of F        x, F(x): (B, N, C), α: one number
 
+Each branch has an α of its own; the authors' Transformer layers share one between attention and MLP.
+
 Start: α = 0, so that the network is the identity; in the Steps-DeiT models the linear layers start by Xavier's rule, as
 in the paper's Transformers, elsewhere as the block's library has it. Parameters: one a branch, less the norms.
 Traffic: that of the plain stream.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from .alt_up import AltUp
 from .attention_residuals import AttentionResiduals, BlockAttentionResiduals
 from .complete_p import CompleteP
+from .deep_cross_attention import DeepCrossAttention
 from .deepnorm import DeepNorm
 from .dense_former import DenseFormer
 from .design import Connection
@@ -15,6 +16,7 @@ from .laurel import LAuReL
 from .layer_norm_scaling import LayerNormScaling
 from .layer_scale import LayerScale
 from .mhc import MHC
+from .mudd import MUDD
 from .normformer import NormFormer
 from .peri_ln import PeriLN
 from .rezero import ReZero
@@ -35,6 +37,8 @@ DESIGNS: dict[str, type[Connection] | None] = {
     "value_residual": ValueResidual,
     "lambdas": Lambdas,
     "dense_former": DenseFormer,
+    "deep_cross_attention": DeepCrossAttention,
+    "mudd": MUDD,
     "laurel": LAuReL,
     "alt_up": AltUp,
     "hyper_connections": HyperConnections,

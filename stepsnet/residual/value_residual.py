@@ -60,7 +60,8 @@ class ValueResidual(Connection):
         self.first = first[0] if first else None
         x = x + F(x)
         made, self.first, self.made = self.made, None, None
-        assert made is not None
+        if made is None:  # the attention has not run: its block is dropped, and the next is the first
+            return (*first, x)
         return (first[0] if first else made, x)
 
     def values(self, V: Tensor) -> Tensor:

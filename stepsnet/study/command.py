@@ -10,10 +10,11 @@ from typing import Any
 from ..config import MAY_CHANGE_ON_RESUME
 from ..console import choose_display
 from ..errors import UserError
-from ..files import require_folder
+from ..files import require_folder, write_atomically
 from ..terminal import say
 from .conductor import check_results, conduct
 from .declare import Cell, Study
+from .leaderboard import leaderboard
 from .render import render_study, write_study
 from .results import read_results
 from .run_plan import check_models, due, progress
@@ -45,7 +46,9 @@ def run_study(study: Study, more: Sequence[str], overrides: Sequence[str], optio
         require_folder(place, option)
 
     def write() -> str:
-        return write_study(study, read_results(results, study), folder)
+        there = read_results(results, study)
+        write_atomically(folder / "leaderboard.md", leaderboard(study, there) + "\n")
+        return write_study(study, there, folder)
 
     if options.render:
         check_models(study, options.data, open_data=False)  # results are rendered where the data are not, too

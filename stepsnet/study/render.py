@@ -158,7 +158,8 @@ def draw_study(study: Study, results: Results) -> Figure | None:
                 if len(x) == 1:
                     ax.vlines(x, min(values[0]), max(values[0]), color=colour, alpha=0.5)
                 marker = "o" if len(study.contenders[place].points) > 1 else "Dsv^P*X"[place % 7]
-                ax.plot(x, [statistics.fmean(v) for v in values], f"{marker}-", color=colour, label=label, markersize=4)
+                line = f"{marker}{'-' if place < len(OKABE_ITO) else '--'}"  # where there are more than colours
+                ax.plot(x, [statistics.fmean(v) for v in values], line, color=colour, label=label, markersize=4)
         if there < all_of:
             axes[0].set_title(f"{there} of {all_of} runs")
         handles = {text: handle for ax in axes for handle, text in zip(*ax.get_legend_handles_labels())}

@@ -1,0 +1,83 @@
+"""What a declared study would take, estimated from a few updates of each cell's model on one thread.
+
+    python benchmarks/study_cost.py STUDY [--samples 45000] [--updates 4] [--out results/benchmarks/NAME.json]
+
+In processor time, with batches drawn at random: data and evaluation are not counted, nor grids of rates that grow.
+``--samples`` is the number of training images, for a study of images. Ends in one JSON line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from outcome import conclude
+from torch import Tensor
+
+from stepsnet.models.build import build_model
+from stepsnet.study.declare import find_study
+from stepsnet.study.run_plan import Planned, recipe_of
+
+VOCABULARY = 70  # where the data decide it
+
+
+def loss_of(recipe: Any) -> tuple[torch.nn.Module, Callable[[], Tensor]]:
+    """A recipe's model, and its loss on one batch."""
+    args, size = recipe.model.args, recipe.batch_size
+    if recipe.task == "language":
+        entries = args.get("vocab_size") or VOCABULARY
+        model = build_model(dataclasses.replace(recipe.model, args={**args, "vocab_size": entries})).train()
+        tokens = torch.randint(0, entries, (size, recipe.seq_len))
+        return model, lambda: F.cross_entropy(model(tokens, use_cache=False).logits.flatten(0, 1), tokens.flatten())
+    model = build_model(recipe.model).train()
+    images, labels = torch.randn(size, 3, args["img_size"], args["img_size"]), torch.randint(0, 10, (size,))
+    return model, lambda: F.cross_entropy(model(images), labels)
+
+
+def seconds_per_update(recipe: Any, updates: int) -> float:
+    """The least of several updates, which is nearest to an idle core."""
+    model, loss = loss_of(recipe)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    found = []
+    for _ in range(2 + updates):
+        begin = time.process_time()
+        optimizer.zero_grad()
+        loss().backward()
+        optimizer.step()
+        found.append(time.process_time() - begin)
+    return min(found[2:])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("study")
+    parser.add_argument("--samples", type=int, default=45000)
+    parser.add_argument("--updates", type=int, default=4)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    study = find_study(options.study)
+    assert study is not None, options.study
+    rows = []
+    for cell in study.cells:
+        recipe = recipe_of(study, Planned(cell, "final", "", study.tuning.rates[0], study.seeds[0]))
+        of_epoch = recipe.epoch_updates if recipe.task == "language" else options.samples // recipe.batch_size
+        updates = recipe.epochs * of_epoch
+        seconds = seconds_per_update(recipe, options.updates)
+        runs = len(study.seeds) + len(study.tuning.rates) * study.tuning.length  # in full lengths
+        label = study.contender(cell.contender).label or cell.contender
+        row = {"contender": label, "point": cell.point, "updates": updates, "seconds_per_update": round(seconds, 4)}
+        rows.append({**row, "core_hours": round(seconds * updates * runs / 3600, 2)})
+        print(f"{cell}: {seconds * 1e3:.0f} ms an update, {rows[-1]['core_hours']} core-hours", file=sys.stderr)
+    conclude("study_cost", {"study": study.name, "rows": rows}, options.out)
+
+
+if __name__ == "__main__":
+    main()

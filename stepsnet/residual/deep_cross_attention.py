@@ -1,0 +1,132 @@
+r"""DeepCrossAttention: Heddes et al., arXiv 2502.06785, Sec. 3.1 (GRN-v3) and 3.2.
+
+    G_t = [f_{t-1}, …, f_1, x]                              x: the start of the stream, f_i: what block i has added
+    GRN(G) = (G ⊙ (b + w̄)) 1,   w̄ = 1 σ(w^T G)              G, b: (C, t), w: (C, 1), σ: ReLU, per token
+    q = GRN_q(G_t),  k = GRN_k(G_t),  v = GRN_v(G_t)        (B, N, C), the inputs of block t's attention
+    f_t = A + MLP(q + A),   A = Attention(q, k, v)
+
+With ``last`` = k the sources are x, the sum of those in between, and the last k f (k-DCA). The end of the stream is
+y = GRN(G_{T+1}), as in Sec. 4.1. Each of q, k, v goes through the block's own norm.
+
+Start: b = 1 and w = 0, the plain network. ReLU's derivative at 0 is commonly taken as 0, with which w would stay 0 for
+ever; here it is ½, so w learns from the paper's start. Open in the text that was read, without its figures: which of
+the inputs the MLP's has (ours: that of the queries), whether attention and MLP count as sources apart (ours: a block is
+one; their count of parameters is larger than ours), norms of their own for k and v.
+
+Parameters: 3 (t + 1) C in block t, with t sources, and (T + 2) C at the end. MACs a token: 3 t C in block t for w, and
+three times that for the sums, which the count leaves out. Traffic: t read and 3 written in block t, 6 around the MLP.
+Memory: all f_i.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..plan import MOST_BLOCKS
+from .branches import BranchParts
+from .design import (
+    Branch,
+    Connection,
+    DesignPart,
+    Place,
+    Wiring,
+    check_bounds,
+    check_sources,
+    precise,
+    without_autocast,
+)
+from .separate_inputs import separate
+
+__all__ = ["DeepCrossAttention"]
+
+
+class _GRN(DesignPart):
+    """Several weighted sums of the same sources: t of (B, N, C) -> ``outputs`` of (B, N, C)."""
+
+    def __init__(self, width: int, sources: int, outputs: int):
+        super().__init__()
+        self.sources, self.outputs = sources, outputs
+        self.b = nn.Parameter(torch.empty(sources * outputs * width))  # flat: gains have no weight decay
+        self.w = nn.Parameter(torch.empty(width, outputs))
+        self.init_weights()
+
+    def init_weights(self) -> None:
+        nn.init.ones_(self.b)
+        nn.init.zeros_(self.w)
+
+    def forward(self, G: Sequence[Tensor]) -> list[Tensor]:
+        kind = G[0].dtype
+        sums: list[Tensor] = []
+        for f, b in zip(map(precise, G), precise(self.b).view(self.sources, -1)):
+            scores = f @ precise(self.w)  # (B, N, outputs)
+            dynamic = torch.maximum(scores, torch.zeros_like(scores))  # relu, but with a gradient at 0
+            # not f (b + w̄), which would keep b + w̄ for the gradient
+            terms = [f * b_o + f * s.unsqueeze(-1) for b_o, s in zip(b.chunk(self.outputs), dynamic.unbind(-1))]
+            sums = [total + term for total, term in zip(sums, terms)] if sums else terms
+        return [total.to(kind) for total in sums]
+
+
+class _WithOutputs(Wiring):
+    """State: G, from x to the newest f."""
+
+    grows = True
+
+    def __init__(self, width: int, layers: int, options: Mapping[str, Any]):
+        super().__init__(width, layers, options)
+        self.grn = _GRN(width, sources(layers + 1, options["last"]), 1)
+
+    def start(self, x: Tensor) -> tuple[Tensor, ...]:
+        return (x,)
+
+    def finish(self, state: tuple[Tensor, ...]) -> Tensor:
+        with without_autocast(state[0]):
+            return self.grn(state)[0]
+
+
+class DeepCrossAttention(Connection):
+    title = "queries, keys and values from learned sums of all blocks' outputs"
+    source = "arXiv 2502.06785, Sec. 3"
+    unit = "branches"
+    wiring = _WithOutputs
+    options = {"last": 0}  # noqa: RUF012 - 0: all
+    needs = ("norm", "projections")
+    starts_as_plain = True
+
+    def __init__(self, place: Place, options: Mapping[str, Any]):
+        super().__init__(place, options)
+        self.last = options["last"]
+        self.grn = _GRN(place.width, sources(place.layer, self.last), 3)
+
+    def forward(self, state: tuple[Tensor, ...], branches: Sequence[Branch]) -> tuple[Tensor, ...]:
+        check_sources(len(state), self.grn.sources)
+        attention, *others = branches
+        with without_autocast(state[0]):
+            q, k, v = self.grn(state)
+        added = attention.attend(q, k, v).to(q.dtype)
+        for F in others:
+            added = added + F(q + added)
+        if self.last and len(state) == self.last + 2:
+            x, between, oldest, *newer = state
+            return x, between + oldest, *newer, added
+        return (*state, added)
+
+    @classmethod
+    def check(cls, width: int, layers: int, options: Mapping[str, Any]) -> None:
+        check_bounds("deep_cross_attention", options, last=(0, MOST_BLOCKS))
+
+    @classmethod
+    def prepare(cls, block: Any, parts: Sequence[BranchParts], place: Place, options: Mapping[str, Any]) -> None:
+        separate("deep_cross_attention", block, parts)
+
+    @classmethod
+    def traffic(cls, layers: int, options: Mapping[str, Any]) -> float:
+        return sum(sources(t, options["last"]) + 3 + 6 for t in range(1, layers + 1)) / layers
+
+
+def sources(t: int, last: int) -> int:
+    """How many tensors block t reads."""
+    return min(t, last + 2) if last else t

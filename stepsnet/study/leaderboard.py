@@ -1,0 +1,100 @@
+"""A study by contender: its score at each point, and what it costs. What has not been run is said."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping
+from typing import Any
+
+from ..analysis.design_costs import stream_traffic
+from ..markdown import markdown_table
+from ..metrics import find_metric
+from ..report.words import count
+from ..residual import DESIGNS
+from ..summary_stats import format_mean_std
+from .declare import Cell, Contender, Study
+from .render import rows_of
+from .run_plan import Planned, progress, recipe_of
+
+__all__ = ["leaderboard"]
+
+_STEPS, _PLAIN = "arXiv 2511.14329", "arXiv 1603.05027"
+
+
+def leaderboard(study: Study, results: Mapping[str, Mapping[str, Any]]) -> str:
+    """Markdown: a row a contender, the best at the last point first; those without results there come last.
+
+    Parameters and MACs are those of a contender's runs at its last point, the traffic of the residual stream is
+    relative to the first contender's.
+    """
+    rows = {(row["contender"], row["point"]): row for row in rows_of(study, results)}
+    points = sorted({cell.point for cell in study.cells})
+    metric = find_metric(study.metric)
+    (there, total), first = progress(study, results), study.contenders[0]
+
+    def place(contender: Contender) -> float:
+        row = rows.get((_label(contender), points[-1]))
+        values = row["test"] if row else []
+        return statistics.fmean(values) * (-1 if metric.higher_is_better else 1) if values else math.inf
+
+    plain, lines = _traffic(study, first), []
+    for contender in sorted(study.contenders, key=place):
+        traffic, last = _traffic(study, contender), rows[_label(contender), max(contender.points)]
+        scores = [_score(study, rows.get((_label(contender), point)), metric.spec) for point in points]
+        relative = f"{traffic / plain:.2f}" if traffic and plain else "–"
+        sizes = [count(last["params"]), count(last["macs"]), relative]
+        lines.append([_label(contender), *scores, *sizes, _source(_args(study, contender))])
+    unit = f" ({metric.unit})" if metric.unit else ""
+    headers = ["design", *(f"{point} {study.point}" for point in points), "parameters", "MACs", "traffic", "source"]
+    note = (
+        f"Test {metric.name}{unit}, mean ± sample standard deviation over {len(study.seeds)} seeds; {there} of {total} "
+        f"runs have ended. Costs at the largest number of {study.point}; the stream's traffic as a multiple of "
+        f"{_label(first)}'s."
+    )
+    return markdown_table(headers, lines, "l" + "r" * (len(headers) - 2) + "l") + "\n\n" + note
+
+
+def _label(contender: Contender) -> str:
+    return contender.label or contender.name
+
+
+def _score(study: Study, row: Mapping[str, Any] | None, spec: str) -> str:
+    if row is None:
+        return "–"  # not declared
+    if row["test"]:
+        missing = len(study.seeds) - len(row["test"])
+        score = format_mean_std(row["test"], spec)
+        long_enough = row["moved"] is not None and row["moved"] < study.flatness.within
+        doubts = [f"{len(row['test'])} of {len(study.seeds)} seeds"] * (missing > 0)
+        doubts += ["rate at an edge"] * bool(row["at_edge"]) + ["not converged"] * (not long_enough)
+        return f"{score} ({', '.join(doubts)})" if doubts else score
+    if row["seeds"]:
+        return "diverged"
+    return f"in tuning, {len(row['tried'])} runs" if row["tried"] else "not yet run"
+
+
+def _args(study: Study, contender: Contender) -> Mapping[str, Any]:
+    """Arguments of the contender's model at its last point."""
+    cell = Cell(contender.name, max(contender.points))
+    variant = next(iter(contender.variants), "")
+    return recipe_of(study, Planned(cell, "final", variant, study.tuning.rates[0], study.seeds[0])).model.args
+
+
+def _design(args: Mapping[str, Any]) -> str:
+    return args.get("residual") or args.get("depth_method") or "plain"
+
+
+def _traffic(study: Study, contender: Contender) -> float | None:
+    """Numbers read and written between the branches per token; None for a model without declared widths."""
+    args = _args(study, contender)
+    if not {"widths", "depths"} <= args.keys():
+        return None
+    widths, depths = args["widths"], args["depths"]
+    return stream_traffic(widths, depths, _design(args), args.get("residual_options")) * max(widths) * sum(depths)
+
+
+def _source(args: Mapping[str, Any]) -> str:
+    design = DESIGNS.get(_design(args))
+    of_design = [] if design is None else [design.source.split(",")[0]]
+    return ", ".join([_STEPS] * (len(set(args.get("widths", ()))) > 1) + of_design) or _PLAIN

@@ -1,0 +1,81 @@
+"""A study with a row a contender, and as docs/depth-bench.md shows it."""
+
+import importlib
+import json
+from pathlib import Path
+
+import pytest
+from toy_study import declared
+
+from stepsnet.study.declare import Cell
+from stepsnet.study.run_plan import Planned
+
+STEPS = {"model.args.widths": [8, 16], "model.args.num_heads": [1, 1], "model.args.residual": "dense_former"}
+CONTENDERS = [
+    {"name": "plain", "points": {4: {"model.args.depths": [4]}, 8: {"model.args.depths": [8]}}},
+    {"name": "steps", "label": "ours", "settings": STEPS, "points": {8: {"model.args.depths": [5, 3]}}},
+    {"name": "mhc", "settings": {"model.args.residual": "mhc"}, "points": {8: {"model.args.depths": [8]}}},
+    {"name": "laurel", "settings": {"model.args.residual": "laurel"}, "points": {8: {"model.args.depths": [8]}}},
+]
+
+
+def records(cell, scores, moved=0.0, rates=(0.001, 0.002, 0.004)):
+    """Results of all tuning runs, the second rate the best, and of a final run for each of ``scores``."""
+    runs = [Planned(cell, "tuning", "", rate, 0) for rate in rates]
+    runs += [Planned(cell, "final", "", 0.002, seed) for seed, _ in enumerate(scores, 1)]
+    for planned in runs:
+        tested = {"test_top1": scores[planned.seed - 1]} if planned.kind == "final" else {}
+        curve = [{"epoch": 1, "train_clean_loss": 1.0}, {"epoch": 2, "train_clean_loss": 1.0 - moved}]
+        yield {
+            "study": "toy",
+            "run": planned.name,
+            "kind": planned.kind,
+            "contender": cell.contender,
+            "point": cell.point,
+            "variant": "",
+            "rate": planned.rate,
+            "metrics": {"val_top1": -abs(planned.rate - 0.002), **tested},
+            "curve": curve,
+            "params": 12000,
+            "macs": 3000000,
+        }
+
+
+@pytest.fixture
+def pages(tmp_path, monkeypatch):
+    """docs/render_runs.py with results and figures of its own, and the toy's declaration."""
+    monkeypatch.syspath_prepend(Path(__file__).parent.parent / "docs")
+    module = importlib.import_module("render_runs")
+    monkeypatch.setattr(module, "RESULTS", tmp_path / "results")
+    monkeypatch.setattr(module, "FIGURES", tmp_path)
+    (tmp_path / "results" / "toy").mkdir(parents=True)
+    flatness = {"share": 0.5, "within": 0.1}
+    return module, str(declared(tmp_path, contenders=CONTENDERS, criteria=[], claims=[], flatness=flatness))
+
+
+def test_a_leaderboard_says_what_is_there_and_what_is_not(pages, tmp_path):
+    module, study = pages
+    before = module.leaderboard_table(study)
+    assert before.count("not yet run") == 5 and "0 of 25 runs have ended" in before and "figures" not in before
+    found = [
+        *records(Cell("plain", 8), [50.0, 51.0]),
+        *records(Cell("steps", 8), [60.0, 62.0], moved=0.5),
+        *records(Cell("mhc", 8), [], rates=(0.001, 0.002)),
+        *records(Cell("plain", 4), [40.0]),
+    ]
+    for record in found:
+        (tmp_path / "results" / "toy" / f"{record['run']}.json").write_text(json.dumps(record))
+    lines = module.leaderboard_table(study).splitlines()
+    assert lines[0].split(" | ")[1:3] == ["4 blocks", "8 blocks"]
+    ours, plain, mhc, laurel = (line.strip("| ").split(" | ") for line in lines[2:6])
+    assert ours[:3] == ["ours", "–", "61.0 ± 1.4 (not converged)"]  # the best first, though declared second
+    assert plain[:3] == ["plain", "40.0 (1 of 2 seeds)", "50.5 ± 0.7"]
+    assert mhc[:3] == ["mhc", "–", "in tuning, 2 runs"] and laurel[:3] == ["laurel", "–", "not yet run"]
+    assert plain[3:] == ["12.00 k", "3.00 M", "1.00", "arXiv 1603.05027"] and laurel[3:5] == ["—", "—"]
+    # 5 blocks of 8 and 3 of 16, of 6 + (sources + 1), and the step between; against 8 blocks of 16, of 6
+    first, second = sum(6 + i + 2 for i in range(1, 6)), sum(6 + i + 2 for i in range(1, 4))
+    assert float(ours[5]) == pytest.approx((8 * first + 16 * second + 2 * 16) / (6 * 8 * 16), abs=0.005)
+    assert ours[6] == "arXiv 2511.14329, arXiv 2402.02622"
+    assert lines[-1] == "![Test top-1 accuracy by blocks, a curve a design](figures/toy.png)"
+    module.leaderboard_figure(study)
+    assert (tmp_path / "toy.png").stat().st_size > 5000
