@@ -119,7 +119,7 @@ def test_what_it_does_not_cover_stays_as_it_is():
 def test_convolutions_train_with_channels_last_and_are_not_compiled():
     losses, x = [], torch.randn(2, 3, 96, 96)
     for for_training in (False, True):
-        model = made("test_steps_resnet").train()
+        model = made("test_resnet").train()
         counters.clear()
         if for_training:
             stepsnet.optimize(model, "training")
