@@ -16,8 +16,8 @@ from .rebuild import Roles, get_path, rebuild, sizes_of
 __all__ = ["BlockAdapter", "adapter_of", "branch_functions", "branches_of", "register_block"]
 
 Rebuild = Callable[[Any, int, int | None], nn.Module]
-# What a width has to be: one that heads divide, whose size may change; the same with heads of an even size, which rotary
-# positions need; a multiple of the heads' size, which stays; or any, with the heads' size as it is
+# What a width has to be: one that heads divide, whose size may change; the same, and their size is even, as rotary
+# positions need it; a multiple of the heads' size, which stays; or any, with the heads' size as it is
 HeadRule = Literal["divide", "even", "multiple", "any"]
 
 

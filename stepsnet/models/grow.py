@@ -19,7 +19,6 @@ norm's weights). From the second on every parameter has one.
 
 from __future__ import annotations
 
-import inspect
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -31,7 +30,7 @@ from ..errors import UserError
 from ..plan import StepPlan
 from .grow_plan import RoundTo
 
-__all__ = ["OPTIONS", "drawn_like", "grow", "silence"]
+__all__ = ["create", "drawn_like", "grow", "silence"]
 
 
 def grow(
@@ -72,7 +71,11 @@ def grow(
     return grown_vit(model, steps, plan, round_to)
 
 
-OPTIONS = frozenset(inspect.signature(grow).parameters) - {"model"}
+def create(**kwargs: Any) -> nn.Module:
+    """:func:`grow` for a :class:`~stepsnet.config.ModelSpec`: ``{"name": "grow", "args": {"model": RUN, …}}``."""
+    from .grow_spec import create
+
+    return create(**kwargs)
 
 
 def _check_options(model: Any, steps: Any, plan: Any, round_to: Any) -> None:

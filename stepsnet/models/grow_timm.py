@@ -63,8 +63,8 @@ def _check_parts(model: VisionTransformer) -> None:
     others = [name for name, _ in model.named_parameters() if name not in _DRAWN and not name.startswith(known)]
     if others:
         raise UserError(
-            f"grow: {type(model).__name__}.{others[0]}: got a part that is not known to grow, expected patches, learned "
-            "positions, tokens, norms, blocks and a linear head"
+            f"grow: {type(model).__name__}.{others[0]}: got a part that is not known to grow, expected patches, "
+            "learned positions, tokens, norms, blocks and a linear head"
         )
 
 

@@ -40,7 +40,8 @@ def grown_transformer(
     grown_config._attn_implementation = config._attn_implementation
     parameter = next(model.parameters())
     with torch.device(parameter.device):
-        result = (steps_class(type(model)) if not hasattr(config, "widths") else type(model))(grown_config)
+        model_class: Any = type(model) if hasattr(config, "widths") else steps_class(model.__class__)
+        result = model_class(grown_config)
     result.to(parameter.dtype)
     _fill(result, model, family, container.width)
     if getattr(model, "generation_config", None) is not None:

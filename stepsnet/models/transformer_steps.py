@@ -178,7 +178,7 @@ class _Steps:
 
 @cache
 def steps_config_class(name: str) -> Any:
-    """The configuration of a family with its steps; ``norm_slices`` are the slices of the last norm, of a grown model."""
+    """The configuration of a family with its steps; ``norm_slices`` are those of the last norm of a grown model."""
     base = FAMILIES[name].config_class
     fields: dict[str, tuple[Any, Any]] = {
         "widths": (list[int] | None, None),
