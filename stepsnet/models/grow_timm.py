@@ -50,6 +50,7 @@ def grown_vit(
         silence(block, container.adapter.outputs)
     result.blocks = _with_steps(result.blocks, added, new, len(old.widths))
     spread_drop_path([one.block for one in result.blocks], container.adapter, trained)
+    result.blocks.train(model.blocks.training)
     _widen(result, container.width, new.widths[-1])
     result.feature_info = [{**result.feature_info[0], "module": name} for name in _names_of_blocks(result)]
     for info in result.feature_info:
@@ -107,7 +108,7 @@ def _with_steps(sequence: Any, added: list[nn.Module], plan: ContainerPlan, old_
         scale = getattr(sequence, "stream_scale", 1.0)
         grown = StepSequence(named, plan.widths, plan.depths, stream_scale=scale)
     grown.grad_checkpointing = getattr(sequence, "grad_checkpointing", False)
-    return grown.train(sequence.training)
+    return grown
 
 
 def _names_of_blocks(model: Any) -> list[str]:

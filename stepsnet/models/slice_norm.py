@@ -30,8 +30,13 @@ class SliceNorm(nn.Module):
 
     def __init__(self, parts: Iterable[nn.Module], widths: Sequence[int]):
         super().__init__()
-        self.parts = nn.ModuleList(parts)
+        for index, part in enumerate(parts):
+            self.add_module(str(index), part)  # no ModuleList, which would be taken for one of blocks
         self.widths = list(widths)
+
+    @property
+    def parts(self) -> list[Any]:
+        return list(self.children())
 
     @classmethod
     def like(cls, norm: nn.Module, widths: Sequence[int]) -> SliceNorm:
