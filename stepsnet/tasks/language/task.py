@@ -68,7 +68,7 @@ def _check_vocabulary(model: Any, text: TextData) -> None:
 def _check_tokenizer(weights: Any, text: TextData) -> None:
     """Raises UserError where the run that a model grows from has another tokenizer, whose numbers mean other tokens."""
     own = Path(str(weights)) / "tokenizer.json"
-    if weights and own.exists() and load_tokenizer(own).to_str() != text.tokenizer.to_str():
+    if weights and own.exists() and load_tokenizer(own).get_vocab() != text.tokenizer.get_vocab():
         raise UserError(f"data: their tokenizer is not that of {weights}, expected the data that it was trained on")
 
 
