@@ -200,14 +200,16 @@ def main() -> None:
     parser.add_argument("--cifar10", type=Path, required=True)
     parser.add_argument("--prose", type=Path, required=True)
     parser.add_argument("--work", type=Path, required=True, help="folder of the runs")
+    parser.add_argument("--only", choices=("cifar10", "prose"), help="one of the data sets")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    experiments = {
-        "cifar10": Experiment("cifar10", *cifar10(options.cifar10), work=options.work),
-        "prose": Experiment("prose", *prose(options.prose, options.work), work=options.work),
-    }
-    conclude("grow", {name: experiment.result() for name, experiment in experiments.items()}, options.out)
+    result = {}
+    if options.only != "prose":
+        result["cifar10"] = Experiment("cifar10", *cifar10(options.cifar10), work=options.work).result()
+    if options.only != "cifar10":
+        result["prose"] = Experiment("prose", *prose(options.prose, options.work), work=options.work).result()
+    conclude("grow", result, options.out)
 
 
 if __name__ == "__main__":

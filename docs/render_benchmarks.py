@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 
-from render_parts import RESULTS, origin, read_benchmark, table_of_numbers
+from render_parts import RESULTS, mean_std, origin, read_benchmark, table_of_numbers
 
 from stepsnet.markdown import markdown_table
+from stepsnet.metrics import find_metric
 from stepsnet.summary_stats import format_quartiles, quartiles
 
 
@@ -50,6 +51,31 @@ def stream_blocks_table() -> str:
     headers = [f"{result['model']} in steps, {plan}", "a loop over the blocks / the container"]
     note = f"Batches of {result['batch_size']}, median (quartiles). {origin(result)}"
     return f"{table_of_numbers(headers, rows)}\n\n{note}"
+
+
+def grow_table() -> str:
+    """Grown networks against StepsNets from random weights, at equal total compute."""
+    result = read_benchmark("grow")
+    labels = {"before": "the first step alone", "grown": "then grown", "whole": "the whole from random weights"}
+    rows, notes = [], []
+    for name, title in (("cifar10", "CIFAR-10"), ("prose", "prose")):
+        if (found := result.get(name)) is None:
+            continue
+        key = f"test_{found['metric']}"
+        for part, label in labels.items():
+            row = found["parts"][part]
+            compute = f"{row['macs'] * row['samples'] / 1e9:,.0f}"
+            rows.append([f"{title}, {label}", f"{row['rate']:g}", compute, mean_std(row["test"], key)])
+        difference = found["grown_minus_whole"]
+        low, high = difference["interval"]
+        metric = find_metric(key)
+        notes.append(
+            f"- {title}, grown minus whole: {difference['mean']:+{metric.spec}}{metric.difference_unit} "
+            f"({low:+{metric.spec}} to {high:+{metric.spec}}, the 95% t-interval of the paired differences), at "
+            f"{found['compute_of_grown_over_whole']:.3f} of the compute."
+        )
+    table = table_of_numbers(["", "rate", "GMACs", "on the test split, three seeds"], rows)
+    return "\n".join([table, "", *notes, "", origin(result)])
 
 
 def language_table(name: str = "language") -> str:

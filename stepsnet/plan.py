@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Integral
 from typing import Any, Literal
@@ -27,7 +27,6 @@ __all__ = [
     "search_depths",
     "step_widths",
     "usual_heads",
-    "wider_widths",
 ]
 
 Profile = Literal["steps", "reverse", "bowtie"]
@@ -214,23 +213,12 @@ def _is_integer(value: object, at_least: int) -> bool:
     return isinstance(value, Integral) and not isinstance(value, bool) and value >= at_least  # type: ignore[operator]
 
 
-def heads_for(width: int, head_dim: int, group: int = 1, even: bool = False) -> int:
+def heads_for(width: int, head_dim: int) -> int:
     """The usual number of heads that divides ``width`` and gives a head size nearest to ``head_dim``.
 
     Of two head sizes equally near, the smaller one. Gives every printed pair of Tables 13 and 14.
-
-    Args:
-        group: query heads for each key and value head, of which the number is a multiple.
-        even: only even head sizes.
-
-    Raises:
-        ValueError: there is no such number.
     """
-    sizes = 2 if even else 1
-    divisors = [heads for heads in USUAL_HEADS if width % (heads * sizes) == 0 and heads % group == 0]
-    if not divisors:
-        size = "an even size" if even else "one size"
-        raise ValueError(f"widths: got {width}, expected one that a multiple of {group} heads of {size} divides")
+    divisors = (heads for heads in USUAL_HEADS if width % heads == 0)
     return min(divisors, key=lambda heads: (abs(width / heads - head_dim), -heads))
 
 
@@ -261,22 +249,6 @@ def step_widths(
     return widths
 
 
-def wider_widths(width: int, more: int, unit_of: Callable[[float], int]) -> list[int]:
-    """The ``more`` widths behind ``width``, √2 apart, each a multiple of ``unit_of(exact width)``, narrowest first.
-
-    Raises:
-        ValueError: two of them round to one, or one is beyond :data:`MOST_CHANNELS`.
-    """
-    widths = [width]
-    for k in range(1, min(more, _MOST_WIDTHS) + 1):
-        exact = width * math.sqrt(2) ** k
-        unit = unit_of(exact)
-        widths.append(unit * round(exact / unit))
-    if widths != sorted(set(widths)) or widths[-1] > MOST_CHANNELS or more > _MOST_WIDTHS:
-        raise ValueError(f"steps: got {more} more than width {width} allows: they would be {widths[1:6]}")
-    return widths[1:]
-
-
 def arrange_steps(
     widths: Sequence[int], depths: Sequence[int], profile: Profile
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -298,7 +270,7 @@ def _arrange(steps: list[tuple[int, int]], profile: Profile) -> list[tuple[int, 
 
 
 def usual_heads(exact: float) -> int:
-    """The number of :data:`USUAL_HEADS` nearest to ``exact``, of two the larger one."""
+    """The number of :data:`USUAL_HEADS` nearest to ``exact``."""
     return min(USUAL_HEADS, key=lambda heads: (abs(heads - exact), -heads))
 
 

@@ -223,6 +223,12 @@ def test_bad_input_is_one_line():
     refused(r"VisionTransformer.attn_pool.latent: got a part that is not known to grow", mapped)
     post = timm.create_model("vit_tiny_patch16_224", **VIT, block_fn=ResPostBlock)
     refused("blocks holds ResPostBlock, expected timm's Block", post)
+    refused(
+        r"grow: VisionTransformer.blocks: attn.lambda_q1: got a tensor",
+        timm.create_model("vit_tiny_patch16_224", **VIT, attn_layer="diff"),
+    )
+    with pytest.raises(ValueError, match=r"norm_slices: got \[32\], expected the sum 64"):
+        StepsTransformerConfig(**OURS, norm_slices=[32])
     designed = StepsTransformerForCausalLM(StepsTransformerConfig(**OURS, residual="layer_scale"))
     refused("residual: got 'layer_scale', expected plain", designed)
 

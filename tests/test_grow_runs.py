@@ -47,7 +47,7 @@ def test_a_grown_run_begins_where_the_other_ended(small, tmp_path, capsys):
     """At a rate of 0 nothing is learned: its metrics and its predictions are those of the network before."""
     run, here = tmp_path / "run", tmp_path / "small"
     shutil.copytree(small, here)
-    assert main(["grow", str(here), "--run", str(run), "lr=0"]) == 0
+    assert main(["grow", str(here), "--run", str(run), "lr=0", "min_lr=0"]) == 0
     said = capsys.readouterr()
     assert "32×2, 45×1; at the start its outputs are those of" in said.out and "the settings are those of" in said.err
     before, after = metrics_of(here), metrics_of(run)
@@ -127,6 +127,7 @@ def test_mistakes_are_one_line(small, tmp_path, capsys):
         ([str(small), "--widths", "32,40"], "plan: got widths, expected widths and depths"),
         ([str(small), "--steps", "1"], "argument --steps: got 1, expected 2 to"),
         ([str(small), "model.args.patch_size=2"], "tensors do not fit the model"),
+        ([str(small), f"init={small}"], "beside a model that grows, expected its weights in model.args.weights"),
         ([str(small), "model.args.model=test_vit", "model.args.weights=null"], "model.args.weights: got none"),
     ):
         assert main(["grow", *arguments, "--run", run]) == 2, arguments

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from ..errors import UserError
-from ..plan import StepPlan, check_steps, usual_heads, wider_widths
+from ..plan import MOST_CHANNELS, StepPlan, check_steps, usual_heads
 from .containers import Container
 from .step_plan import ContainerPlan, expected_heads, heads_at
 
 __all__ = ["plan_growth"]
+
+_MOST_STEPS = 40  # √2 apart
 
 RoundTo = Literal["heads"] | int
 
@@ -41,7 +44,7 @@ def plan_growth(
         raise UserError(f"steps: got {steps}, expected more than the {len(old.widths)} that the model has")
     more = steps - len(old.widths)
     try:
-        wider = wider_widths(container.width, more, lambda exact: _unit(container, exact, round_to))
+        wider = _wider_widths(container, more, round_to)
         heads = [heads_at(container, width) for width in wider]
     except ValueError as error:
         raise UserError(f"grow: {error}") from None
@@ -61,6 +64,19 @@ def _unit(container: Container, exact: float, round_to: RoundTo) -> int:
     if adapter.num_heads(block) == container.width // size and container.width >= 2 * group:
         return group
     return 8 if container.width >= 64 else 4
+
+
+def _wider_widths(container: Container, more: int, round_to: RoundTo) -> list[int]:
+    """The ``more`` widths behind the container's, √2 apart, each a multiple of its unit, narrowest first."""
+    width = container.width
+    widths = [width]
+    for k in range(1, min(more, _MOST_STEPS) + 1):
+        exact = width * math.sqrt(2) ** k
+        unit = _unit(container, exact, round_to)
+        widths.append(unit * round(exact / unit))
+    if more > _MOST_STEPS or widths != sorted(set(widths)) or widths[-1] > MOST_CHANNELS:
+        raise ValueError(f"steps: got {more} more than width {width} allows: they would be {widths[1:6]}")
+    return widths[1:]
 
 
 def _given(

@@ -16,7 +16,7 @@ import timm
 import torch
 from torch import nn
 
-from ..checkpoint import check_fit, load_into
+from ..checkpoint import check_fit, load_into, retied
 from ..config import ModelSpec, Recipe
 from ..errors import UserError
 from ..from_data import SHARED_ARGS
@@ -60,6 +60,8 @@ def with_sources(recipe: R) -> R:
         spec = getattr(recipe, key)
         if spec is not None and spec.name == NAME:
             changes[key] = _with_source(spec, recipe.task)
+    if "model" in changes and (init := getattr(recipe, "init", None)):
+        raise UserError(f"init: got {init} beside a model that grows, expected its weights in {_KEY}.weights")
     return dataclasses.replace(recipe, **changes) if changes else recipe
 
 
@@ -138,8 +140,6 @@ def start_grown(model: nn.Module, recipe: Recipe) -> list[str]:
 
 
 def _read(before: nn.Module, source: str) -> Mapping[str, Any]:
-    from ..checkpoint import retied
-
     return retied(before, read_pretrained(source, f"{_KEY}.weights"))
 
 

@@ -45,7 +45,10 @@ def grown_vit(
     new = plan_growth(container, old, steps, plan, round_to)
     result = copy.deepcopy(model)
     trained = sum(old.depths)
-    added = initialized_blocks(model, container, new.shapes[trained:])
+    try:
+        added = initialized_blocks(model, container, new.shapes[trained:])
+    except UserError as error:  # a block with a tensor that has no role
+        raise UserError(f"grow: {str(error).removeprefix('stepify: ')}") from error
     for block in added:
         silence(block, container.adapter.outputs)
     result.blocks = _with_steps(result.blocks, added, new, len(old.widths))
@@ -81,7 +84,10 @@ def _container_of(model: Any) -> tuple[Container, ContainerPlan]:
             "output projections are known"
         )
     firsts = [sum(depths[:i]) for i in range(len(depths))]
-    heads = tuple(adapter.num_heads(blocks[min(first, len(blocks) - 1)]) for first in firsts)
+    try:
+        heads = tuple(adapter.num_heads(blocks[min(first, len(blocks) - 1)]) for first in firsts)
+    except UserError as error:
+        raise UserError(f"grow: {type(model).__name__}.blocks: {error}") from error
     widest = max((i for i in range(len(widths)) if depths[i]), key=lambda i: widths[i])
     if widths[widest] != max(widths):
         raise UserError(f"grow: depths: got {tuple(depths)}, expected blocks in the widest step, {max(widths)}")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ..errors import UserError
-from ..plan import Profile, StepPlan, arrange_steps, check_steps, heads_for, search_depths, step_widths
+from ..plan import USUAL_HEADS, Profile, StepPlan, arrange_steps, check_steps, heads_for, search_depths, step_widths
 from .adapters import rebuilt
 from .containers import Container
 
@@ -146,8 +146,10 @@ def heads_at(container: Container, width: int) -> int | None:
     rule = adapter.head_rule(block)
     size = adapter.head_size(block) if adapter.head_size else container.width // own
     group = adapter.kv_groups(block)
-    if rule in ("divide", "even"):
-        return heads_for(width, size, group, even=rule == "even")
+    if rule == "divide":
+        return heads_for(width, size)
+    if rule == "even":
+        return _heads_of_even_size(width, size, group)
     if rule == "multiple":
         if width % size:
             raise ValueError(
@@ -156,6 +158,15 @@ def heads_at(container: Container, width: int) -> int | None:
             )
         return width // size
     return group * max(1, round(own * width / container.width / group))
+
+
+def _heads_of_even_size(width: int, size: int, group: int) -> int:
+    divisors = [heads for heads in USUAL_HEADS if width % (2 * heads) == 0 and heads % group == 0]
+    if not divisors:
+        raise ValueError(
+            f"widths: got {width}, expected one that {group} heads of an even size divide, or twice as many"
+        )
+    return min(divisors, key=lambda heads: (abs(width / heads - size), -heads))
 
 
 def _widths(container: Container, steps: int, profile: Profile, round_to: Literal["heads"] | int) -> list[int]:

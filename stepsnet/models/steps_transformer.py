@@ -105,6 +105,8 @@ class StepsTransformerConfig(LlamaConfig):
         for name in ("num_key_value_heads", "intermediate_size"):
             if len(getattr(self, name)) != steps:
                 raise ValueError(f"{name}: got {getattr(self, name)}, expected one per width of {self.widths}")
+        if self.norm_slices and sum(self.norm_slices) != self.hidden_size:
+            raise ValueError(f"norm_slices: got {self.norm_slices}, expected the sum {self.hidden_size}, the width")
         for width, heads, shared in zip(self.widths, self.num_attention_heads, self.num_key_value_heads):
             if heads % shared:
                 raise ValueError(f"num_key_value_heads: got {shared}, expected a divisor of the {heads} heads")
