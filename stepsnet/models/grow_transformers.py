@@ -35,8 +35,9 @@ def grown_transformer(
     ours = isinstance(config, StepsTransformerConfig)
     container, old = _container_of(model, family)
     new = plan_growth(container, old, steps, plan, round_to)
-    grown_config = _longer_lists(config, new) if ours else steps_config_of(config, new)
-    grown_config.norm_slices = [*(config_slices(config) or [container.width]), new.widths[-1] - container.width]
+    slices = [*(getattr(config, "norm_slices", None) or [container.width]), new.widths[-1] - container.width]
+    grown_config = _longer_lists(config, new, slices) if ours else steps_config_of(config, new)
+    grown_config.norm_slices = slices
     grown_config._attn_implementation = config._attn_implementation
     parameter = next(model.parameters())
     with torch.device(parameter.device):
@@ -47,10 +48,6 @@ def grown_transformer(
     if getattr(model, "generation_config", None) is not None:
         result.generation_config = copy.deepcopy(model.generation_config)
     return result.train(model.training)
-
-
-def config_slices(config: Any) -> list[int] | None:
-    return getattr(config, "norm_slices", None)
 
 
 def _family_of(model: Any) -> Family:
@@ -97,7 +94,7 @@ def _per_step(config: Any, name: str) -> list[int]:
     return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
-def _longer_lists(config: StepsTransformerConfig, plan: ContainerPlan) -> StepsTransformerConfig:
+def _longer_lists(config: StepsTransformerConfig, plan: ContainerPlan, slices: list[int]) -> StepsTransformerConfig:
     """The configuration of a Steps-Transformer with further steps; hidden sizes and groups as in its last one."""
     fields = config.to_dict()
     for name in ("model_type", "architectures", "transformers_version", "hidden_size", "head_dim", "num_hidden_layers"):
@@ -109,6 +106,7 @@ def _longer_lists(config: StepsTransformerConfig, plan: ContainerPlan) -> StepsT
     fields |= {
         "widths": list(plan.widths),
         "depths": list(plan.depths),
+        "norm_slices": slices,
         "num_attention_heads": list(plan.num_heads),
         "num_key_value_heads": [*config.num_key_value_heads, *shared],
         "intermediate_size": [*config.intermediate_size, *(round(hidden / width * new) for new in plan.widths[count:])],

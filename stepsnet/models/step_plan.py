@@ -163,9 +163,7 @@ def heads_at(container: Container, width: int) -> int | None:
 def _heads_of_even_size(width: int, size: int, group: int) -> int:
     divisors = [heads for heads in USUAL_HEADS if width % (2 * heads) == 0 and heads % group == 0]
     if not divisors:
-        raise ValueError(
-            f"widths: got {width}, expected one that {group} heads of an even size divide, or twice as many"
-        )
+        raise ValueError(f"widths: got {width}, expected one that some multiple of {group} heads divides evenly")
     return min(divisors, key=lambda heads: (abs(width / heads - size), -heads))
 
 
