@@ -25,6 +25,7 @@ import stepsnet
 from stepsnet import StepsTransformerConfig, StepsTransformerForCausalLM
 from stepsnet.errors import UserError
 from stepsnet.models.blocks import blocks_of, widths_of
+from stepsnet.models.slice_norm import SliceNorm
 
 VIT = dict(img_size=16, patch_size=8, embed_dim=48, depth=4, num_heads=3, num_classes=5)
 POOLED = dict(class_token=False, global_pool="avg", init_values=0.1, drop_path_rate=0.2, mlp_layer=timm.layers.SwiGLU)
@@ -82,7 +83,7 @@ def test_the_function_stays_and_everything_learns(name):
     expected = outputs(model)
     ours = grown(model)
     assert all(torch.equal(tensor, before[key]) for key, tensor in model.state_dict().items())
-    assert isinstance(ours, type(model)) and not ours.training
+    assert isinstance(ours, type(model)) and not any(m.training for m in ours.modules())
     torch.testing.assert_close(outputs(ours), expected, rtol=0, atol=1e-10)
     single = make(name, torch.float32)
     torch.testing.assert_close(outputs(grown(single)), outputs(single))
@@ -194,6 +195,15 @@ def test_plans():
     ]
     drawn = grown(vit)
     assert drawn.pos_embed[..., 48:].std().item() == pytest.approx(vit.pos_embed.std().item(), rel=0.3)
+
+
+def test_norms_by_slices():
+    x = torch.randn(3, 7)
+    ours = SliceNorm.like(nn.LayerNorm(7, elementwise_affine=False), [4, 3])
+    expected = torch.cat([nn.functional.layer_norm(part, part.shape[-1:]) for part in x.split([4, 3], -1)], -1)
+    torch.testing.assert_close(ours(x), expected)
+    with pytest.raises(UserError, match="grow: BatchNorm1d is no norm of vectors"):
+        SliceNorm.like(nn.BatchNorm1d(7), [4, 3])
 
 
 def refused(pattern, model, *args, **options):

@@ -52,6 +52,7 @@ def test_a_grown_run_begins_where_the_other_ended(small, tmp_path, capsys):
     assert "32×2, 45×1; at the start its outputs are those of" in said.out and "the settings are those of" in said.err
     before, after = metrics_of(here), metrics_of(run)
     assert after["val_top1"] == before["val_top1"] and after["val_loss"] == pytest.approx(before["val_loss"], rel=1e-5)
+    assert main(["grow", str(here), "--run", str(run), "lr=0", "min_lr=0", "--resume"]) == 0  # it has ended
     shutil.rmtree(here)  # what has begun does not need it
     (run / "summary.json").unlink()
     assert main(["resume", str(run)]) == 0 and has_ended(run)

@@ -58,8 +58,10 @@ def widened_norm(norm: nn.Module, width: int, more: int) -> SliceNorm:
         UserError: a norm whose parameters are not vectors.
     """
     if isinstance(norm, SliceNorm):
-        return SliceNorm([*norm.parts, norm_like(norm.parts[-1], more)], [*norm.widths, more])
-    return SliceNorm([norm, norm_like(norm, more)], [width, more])
+        parts, widths = [*norm.parts, norm_like(norm.parts[-1], more)], [*norm.widths, more]
+    else:
+        parts, widths = [norm, norm_like(norm, more)], [width, more]
+    return SliceNorm(parts, widths).train(norm.training)
 
 
 def norm_like(norm: Any, width: int) -> nn.Module:
@@ -70,7 +72,7 @@ def norm_like(norm: Any, width: int) -> nn.Module:
     """
     if next(norm.children(), None) or norm._buffers or any(p is not None and p.ndim != 1 for p in norm.parameters()):
         raise UserError(
-            f"{type(norm).__name__} is no norm of vectors of weights, expected such as LayerNorm or RMSNorm"
+            f"grow: {type(norm).__name__} is no norm of vectors of weights, expected such as LayerNorm or RMSNorm"
         )
     made = copy.deepcopy(norm)
     for name, old in norm._parameters.items():
