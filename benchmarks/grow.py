@@ -188,10 +188,10 @@ class Experiment:
         }
 
     def samples(self, part: str) -> int:
-        """Images, or sequences."""
+        """Images, or tokens: what the multiply-accumulates of a model are counted for."""
         length = self.length(part)
         if "epoch_updates" in length:
-            return length["epoch_updates"] * self.recipe.batch_size
+            return length["epoch_updates"] * self.recipe.batch_size * self.recipe.seq_len
         return length["epochs"] * self.recipe.train_samples
 
 

@@ -55,6 +55,8 @@ def stream_blocks_table() -> str:
 
 def grow_table() -> str:
     """Grown networks against StepsNets from random weights, at equal total compute."""
+    if not (RESULTS / "benchmarks" / "grow.json").exists():
+        return "The runs of `benchmarks/grow.py` have not ended."
     result = read_benchmark("grow")
     labels = {"before": "the first step alone", "grown": "then grown", "whole": "the whole from random weights"}
     rows, notes = [], []
