@@ -8,7 +8,7 @@ from render_parts import RESULTS, mean_std, origin, read_benchmark, table_of_num
 
 from stepsnet.markdown import markdown_table
 from stepsnet.metrics import find_metric
-from stepsnet.summary_stats import format_quartiles, quartiles
+from stepsnet.summary_stats import format_mean_std, format_quartiles, quartiles
 
 
 def benchmarks_table() -> str:
@@ -78,6 +78,20 @@ def grow_table() -> str:
         )
     table = table_of_numbers(["", "rate", "GMACs", "on the test split, three seeds"], rows)
     return "\n".join([table, "", *notes, "", origin(result)])
+
+
+def grow_starts_table() -> str:
+    """Ways to begin a grown network."""
+    result = read_benchmark("grow_starts")
+    rows = []
+    for way, found in result["ways"].items():
+        low, high = found["difference"]["interval"]
+        difference = "" if way == "stepsnet.grow" else f"{found['difference']['mean']:+.3f} ({low:+.3f} to {high:+.3f})"
+        rows.append([f"`{way}`" if way == "stepsnet.grow" else way, format_mean_std(found["loss"], ".3f"), difference])
+    headers = ["", "loss, four seeds", "difference (95% t-interval)"]
+    before, after = result["updates"]
+    note = f"{before} updates before, {after} after growing. {origin(result)}"
+    return f"{table_of_numbers(headers, rows)}\n\n{note}"
 
 
 def language_table(name: str = "language") -> str:
