@@ -2,9 +2,9 @@
 
     python benchmarks/grow_starts.py [--out results/benchmarks/grow_starts.json]
 
-A ViT of 24 channels is trained on scikit-learn's digits with noise, grown in each way to 34 channels, and trained on with
-the same batches. The loss is that of images that were not trained on; differences from ``stepsnet.grow`` are paired over
-four seeds. Ends in one JSON line.
+A ViT of 24 channels is trained on scikit-learn's digits with noise, grown in each way to 34 channels, and trained on
+with the same batches. The loss is that of images that were not trained on; differences from ``stepsnet.grow`` are
+paired over four seeds. Ends in one JSON line.
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ A block between ``<!-- begin: NAME … -->`` and ``<!-- end -->`` is replaced by
     analysis FILE TABLE            what ``stepsnet analyze --json`` printed
     speed FILE                     what ``stepsnet bench`` wrote
     memory FILE                    what benchmarks/memory.py wrote
-    benchmarks, stream_blocks, grow, grow_starts, language [NAME], imports, optimized NAME, candidates, bounds, overheads,
-    detectors NAME, segmenters, scale FILE
+    benchmarks, stream_blocks, grow, grow_starts, language [NAME], imports, optimized NAME, candidates, bounds,
+    overheads, detectors NAME, segmenters, scale FILE
                                    what the other benchmarks wrote
     paper-depths                   the accuracies of the paper's Table 5a
 
