@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from render_parts import RESULTS, mean_std, origin, read_benchmark, table_of_numbers
+from render_parts import RESULTS, has_benchmark, mean_std, origin, read_benchmark, table_of_numbers
 
 from stepsnet.markdown import markdown_table
 from stepsnet.metrics import find_metric
@@ -55,7 +55,7 @@ def stream_blocks_table() -> str:
 
 def grow_table() -> str:
     """Grown networks against StepsNets from random weights, at equal total compute."""
-    if not (RESULTS / "benchmarks" / "grow.json").exists():
+    if not has_benchmark("grow"):
         return "The runs of `benchmarks/grow.py` have not ended."
     result = read_benchmark("grow")
     labels = {"before": "the first step alone", "grown": "then grown", "whole": "the whole from random weights"}
@@ -82,6 +82,8 @@ def grow_table() -> str:
 
 def grow_starts_table() -> str:
     """Ways to begin a grown network."""
+    if not has_benchmark("grow_starts"):
+        return "The runs of `benchmarks/grow_starts.py` have not ended."
     result = read_benchmark("grow_starts")
     rows = []
     for way, found in result["ways"].items():
