@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 
-from render_parts import RESULTS, origin, read_benchmark, table_of_numbers
+from render_parts import RESULTS, has_benchmark, mean_std, origin, read_benchmark, table_of_numbers
 
 from stepsnet.markdown import markdown_table
-from stepsnet.summary_stats import format_quartiles, quartiles
+from stepsnet.metrics import find_metric
+from stepsnet.summary_stats import format_mean_std, format_quartiles, quartiles
 
 
 def benchmarks_table() -> str:
@@ -49,6 +50,49 @@ def stream_blocks_table() -> str:
     ]
     headers = [f"{result['model']} in steps, {plan}", "a loop over the blocks / the container"]
     note = f"Batches of {result['batch_size']}, median (quartiles). {origin(result)}"
+    return f"{table_of_numbers(headers, rows)}\n\n{note}"
+
+
+def grow_table() -> str:
+    """Grown networks against StepsNets from random weights, at equal total compute."""
+    if not has_benchmark("grow"):
+        return "The runs of `benchmarks/grow.py` have not ended."
+    result = read_benchmark("grow")
+    labels = {"before": "the first step alone", "grown": "then grown", "whole": "the whole from random weights"}
+    rows, notes = [], []
+    for name, title in (("cifar10", "CIFAR-10"), ("prose", "prose")):
+        if (found := result.get(name)) is None:
+            continue
+        key = f"test_{found['metric']}"
+        for part, label in labels.items():
+            row = found["parts"][part]
+            compute = f"{row['macs'] * row['samples'] / 1e9:,.0f}"
+            rows.append([f"{title}, {label}", f"{row['rate']:g}", compute, mean_std(row["test"], key)])
+        difference = found["grown_minus_whole"]
+        low, high = difference["interval"]
+        metric = find_metric(key)
+        notes.append(
+            f"- {title}, grown minus whole: {difference['mean']:+{metric.spec}}{metric.difference_unit} "
+            f"({low:+{metric.spec}} to {high:+{metric.spec}}, the 95% t-interval of the paired differences), at "
+            f"{found['compute_of_grown_over_whole']:.3f} of the compute."
+        )
+    table = table_of_numbers(["", "rate", "GMACs", "on the test split, three seeds"], rows)
+    return "\n".join([table, "", *notes, "", origin(result)])
+
+
+def grow_starts_table() -> str:
+    """Ways to begin a grown network."""
+    if not has_benchmark("grow_starts"):
+        return "The runs of `benchmarks/grow_starts.py` have not ended."
+    result = read_benchmark("grow_starts")
+    rows = []
+    for way, found in result["ways"].items():
+        low, high = found["difference"]["interval"]
+        difference = "" if way == "stepsnet.grow" else f"{found['difference']['mean']:+.3f} ({low:+.3f} to {high:+.3f})"
+        rows.append([f"`{way}`" if way == "stepsnet.grow" else way, format_mean_std(found["loss"], ".3f"), difference])
+    headers = ["", "loss, four seeds", "difference (95% t-interval)"]
+    before, after = result["updates"]
+    note = f"{before} updates before, {after} after growing. {origin(result)}"
     return f"{table_of_numbers(headers, rows)}\n\n{note}"
 
 

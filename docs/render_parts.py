@@ -39,5 +39,9 @@ def origin(result: dict) -> str:
     return f"`{result['command']}`: {machine}; torch {versions['torch']}, timm {versions['timm']}; {result['commit']}"
 
 
+def has_benchmark(name: str) -> bool:
+    return (RESULTS / "benchmarks" / f"{name}.json").exists()
+
+
 def read_benchmark(name: str) -> dict:
     return json.loads((RESULTS / "benchmarks" / f"{name}.json").read_text(encoding="utf-8"))

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .errors import UserError
     from .models import baseline_of, load_baseline
     from .models.adapters import branches_of, register_block
+    from .models.grow import grow
     from .models.optimize import optimize
     from .models.stepify import stepify
     from .models.steps_transformer import StepsTransformerConfig, StepsTransformerForCausalLM
@@ -44,6 +45,7 @@ __all__ = [
     "compare",
     "describe_stepify",
     "export",
+    "grow",
     "load",
     "load_baseline",
     "optimize",
@@ -70,6 +72,7 @@ _HOMES = {
     "compare": "api",
     "describe_stepify": "analysis.stepify_report",
     "export": "deploy.export",
+    "grow": "models.grow",
     "load": "api",
     "load_baseline": "models",
     "optimize": "models.optimize",

@@ -30,6 +30,7 @@ VERBS = (
     "recipes",
     "plan",
     "stepify",
+    "grow",
     "table",
 )
 SHELLS = ("bash", "zsh", "fish")

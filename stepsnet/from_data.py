@@ -13,6 +13,7 @@ from .config import ClassificationRecipe, LanguageRecipe, ModelSpec, Recipe
 from .errors import UserError
 
 __all__ = [
+    "SHARED_ARGS",
     "as_begun",
     "check_class_count",
     "given_args",
@@ -26,13 +27,13 @@ __all__ = [
 
 R = TypeVar("R", bound=Recipe)
 
-_ARGS = ("num_classes", "in_chans", "img_size")  # of the model
+SHARED_ARGS = ("num_classes", "in_chans", "img_size")  # of the model
 
 
 def given_args(spec: ModelSpec | None) -> dict[str, Any]:
     """The arguments without those that are left to the data by null."""
     args = spec.args if spec else {}
-    return {name: value for name, value in args.items() if value is not None or name not in _ARGS}
+    return {name: value for name, value in args.items() if value is not None or name not in SHARED_ARGS}
 
 
 def leaves_open(recipe: Recipe) -> bool:
@@ -90,7 +91,7 @@ def as_begun(recipe: R, begun: Recipe) -> R:
         own, theirs = getattr(recipe, key), getattr(begun, key)
         if own and theirs and own.name == theirs.name:
             given, decided = given_args(own), given_args(theirs)
-            more = {name: decided[name] for name in _ARGS if name in decided and name not in given}
+            more = {name: decided[name] for name in SHARED_ARGS if name in decided and name not in given}
             changes[key] = ModelSpec(own.name, {**given, **more})
     if getattr(recipe, "img_size", None) == "data":
         changes["img_size"] = getattr(begun, "img_size", None)

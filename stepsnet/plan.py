@@ -27,6 +27,7 @@ __all__ = [
     "render_plan",
     "search_depths",
     "step_widths",
+    "usual_heads",
 ]
 
 Profile = Literal["steps", "reverse", "bowtie"]
@@ -241,7 +242,7 @@ def step_widths(
     widths = [width]
     for k in range(1, (steps + 1) // 2 if profile == "bowtie" else steps):
         exact = width / math.sqrt(2) ** k
-        unit = round_to if isinstance(round_to, int) else _usual_heads(exact / head_dim)
+        unit = round_to if isinstance(round_to, int) else usual_heads(exact / head_dim)
         widths.append(unit * round(exact / unit))
     widths = widths[::-1]
     if widths[0] < 1 or widths != sorted(set(widths)):
@@ -269,7 +270,8 @@ def _arrange(steps: list[tuple[int, int]], profile: Profile) -> list[tuple[int, 
     return steps
 
 
-def _usual_heads(exact: float) -> int:
+def usual_heads(exact: float) -> int:
+    """The number of :data:`USUAL_HEADS` nearest to ``exact``."""
     return min(USUAL_HEADS, key=lambda heads: (abs(heads - exact), -heads))
 
 

@@ -16,9 +16,9 @@ from .rebuild import Roles, get_path, rebuild, sizes_of
 __all__ = ["BlockAdapter", "adapter_of", "branch_functions", "branches_of", "register_block"]
 
 Rebuild = Callable[[Any, int, int | None], nn.Module]
-# What a width has to be: one that heads divide, whose size may change; a multiple of the heads' size, which stays; or
-# any, with the heads' size as it is
-HeadRule = Literal["divide", "multiple", "any"]
+# What a width has to be: one that heads divide, whose size may change; the same, and their size is even, as rotary
+# positions need it; a multiple of the heads' size, which stays; or any, with the heads' size as it is
+HeadRule = Literal["divide", "even", "multiple", "any"]
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,8 @@ class BlockAdapter:
         branches: what is added to the residual stream, in order. Each is the paths that the stream goes through, such
             as "norm1 attn* ls1 drop_path1", where "*" marks what takes the block's other arguments, and a parameter
             is multiplied; or a function (block, x) -> branch. None: the block is not a sum of the stream and branches.
+        outputs: the paths of the modules that make what is added; with their weights and biases at zero, the block
+            leaves the stream as it is. None: not known, and then a model of such blocks does not grow.
         initialize: (model, original blocks), the initialization of a whole model with such blocks, as its library
             does it; None where the blocks that ``rebuild`` makes are initialized.
         start: values of parameters that nothing in the library initializes again, by path. Where all the blocks of a
@@ -49,6 +51,7 @@ class BlockAdapter:
     kv_groups: Callable[[Any], int] = lambda block: 1
     drop_paths: Sequence[str] = ()
     branches: Sequence[str | Callable[..., Tensor]] | None = None
+    outputs: Sequence[str] | None = None
     initialize: Callable[[Any, Sequence[Any]], None] | None = None
     start: dict[str, float] | None = None
     dim: int | None = None

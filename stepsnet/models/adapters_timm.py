@@ -80,6 +80,7 @@ declare(
     head_rule=_vit_heads,
     drop_paths=("drop_path1", "drop_path2"),
     branches=_PRE_NORM,
+    outputs=("attn.proj", "mlp.fc2"),
     initialize=_init_weights,
 )
 declare(

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from ..errors import UserError
 
-__all__ = ["Roles", "rebuild", "sizes_of"]
+__all__ = ["Roles", "note_sizes", "rebuild", "sizes_of"]
 
 Sizes = dict[str, int]
 
@@ -100,7 +100,7 @@ def rebuild(roles: Roles, block: nn.Module, width: int, heads: int | None, keep_
             if isinstance(module, _CONVOLUTIONS) and name == "weight":
                 shape[1] = _inputs(roles, module, path, new) // module.groups
             _replace(module, name, tensor, shape, keep=all(role == "*" for role in dims))
-        _note_sizes(module)
+        note_sizes(module)
     for path, role in roles.attributes.items():
         if has_path(block, path):
             _set_path(copied, path, _evaluated(role, new, get_path(block, path)))
@@ -188,7 +188,7 @@ def _replace(module: nn.Module, name: str, tensor: Tensor, shape: list[int], kee
         module._buffers[name] = new
 
 
-def _note_sizes(module: Any) -> None:
+def note_sizes(module: Any) -> None:
     """The attributes in which torch's and timm's layers hold the sizes of their weights."""
     weight: Any = getattr(module, "weight", None)
     if isinstance(module, nn.Linear):

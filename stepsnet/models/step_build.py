@@ -17,7 +17,7 @@ from .rebuild import get_path, has_path
 from .step_plan import ContainerPlan
 from .step_sequence import StepSequence
 
-__all__ = ["build_in_steps"]
+__all__ = ["build_in_steps", "initialized_blocks", "spread_drop_path"]
 
 
 def build_in_steps(
@@ -32,7 +32,7 @@ def build_in_steps(
         plan, scale = ContainerPlan((container.width,), (container.depth,), (None,)), 1.0
         if container.path not in as_it_is:
             plan, scale = plans[container.path], stream_scale
-            members = [*list(members.values())[: container.lead], *_new_blocks(container, plan)]
+            members = [*list(members.values())[: container.lead], *_new_blocks(container, plan.shapes)]
         sequence = StepSequence(members, plan.widths, plan.depths, container.dim, container.lead, scale)
         result = _put(result, container.path, sequence.train(container.template.training))
     new = [c for c in found if c.path not in as_it_is]
@@ -52,7 +52,7 @@ def _is_as_before(container: Container, plan: ContainerPlan) -> bool:
     return (plan.widths, plan.depths) == ((container.width,), (container.depth,))
 
 
-def _put(model: nn.Module, path: str, sequence: StepSequence) -> nn.Module:
+def _put(model: nn.Module, path: str, sequence: nn.Module) -> nn.Module:
     if not path:
         return sequence
     parent, _, name = path.rpartition(".")
@@ -60,23 +60,47 @@ def _put(model: nn.Module, path: str, sequence: StepSequence) -> nn.Module:
     return model
 
 
-def _new_blocks(container: Container, plan: ContainerPlan) -> list[nn.Module]:
+def initialized_blocks(model: nn.Module, container: Container, shapes: list[tuple[int, int | None]]) -> list[nn.Module]:
+    """New blocks like those of the model's container, of these (width, heads), as its library starts them."""
+    without = copy.deepcopy(model, {id(block): nn.Identity() for block in container.blocks})
+    scratch = _put(without, container.path, nn.Sequential(*_new_blocks(container, shapes)))
+    sequence = _sequence(scratch, container)
+    _start(container, sequence)
+    if container.adapter.initialize is not None:
+        with torch.no_grad():
+            container.adapter.initialize(scratch, container.blocks)
+    _check_initialized(scratch, [container])
+    return list(sequence)
+
+
+def spread_drop_path(blocks: list[nn.Module], adapter: BlockAdapter, trained: int) -> None:
+    """Stochastic depth from the first rate to the last, over all blocks of which the first ``trained`` had these."""
+    rates = [_drop_rate(block, adapter) for block in blocks[:trained]]
+    originals = blocks[:trained]
+    for j, block in enumerate(blocks):
+        for path in adapter.drop_paths:
+            _set_drop_rate(block, path, _rate(rates, j, len(blocks)), originals)
+
+
+def _rate(rates: list[float], index: int, count: int) -> float:
+    return rates[0] + (rates[-1] - rates[0]) * index / max(1, count - 1)
+
+
+def _new_blocks(container: Container, shapes: list[tuple[int, int | None]]) -> list[nn.Module]:
     """Block j is made from the original j modulo the period in which the originals differ, as shifted windows do."""
     originals, adapter = container.blocks[container.lead :], container.adapter
     kinds = [signature_of(block, adapter.drop_paths) for block in originals]
     periods = range(1, len(kinds))
     period = next((p for p in periods if all(kinds[i] == kinds[i - p] for i in range(p, len(kinds)))), len(kinds))
     rates = [_drop_rate(block, adapter) for block in originals]
-    count = len(plan.shapes)
     blocks = []
-    for j, (width, heads) in enumerate(plan.shapes):
+    for j, (width, heads) in enumerate(shapes):
         template = originals[j % period]
         block = rebuilt(adapter, template, width, heads, f"{container.path}.{j}")
         if adapter.initialize is None:  # made by the user's own function, wherever that makes tensors
             block.to(next(template.parameters()))
-        rate = rates[0] + (rates[-1] - rates[0]) * j / max(1, count - 1)
         for path in adapter.drop_paths:
-            _set_drop_rate(block, path, rate, originals)
+            _set_drop_rate(block, path, _rate(rates, j, len(shapes)), originals)
         blocks.append(block)
     return blocks
 

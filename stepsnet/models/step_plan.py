@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ..errors import UserError
-from ..plan import Profile, StepPlan, arrange_steps, check_steps, heads_for, search_depths, step_widths
+from ..plan import USUAL_HEADS, Profile, StepPlan, arrange_steps, check_steps, heads_for, search_depths, step_widths
 from .adapters import rebuilt
 from .containers import Container
 
-__all__ = ["ContainerPlan", "given_plans", "search_plan"]
+__all__ = ["ContainerPlan", "expected_heads", "given_plans", "heads_at", "search_plan"]
 
 Match = Literal["macs", "params"]
 _TOLERANCE = 0.04  # of the cost: within it, the rule of Sec. 5.5 decides, half of a step's cost for a narrower one
@@ -111,12 +111,12 @@ def _given_plan(
     if len(heads) != len(widths):
         raise UserError(f"{where}: num_heads: got {tuple(heads)}, expected one per width of {tuple(widths)}")
     for width, number in zip(widths, heads):
-        if expected := _expected_heads(container, width, number):
+        if expected := expected_heads(container, width, number):
             raise UserError(f"{where}: num_heads: got {number} at width {width}, expected {expected}")
     return ContainerPlan(tuple(widths), tuple(depths), tuple(heads))
 
 
-def _expected_heads(container: Container, width: int, number: Any) -> str:
+def expected_heads(container: Container, width: int, number: Any) -> str:
     """What a number of heads should have been; empty where it is right."""
     block, adapter = container.template, container.adapter
     if adapter.num_heads(block) is None:
@@ -124,8 +124,10 @@ def _expected_heads(container: Container, width: int, number: Any) -> str:
     rule, group = adapter.head_rule(block), adapter.kv_groups(block)
     if not isinstance(number, int) or number < 1 or number % group:
         return f"a positive multiple of {group}, the heads of a group" if group > 1 else "a positive number"
-    if rule == "divide" and width % number:
+    if rule in ("divide", "even") and width % number:
         return "a divisor of the width"
+    if rule == "even" and width // number % 2:
+        return "one that leaves an even size, since rotary positions turn pairs of channels"
     if rule == "multiple" and number != heads_at(container, width):
         return f"{heads_at(container, width)}, since the heads' size stays"
     return ""
@@ -143,8 +145,11 @@ def heads_at(container: Container, width: int) -> int | None:
         return own
     rule = adapter.head_rule(block)
     size = adapter.head_size(block) if adapter.head_size else container.width // own
+    group = adapter.kv_groups(block)
     if rule == "divide":
         return heads_for(width, size)
+    if rule == "even":
+        return _heads_of_even_size(width, size, group)
     if rule == "multiple":
         if width % size:
             raise ValueError(
@@ -152,8 +157,14 @@ def heads_at(container: Container, width: int) -> int | None:
                 "keeps for its positions"
             )
         return width // size
-    group = adapter.kv_groups(block)
     return group * max(1, round(own * width / container.width / group))
+
+
+def _heads_of_even_size(width: int, size: int, group: int) -> int:
+    divisors = [heads for heads in USUAL_HEADS if width % (2 * heads) == 0 and heads % group == 0]
+    if not divisors:
+        raise ValueError(f"widths: got {width}, expected one that some multiple of {group} heads divides evenly")
+    return min(divisors, key=lambda heads: (abs(width / heads - size), -heads))
 
 
 def _widths(container: Container, steps: int, profile: Profile, round_to: Literal["heads"] | int) -> list[int]:

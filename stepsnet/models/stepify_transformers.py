@@ -16,7 +16,7 @@ from .rebuild import get_path
 from .step_plan import ContainerPlan
 from .transformer_steps import FAMILIES, head_size_of, layer_of, steps_class, steps_config_class
 
-__all__ = ["in_steps", "layers_of_transformer", "model_of_name", "token_example"]
+__all__ = ["in_steps", "layers_of_transformer", "model_of_name", "steps_config_of", "token_example"]
 
 
 def model_of_name(name: str, args: dict[str, Any]) -> nn.Module:
@@ -89,7 +89,7 @@ def in_steps(model: Any, container: Container, plan: ContainerPlan, stream_scale
     """
     if (plan.widths, plan.depths) == ((container.width,), (container.depth,)):
         return copy.deepcopy(model)
-    config = _config(model.config, container, plan, stream_scale)
+    config = steps_config_of(model.config, plan, stream_scale)
     parameter = next(model.parameters())
     with torch.device(parameter.device):
         result = steps_class(model.__class__)(config).to(parameter.dtype)
@@ -114,26 +114,37 @@ def _heads_per_group(config: Any) -> int:
     return config.num_attention_heads // (getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
 
 
-def _config(config: Any, container: Container, plan: ContainerPlan, stream_scale: float) -> Any:
-    family = FAMILIES[config.model_type]
+def steps_config_of(config: Any, plan: ContainerPlan, stream_scale: float | None = None) -> Any:
+    """The configuration of a family's model with its layers in these steps; all else as in ``config``.
+
+    Args:
+        config: of a plain model, or of one in steps that the plan begins with.
+        stream_scale: by default that of ``config``.
+    """
+    name = config.model_type.removeprefix("steps_")
     fields = config.to_dict()
     layers = sum(plan.depths)
-    for name in (
+    for key in (
         "model_type",
         "architectures",
         "transformers_version",
         config.attribute_map.get("num_hidden_layers", ""),
     ):
-        fields.pop(name, None)
+        fields.pop(key, None)
     own = getattr(config, "layer_types", None)
     if own and "layer_types" in fields:
         periods = range(1, len(own))
         period = next((p for p in periods if all(own[i] == own[i - p] for i in range(p, len(own)))), len(own))
         fields["layer_types"] = [own[index % period] for index in range(layers)]
-    sizes = [family.sizes(config, width, heads) for width, heads in zip(plan.widths, plan.num_heads)]
+    there = getattr(config, "step_sizes", None) or []
+    new = zip(plan.widths[len(there) :], plan.num_heads[len(there) :])
+    sizes = [*there, *(FAMILIES[name].sizes(config, width, heads) for width, heads in new)]
+    if max(plan.widths) != config.hidden_size:  # it has grown: the model's own sizes are those of its widest layers
+        fields |= sizes[plan.widths.index(max(plan.widths))]
+    scale = getattr(config, "stream_scale", 1.0) if stream_scale is None else float(stream_scale)
     steps = {"widths": list(plan.widths), "depths": list(plan.depths), "step_sizes": sizes}
-    fields |= {**steps, "num_hidden_layers": layers, "stream_scale": float(stream_scale)}
-    made = steps_config_class(config.model_type)(**fields)
+    fields |= {**steps, "num_hidden_layers": layers, "stream_scale": scale}
+    made = steps_config_class(name)(**fields)
     made._attn_implementation = config._attn_implementation
     return made
 

@@ -35,6 +35,7 @@ from ..residual.connected import design_of, wire
 from ..residual.design import DesignPart, Wiring
 from ..steps import change_width, cut_stream
 from .assembly import per_block, resolve_heads
+from .slice_norm import SliceNorm
 
 __all__ = ["StepsTransformerConfig", "StepsTransformerForCausalLM", "StepsTransformerModel"]
 
@@ -59,6 +60,8 @@ class StepsTransformerConfig(LlamaConfig):
         residual_options: those of the design, such as ``{"streams": 4}``.
         embedding_scale: factor of the embedding's output. LLaMA has 1, which leaves z_0 at the standard deviation of
             the initialization, 0.02: the residuals of a step then grow far larger than the channels that wait.
+        norm_slices: widths of the slices that the last norm normalizes each by itself, of a grown model; by default
+            the whole.
         **kwargs: other arguments of LlamaConfig. ``hidden_size`` and ``num_hidden_layers`` follow from the steps.
 
     A single integer stands for a list of one. ``attention_bias`` and ``mlp_bias`` are off, embeddings are tied.
@@ -81,6 +84,7 @@ class StepsTransformerConfig(LlamaConfig):
     embedding_scale: float = 1.0
     residual: str = "plain"
     residual_options: dict[str, Any] | None = None
+    norm_slices: list[int] | None = None
     tie_word_embeddings: bool = True
 
     def __post_init__(self, **kwargs):
@@ -101,6 +105,8 @@ class StepsTransformerConfig(LlamaConfig):
         for name in ("num_key_value_heads", "intermediate_size"):
             if len(getattr(self, name)) != steps:
                 raise ValueError(f"{name}: got {getattr(self, name)}, expected one per width of {self.widths}")
+        if self.norm_slices and sum(self.norm_slices) != self.hidden_size:
+            raise ValueError(f"norm_slices: got {self.norm_slices}, expected the sum {self.hidden_size}, the width")
         for width, heads, shared in zip(self.widths, self.num_attention_heads, self.num_key_value_heads):
             if heads % shared:
                 raise ValueError(f"num_key_value_heads: got {shared}, expected a divisor of the {heads} heads")
@@ -188,7 +194,9 @@ class StepsTransformerModel(StepsTransformerPreTrainedModel):
         wired = design_of(config.residual) is not None
         self.streams = nn.ModuleList(self._wired_steps()) if wired else None  # the wiring of each step's stream
         self.slice_widths, self.slices_read = cut_stream(config.widths)
-        self.norm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.norm: nn.Module = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        if config.norm_slices:
+            self.norm = SliceNorm.like(self.norm, config.norm_slices)
         self.rotary_embs = nn.ModuleList(LlamaRotaryEmbedding(step) for step in steps)  # head sizes differ
         self.gradient_checkpointing = False
         self.post_init()

@@ -21,6 +21,7 @@ from transformers import AutoConfig
 from ..plan import check_steps
 from .adapters import HeadRule
 from .rebuild import get_path
+from .slice_norm import SliceNorm
 
 __all__ = ["FAMILIES", "Family", "LayerConfig", "layer_of", "steps_class", "steps_config_class"]
 
@@ -36,6 +37,7 @@ class Family:
         sizes: (config, width, heads) -> the fields of the configuration that a layer of that width has.
         head_rule: as for BlockAdapter; rotary positions are made for one head size, which therefore stays.
         branches: as for BlockAdapter.
+        outputs: as for BlockAdapter; the last norm of such a family is ``norm`` of its base model.
     """
 
     config: str
@@ -44,6 +46,7 @@ class Family:
     sizes: Callable[[Any, int, int | None], dict[str, Any]]
     head_rule: HeadRule
     branches: tuple[Any, ...] | None = None
+    outputs: tuple[str, ...] | None = None
 
     @property
     def config_class(self) -> Any:
@@ -96,10 +99,11 @@ def _attention_branch(norm: str, attention: str) -> Callable[..., Tensor]:
 
 
 _DECODER = (_attention_branch("input_layernorm", "self_attn"), "post_attention_layernorm mlp")
+_OUTPUTS = ("self_attn.o_proj", "mlp.down_proj")
 FAMILIES: dict[str, Family] = {
-    "llama": Family("LlamaConfig", "LlamaDecoderLayer", "layers", _rotary_sizes, "any", _DECODER),
-    "qwen2": Family("Qwen2Config", "Qwen2DecoderLayer", "layers", _rotary_sizes, "any", _DECODER),
-    "qwen3": Family("Qwen3Config", "Qwen3DecoderLayer", "layers", _rotary_sizes, "any", _DECODER),
+    "llama": Family("LlamaConfig", "LlamaDecoderLayer", "layers", _rotary_sizes, "any", _DECODER, _OUTPUTS),
+    "qwen2": Family("Qwen2Config", "Qwen2DecoderLayer", "layers", _rotary_sizes, "any", _DECODER, _OUTPUTS),
+    "qwen3": Family("Qwen3Config", "Qwen3DecoderLayer", "layers", _rotary_sizes, "any", _DECODER, _OUTPUTS),
     "gpt2": Family(
         "GPT2Config", "GPT2Block", "h", _gpt2_sizes, "divide", (_attention_branch("ln_1", "attn"), "ln_2 mlp")
     ),
@@ -146,6 +150,7 @@ class _Steps:
     widths: Any
     depths: Any
     step_sizes: Any
+    norm_slices: Any
 
     def __post_init__(self, **kwargs: Any) -> None:
         if self.widths:  # transformers makes one without arguments, to see the defaults
@@ -153,6 +158,11 @@ class _Steps:
             self.num_hidden_layers = sum(self.depths)
         super().__post_init__(**kwargs)  # type: ignore[misc]
         register_models(self.model_type.removeprefix("steps_"))
+
+    def validate_architecture(self) -> None:
+        """A grown model's heads keep their size, so that they need not divide the width."""
+        if not self.norm_slices and hasattr(super(), "validate_architecture"):
+            super().validate_architecture()  # type: ignore[misc]
 
     @property
     def per_layer_config(self) -> list[LayerConfig]:
@@ -168,13 +178,14 @@ class _Steps:
 
 @cache
 def steps_config_class(name: str) -> Any:
-    """The configuration of a family with ``widths``, ``depths``, ``step_sizes`` and ``stream_scale``."""
+    """The configuration of a family with its steps; ``norm_slices`` are those of the last norm of a grown model."""
     base = FAMILIES[name].config_class
     fields: dict[str, tuple[Any, Any]] = {
         "widths": (list[int] | None, None),
         "depths": (list[int] | None, None),
         "step_sizes": (list[dict] | None, None),
         "stream_scale": (float, 1.0),
+        "norm_slices": (list[int] | None, None),
     }
     namespace = {
         "__annotations__": {key: kind for key, (kind, _) in fields.items()},
@@ -229,6 +240,8 @@ def _fill(name: str, model: Any, config: Any) -> None:
         layer.read_width = view.hidden_size
         layer.stream_scale = config.stream_scale if index == 0 else 1.0
         layers.append(layer)
+    if config.norm_slices:
+        model.base_model.norm = SliceNorm.like(model.base_model.norm, config.norm_slices)
 
 
 @cache

@@ -43,6 +43,7 @@ def check_grid(recipes: Sequence[Recipe], seeds: Sequence[int], jobs: int) -> li
     import torch
 
     from ..models.build import build_model
+    from ..models.grow_spec import start_grown, with_sources
     from ..tasks import build_opened, check_recipe, resolve
     from .advice import check_settings, on_settings
 
@@ -52,7 +53,7 @@ def check_grid(recipes: Sequence[Recipe], seeds: Sequence[int], jobs: int) -> li
         got = f"{str(jobs)[:40]} and {str(list(seeds))[:80]}"
         raise UserError(f"--jobs and --seeds: got {got}, expected at least 1 job and distinct seeds of at least 0")
     found, data = [], DataOnce()
-    for recipe in recipes:
+    for recipe in map(with_sources, recipes):
         opened = data.open(recipe)
         recipe, lines = resolve(recipe, opened)
         check_settings(recipe)
@@ -63,7 +64,7 @@ def check_grid(recipes: Sequence[Recipe], seeds: Sequence[int], jobs: int) -> li
         else:
             with torch.device("meta"):
                 model, task = build_opened(recipe, opened)
-            lines += [*task.load_pretrained(model), *task.remarks()]
+            lines += [*start_grown(model, recipe), *task.load_pretrained(model), *task.remarks()]
         found.append(Checked(recipe, model, [*lines, *on_settings(recipe)]))
     return found
 

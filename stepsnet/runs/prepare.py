@@ -9,6 +9,7 @@ from torch import nn
 
 from ..config import Recipe
 from ..engine.task import Task
+from ..models.grow_spec import start_grown, with_sources
 from ..tasks import build_opened, open_data, resolve
 from .advice import check_settings, on_settings
 
@@ -35,6 +36,7 @@ def prepare_run(recipe: Recipe, *, goes_on: bool = False, has_checkpoints: bool 
     Raises:
         UserError: the model, the data or the weights do not exist, or do not fit each other.
     """
+    recipe = with_sources(recipe)
     opened, lines = open_data(recipe), list[str]()
     if not goes_on:
         recipe, lines = resolve(recipe, opened)
@@ -42,7 +44,7 @@ def prepare_run(recipe: Recipe, *, goes_on: bool = False, has_checkpoints: bool 
     torch.manual_seed(recipe.seed)
     model, task = build_opened(recipe, opened)
     if not has_checkpoints:  # which the training loop verifies and restores
-        lines += task.load_pretrained(model)
+        lines += [*start_grown(model, recipe), *task.load_pretrained(model)]
     if not goes_on:
         lines += [*task.remarks(), *on_settings(recipe)]
     return Prepared(recipe, model, task, lines)

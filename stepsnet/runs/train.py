@@ -25,6 +25,7 @@ from ..errors import UserError
 from ..files import write_atomically
 from ..models.blocks import widths_of
 from ..models.build import build_model
+from ..models.grow_spec import with_sources
 from ..own_files import NotOurFile
 from ..provenance import provenance, without_folders
 from ..report import write_report
@@ -63,6 +64,7 @@ def train_run(
     Raises:
         UserError: bad input, or a loss that is not finite. Interrupted: a signal, after a checkpoint.
     """
+    recipe = with_sources(recipe)
     with init_distributed(recipe.device) as context:
         context.check_same(dataclasses.asdict(recipe))
         # at first without the folder's lock: what does not fit is said before data and model are read

@@ -44,6 +44,8 @@ def build(
     split = data.partition("@")[2]
     model: Any = build_model(recipe.model)
     _check_vocabulary(model, text)
+    if run is None:
+        _check_tokenizer(recipe.model.args.get("weights"), text)
     task = LanguageModelling(
         text,
         recipe.batch_size,
@@ -61,6 +63,13 @@ def _check_vocabulary(model: Any, text: TextData) -> None:
     got, expected = model.config.vocab_size, text.tokenizer.get_vocab_size()
     if got < expected:
         raise UserError(f"model.args.vocab_size: got {got}, expected at least the tokenizer's {expected}")
+
+
+def _check_tokenizer(weights: Any, text: TextData) -> None:
+    """Raises UserError where the run that a model grows from has another tokenizer, whose numbers mean other tokens."""
+    own = Path(str(weights)) / "tokenizer.json"
+    if weights and own.exists() and load_tokenizer(own).get_vocab() != text.tokenizer.get_vocab():
+        raise UserError(f"data: their tokenizer is not that of {weights}, expected the data that it was trained on")
 
 
 class LanguageModelling(Task):

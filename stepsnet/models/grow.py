@@ -1,0 +1,106 @@
+"""A trained network as the first step of a wider StepsNet, which computes the same until it is trained on.
+
+``grow(model, steps=2)`` widens the residual stream from C_1 to C_n channels. Five parts keep the function:
+
+- **The old blocks** stay as they are, weights and names, and read and write the first C_1 channels.
+- **The new blocks** begin with their output projections at zero, so they leave the stream as it is.
+- **The embeddings** get new channels, drawn with the standard deviation of the trained ones. They wait for the new
+  blocks, and nothing else reads them.
+- **The norms** outside of the blocks become norms by slices (:class:`~stepsnet.models.slice_norm.SliceNorm`). One
+  norm over C_n channels would divide the old ones by another number. Channels of zeros would only need a factor in an
+  RMSNorm, but a LayerNorm's mean cannot be mended so, and the new blocks would have nothing of their own to read.
+- **The head** gets columns of zeros for the new channels. A tied head has the embedding's new columns, and there the
+  new slice of the last norm has weights of zero in place.
+
+Only one factor of each new path is zero in front of another that is not, so no gradient is stuck. In the first update
+the output projections get one, by the rows that write the old channels, and so do the head's columns (tied: the
+norm's weights). From the second on every parameter has one.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import UserError
+from ..plan import StepPlan
+from .grow_plan import RoundTo
+
+__all__ = ["create", "drawn_like", "grow", "silence"]
+
+
+def grow(
+    model: nn.Module,
+    steps: int | None = None,
+    *,
+    plan: Mapping[str, Any] | StepPlan | None = None,
+    round_to: RoundTo = "heads",
+) -> nn.Module:
+    """A wider StepsNet whose first step is the given network; at the start its outputs are those of the network.
+
+    The model that is given is not changed. Of timm, VisionTransformers and their subclasses, such as DeiT and
+    Steps-DeiT; of transformers, LLaMA, Qwen2, Qwen3, those of :func:`stepsnet.stepify` from them, and the
+    Steps-Transformer. A network in several steps grows too, by further ones.
+
+    Args:
+        model: the network, trained.
+        steps: n, the number of steps with those that are there; by default one more.
+        plan: widths and depths, and if you like num_heads, of all steps with those that are there:
+            ``{"widths": (192, 272), "depths": (12, 6)}``. By default each new step is √2 wider than the one before and
+            has half as many blocks as the first.
+        round_to: "heads" rounds widths as the paper does, a number to a multiple of it.
+
+    Returns:
+        A model of the class that :func:`stepsnet.stepify` would give. Its new weights are drawn from torch's generator.
+
+    Raises:
+        UserError: a model of another family, or a plan that does not fit.
+    """
+    _check_options(model, steps, plan, round_to)
+    library = sys.modules.get("transformers")
+    if library is not None and isinstance(model, library.PreTrainedModel):
+        from .grow_transformers import grown_transformer
+
+        return grown_transformer(model, steps, plan, round_to)
+    from .grow_timm import grown_vit
+
+    return grown_vit(model, steps, plan, round_to)
+
+
+def create(**kwargs: Any) -> nn.Module:
+    """:func:`grow` for a :class:`~stepsnet.config.ModelSpec`: ``{"name": "grow", "args": {"model": RUN, …}}``."""
+    from .grow_spec import create
+
+    return create(**kwargs)
+
+
+def _check_options(model: Any, steps: Any, plan: Any, round_to: Any) -> None:
+    if not isinstance(model, nn.Module):
+        raise UserError(f"grow: got {str(model)[:40]!r}, expected a model with its weights")
+    if steps is not None and (not isinstance(steps, int) or isinstance(steps, bool) or steps < 1):
+        raise UserError(f"steps: got {str(steps)[:40]}, expected a whole number of at least 2")
+    if round_to != "heads" and (not isinstance(round_to, int) or isinstance(round_to, bool) or round_to < 1):
+        raise UserError(f"round_to: got {round_to!r}, expected 'heads' or a whole number of at least 1")
+    if plan is not None and not isinstance(plan, (Mapping, StepPlan)):
+        raise UserError(f"plan: got {str(plan)[:40]}, expected widths and depths, or what plan_steps returns")
+
+
+@torch.no_grad()
+def drawn_like(trained: Tensor, more: int, dim: int) -> Tensor:
+    """The tensor with ``more`` entries behind its own along ``dim``, of a normal distribution as wide as its own."""
+    shape = list(trained.shape)
+    shape[dim] = more
+    drawn = torch.randn(shape, dtype=trained.dtype, device=trained.device) * trained.std(correction=0)
+    return torch.cat((trained, drawn), dim)
+
+
+@torch.no_grad()
+def silence(block: nn.Module, outputs: tuple[str, ...] | Any) -> None:
+    """Let a block leave the stream as it is: zeros in the modules that make what it adds."""
+    for path in outputs:
+        for parameter in block.get_submodule(path).parameters(recurse=False):
+            parameter.zero_()

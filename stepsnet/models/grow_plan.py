@@ -1,0 +1,133 @@
+"""Which widths, heads and depths the new steps of a grown network have."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from ..errors import UserError
+from ..plan import MOST_CHANNELS, StepPlan, check_steps, usual_heads
+from .containers import Container
+from .step_plan import ContainerPlan, expected_heads, heads_at
+
+__all__ = ["plan_growth"]
+
+_MOST_STEPS = 40  # √2 apart
+
+RoundTo = Literal["heads"] | int
+
+
+def plan_growth(
+    container: Container,
+    old: ContainerPlan,
+    steps: int | None,
+    plan: Mapping[str, Any] | StepPlan | None,
+    round_to: RoundTo,
+) -> ContainerPlan:
+    """The plan of all steps, the old ones first.
+
+    Without ``plan`` each new step is √2 wider than the one before, and has half as many blocks as the first step: its
+    blocks together then cost as much as all steps in front of it. For a network of one width this is the allocation
+    that :func:`stepsnet.plan_steps` gives the last width.
+
+    Args:
+        container: the blocks of the widest step, by which the new ones are made.
+
+    Raises:
+        UserError: no new step, an unknown key, or a plan that does not begin with the old steps and widen.
+    """
+    if plan is not None:
+        return _given(container, old, plan, steps)
+    steps = len(old.widths) + 1 if steps is None else steps
+    if steps <= len(old.widths):
+        raise UserError(f"steps: got {steps}, expected more than the {len(old.widths)} that the model has")
+    more = steps - len(old.widths)
+    try:
+        wider = _wider_widths(container, more, round_to)
+        heads = [heads_at(container, width) for width in wider]
+    except ValueError as error:
+        raise UserError(f"grow: {error}") from None
+    depth = max(1, old.depths[0] // 2)
+    return ContainerPlan((*old.widths, *wider), (*old.depths, *[depth] * more), (*old.num_heads, *heads))
+
+
+def _unit(container: Container, exact: float, round_to: RoundTo) -> int:
+    """What the width of a new step is a multiple of: of its heads, or of the heads' size where that stays."""
+    block, adapter = container.template, container.adapter
+    if round_to != "heads":
+        return round_to
+    rule, size = adapter.head_rule(block), 1 if adapter.head_size is None else adapter.head_size(block)
+    if rule in ("divide", "even"):
+        return usual_heads(exact / size) * (2 if rule == "even" else 1)
+    group = size * adapter.kv_groups(block)
+    if adapter.num_heads(block) == container.width // size and container.width >= 2 * group:
+        return group
+    return 8 if container.width >= 64 else 4
+
+
+def _wider_widths(container: Container, more: int, round_to: RoundTo) -> list[int]:
+    """The ``more`` widths behind the container's, √2 apart, each a multiple of its unit, narrowest first."""
+    width = container.width
+    widths = [width]
+    for k in range(1, min(more, _MOST_STEPS) + 1):
+        exact = width * math.sqrt(2) ** k
+        unit = _unit(container, exact, round_to)
+        widths.append(unit * round(exact / unit))
+    if more > _MOST_STEPS or widths != sorted(set(widths)) or widths[-1] > MOST_CHANNELS:
+        raise ValueError(f"steps: got {more} more than width {width} allows: they would be {widths[1:6]}")
+    return widths[1:]
+
+
+def _given(
+    container: Container, old: ContainerPlan, plan: Mapping[str, Any] | StepPlan, steps: int | None
+) -> ContainerPlan:
+    if isinstance(plan, StepPlan):
+        plan = {"widths": plan.widths, "depths": plan.depths, "num_heads": plan.num_heads}
+    if not {"widths", "depths"} <= plan.keys() <= {"widths", "depths", "num_heads"}:
+        raise UserError(f"plan: got {', '.join(plan) or 'nothing'}, expected widths and depths, and maybe num_heads")
+    widths, depths = _tuple(plan, "widths"), _tuple(plan, "depths")
+    count = len(old.widths)
+    try:
+        check_steps(widths, depths)
+        _check_beginning(widths, old.widths, "widths")
+        _check_beginning(depths, old.depths, "depths")
+        wider = widths[count:]
+        for before, width in zip((max(old.widths), *wider), wider):
+            if width <= before:
+                raise ValueError(f"widths: got {width} behind {before}, expected a wider one: a network grows by width")
+        if not wider or (steps is not None and steps != len(widths)):
+            expected = f"{steps} steps" if steps is not None else "at least one more"
+            raise ValueError(f"widths: got {widths}, expected {expected}; the first are the model's {old.widths}")
+        heads = _given_heads(container, old, plan, widths)
+    except ValueError as error:
+        raise UserError(f"plan: {error}") from None
+    return ContainerPlan(widths, depths, heads)
+
+
+def _given_heads(
+    container: Container, old: ContainerPlan, plan: Mapping[str, Any], widths: Sequence[int]
+) -> tuple[int | None, ...]:
+    count = len(old.widths)
+    if plan.get("num_heads") is None:
+        return (*old.num_heads, *(heads_at(container, width) for width in widths[count:]))
+    heads = _tuple(plan, "num_heads")
+    _check_beginning(heads, old.num_heads, "num_heads")
+    if len(heads) != len(widths):
+        raise ValueError(f"num_heads: got {heads}, expected one per width of {tuple(widths)}")
+    for width, number in zip(widths[count:], heads[count:]):
+        if expected := expected_heads(container, width, number):
+            raise ValueError(f"num_heads: got {number} at width {width}, expected {expected}")
+    return heads
+
+
+def _tuple(plan: Mapping[str, Any], key: str) -> tuple[int, ...]:
+    value = plan[key]
+    if not isinstance(value, (list, tuple)):
+        raise UserError(f"plan: {key}: got {value!r}, expected a list")
+    return tuple(value)
+
+
+def _check_beginning(given: Sequence[Any], old: Sequence[Any], name: str) -> None:
+    if tuple(given[: len(old)]) != tuple(old):
+        raise ValueError(f"{name}: got {tuple(given)}, expected the first to be the model's, {tuple(old)}")

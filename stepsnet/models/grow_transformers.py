@@ -1,0 +1,171 @@
+"""Language models of transformers as the first step of a wider StepsNet; grow.py says what keeps their function."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..errors import UserError
+from ..plan import StepPlan
+from .adapters import BlockAdapter
+from .containers import Container, Example
+from .grow import drawn_like, silence
+from .grow_plan import RoundTo, plan_growth
+from .rebuild import get_path
+from .slice_norm import SliceNorm
+from .step_plan import ContainerPlan
+from .stepify_transformers import steps_config_of
+from .steps_transformer import StepsTransformerConfig
+from .transformer_steps import FAMILIES, Family, head_size_of, steps_class
+
+__all__ = ["grown_transformer"]
+
+_GROWING = [name for name, row in FAMILIES.items() if row.outputs]
+
+
+def grown_transformer(
+    model: Any, steps: int | None, plan: Mapping[str, Any] | StepPlan | None, round_to: RoundTo
+) -> nn.Module:
+    """As :func:`stepsnet.grow`: a new model of the library's own initialization, with the old weights put into it."""
+    config, family = model.config, _family_of(model)
+    ours = isinstance(config, StepsTransformerConfig)
+    container, old = _container_of(model, family)
+    new = plan_growth(container, old, steps, plan, round_to)
+    slices = [*(getattr(config, "norm_slices", None) or [container.width]), new.widths[-1] - container.width]
+    grown_config = _longer_lists(config, new, slices) if ours else steps_config_of(config, new)
+    grown_config.norm_slices = slices
+    grown_config._attn_implementation = config._attn_implementation
+    parameter = next(model.parameters())
+    with torch.device(parameter.device):
+        model_class: Any = type(model) if hasattr(config, "widths") else steps_class(model.__class__)
+        result = model_class(grown_config)
+    result.to(parameter.dtype)
+    _fill(result, model, family, container.width)
+    if getattr(model, "generation_config", None) is not None:
+        result.generation_config = copy.deepcopy(model.generation_config)
+    return result.train(model.training)
+
+
+def _family_of(model: Any) -> Family:
+    name = model.config.model_type.removeprefix("steps_")
+    if isinstance(model.config, StepsTransformerConfig):
+        if model.config.residual != "plain":
+            raise UserError(
+                f"grow: residual: got {model.config.residual!r}, expected plain, in which new layers are silent"
+            )
+        name = "llama"
+    if name not in _GROWING:
+        raise UserError(
+            f"grow: {type(model).__name__} is of the family {name!r}, expected one of {', '.join(_GROWING)}, or the "
+            "Steps-Transformer"
+        )
+    return FAMILIES[name]
+
+
+def _container_of(model: Any, family: Family) -> tuple[Container, ContainerPlan]:
+    """The layers as a container of the widest step, and the plan of all steps."""
+    config = model.config
+    layers = list(get_path(model.base_model, family.layers))
+    widths = tuple(getattr(config, "widths", None) or [config.hidden_size])
+    depths = tuple(getattr(config, "depths", None) or [len(layers)])
+    heads = tuple(_per_step(config, "num_attention_heads"))
+    groups = heads[-1] // _per_step(config, "num_key_value_heads")[-1]
+    own = max(zip(widths, heads))[1]
+    ours = isinstance(config, StepsTransformerConfig)
+    adapter = BlockAdapter(
+        rebuild=lambda layer, width, heads: layer,  # the configuration of the grown model makes its layers
+        num_heads=lambda layer: own,
+        head_rule=lambda layer: "even" if ours else family.head_rule,
+        head_size=lambda layer: max(widths) // own if ours else head_size_of(config),
+        kv_groups=lambda layer: groups,
+    )
+    path = f"{model.base_model_prefix}.{family.layers}"
+    return Container(path, layers, adapter, 0, max(widths), -1, Example()), ContainerPlan(widths, depths, heads)
+
+
+def _per_step(config: Any, name: str) -> list[int]:
+    if getattr(config, "step_sizes", None):
+        return [sizes[name] for sizes in config.step_sizes]
+    value = getattr(config, name)
+    return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+def _longer_lists(config: StepsTransformerConfig, plan: ContainerPlan, slices: list[int]) -> StepsTransformerConfig:
+    """The configuration of a Steps-Transformer with further steps; hidden sizes and groups as in its last one."""
+    fields = config.to_dict()
+    for name in ("model_type", "architectures", "transformers_version", "hidden_size", "head_dim", "num_hidden_layers"):
+        fields.pop(name, None)
+    count = len(config.widths)
+    hidden, width = config.intermediate_size[-1], config.widths[-1]
+    group = config.num_attention_heads[-1] // config.num_key_value_heads[-1]
+    shared = [number // group for number in plan.num_heads[count:] if number]
+    fields |= {
+        "widths": list(plan.widths),
+        "depths": list(plan.depths),
+        "norm_slices": slices,
+        "num_attention_heads": list(plan.num_heads),
+        "num_key_value_heads": [*config.num_key_value_heads, *shared],
+        "intermediate_size": [*config.intermediate_size, *(round(hidden / width * new) for new in plan.widths[count:])],
+    }
+    return StepsTransformerConfig(**fields)
+
+
+@torch.no_grad()
+def _fill(result: Any, model: Any, family: Family, width: int) -> None:
+    """Put the old weights into the grown model, and what keeps its function."""
+    new_width = result.config.hidden_size
+    layers, old_layers = (get_path(one.base_model, family.layers) for one in (result, model))
+    for layer, old in zip(layers, old_layers):
+        layer.load_state_dict(old.state_dict())
+        _keep_frozen(layer, old)
+    for layer in layers[len(old_layers) :]:
+        silence(layer, family.outputs)
+    norm = result.base_model.norm
+    old_norm = model.base_model.norm
+    parts = old_norm.parts if isinstance(old_norm, SliceNorm) else [old_norm]
+    for part, old in zip(norm.parts, parts):
+        part.load_state_dict(old.state_dict())
+    embedding, old_embedding = result.get_input_embeddings(), model.get_input_embeddings()
+    embedding.weight.copy_(drawn_like(old_embedding.weight, new_width - width, -1))
+    if embedding.padding_idx is not None:
+        embedding.weight[embedding.padding_idx, width:] = 0
+    tied = False
+    for name, head in _heads(model):
+        new_head: Any = result.get_submodule(name)
+        if head.weight is old_embedding.weight:
+            tied = True
+            continue
+        new_head.weight.zero_()
+        new_head.weight[:, :width] = head.weight
+        if head.bias is not None:
+            new_head.bias.copy_(head.bias)
+    if tied:
+        norm.parts[-1].weight.zero_()
+
+
+def _keep_frozen(module: nn.Module, old: nn.Module) -> None:
+    for parameter, theirs in zip(module.parameters(), old.parameters()):
+        parameter.requires_grad_(theirs.requires_grad)
+
+
+def _heads(model: Any) -> list[tuple[str, nn.Linear]]:
+    """The linear layers outside of the base model, which read its last norm.
+
+    Raises:
+        UserError: something else is there.
+    """
+    base = model.base_model
+    if base is model:
+        return []
+    found: list[tuple[str, nn.Linear]] = []
+    for name, module in model.named_children():
+        if module is base or next(module.parameters(), None) is None:
+            continue
+        if not isinstance(module, nn.Linear) or module.in_features != model.config.hidden_size:
+            raise UserError(f"grow: {type(model).__name__}.{name}: got {type(module).__name__}, expected a linear head")
+        found.append((name, module))
+    return found

@@ -1,0 +1,84 @@
+"""A norm of the residual stream by slices: each slice of the channels has a norm of its own."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import UserError
+from .rebuild import note_sizes
+
+__all__ = ["SliceNorm", "norm_like", "widened_norm"]
+
+
+class SliceNorm(nn.Module):
+    """Norms of neighbouring slices of the channels, which are the last dimension.
+
+    A norm over more channels divides by another number. By slices, the channels that were there before others were
+    added are normalized as before.
+
+    Args:
+        parts: the norm of each slice.
+        widths: the channels of each slice.
+
+    Shape: (…, C) -> (…, C), C = sum(widths).
+    """
+
+    def __init__(self, parts: Iterable[nn.Module], widths: Sequence[int]):
+        super().__init__()
+        for index, part in enumerate(parts):
+            self.add_module(str(index), part)  # no ModuleList, which would be taken for one of blocks
+        self.widths = list(widths)
+
+    @property
+    def parts(self) -> list[Any]:
+        return list(self.children())
+
+    @classmethod
+    def like(cls, norm: nn.Module, widths: Sequence[int]) -> SliceNorm:
+        """Norms of one kind, with the options of ``norm``."""
+        return cls([norm_like(norm, width) for width in widths], widths)
+
+    def forward(self, x: Tensor) -> Tensor:
+        slices = torch.split(x, self.widths, -1)
+        return torch.cat([part(one) for part, one in zip(self.parts, slices)], -1)
+
+    def extra_repr(self) -> str:
+        return f"widths={tuple(self.widths)}"
+
+
+def widened_norm(norm: nn.Module, width: int, more: int) -> SliceNorm:
+    """The norm of ``width`` channels as it is, and one like it for ``more`` channels behind them.
+
+    Raises:
+        UserError: a norm whose parameters are not vectors.
+    """
+    if isinstance(norm, SliceNorm):
+        parts, widths = [*norm.parts, norm_like(norm.parts[-1], more)], [*norm.widths, more]
+    else:
+        parts, widths = [norm, norm_like(norm, more)], [width, more]
+    return SliceNorm(parts, widths).train(norm.training)
+
+
+def norm_like(norm: Any, width: int) -> nn.Module:
+    """A norm of the same kind and options for ``width`` channels; weights begin at 1, biases at 0.
+
+    Raises:
+        UserError: as above.
+    """
+    if next(norm.children(), None) or norm._buffers or any(p is not None and p.ndim != 1 for p in norm.parameters()):
+        raise UserError(
+            f"grow: {type(norm).__name__} is no norm of vectors of weights, expected such as LayerNorm or RMSNorm"
+        )
+    made = copy.deepcopy(norm)
+    for name, old in norm._parameters.items():
+        if old is not None:
+            made._parameters[name] = nn.Parameter(old.new_full((width,), float(name == "weight")), old.requires_grad)
+    if isinstance(getattr(made, "normalized_shape", None), tuple):
+        made.normalized_shape = (width,)  # also of a norm without weights
+    note_sizes(made)
+    return made
