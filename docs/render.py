@@ -14,7 +14,7 @@ A block between ``<!-- begin: NAME … -->`` and ``<!-- end -->`` is replaced by
     analysis FILE TABLE            what ``stepsnet analyze --json`` printed
     speed FILE                     what ``stepsnet bench`` wrote
     memory FILE                    what benchmarks/memory.py wrote
-    benchmarks, stream_blocks, grow, grow_starts, language [NAME], imports, optimized NAME, candidates, bounds,
+    benchmarks, stream_blocks, grow, grow_starts, language [NAME], imports, optimized NAME, pairs, candidates, bounds,
     overheads, detectors NAME, segmenters, scale FILE
                                    what the other benchmarks wrote
     paper-depths                   the accuracies of the paper's Table 5a
@@ -54,6 +54,7 @@ TABLES = {
     "benchmarks": render_benchmarks.benchmarks_table,
     "language": render_benchmarks.language_table,
     "imports": render_speed.imports_table,
+    "pairs": render_speed.pairs_table,
     "candidates": render_speed.candidates_table,
     "bounds": render_speed.bounds_table,
     "overheads": render_speed.overheads_table,

@@ -38,6 +38,22 @@ def optimized_table(name: str) -> str:
     return f"{table_of_numbers(headers, rows)}\n\n{note}"
 
 
+def pairs_table() -> str:
+    """The speed of each StepsNet over its baseline's, each at its best setting; the details are in the other tables."""
+    columns = {
+        "inference": "optimized_2_threads",
+        "training": "optimized_training",
+        "inference, bfloat16": "optimized_bfloat16",
+        "training, bfloat16": "optimized_bfloat16_training",
+    }
+    pairs: dict[str, list[str]] = {}
+    for benchmark in columns.values():
+        for row in read_benchmark(benchmark)["rows"]:
+            names = " / ".join(short(model["model"]) for model in row["models"])
+            pairs.setdefault(names, []).append(format_quartiles(row["speed_over_baseline"]["each at its best"]))
+    return table_of_numbers(["speed", *columns], [[names, *cells] for names, cells in pairs.items()])
+
+
 def candidates_table() -> str:
     """What helps alone, and what does not."""
     result = read_benchmark("candidates")
@@ -45,7 +61,7 @@ def candidates_table() -> str:
         [row["candidate"], format_quartiles(row["speed_over_without"]), "yes" if row["kept"] else "no"]
         for row in result["rows"]
     ]
-    headers = ["inference, one thread, float32", "speed over without", "in `optimize`"]
+    headers = ["inference, one thread, float32 where nothing else is said", "speed over without", "in `optimize`"]
     note = f"{result['rounds']} interleaved rounds, median (quartiles). {origin(result)}"
     return f"{table_of_numbers(headers, rows)}\n\n{note}"
 

@@ -120,9 +120,8 @@ def plan_steps(
 ) -> StepPlan:
     """Plan a StepsNet for the residual network of ``depth`` blocks of ``width``.
 
-    Without ``blocks`` and ``macs`` this is the half-compute rule: (384, 12) with 1 to 5 steps gives the
-    rows of Table 8. A depth that halves to a fraction keeps the larger part at full width, and the
-    compute stays the same.
+    Without ``blocks`` and ``macs`` this is the half-compute rule: (384, 12) with 1 to 5 steps gives the rows of
+    Table 8. A depth that halves to a fraction keeps the larger part at full width, and the compute stays the same.
 
     The profiles arrange the same blocks in another order. The bow-tie of n steps has the blocks of the plan of
     (n + 1)/2 steps: the narrowest are its waist, and half of each wider step's blocks run before it, half behind it
