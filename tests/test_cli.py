@@ -120,7 +120,6 @@ def test_resume_of_another_recipe_is_refused(trained, capsys):
         (["train", "digits/tiny", "lr=-1"], "lr: got -1, expected at least 0"),
         (["train", "digits/tiny", "opt=adamww"], "opt: got 'adamww'"),
         (["train", "digits/tiny", "device=abacus"], "device: got 'abacus'"),
-        (["resume", "run", "--data", ""], "argument --data: got '', expected a folder"),
         (["compare", "digits/tiny", "baseline=null"], "has no baseline"),
         (["compare", "digits/tiny", "--seeds", "0,0"], "--jobs and --seeds: got 2 and [0, 0]|[0, 0]"),
         (["compare", "digits/tiny", "baseline.args.widths=[40]"], "baseline|num_heads: got 3"),
