@@ -102,8 +102,7 @@ class Connection(DesignPart):
     Class attributes:
         title: the design in a few words.
         source: the paper, and where in it.
-        unit: what is joined: each residual "branch" of a block, the "block" as a whole, x -> x + F_1(x) + …, or the
-            "branches" of a block together.
+        unit: what is joined: each residual "branch" of a block, the "block" as a whole, or all "branches" together.
         wiring: how the stream begins and ends.
         options: names and defaults; a value has to be of the default's type.
         needs: the parts of a branch that have to be declared (branches.py): "norm", "values", "projections".
