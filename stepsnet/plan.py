@@ -213,12 +213,12 @@ def _is_integer(value: object, at_least: int) -> bool:
     return isinstance(value, Integral) and not isinstance(value, bool) and value >= at_least  # type: ignore[operator]
 
 
-def heads_for(width: int, head_dim: int) -> int:
-    """The usual number of heads that divides ``width`` and gives a head size nearest to ``head_dim``.
+def heads_for(width: int, head_dim: int, among: Sequence[int] = USUAL_HEADS) -> int:
+    """The number of heads, ``among`` the usual ones, that divides ``width`` with a size nearest to ``head_dim``.
 
     Of two head sizes equally near, the smaller one. Gives every printed pair of Tables 13 and 14.
     """
-    divisors = (heads for heads in USUAL_HEADS if width % heads == 0)
+    divisors = (heads for heads in among if width % heads == 0)
     return min(divisors, key=lambda heads: (abs(width / heads - head_dim), -heads))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import FunctionType, MethodType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from timm.layers import DropPath
@@ -56,18 +56,24 @@ def compile_blocks(model: nn.Module, recomputed: Sequence[nn.Module] = (), **kwa
 def _share_code(part: nn.Module, key: Any, own: dict[Any, FunctionType]) -> None:
     """Give the parts of a step or stage a code object of their own for their class's forward pass.
 
-    dynamo counts graphs by the code object, and gives up at the eighth: a Swin has more, of its stages, its steps
-    and the two kinds of windows. It also takes a size that differs between two calls for dynamic, and compiles
-    with symbols in its place, which takes minutes for Swin's windows.
+    A Swin has more than eight graphs, of its stages, its steps and the two kinds of windows. dynamo also takes a size
+    that differs between two calls for dynamic, and compiles with symbols in its place, which takes minutes for
+    Swin's windows.
     """
     forward = type(part).forward
     if "forward" in part.__dict__ or not isinstance(forward, FunctionType):
         return
     if key not in own:
-        code = forward.__code__.replace(co_name=f"forward_{id(part)}")
-        own[key] = FunctionType(code, forward.__globals__, forward.__name__, forward.__defaults__, forward.__closure__)
-        own[key].__kwdefaults__ = forward.__kwdefaults__
+        own[key] = _with_own_code(forward, part)
     part.forward = MethodType(own[key], part)  # copies and pickles get their own
+
+
+def _with_own_code(function: FunctionType, owner: object) -> FunctionType:
+    """The function with another code object: dynamo counts graphs by the code object, and gives up at the eighth."""
+    code = function.__code__.replace(co_name=f"forward_{id(owner)}")
+    own = FunctionType(code, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
+    own.__kwdefaults__ = function.__kwdefaults__
+    return own
 
 
 def _narrowed(model: nn.Module) -> list[nn.Module]:
@@ -127,9 +133,7 @@ class FrozenForward:
         def whole(*args: Any, **kwargs: Any) -> Any:
             return eager(*args, **kwargs)
 
-        # dynamo counts the graphs of a code object, which all models would share, and gives up at the eighth
-        code = whole.__code__.replace(co_name=f"forward_{id(self)}")
-        self.compiled = torch.compile(FunctionType(code, globals(), closure=whole.__closure__), dynamic=False)
+        self.compiled = torch.compile(_with_own_code(cast(FunctionType, whole), self), dynamic=False)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if torch.is_grad_enabled() or self.model.training:

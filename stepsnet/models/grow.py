@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from ..errors import UserError
 from ..plan import StepPlan
 from .grow_plan import RoundTo
+from .step_plan import check_plan
 
 __all__ = ["create", "drawn_like", "grow", "silence"]
 
@@ -85,8 +86,7 @@ def _check_options(model: Any, steps: Any, plan: Any, round_to: Any) -> None:
         raise UserError(f"steps: got {str(steps)[:40]}, expected a whole number of at least 2")
     if round_to != "heads" and (not isinstance(round_to, int) or isinstance(round_to, bool) or round_to < 1):
         raise UserError(f"round_to: got {round_to!r}, expected 'heads' or a whole number of at least 1")
-    if plan is not None and not isinstance(plan, (Mapping, StepPlan)):
-        raise UserError(f"plan: got {str(plan)[:40]}, expected widths and depths, or what plan_steps returns")
+    check_plan(plan)
 
 
 @torch.no_grad()

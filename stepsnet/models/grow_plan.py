@@ -9,7 +9,7 @@ from typing import Any, Literal
 from ..errors import UserError
 from ..plan import MOST_CHANNELS, StepPlan, check_steps, usual_heads
 from .containers import Container
-from .step_plan import ContainerPlan, expected_heads, heads_at
+from .step_plan import ContainerPlan, expected_heads, fields_of, heads_at
 
 __all__ = ["plan_growth"]
 
@@ -82,10 +82,7 @@ def _wider_widths(container: Container, more: int, round_to: RoundTo) -> list[in
 def _given(
     container: Container, old: ContainerPlan, plan: Mapping[str, Any] | StepPlan, steps: int | None
 ) -> ContainerPlan:
-    if isinstance(plan, StepPlan):
-        plan = {"widths": plan.widths, "depths": plan.depths, "num_heads": plan.num_heads}
-    if not {"widths", "depths"} <= plan.keys() <= {"widths", "depths", "num_heads"}:
-        raise UserError(f"plan: got {', '.join(plan) or 'nothing'}, expected widths and depths, and maybe num_heads")
+    plan = fields_of(plan)
     widths, depths = _tuple(plan, "widths"), _tuple(plan, "depths")
     count = len(old.widths)
     try:

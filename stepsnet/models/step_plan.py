@@ -12,7 +12,7 @@ from ..plan import USUAL_HEADS, Profile, StepPlan, arrange_steps, check_steps, h
 from .adapters import rebuilt
 from .containers import Container
 
-__all__ = ["ContainerPlan", "expected_heads", "given_plans", "heads_at", "search_plan"]
+__all__ = ["ContainerPlan", "check_plan", "expected_heads", "fields_of", "given_plans", "heads_at", "search_plan"]
 
 Match = Literal["macs", "params"]
 _TOLERANCE = 0.04  # of the cost: within it, the rule of Sec. 5.5 decides, half of a step's cost for a narrower one
@@ -69,14 +69,26 @@ def given_plans(plan: Mapping[str, Any] | StepPlan, chosen: Sequence[Container])
     Raises:
         UserError: an unknown key, or a plan that does not fit.
     """
-    if isinstance(plan, StepPlan):
-        plan = {"widths": plan.widths, "depths": plan.depths, "num_heads": plan.num_heads}
-    unknown = [key for key in plan if key not in ("widths", "depths", "num_heads")]
-    if unknown or not {"widths", "depths"} <= plan.keys():
-        raise UserError(f"plan: got {', '.join(plan) or 'nothing'}, expected widths and depths, and maybe num_heads")
+    plan = fields_of(plan)
     keys = ("widths", "depths", "num_heads")
     values = zip(*(_per_container(plan.get(key), key, chosen) for key in keys))
     return {container.path: _given_plan(container, *one) for container, one in zip(chosen, values)}
+
+
+def check_plan(plan: Any) -> None:
+    """Raises UserError for what is no plan of a user's."""
+    if plan is not None and not isinstance(plan, (Mapping, StepPlan)):
+        raise UserError(f"plan: got {str(plan)[:40]}, expected widths and depths, or what plan_steps returns")
+
+
+def fields_of(plan: Mapping[str, Any] | StepPlan) -> Mapping[str, Any]:
+    """widths, depths and maybe num_heads. Raises UserError for other keys."""
+    if isinstance(plan, StepPlan):
+        return {"widths": plan.widths, "depths": plan.depths, "num_heads": plan.num_heads}
+    if not {"widths", "depths"} <= plan.keys() <= {"widths", "depths", "num_heads"}:
+        got = ", ".join(map(str, plan)) or "nothing"
+        raise UserError(f"plan: got {got}, expected widths and depths, and maybe num_heads")
+    return plan
 
 
 def _per_container(value: Any, name: str, chosen: Sequence[Container]) -> list[Any]:
@@ -164,7 +176,7 @@ def _heads_of_even_size(width: int, size: int, group: int) -> int:
     divisors = [heads for heads in USUAL_HEADS if width % (2 * heads) == 0 and heads % group == 0]
     if not divisors:
         raise ValueError(f"widths: got {width}, expected one that some multiple of {group} heads divides evenly")
-    return min(divisors, key=lambda heads: (abs(width / heads - size), -heads))
+    return heads_for(width, size, divisors)
 
 
 def _widths(container: Container, steps: int, profile: Profile, round_to: Literal["heads"] | int) -> list[int]:

@@ -18,7 +18,7 @@ from ..errors import UserError, nearest
 from ..plan import Profile, StepPlan
 from .containers import Container, Example, find_containers
 from .step_build import build_in_steps
-from .step_plan import Match, given_plans, search_plan
+from .step_plan import Match, check_plan, given_plans, search_plan
 
 __all__ = ["OPTIONS", "create", "example_of", "model_and_example", "stepify"]
 
@@ -103,8 +103,7 @@ def _check_options(
         raise UserError(f"stages: got {stages!r}, expected a list of numbers, counted from 1")
     if wrong := [stage for stage in stages or () if not isinstance(stage, int)]:
         raise UserError(f"stages: got {wrong[0]!r} among them, expected a list of numbers, counted from 1")
-    if plan is not None and not isinstance(plan, (Mapping, StepPlan)):
-        raise UserError(f"plan: got {str(plan)[:40]}, expected widths and depths, or what plan_steps returns")
+    check_plan(plan)
     is_number = isinstance(stream_scale, (int, float)) and not isinstance(stream_scale, bool)
     if not is_number or not 1e-6 <= stream_scale <= 1e6:
         raise UserError(f"stream_scale: got {stream_scale}, expected a number from 1e-6 to 1e6")

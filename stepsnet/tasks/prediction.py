@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -58,11 +58,10 @@ class PredictInputs:
 
     def check(self, recipe: Recipe) -> None:
         """Raises UserError for a setting that a run of another of our tasks would take."""
-        settings = {field.name: field for field in fields(self)}
         tasks = {task for _, task in _TAKEN_BY.values()} | {"segmentation"}
         for name, (option, task) in _TAKEN_BY.items():
             value = getattr(self, name)
-            if recipe.task in tasks - {task} and value != settings[name].default:
+            if recipe.task in tasks - {task} and value != getattr(PredictInputs, name):
                 raise UserError(f"{option}: got {value} with a run of {recipe.task}, expected it with one of {task}")
 
     @property
