@@ -149,7 +149,11 @@ def test_every_field_says_what_it_is():
 @pytest.mark.parametrize(
     "name, args, expected",
     [
-        ("vit_tiny_patch16_224", {"norm_layer": "foo"}, "model vit_tiny_patch16_224: KeyError: 'foo'"),
+        (
+            "vit_tiny_patch16_224",
+            {"norm_layer": "foo"},
+            r"model vit_tiny_patch16_224: KeyError: 'foo' \(norm_layer='foo'\)",
+        ),
         ("vit_tiny_patch16_224", {"num_classes": 1e3}, "num_classes: got 1000.0, expected a whole number"),
         ("vit_tiny_patch16_224", {"in_chans": "x"}, "in_chans: got x, expected a whole number"),
         ("vit_tiny_patch16_224", {"patch_size": 0}, "patch_size: got 0, expected at least 1"),

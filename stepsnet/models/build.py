@@ -68,7 +68,10 @@ def _build(spec: ModelSpec) -> nn.Module:
     except UserError:
         raise
     except Exception as error:  # whatever timm, torch and transformers raise of arguments that they do not take
-        raise UserError(f"model {spec.name}: {in_a_line(error.__cause__ or error)}") from error
+        said = in_a_line(error.__cause__ or error)
+        # a library's message may quote a value alone
+        quoted = [f"{key}={value!r}" for key, value in spec.args.items() if key not in said and repr(value) in said]
+        raise UserError(f"model {spec.name}: {said}{f' ({quoted[0]})' if len(quoted) == 1 else ''}") from error
     for kind in type(model).__mro__[:-1]:
         for name, parameter in inspect.signature(kind).parameters.items():
             value = spec.args.get(name)
