@@ -61,20 +61,25 @@ def count_complexity(model: nn.Module, input_size: tuple[int, ...] = (3, 224, 22
 def count_language_model(model: Any, context: int) -> Complexity:
     """The paper's counts: 5 layers per block and the head, tied weights once. MACs are those of one token.
 
+    Of another model of transformers layers and MACs are counted as of any model.
+
     Args:
         context: tokens that attention looks at. Its two products take 2·context·C in a layer of width C, as in
             Eq. (3); what a causal mask hides is counted too.
     """
-    blocks = sum(model.config.depths)
-    linear = sum(module.weight.numel() for module in model.modules() if isinstance(module, nn.Linear))
-    attended = sum(2 * context * width * depth for width, depth in zip(model.config.widths, model.config.depths))
+    from ..models.stepify_transformers import token_example  # brings transformers, which other models do without
+
     params = sum(parameter.numel() for parameter in model.parameters())
-    macs = linear + attended
-    if getattr(model.config, "residual", "plain") != "plain":  # with the products of the design
-        tokens = torch.empty(1, context, dtype=torch.int64, device="meta")
-        mask = torch.zeros(1, 1, context, context, device="meta")  # given whole: to make one, the library reads values
-        macs = count_forward(model, input_ids=tokens, attention_mask=mask, use_cache=False)[0] // context
-    return Complexity(blocks=blocks, layers=5 * blocks + 1, params=params, macs=macs)
+    is_of_the_paper = model.config.model_type == "steps_transformer"
+    if not is_of_the_paper or model.config.residual != "plain":  # with the products of the design
+        macs = token_example(model, context).macs(model) // context
+    else:
+        linear = sum(module.weight.numel() for module in model.modules() if isinstance(module, nn.Linear))
+        macs = linear + sum(
+            2 * context * width * depth for width, depth in zip(model.config.widths, model.config.depths)
+        )
+    blocks = len(blocks_of(model))
+    return Complexity(blocks, 5 * blocks + 1 if is_of_the_paper else count_layers(model), params, macs)
 
 
 def count_detector(model: Any, input_size: tuple[int, int, int] = (3, 800, 1280)) -> Complexity:

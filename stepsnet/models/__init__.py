@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-from . import steps_deit, steps_resnet, steps_swin, swin_plus
+from . import mixer, steps_deit, steps_resnet, steps_swin, swin_plus  # noqa: F401 - mixer registers itself
 
 __all__ = ["baseline_of", "load_baseline", "model_names"]
 

@@ -28,7 +28,7 @@ _NOT_OF_A_CLASSIFIER = {
 }
 # Models that are not registered with timm: the function `create` of the module with that name in stepsnet.models.
 DETECTORS = {"mask_rcnn": True, "cascade_mask_rcnn": True, "faster_rcnn": False, "cascade_rcnn": False}  # has masks
-NOT_IN_TIMM = ("steps_transformer", "stepify", "grow", "upernet", *DETECTORS)
+NOT_IN_TIMM = ("steps_transformer", "causal_lm", "stepify", "grow", "upernet", *DETECTORS)
 
 
 def build_model(spec: ModelSpec) -> nn.Module:

@@ -44,7 +44,8 @@ def stepify(
     are the model's. With ``steps=1`` the result is the model, weights and names included.
 
     Args:
-        model: a timm model or its name, or any model whose body is containers of like residual blocks.
+        model: a timm model or its name, "causal_lm" with the fields of a configuration of transformers (see
+            models/causal_lm.py), or any model whose body is containers of like residual blocks.
         steps: n, the number of steps; odd for a bow-tie.
         profile: "steps" from narrow to wide, "reverse", or "bowtie", as in :func:`stepsnet.plan_steps`.
         match: what the new blocks of a container have to add up to: its "macs" or its "params".
@@ -61,7 +62,7 @@ def stepify(
             :func:`stepsnet.describe_stepify`.
         example: a batch that the model takes, for a model of neither library; only its shape counts.
         tokens: the sequence length at which the compute of a model of transformers is matched.
-        **model_args: for ``timm.create_model``, where a name is given.
+        **model_args: of the model, where a name is given.
 
     Raises:
         UserError: a name that timm does not know, a model without such containers, a block without an adapter, or a
@@ -122,7 +123,7 @@ def create(**kwargs: Any) -> nn.Module:
         UserError: as :func:`stepify`.
     """
     if not isinstance(kwargs.get("model"), str):
-        raise ValueError(f"args.model: got {kwargs.get('model')!r}, expected the name of a timm model")
+        raise ValueError(f"args.model: got {kwargs.get('model')!r}, expected the name of a timm model, or causal_lm")
     return stepify(**kwargs)
 
 
@@ -187,9 +188,10 @@ def _named(name: str, args: dict[str, Any]) -> nn.Module:
 
         return model_of_name(name.removeprefix("transformers:"), args)
     name = name.removeprefix("timm:")
-    if not timm.is_model(name):
+    if name != "causal_lm" and not timm.is_model(name):
         raise UserError(
-            f"model: got {name!r}, expected a timm model, or transformers:NAME{nearest(name, timm.list_models())}"
+            f"model: got {name!r}, expected a timm model, causal_lm or transformers:NAME"
+            f"{nearest(name, timm.list_models())}"
         )
     from ..config import ModelSpec
     from .build import build_model

@@ -32,8 +32,11 @@ def save_assets(model: Any, tokenizer: Tokenizer, folder: Path) -> None:
     fast.save_pretrained(folder)
     for config in (model.config, model.generation_config):  # LLaMA's own are tokens 1 and 2
         config.bos_token_id, config.eos_token_id = None, end
-    names = {"AutoConfig": type(model.config).__name__, "AutoModelForCausalLM": type(model).__name__}
     model.config.architectures = [type(model).__name__]
+    if not type(model).__module__.startswith("stepsnet."):  # the library's own
+        model.config.save_pretrained(folder)
+        return
+    names = {"AutoConfig": type(model.config).__name__, "AutoModelForCausalLM": type(model).__name__}
     model.config.auto_map = {auto: f"modeling_stepsnet.{name}" for auto, name in names.items()}
     model.config.save_pretrained(folder)
     imported = f"from {type(model).__module__} import {', '.join(names.values())}  # noqa: F401\n"

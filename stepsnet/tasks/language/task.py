@@ -44,6 +44,7 @@ def build(
     split = data.partition("@")[2]
     model: Any = build_model(recipe.model)
     _check_vocabulary(model, text)
+    _check_positions(model, recipe.seq_len)
     if run is None:
         _check_tokenizer(recipe.model.args.get("weights"), text)
     task = LanguageModelling(
@@ -63,6 +64,13 @@ def _check_vocabulary(model: Any, text: TextData) -> None:
     got, expected = model.config.vocab_size, text.tokenizer.get_vocab_size()
     if got < expected:
         raise UserError(f"model.args.vocab_size: got {got}, expected at least the tokenizer's {expected}")
+
+
+def _check_positions(model: Any, seq_len: int) -> None:
+    """Raises UserError where learned positions, which end, are fewer than a sequence's; rotary ones go on."""
+    most = getattr(model.config, "max_position_embeddings", seq_len)
+    if most < seq_len and getattr(model.config, "rope_parameters", None) is None:
+        raise UserError(f"seq_len: got {seq_len}, expected at most the model's {most} positions")
 
 
 def _check_tokenizer(weights: Any, text: TextData) -> None:

@@ -1,0 +1,19 @@
+"""MLP-Mixer at any size: timm's entry points of it fix patch, width and depth."""
+
+from __future__ import annotations
+
+from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
+from timm.models.mlp_mixer import MlpMixer
+
+from .assembly import model_cfg
+
+__all__ = ["mixer_ti16_224"]
+
+default_cfgs = generate_default_cfgs({"mixer_ti16_224": model_cfg("stem.proj", "head")})
+
+
+@register_model
+def mixer_ti16_224(pretrained: bool = False, **kwargs) -> MlpMixer:
+    """A Mixer as large as DeiT-T; ``patch_size``, ``embed_dim`` and ``num_blocks`` make another."""
+    architecture = {"patch_size": 16, "embed_dim": 192, "num_blocks": 12, **kwargs}
+    return build_model_with_cfg(MlpMixer, "mixer_ti16_224", pretrained, **architecture)
