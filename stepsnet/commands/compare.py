@@ -19,7 +19,9 @@ HELP = "train a StepsNet and its baseline under one recipe, side by side"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("recipe", metavar="RECIPE", nargs="?", help="a name from `stepsnet recipes`, or a .yaml file")
-    parser.add_argument("--model", metavar="NAME", help="any timm model in place of a recipe, and its StepsNet")
+    parser.add_argument(
+        "--model", metavar="NAME", help="any timm model, or transformers:FOLDER, in place of a recipe, and its StepsNet"
+    )
     add_run_options(parser)
     add_grid_options(parser, None, "a pair of runs for each seed (default: the recipe's)")
 

@@ -180,5 +180,5 @@ def _pair_of_model(options: argparse.Namespace) -> Recipe:
             raise UserError(f"--model: got {options.model} beside the recipe {options.recipe}, expected one of them")
         options.overrides.insert(0, options.recipe)
     if not options.data:
-        raise UserError(f"--data: got none beside --model {options.model}, expected where the images are")
+        raise UserError(f"--data: got none beside --model {options.model}, expected where the data are")
     return stepify_pair(options.model, options.data)

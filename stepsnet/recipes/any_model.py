@@ -1,18 +1,34 @@
-"""A recipe for a pair that is in no table: any timm classifier, and its StepsNet of like compute.
+"""A recipe for a pair that is in no table: any model of timm or transformers, and its StepsNet of like compute.
 
-`stepsnet compare --model convnext_atto --data folder:PATH`. The settings are a beginning for some thousands of images
-and not the best of any model: choose the learning rate for both (docs/your-model.md).
+`stepsnet compare --model convnext_atto --data folder:PATH`, or `--model transformers:FOLDER --data text:FILE`, where
+FOLDER has a ``config.json``. The settings are a beginning for some thousands of images, or some million characters, and
+not the best of any model: choose the learning rate for both (docs/your-model.md).
 """
 
 from __future__ import annotations
 
-from ..config import Augment, ClassificationRecipe, ModelSpec
+from pathlib import Path
+from typing import Any
+
+from ..config import Augment, ClassificationRecipe, LanguageRecipe, ModelSpec, Recipe
+from ..errors import UserError
+from ..reading import read_json
 
 __all__ = ["stepify_pair"]
 
+_VOCABULARY, _TOKENS = 4096, 256
+_NOT_FIELDS = ("architectures", "transformers_version", "auto_map", "torch_dtype", "dtype", "_name_or_path")
+_OF_ITS_TOKENIZER = ("bos_token_id", "eos_token_id", "pad_token_id")  # a new one is made from the data
 
-def stepify_pair(name: str, data: str) -> ClassificationRecipe:
-    """The StepsNet of three steps that :func:`stepsnet.stepify` makes of a model, with the model as its baseline."""
+
+def stepify_pair(name: str, data: str) -> Recipe:
+    """The StepsNet of three steps that :func:`stepsnet.stepify` makes of a model, with the model as its baseline.
+
+    Raises:
+        UserError: a folder of transformers without a ``config.json`` that says its model type.
+    """
+    if name.startswith("transformers:"):
+        return _language_pair(Path(name.removeprefix("transformers:")), data)
     name = name.removeprefix("timm:")
     return ClassificationRecipe(
         name=f"stepify/{name}",
@@ -28,3 +44,35 @@ def stepify_pair(name: str, data: str) -> ClassificationRecipe:
         augment=Augment(scale=(0.35, 1.0), ratio=(3 / 4, 4 / 3), hflip=0.5),
         stream_epochs=10,
     )
+
+
+def _language_pair(folder: Path, data: str) -> LanguageRecipe:
+    """With the whole configuration in the recipe, so that a run needs the folder no more."""
+    fields = _configuration(folder)
+    positions = fields.get("n_positions", fields.get("max_position_embeddings", _TOKENS))
+    tokens = min(_TOKENS, positions)
+    name = f"{folder.resolve().name} ({fields['model_type']})"
+    return LanguageRecipe(
+        name=f"stepify/{fields['model_type']}",
+        title=f"{name} in three steps, against {name} itself at like compute",
+        data=data,
+        model=ModelSpec("stepify", {"model": "causal_lm", "steps": 3, "tokens": tokens, **fields}),
+        baseline=ModelSpec("causal_lm", fields),
+        vocab_size=_VOCABULARY,
+        seq_len=tokens,
+        epochs=20,
+        epoch_updates=250,
+        batch_size=16,
+        lr=1e-3,
+        warmup_epochs=1,
+        stream_epochs=10,
+    )
+
+
+def _configuration(folder: Path) -> dict[str, Any]:
+    file = folder / "config.json"
+    fields = read_json(file, "configuration", dict)
+    if not isinstance(fields.get("model_type"), str):
+        raise UserError(f"--model: {file} has no model_type, expected a configuration of transformers")
+    skipped = {*_NOT_FIELDS, *_OF_ITS_TOKENIZER}
+    return {key: value for key, value in fields.items() if key not in skipped} | {"vocab_size": _VOCABULARY}

@@ -1,0 +1,95 @@
+"""Any causal language model of transformers in a recipe: trained, beside its StepsNet, and read back by the library."""
+
+import json
+import math
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
+
+from stepsnet.cli import main
+from stepsnet.config import ModelSpec
+from stepsnet.errors import UserError
+from stepsnet.models.build import build_model
+from stepsnet.recipes.any_model import stepify_pair
+
+FIELDS = {"n_embd": 64, "n_layer": 4, "n_head": 4, "n_positions": 32, "vocab_size": 300}
+
+
+def test_it_is_the_librarys_own():
+    torch.manual_seed(0)
+    ours = build_model(ModelSpec("causal_lm", {"model_type": "gpt2", **FIELDS}))
+    torch.manual_seed(0)
+    theirs = GPT2LMHeadModel(GPT2Config(**FIELDS, bos_token_id=None, eos_token_id=None))
+    assert type(ours) is GPT2LMHeadModel
+    for (name, mine), (other, expected) in zip(ours.named_parameters(), theirs.named_parameters(), strict=True):
+        assert name == other and torch.equal(mine, expected)
+
+
+@pytest.mark.parametrize(
+    "args, expected",
+    [
+        ({}, "model_type: got None, expected one of transformers"),
+        ({"model_type": "gtp2"}, r"model_type: got 'gtp2', expected one of transformers \(did you mean gpt2"),
+        ({"model_type": "gpt2", "n_embed": 3}, r"n_embed: got it for 'gpt2', expected a field of GPT2Config .*n_embd"),
+        ({"model_type": "t5"}, "model_type: got 't5', expected a causal language model"),
+        ({"model_type": "bert"}, "is_decoder: got False for 'bert', expected true"),
+        ({"model_type": "gpt2", **FIELDS, "n_head": 5}, "model causal_lm: .*64"),
+    ],
+)
+def test_mistakes(args, expected):
+    with pytest.raises(UserError, match=expected) as raised:
+        build_model(ModelSpec("causal_lm", args))
+    assert len(str(raised.value).splitlines()) == 1
+
+
+@pytest.fixture(scope="module")
+def gpt2(tmp_path_factory):
+    """The folder of a configuration, as the library writes it, and a text."""
+    folder = tmp_path_factory.mktemp("gpt2")
+    GPT2Config(**{**FIELDS, "vocab_size": 50257}).save_pretrained(folder)
+    text = folder / "text.txt"
+    text.write_text("".join(f"{number} steps, {number**2} blocks.\n" for number in range(1200)))
+    return folder, text
+
+
+def test_a_pair_from_a_folder_is_trained_and_read_back(gpt2, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("STEPSNET_CACHE", str(tmp_path / "cache"))
+    folder, text = gpt2
+    small = ["vocab_size=300", "model.args.vocab_size=300", "baseline.args.vocab_size=300"]
+    small += ["tokenizer=bpe", "epochs=2", "epoch_updates=6", "batch_size=4", "stream_epochs=1"]
+    line = ["compare", "--model", f"transformers:{folder}", "--data", f"text:{text}", "--run", str(tmp_path / "pair")]
+    assert main([*line, "--jobs", "1", *small]) == 0
+    capsys.readouterr()
+    ids = torch.randint(0, 300, (1, 12), generator=torch.Generator().manual_seed(0))
+    for run, name in (("stepsnet", "StepsGPT2LMHeadModel"), ("baseline", "GPT2LMHeadModel")):
+        found = next((tmp_path / "pair").glob(f"*{run}*/metrics.jsonl")).parent
+        config = json.loads((found / "config.json").read_text())
+        assert config["architectures"] == [name] and config["n_layer" if run == "baseline" else "widths"]
+        model = AutoModelForCausalLM.from_pretrained(found, use_safetensors=True).eval()
+        assert type(model).__name__ == name and len(AutoTokenizer.from_pretrained(found)) == 300
+        with torch.no_grad():
+            assert model(ids).logits.shape == (1, 12, 300)
+        assert main(["eval", str(found), "--json"]) == 0
+        scores = json.loads(capsys.readouterr().out)
+        assert math.isfinite(scores["perplexity"])
+        assert main(["predict", str(found), "--prompt", "12 steps", "--tokens", "3"]) == 0
+        assert "12 steps" in capsys.readouterr().out
+    report = (tmp_path / "pair" / "report.html").read_text()
+    assert "γ" in report
+
+
+def test_more_tokens_than_learned_positions_are_refused(gpt2, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("STEPSNET_CACHE", str(tmp_path / "cache"))
+    folder, text = gpt2
+    line = ["compare", "--model", f"transformers:{folder}", "--data", f"text:{text}", "--run", str(tmp_path / "pair")]
+    assert main([*line, "vocab_size=300", "seq_len=64", "--dry-run"]) == 2
+    assert "seq_len: got 64, expected at most the model's 32 positions" in capsys.readouterr().err
+
+
+def test_a_folder_without_a_model_type_is_refused(tmp_path):
+    with pytest.raises(UserError, match=r"configuration: cannot read .*config\.json: No such file"):
+        stepify_pair(f"transformers:{tmp_path}", "text:x")
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(UserError, match=r"--model: .*config\.json has no model_type"):
+        stepify_pair(f"transformers:{tmp_path}", "text:x")
