@@ -229,8 +229,25 @@ def test_the_matrices_of_mhc_are_doubly_stochastic():
         for dim in (-1, -2):
             torch.testing.assert_close(H_res.sum(dim), torch.ones(2, 5, 4), rtol=0, atol=1e-4)
     assert H_res.std() > 0.01 and not torch.allclose(H_res, torch.eye(4), atol=0.1)  # it mixes
-    big = sinkhorn_knopp(torch.randn(3, 4, 4) * 100, 20)
-    assert big.isfinite().all()
+    large = (torch.randn(3, 4, 4) * 100).requires_grad_()
+    big = sinkhorn_knopp(large, 20)
+    (gradient,) = torch.autograd.grad(big[:, 0].sum(), large)
+    assert big.isfinite().all() and gradient.isfinite().all()
+
+
+def test_scalings_have_the_gradient_of_the_formula():
+    """Against autograd, which keeps every matrix on the way; and against finite differences."""
+    logits = torch.randn(2, 3, 4, 4, dtype=torch.float64, requires_grad=True)
+    M = logits.exp()
+    for _ in range(7):
+        M = M / M.sum(-2, keepdim=True)
+        M = M / M.sum(-1, keepdim=True)
+    weights = torch.randn(4, 4, dtype=torch.float64)
+    ours = sinkhorn_knopp(logits, 7)
+    torch.testing.assert_close(ours, M)
+    expected, got = (torch.autograd.grad((weights * one).sum(), logits)[0] for one in (M, ours))
+    torch.testing.assert_close(got, expected)
+    assert torch.autograd.gradcheck(lambda x: sinkhorn_knopp(x, 7), logits.detach()[:1, :1].requires_grad_())
 
 
 @pytest.mark.parametrize("name", ["mhc", "hyper_connections", "alt_up"])

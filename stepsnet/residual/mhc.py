@@ -32,17 +32,42 @@ from .streams import Streams
 __all__ = ["MHC", "sinkhorn_knopp"]
 
 
+class _Scalings(torch.autograd.Function):
+    """Columns and rows scaled in turn, in place: for the backward pass the sums alone are kept, with the result.
+
+    y = x / s with s = Σ x gives x = y s and ∂x = (∂y - Σ ∂y y) / s; autograd would keep every matrix on the way.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, K: Tensor, scalings: int) -> Tensor:
+        """K: (n, n, tokens), whose columns sum to 1; rows are scaled first."""
+        M, sums = K.clone(), []
+        for index in range(scalings):
+            sums.append(M.sum((index + 1) % 2, keepdim=True).clamp_min_(1e-30))
+            M /= sums[-1]
+        ctx.save_for_backward(M, *sums)
+        return M
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        M, *sums = ctx.saved_tensors
+        M, g = M.clone(), gradient.clone()
+        for index in reversed(range(len(sums))):
+            g -= (g * M).sum((index + 1) % 2, keepdim=True)
+            g /= sums[index]
+            M *= sums[index]
+        return g, None
+
+
 def sinkhorn_knopp(logits: Tensor, iterations: int) -> Tensor:
     """(…, n, n) -> doubly stochastic matrices (…, n, n), by Eq. 9.
 
     The first scaling of the columns is a softmax, which does not overflow. Tokens are the last dimension inside, so
     that a sum over four numbers is one over four rows of tokens; on a CPU this is four times as fast.
     """
-    M = logits.flatten(0, -3).movedim(0, -1).contiguous().softmax(0)  # (n, n, tokens), columns sum to 1
-    M = M / M.sum(1, keepdim=True).clamp_min(1e-30)  # rows
-    for _ in range(0 if logits.is_meta else iterations - 1):  # without values there is nothing to scale again
-        M = M / M.sum(0, keepdim=True).clamp_min(1e-30)
-        M = M / M.sum(1, keepdim=True).clamp_min(1e-30)
+    K = logits.flatten(0, -3).movedim(0, -1).contiguous().softmax(0)  # (n, n, tokens), columns sum to 1
+    scalings = 1 if logits.is_meta else 2 * iterations - 1  # without values there is nothing to scale again
+    M = _Scalings.apply(K, scalings)
     return M.movedim(-1, 0).contiguous().unflatten(0, logits.shape[:-2])
 
 
