@@ -1,6 +1,6 @@
 """What a declared study would take, estimated from a few updates of each cell's model on one thread.
 
-    python benchmarks/study_cost.py STUDY [--samples 45000] [--updates 4] [--out results/benchmarks/NAME.json]
+    python benchmarks/study_cost.py STUDY [--samples 45000] [--updates 4] [--out FILE]
 
 In processor time, with batches drawn at random: data and evaluation are not counted, nor grids of rates that grow.
 ``--samples`` is the number of training images, for a study of images. Ends in one JSON line.
@@ -22,6 +22,7 @@ from outcome import conclude
 from torch import Tensor
 
 from stepsnet.models.build import build_model
+from stepsnet.models.compilation import compile_blocks
 from stepsnet.study.declare import find_study
 from stepsnet.study.run_plan import Planned, recipe_of
 
@@ -44,6 +45,8 @@ def loss_of(recipe: Any) -> tuple[torch.nn.Module, Callable[[], Tensor]]:
 def seconds_per_update(recipe: Any, updates: int) -> float:
     """The least of several updates, which is nearest to an idle core."""
     model, loss = loss_of(recipe)
+    if recipe.compile:
+        compile_blocks(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     found = []
     for _ in range(2 + updates):

@@ -10,7 +10,6 @@ A block between ``<!-- begin: NAME … -->`` and ``<!-- end -->`` is replaced by
     methods FOLDER                 runs of methods for depth, one row per method
     digits                         the deep pair on digits, a wide plain network, and logistic regression
     study NAME, leaderboard NAME   a declared study as far as its runs have ended: by cell, or a row a contender
-    study_cost FILE                what benchmarks/study_cost.py wrote
     analysis FILE TABLE            what ``stepsnet analyze --json`` printed
     speed FILE                     what ``stepsnet bench`` wrote
     memory FILE                    what benchmarks/memory.py wrote
@@ -49,7 +48,6 @@ TABLES = {
     "analysis": render_runs.analysis_table,
     "study": render_runs.study_table,
     "leaderboard": render_runs.leaderboard_table,
-    "study_cost": render_runs.study_cost_table,
     "paper-depths": render_runs.paper_depths,
     "benchmarks": render_benchmarks.benchmarks_table,
     "language": render_benchmarks.language_table,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 
-from render_parts import FIGURES, RESULTS, mean_difference, mean_std, origin, read_benchmark, table_of_numbers
+from render_parts import FIGURES, RESULTS, mean_difference, mean_std, origin, table_of_numbers
 
 from stepsnet.markdown import markdown_table
 from stepsnet.metrics import find_metric, format_metric, metric_label
@@ -227,22 +227,6 @@ def leaderboard_table(name: str) -> str:
         return text
     metric = find_metric(study.metric).name
     return f"{text}\n\n![Test {metric} by {study.point}, a curve a design](figures/{study.folder}.png)"
-
-
-def study_cost_table(file: str) -> str:
-    """Core-hours of each cell of a study, estimated by benchmarks/study_cost.py."""
-    result = read_benchmark(file)
-    hours = {(row["contender"], row["point"]): row["core_hours"] for row in result["rows"]}
-    points = sorted({point for _, point in hours})
-    rows = [
-        [name, *(f"{hours[name, point]:.1f}" if (name, point) in hours else "–" for point in points)]
-        for name in dict.fromkeys(name for name, _ in hours)
-    ]
-    sums = [sum(value for (_, point), value in hours.items() if point == at) for at in points]
-    rows.append(["all", *(f"{value:.0f}" for value in sums)])
-    longest = max(row["updates"] * row["seconds_per_update"] for row in result["rows"]) / 60
-    note = f"{sum(sums):.0f} core-hours; the longest run takes {longest:.0f} minutes. {origin(result)}"
-    return f"{table_of_numbers(['core-hours', *map(str, points)], rows)}\n\n{note}"
 
 
 def leaderboard_figure(name: str) -> None:
