@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from .deploy.export import export
     from .errors import UserError
     from .models import baseline_of, load_baseline
-    from .models.adapters import branches_of, register_block
     from .models.grow import grow
     from .models.optimize import optimize
     from .models.stepify import stepify
+    from .models.stepify.adapters import branches_of, register_block
     from .models.steps_transformer import StepsTransformerConfig, StepsTransformerForCausalLM
     from .plan import StepPlan, plan_steps
     from .runs.results import Comparison, Run
@@ -68,7 +68,7 @@ _HOMES = {
     "StepsTransformerForCausalLM": "models.steps_transformer",
     "UserError": "errors",
     "baseline_of": "models",
-    "branches_of": "models.adapters",
+    "branches_of": "models.stepify.adapters",
     "compare": "api",
     "describe_stepify": "analysis.stepify_report",
     "export": "deploy.export",
@@ -77,7 +77,7 @@ _HOMES = {
     "load_baseline": "models",
     "optimize": "models.optimize",
     "plan_steps": "plan",
-    "register_block": "models.adapters",
+    "register_block": "models.stepify.adapters",
     "register_source": "tasks.classification.sources",
     "register_task": "tasks",
     "resume": "api",

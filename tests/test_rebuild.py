@@ -10,8 +10,8 @@ from timm.models import vision_transformer as vit
 from torch import nn
 
 from stepsnet.errors import UserError
-from stepsnet.models.adapters import adapter_of, branches_of, signature_of
-from stepsnet.models.rebuild import Roles, rebuild
+from stepsnet.models.stepify.adapters import adapter_of, branches_of, signature_of
+from stepsnet.models.stepify.rebuild import Roles, rebuild
 
 WIDTHS, TOKENS = (48, 32), 16
 ALL_OF_VIT = dict(

@@ -32,7 +32,7 @@ from stepsnet.analysis.interventions import masked
 from stepsnet.analysis.residual_stream import measure_stream
 from stepsnet.errors import UserError
 from stepsnet.models.blocks import blocks_of, widths_of
-from stepsnet.models.stepify_transformers import token_example
+from stepsnet.models.stepify.of_transformers import token_example
 from stepsnet.models.transformer_steps import FAMILIES, layer_of
 
 SIZES = dict(vocab_size=101, hidden_size=64, num_hidden_layers=4, num_attention_heads=4, max_position_embeddings=64)

@@ -67,7 +67,7 @@ def count_language_model(model: Any, context: int) -> Complexity:
         context: tokens that attention looks at. Its two products take 2·context·C in a layer of width C, as in
             Eq. (3); what a causal mask hides is counted too.
     """
-    from ..models.stepify_transformers import token_example  # brings transformers, which other models do without
+    from ..models.stepify.of_transformers import token_example  # brings transformers, which other models do without
 
     params = sum(parameter.numel() for parameter in model.parameters())
     is_of_the_paper = model.config.model_type == "steps_transformer"

@@ -13,8 +13,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..markdown import markdown_table
 from ..models.blocks import blocks_of, is_transformers_model, step_sequences
-from ..models.containers import Example
 from ..models.stepify import model_and_example, stepify
+from ..models.stepify.containers import Example
 from .complexity import count_layers
 from .memory import peak_bytes
 

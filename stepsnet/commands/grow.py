@@ -35,7 +35,7 @@ def run(options: argparse.Namespace) -> None:
     recipe = override(recipe, options.overrides)
     check_asked_for(recipe, options.source / "config.yaml", typed_keys(options))
     folder = options.run or Path("runs") / folder_name(recipe.name)
-    from ..models.grow_spec import with_sources  # takes seconds
+    from ..models.grow.spec import with_sources  # takes seconds
 
     recipe = with_sources(recipe)
     if options.dry_run:

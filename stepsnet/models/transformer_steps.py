@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from transformers import AutoConfig
 
 from ..plan import check_steps
-from .adapters import HeadRule
-from .rebuild import get_path
 from .slice_norm import SliceNorm
+from .stepify.adapters import HeadRule
+from .stepify.rebuild import get_path
 
 __all__ = ["FAMILIES", "Family", "LayerConfig", "layer_of", "steps_class", "steps_config_class"]
 

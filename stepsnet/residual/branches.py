@@ -116,7 +116,7 @@ def parts_of(block: nn.Module) -> Sequence[BranchParts] | None:
     cls = type(block)
     if (found := _PARTS.get(f"{cls.__module__}.{cls.__qualname__}")) is not None:
         return found
-    from ..models.adapters import branch_functions  # not above: the families there are built of what is here
+    from ..models.stepify.adapters import branch_functions  # not above: the families there are built of what is here
 
     functions = branch_functions(block)
     return None if functions is None else [BranchParts(function=function) for function in functions]

@@ -43,7 +43,7 @@ def check_grid(recipes: Sequence[Recipe], seeds: Sequence[int], jobs: int) -> li
     import torch
 
     from ..models.build import build_model
-    from ..models.grow_spec import start_grown, with_sources
+    from ..models.grow.spec import start_grown, with_sources
     from ..tasks import build_opened, check_recipe, resolve
     from .advice import check_settings, on_settings
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from ..config import Recipe
 from ..engine.task import Task
-from ..models.grow_spec import start_grown, with_sources
+from ..models.grow.spec import start_grown, with_sources
 from ..tasks import build_opened, open_data, resolve
 from .advice import check_settings, on_settings
 

@@ -25,7 +25,7 @@ from ..errors import UserError
 from ..files import write_atomically
 from ..models.blocks import widths_of
 from ..models.build import build_model
-from ..models.grow_spec import with_sources
+from ..models.grow.spec import with_sources
 from ..own_files import NotOurFile
 from ..provenance import provenance, without_folders
 from ..report import write_report

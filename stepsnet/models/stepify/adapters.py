@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from ..errors import UserError
+from ...errors import UserError
 from .rebuild import Roles, get_path, rebuild, sizes_of
 
 __all__ = ["BlockAdapter", "adapter_of", "branch_functions", "branches_of", "register_block"]
@@ -123,7 +123,7 @@ def branches_of(block: nn.Module) -> list[Callable[..., Tensor]] | None:
 def branch_functions(block: nn.Module) -> list[Callable[..., Tensor]] | None:
     """The same as functions of the block too: branch(block, x, …)."""
     if _is_of("transformers", block):
-        from .transformer_steps import family_of_layer
+        from ..transformer_steps import family_of_layer
 
         row: Any = family_of_layer(block)
     else:

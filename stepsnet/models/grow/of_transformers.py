@@ -9,18 +9,18 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..errors import UserError
-from ..plan import StepPlan
-from .adapters import BlockAdapter
-from .containers import Container, Example
-from .grow import drawn_like, silence
-from .grow_plan import RoundTo, plan_growth
-from .rebuild import get_path
-from .slice_norm import SliceNorm
-from .step_plan import ContainerPlan
-from .stepify_transformers import steps_config_of
-from .steps_transformer import StepsTransformerConfig
-from .transformer_steps import FAMILIES, Family, head_size_of, steps_class
+from ...errors import UserError
+from ...plan import StepPlan
+from ..slice_norm import SliceNorm
+from ..stepify.adapters import BlockAdapter
+from ..stepify.containers import Container, Example
+from ..stepify.of_transformers import steps_config_of
+from ..stepify.plan import ContainerPlan
+from ..stepify.rebuild import get_path
+from ..steps_transformer import StepsTransformerConfig
+from ..transformer_steps import FAMILIES, Family, head_size_of, steps_class
+from .convert import drawn_like, silence
+from .plan import RoundTo, plan_growth
 
 __all__ = ["grown_transformer"]
 

@@ -11,18 +11,18 @@ import torch
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
-from ..errors import UserError
-from ..plan import StepPlan
-from ..steps import StepsNet
-from .adapters import BlockAdapter, adapter_of
-from .containers import Container, Example
-from .grow import drawn_like, silence
-from .grow_plan import RoundTo, plan_growth
-from .rebuild import get_path
-from .slice_norm import widened_norm
-from .step_build import initialized_blocks, spread_drop_path
-from .step_plan import ContainerPlan
-from .step_sequence import StepSequence
+from ...errors import UserError
+from ...plan import StepPlan
+from ...steps import StepsNet
+from ..slice_norm import widened_norm
+from ..stepify.adapters import BlockAdapter, adapter_of
+from ..stepify.build import initialized_blocks, spread_drop_path
+from ..stepify.containers import Container, Example
+from ..stepify.plan import ContainerPlan
+from ..stepify.rebuild import get_path
+from ..stepify.sequence import StepSequence
+from .convert import drawn_like, silence
+from .plan import RoundTo, plan_growth
 
 __all__ = ["grown_vit"]
 

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import UserError
-from ..macs import count_forward
+from ...errors import UserError
+from ...macs import count_forward
 from .adapters import BlockAdapter, adapter_of
 
 __all__ = ["Container", "Example", "find_containers", "trace_blocks"]

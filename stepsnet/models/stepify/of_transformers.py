@@ -9,12 +9,12 @@ import torch
 import transformers
 from torch import nn
 
-from ..errors import UserError
+from ...errors import UserError
+from ..transformer_steps import FAMILIES, head_size_of, layer_of, steps_class, steps_config_class
 from .adapters import BlockAdapter
 from .containers import Container, Example, trace_blocks
+from .plan import ContainerPlan
 from .rebuild import get_path
-from .step_plan import ContainerPlan
-from .transformer_steps import FAMILIES, head_size_of, layer_of, steps_class, steps_config_class
 
 __all__ = ["in_steps", "layers_of_transformer", "model_of_name", "steps_config_of", "token_example"]
 

@@ -26,10 +26,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import UserError
-from ..plan import StepPlan
-from .grow_plan import RoundTo
-from .step_plan import check_plan
+from ...errors import UserError
+from ...plan import StepPlan
+from ..stepify.plan import check_plan
+from .plan import RoundTo
 
 __all__ = ["create", "drawn_like", "grow", "silence"]
 
@@ -64,17 +64,17 @@ def grow(
     _check_options(model, steps, plan, round_to)
     library = sys.modules.get("transformers")
     if library is not None and isinstance(model, library.PreTrainedModel):
-        from .grow_transformers import grown_transformer
+        from .of_transformers import grown_transformer
 
         return grown_transformer(model, steps, plan, round_to)
-    from .grow_timm import grown_vit
+    from .of_timm import grown_vit
 
     return grown_vit(model, steps, plan, round_to)
 
 
 def create(**kwargs: Any) -> nn.Module:
     """:func:`grow` for a :class:`~stepsnet.config.ModelSpec`: ``{"name": "grow", "args": {"model": RUN, …}}``."""
-    from .grow_spec import create
+    from .spec import create
 
     return create(**kwargs)
 

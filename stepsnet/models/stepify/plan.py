@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ..errors import UserError
-from ..plan import USUAL_HEADS, Profile, StepPlan, arrange_steps, check_steps, heads_for, search_depths, step_widths
+from ...errors import UserError
+from ...plan import USUAL_HEADS, Profile, StepPlan, arrange_steps, check_steps, heads_for, search_depths, step_widths
 from .adapters import rebuilt
 from .containers import Container
 

@@ -16,15 +16,15 @@ import timm
 import torch
 from torch import nn
 
-from ..checkpoint import check_fit, load_into, retied
-from ..config import ModelSpec, Recipe
-from ..errors import UserError
-from ..from_data import SHARED_ARGS
-from ..run_folder import has_ended, read_run_recipe
-from .blocks import widths_of
-from .build import build_model
-from .grow import grow
-from .transfer import read_pretrained, start_from
+from ...checkpoint import check_fit, load_into, retied
+from ...config import ModelSpec, Recipe
+from ...errors import UserError
+from ...from_data import SHARED_ARGS
+from ...run_folder import has_ended, read_run_recipe
+from ..blocks import widths_of
+from ..build import build_model
+from ..transfer import read_pretrained, start_from
+from .convert import grow
 
 __all__ = ["NAME", "create", "start_grown", "with_sources"]
 

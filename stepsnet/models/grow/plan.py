@@ -6,10 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from ..errors import UserError
-from ..plan import MOST_CHANNELS, StepPlan, check_steps, usual_heads
-from .containers import Container
-from .step_plan import ContainerPlan, expected_heads, fields_of, heads_at
+from ...errors import UserError
+from ...plan import MOST_CHANNELS, StepPlan, check_steps, usual_heads
+from ..stepify.containers import Container
+from ..stepify.plan import ContainerPlan, expected_heads, fields_of, heads_at
 
 __all__ = ["plan_growth"]
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import UserError
+from ...errors import UserError
 
 __all__ = ["Roles", "note_sizes", "rebuild", "sizes_of"]
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch.fx
 from torch import Tensor, nn
 
-from ..plan import check_steps
-from ..steps import StepsNet, StreamBlock, change_width, check_stream, cut_stream, recomputed
+from ...plan import check_steps
+from ...steps import StepsNet, StreamBlock, change_width, check_stream, cut_stream, recomputed
 
 __all__ = ["StepSequence"]
 

@@ -10,12 +10,12 @@ import torch
 from timm.layers import DropPath
 from torch import nn
 
-from ..errors import UserError
+from ...errors import UserError
 from .adapters import BlockAdapter, rebuilt, signature_of
 from .containers import Container
+from .plan import ContainerPlan
 from .rebuild import get_path, has_path
-from .step_plan import ContainerPlan
-from .step_sequence import StepSequence
+from .sequence import StepSequence
 
 __all__ = ["build_in_steps", "initialized_blocks", "spread_drop_path"]
 

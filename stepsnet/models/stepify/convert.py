@@ -14,11 +14,11 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from ..errors import UserError, nearest
-from ..plan import Profile, StepPlan
+from ...errors import UserError, nearest
+from ...plan import Profile, StepPlan
+from .build import build_in_steps
 from .containers import Container, Example, find_containers
-from .step_build import build_in_steps
-from .step_plan import Match, check_plan, given_plans, search_plan
+from .plan import Match, check_plan, given_plans, search_plan
 
 __all__ = ["OPTIONS", "create", "example_of", "model_and_example", "stepify"]
 
@@ -72,7 +72,7 @@ def stepify(
     model, call, _ = model_and_example(model, {"example": example, "tokens": tokens, **model_args})
     is_transformer = _is_of_transformers(model)
     if is_transformer:
-        from .stepify_transformers import in_steps, layers_of_transformer
+        from .of_transformers import in_steps, layers_of_transformer
 
         found = [layers_of_transformer(model, call)]
     else:
@@ -140,7 +140,7 @@ def model_and_example(model: nn.Module | str, options: Mapping[str, Any]) -> tup
     elif own:
         raise UserError(f"stepify: got {', '.join(own)} beside a model, expected such arguments only beside a name")
     if _is_of_transformers(model):
-        from .stepify_transformers import token_example
+        from .of_transformers import token_example
 
         return model, token_example(model, options.get("tokens", 256)), options
     return model, example_of(model, options.get("example")), options
@@ -184,7 +184,7 @@ def _named(name: str, args: dict[str, Any]) -> nn.Module:
     import timm
 
     if name.startswith("transformers:"):
-        from .stepify_transformers import model_of_name
+        from .of_transformers import model_of_name
 
         return model_of_name(name.removeprefix("transformers:"), args)
     name = name.removeprefix("timm:")
@@ -193,8 +193,8 @@ def _named(name: str, args: dict[str, Any]) -> nn.Module:
             f"model: got {name!r}, expected a timm model, causal_lm or transformers:NAME"
             f"{nearest(name, timm.list_models())}"
         )
-    from ..config import ModelSpec
-    from .build import build_model
+    from ...config import ModelSpec
+    from ..build import build_model
 
     return build_model(ModelSpec(name, args))
 
