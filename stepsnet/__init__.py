@@ -8,7 +8,6 @@ name that needs it, so that the command line answers quickly.
 from __future__ import annotations
 
 import importlib
-import sys
 from typing import TYPE_CHECKING
 
 import wrapt
@@ -90,25 +89,20 @@ def _register_vision(timm) -> None:
     importlib.import_module("stepsnet.models")
 
 
-def _register_language(loaded) -> None:
-    """With the Auto classes: AutoConfig alone needs it, and so do the models; what is half imported is waited for."""
-    others = [sys.modules[name] for name in _LANGUAGE_MODULES if name in sys.modules and name != loaded.__name__]
-    half_imported = any(getattr(module.__spec__, "_initializing", False) for module in others)
-    if not half_imported and any(name in sys.modules for name in _LANGUAGE_MODULES[:2]):
+def _register_language(auto) -> None:
+    """Where AutoConfig is asked for a type: transformers' modules import each other, and half of one is of no use."""
+
+    def with_ours(wrapped, instance, args, kwargs):
         importlib.import_module("stepsnet.models.steps_transformer")
         importlib.import_module("stepsnet.models.transformer_steps")
+        return wrapped(*args, **kwargs)
+
+    for name in ("for_model", "from_pretrained"):
+        wrapt.wrap_function_wrapper(auto, f"AutoConfig.{name}", with_ours)
 
 
-_LANGUAGE_MODULES = (
-    "transformers.models.auto.configuration_auto",
-    "transformers.models.auto.modeling_auto",
-    "transformers.modeling_layers",
-    "transformers.modeling_utils",
-    "transformers.models.llama.modeling_llama",
-)
 wrapt.register_post_import_hook(_register_vision, "timm")
-for _name in _LANGUAGE_MODULES:
-    wrapt.register_post_import_hook(_register_language, _name)
+wrapt.register_post_import_hook(_register_language, "transformers.models.auto.configuration_auto")
 
 
 def __getattr__(name: str):

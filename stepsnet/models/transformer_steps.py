@@ -91,22 +91,13 @@ def _mamba_sizes(config: Any, width: int, heads: int | None) -> dict[str, Any]:
     return {"hidden_size": width, "intermediate_size": int(config.expand * width), "time_step_rank": rank}
 
 
-def _attention_branch(norm: str, attention: str) -> Callable[..., Tensor]:
-    def branch(layer: Any, x: Tensor, **kwargs: Any) -> Tensor:
-        return getattr(layer, attention)(getattr(layer, norm)(x), **kwargs)[0]
-
-    return branch
-
-
-_DECODER = (_attention_branch("input_layernorm", "self_attn"), "post_attention_layernorm mlp")
+_DECODER = ("input_layernorm self_attn*", "post_attention_layernorm mlp")
 _OUTPUTS = ("self_attn.o_proj", "mlp.down_proj")
 FAMILIES: dict[str, Family] = {
     "llama": Family("LlamaConfig", "LlamaDecoderLayer", "layers", _rotary_sizes, "any", _DECODER, _OUTPUTS),
     "qwen2": Family("Qwen2Config", "Qwen2DecoderLayer", "layers", _rotary_sizes, "any", _DECODER, _OUTPUTS),
     "qwen3": Family("Qwen3Config", "Qwen3DecoderLayer", "layers", _rotary_sizes, "any", _DECODER, _OUTPUTS),
-    "gpt2": Family(
-        "GPT2Config", "GPT2Block", "h", _gpt2_sizes, "divide", (_attention_branch("ln_1", "attn"), "ln_2 mlp")
-    ),
+    "gpt2": Family("GPT2Config", "GPT2Block", "h", _gpt2_sizes, "divide", ("ln_1 attn*", "ln_2 mlp")),
     "bert": Family("BertConfig", "BertLayer", "encoder.layer", _bert_sizes, "divide"),
     "mamba": Family("MambaConfig", "MambaBlock", "layers", _mamba_sizes, "divide", ("norm mixer*",)),
 }

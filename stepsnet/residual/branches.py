@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ class BranchParts:
     Args:
         norm: the norm in front; "" where it is not declared.
         layer: the attention or the MLP; of a tuple that it returns, the first is the output.
-        after: what follows it, such as layer scale and stochastic depth.
+        after: what follows it, such as layer scale and stochastic depth: modules, parameters that multiply, or None.
         takes_arguments: whether ``layer`` takes what else the block is called with: masks, positions, a cache.
         projections: of an attention, the linear layers that make its queries, keys and values, in this order, and
             which part of the layer's output each is: 2, 3 for the last of three. None for a branch without.
@@ -53,7 +54,7 @@ class BoundBranch:
         """``behind`` is put between the layer and what follows it; it needs declared parts."""
         if self.parts.function is not None:
             return self.parts.function(self.block, x, *self.args, **self.kwargs)
-        return self._behind_norm(self.block.get_submodule(self.parts.norm)(x), behind)
+        return self._behind_norm(self.block.get_submodule(self.parts.norm)(x) if self.parts.norm else x, behind)
 
     def attend(self, x_q: Tensor, x_k: Tensor, x_v: Tensor) -> Tensor:
         """F of an attention with inputs of their own for queries, keys and values, each behind the norm.
@@ -78,7 +79,9 @@ class BoundBranch:
         y = y[0] if isinstance(y, tuple) else y
         y = y if behind is None else behind(y)
         for path in self.parts.after:
-            y = self.block.get_submodule(path)(y)
+            part = attrgetter(path)(self.block)
+            if part is not None:
+                y = part * y if isinstance(part, Tensor) else part(y)
         return y
 
 
@@ -108,15 +111,40 @@ _PARTS: dict[str, Sequence[BranchParts]] = {
     "transformers.models.llama.modeling_llama.LlamaDecoderLayer": _ROTARY,
     "transformers.models.qwen2.modeling_qwen2.Qwen2DecoderLayer": _ROTARY,
     "transformers.models.qwen3.modeling_qwen3.Qwen3DecoderLayer": _ROTARY,
+    "transformers.models.gpt2.modeling_gpt2.GPT2Block": (
+        BranchParts(
+            "ln_1",
+            "attn",
+            takes_arguments=True,
+            projections=(("attn.c_attn", 0, 3), ("attn.c_attn", 1, 3), ("attn.c_attn", 2, 3)),
+        ),
+        BranchParts("ln_2", "mlp"),
+    ),
 }
 
 
 def parts_of(block: nn.Module) -> Sequence[BranchParts] | None:
-    """The branches of a block; those of other classes without parts, as ``register_block`` has declared them."""
+    """The branches of a block: by its row here, or as the adapters of stepify and ``register_block`` declare them."""
     cls = type(block)
     if (found := _PARTS.get(f"{cls.__module__}.{cls.__qualname__}")) is not None:
         return found
-    from ..models.stepify.adapters import branch_functions  # not above: the families there are built of what is here
+    from ..models.stepify.adapters import declared_branches  # not above: the families there are built of what is here
 
-    functions = branch_functions(block)
-    return None if functions is None else [BranchParts(function=function) for function in functions]
+    declared = declared_branches(block)
+    return None if declared is None else [_parts_along(one, block) for one in declared]
+
+
+def _parts_along(declared: str | Callable[..., Tensor], block: nn.Module) -> BranchParts:
+    """The parts on a declared way, such as "norm1 attn* gamma_1 drop_path1"; a function has none."""
+    if callable(declared):
+        return BranchParts(function=declared)
+    paths = declared.split()
+    norm = paths.pop(0) if _is_norm(attrgetter(paths[0].rstrip("*"))(block)) else ""
+    layer, *after = paths
+    return BranchParts(norm, layer.rstrip("*"), tuple(after), takes_arguments=layer.endswith("*"))
+
+
+def _is_norm(module: Any) -> bool:
+    """A layer of no parts, whose weight is one number a channel."""
+    weight = getattr(module, "weight", None)
+    return isinstance(weight, Tensor) and weight.ndim == 1 and next(module.children(), None) is None

@@ -100,7 +100,7 @@ def wire(
     parts = [_parts_for(block, name, design) for block in blocks]
     per_block = [len(one) if design.unit == "branch" else 1 for one in parts]
     layers, total = sum(per_block), max(num_blocks or 0, first - 1 + len(blocks))
-    width = width or _width_of(blocks, parts)
+    width = _width_of(blocks, parts, width)
     design.check(width, layers, options)
     wiring = design.wiring(width, layers, options)
     layer = 1
@@ -152,10 +152,12 @@ def _parts_for(block: nn.Module, name: str, design: type[Connection]) -> Sequenc
     for part in design.needs:
         if not any(getattr(one, part) for one in parts or ()):
             raise UserError(f"residual: {name} works on the {part} of a branch, which {kind} does not declare")
+    design.check_block(block, parts or ())
     return parts or ()
 
 
-def _width_of(blocks: Sequence[nn.Module], parts: Sequence[Sequence[BranchParts]]) -> int:
+def _width_of(blocks: Sequence[nn.Module], parts: Sequence[Sequence[BranchParts]], given: int | None) -> int:
+    """By the norms in front of the branches, where they are declared; else what is given."""
     found: dict[int, int] = {}  # the first block of each width
     for number, (block, of_block) in enumerate(zip(blocks, parts), 1):
         for one in of_block:
@@ -165,8 +167,10 @@ def _width_of(blocks: Sequence[nn.Module], parts: Sequence[Sequence[BranchParts]
     if len(found) > 1:
         places = ", ".join(f"{width} in block {number}" for width, number in found.items())
         raise UserError(f"residual: got blocks of several widths, {places}, expected one")
-    if found:
-        return next(iter(found))
+    if found and given not in (None, *found):
+        raise UserError(f"residual: width: got {given}, but the blocks' norms have {next(iter(found))} channels")
+    if given or found:
+        return given or next(iter(found))
     raise UserError(f"residual: the width of {type(blocks[0]).__name__ if blocks else 'no block'} is not known: width=")
 
 
@@ -180,6 +184,11 @@ class ConnectedBlock:
     wiring: Wiring
     unit: Literal["branch", "block", "branches"]
     branch_parts: tuple[BranchParts, ...]
+    block_class: Any
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """The class is made for the block's, so that pickle and deepcopy have to make it too."""
+        return _blank, (self.block_class,), self.__dict__
 
     def forward(self, state: State, *args: Any, **kwargs: Any) -> State:
         if self.unit == "block":
@@ -213,7 +222,14 @@ class ConnectedBlock:
 
 @cache
 def _connected_class(block_class: Any) -> Any:
-    return type(f"Connected{block_class.__name__}", (ConnectedBlock, block_class), {"__module__": __name__})
+    namespace = {"__module__": __name__, "block_class": block_class}
+    return type(f"Connected{block_class.__name__}", (ConnectedBlock, block_class), namespace)
+
+
+def _blank(block_class: Any) -> Any:
+    """A connected block without its parts, which pickle adds."""
+    made = _connected_class(block_class)
+    return made.__new__(made)
 
 
 class ConnectedSequence(StepsNet):

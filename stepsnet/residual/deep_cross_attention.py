@@ -39,7 +39,7 @@ from .design import (
     precise,
     without_autocast,
 )
-from .separate_inputs import separate
+from .separate_inputs import check_separable, separate
 
 __all__ = ["DeepCrossAttention"]
 
@@ -119,8 +119,12 @@ class DeepCrossAttention(Connection):
         check_bounds("deep_cross_attention", options, last=(0, MOST_BLOCKS))
 
     @classmethod
+    def check_block(cls, block: nn.Module, parts: Sequence[BranchParts]) -> None:
+        check_separable("deep_cross_attention", block, parts)
+
+    @classmethod
     def prepare(cls, block: Any, parts: Sequence[BranchParts], place: Place, options: Mapping[str, Any]) -> None:
-        separate("deep_cross_attention", block, parts)
+        separate(block, parts)
 
     @classmethod
     def traffic(cls, layers: int, options: Mapping[str, Any]) -> float:

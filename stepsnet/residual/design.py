@@ -133,6 +133,10 @@ class Connection(DesignPart):
         """Raise UserError for options that have no meaning for such a stream."""
 
     @classmethod
+    def check_block(cls, block: nn.Module, parts: Sequence[BranchParts]) -> None:
+        """Raises UserError for a block that ``prepare`` cannot change; nothing has been changed then."""
+
+    @classmethod
     def prepare(cls, block: Any, parts: Sequence[BranchParts], place: Place, options: Mapping[str, Any]) -> None:
         """Change a block in place where the design changes what is inside of a branch, such as its norm."""
 

@@ -28,7 +28,7 @@ from torch.nn import functional
 
 from .branches import BranchParts
 from .design import Branch, Connection, DesignPart, Place, Wiring, check_sources, precise, rms_norm, without_autocast
-from .separate_inputs import separate
+from .separate_inputs import check_separable, separate
 
 __all__ = ["MUDD"]
 
@@ -125,8 +125,12 @@ class MUDD(Connection):
         return sums
 
     @classmethod
+    def check_block(cls, block: nn.Module, parts: Sequence[BranchParts]) -> None:
+        check_separable("mudd", block, parts)
+
+    @classmethod
     def prepare(cls, block: Any, parts: Sequence[BranchParts], place: Place, options: Mapping[str, Any]) -> None:
-        separate("mudd", block, parts)
+        separate(block, parts)
 
     @classmethod
     def traffic(cls, layers: int, options: Mapping[str, Any]) -> float:

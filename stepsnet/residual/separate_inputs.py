@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +11,7 @@ from torch.nn import functional
 from ..errors import UserError
 from .branches import BranchParts
 
-__all__ = ["LinearOfSeveral", "separate"]
+__all__ = ["LinearOfSeveral", "check_separable", "separate"]
 
 
 class LinearOfSeveral(nn.Linear):
@@ -30,18 +29,19 @@ class LinearOfSeveral(nn.Linear):
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
 
 
-def separate(name: str, block: Any, parts: Sequence[BranchParts]) -> None:
-    """Let the first branch of a block, in place, take inputs apart: :meth:`BoundBranch.attend`.
-
-    Raises:
-        UserError: its first branch is no attention of linear layers. ``name`` is that of the design.
-    """
+def check_separable(name: str, block: nn.Module, parts: Sequence[BranchParts]) -> None:
+    """Raises UserError where a block's first branch is no attention of linear layers; ``name`` is the design's."""
     kind = type(block).__name__
     if parts[0].projections is None:
         raise UserError(f"residual: {name} expects the attention as a block's first branch, which {kind} has not")
-    for path in dict.fromkeys(path for path, _, _ in parts[0].projections):
+    for path, _, _ in parts[0].projections:
         layer = dict(block.named_modules()).get(path)
         if type(layer) is not nn.Linear:
             got = "none" if layer is None else type(layer).__name__
             raise UserError(f"residual: {name}: {path} of {kind}: got {got}, expected Linear")
-        layer.__class__ = LinearOfSeveral
+
+
+def separate(block: nn.Module, parts: Sequence[BranchParts]) -> None:
+    """Let the first branch of a checked block, in place, take inputs apart: :meth:`BoundBranch.attend`."""
+    for path in {path for path, _, _ in parts[0].projections or ()}:
+        block.get_submodule(path).__class__ = LinearOfSeveral

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ...errors import UserError
 from .rebuild import Roles, get_path, rebuild, sizes_of
 
-__all__ = ["BlockAdapter", "adapter_of", "branch_functions", "branches_of", "register_block"]
+__all__ = ["BlockAdapter", "adapter_of", "branches_of", "declared_branches", "register_block"]
 
 Rebuild = Callable[[Any, int, int | None], nn.Module]
 # What a width has to be: one that heads divide, whose size may change; the same, and their size is even, as rotary
@@ -34,7 +34,7 @@ class BlockAdapter:
         drop_paths: the paths of stochastic depth in the block, a module or None; every new block gets its own rate.
         branches: what is added to the residual stream, in order. Each is the paths that the stream goes through, such
             as "norm1 attn* ls1 drop_path1", where "*" marks what takes the block's other arguments, and a parameter
-            is multiplied; or a function (block, x) -> branch. None: the block is not a sum of the stream and branches.
+            is multiplied; or a function (block, x, …) -> branch. None: the block is no sum of the stream and branches.
         outputs: the paths of the modules that make what is added; with their weights and biases at zero, the block
             leaves the stream as it is. None: not known, and then a model of such blocks does not grow.
         initialize: (model, original blocks), the initialization of a whole model with such blocks, as its library
@@ -116,21 +116,21 @@ def branches_of(block: nn.Module) -> list[Callable[..., Tensor]] | None:
     None where that is not what the block does, or where it is not declared: a ResNet's block passes the sum through
     an activation, a post-norm block through a norm.
     """
-    functions = branch_functions(block)
-    return None if functions is None else [partial(function, block) for function in functions]
+    declared = declared_branches(block)
+    if declared is None:
+        return None
+    return [partial(_along, one, block) if isinstance(one, str) else partial(one, block) for one in declared]
 
 
-def branch_functions(block: nn.Module) -> list[Callable[..., Tensor]] | None:
-    """The same as functions of the block too: branch(block, x, …)."""
+def declared_branches(block: nn.Module) -> Sequence[str | Callable[..., Tensor]] | None:
+    """As they stand in the row of the block's class, see :class:`BlockAdapter`."""
     if _is_of("transformers", block):
         from ..transformer_steps import family_of_layer
 
         row: Any = family_of_layer(block)
     else:
         row = _declared(block)
-    if row is None or row.branches is None:
-        return None
-    return [partial(_along, one) if isinstance(one, str) else one for one in row.branches]
+    return None if row is None else row.branches
 
 
 def _declared(block: nn.Module) -> BlockAdapter | None:
@@ -150,6 +150,7 @@ def _along(paths: str, block: nn.Module, x: Tensor, *args: Any, **kwargs: Any) -
             x = part * x
         elif part is not None:
             x = part(x, *args, **kwargs) if path.endswith("*") else part(x)
+            x = x[0] if isinstance(x, tuple) else x  # transformers' attention returns its weights too
     return x
 
 
