@@ -56,8 +56,7 @@ def gpt2(tmp_path_factory):
 def test_a_pair_from_a_folder_is_trained_and_read_back(gpt2, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("STEPSNET_CACHE", str(tmp_path / "cache"))
     folder, text = gpt2
-    small = ["vocab_size=300", "model.args.vocab_size=300", "baseline.args.vocab_size=300"]
-    small += ["tokenizer=bpe", "epochs=2", "epoch_updates=6", "batch_size=4", "stream_epochs=1"]
+    small = ["vocab_size=300", "epochs=2", "epoch_updates=6", "batch_size=4", "stream_epochs=1"]
     line = ["compare", "--model", f"transformers:{folder}", "--data", f"text:{text}", "--run", str(tmp_path / "pair")]
     assert main([*line, "--jobs", "1", *small]) == 0
     capsys.readouterr()
@@ -85,11 +84,14 @@ def test_more_tokens_than_learned_positions_are_refused(gpt2, tmp_path, monkeypa
     line = ["compare", "--model", f"transformers:{folder}", "--data", f"text:{text}", "--run", str(tmp_path / "pair")]
     assert main([*line, "vocab_size=300", "seq_len=64", "--dry-run"]) == 2
     assert "seq_len: got 64, expected at most the model's 32 positions" in capsys.readouterr().err
+    assert main([*line, "tokenizer=characters", "vocab_size=null", "--dry-run"]) == 2
+    assert "model.args.vocab_size: got none with tokenizer=characters, expected its size" in capsys.readouterr().err
 
 
 def test_a_folder_without_a_model_type_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"configuration: cannot read .*config\.json: No such file"):
         stepify_pair(f"transformers:{tmp_path}", "text:x")
+    assert main(["compare", "--model", "transformers:x", "--data", "text:x"]) == 2
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(UserError, match=r"--model: .*config\.json has no model_type"):
         stepify_pair(f"transformers:{tmp_path}", "text:x")

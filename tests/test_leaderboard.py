@@ -34,6 +34,8 @@ def records(cell, scores, moved=0.0, rates=(0.001, 0.002, 0.004)):
             "point": cell.point,
             "variant": "",
             "rate": planned.rate,
+            "seed": planned.seed,
+            "settings": {},
             "metrics": {"val_top1": -abs(planned.rate - 0.002), **tested},
             "curve": curve,
             "params": 12000,
@@ -76,6 +78,12 @@ def test_a_leaderboard_says_what_is_there_and_what_is_not(pages, tmp_path):
     first, second = sum(6 + i + 2 for i in range(1, 6)), sum(6 + i + 2 for i in range(1, 4))
     assert float(ours[5]) == pytest.approx((8 * first + 16 * second + 2 * 16) / (6 * 8 * 16), abs=0.005)
     assert ours[6] == "arXiv 2511.14329, arXiv 2402.02622"
+    lost = records(Cell("steps", 8), [60.0, 62.0])
+    for record in lost:  # one seed more, which has diverged
+        kept = {key: value for key, value in record.items() if key != "metrics"} if record["seed"] == 2 else record
+        (tmp_path / "results" / "toy" / f"{record['run']}.json").write_text(json.dumps(kept))
+    first, second = (line.strip("| ").split(" | ") for line in module.leaderboard_table(study).splitlines()[2:4])
+    assert first[0] == "plain" and second[:3] == ["ours", "–", "60.0 (1 of 2 diverged)"]  # worse than any score
     assert lines[-1] == "![Test top-1 accuracy by blocks, a curve a design](figures/toy.png)"
     module.leaderboard_figure(study)
     assert (tmp_path / "toy.png").stat().st_size > 5000

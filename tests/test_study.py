@@ -220,7 +220,7 @@ MIDDLE = {0.001: 1.0, 0.002: 2.0, 0.004: 1.0}
 )
 def test_verdicts(tmp_path, differences, expect, margin, verdict):
     criterion = {"name": "gain", "left": "plain@2", "right": "plain@1", "expect": expect, "margin": margin}
-    study = study_of(tmp_path, seeds=[1, 2, 3], criteria=[criterion])
+    study = study_of(tmp_path, seeds=[1, 2, 3], criteria=[criterion], flatness={"share": 0.5, "within": 0.02})
     base = (50.0, 60.0, 55.0)  # pairs, not means: the seeds differ by far more
     there = tuned(Cell("plain", 1), MIDDLE) | tuned(Cell("plain", 2), MIDDLE) | final(Cell("plain", 1), 0.002, base)
     there |= final(Cell("plain", 2), 0.002, [b + d for b, d in zip(base, differences)])
@@ -232,6 +232,14 @@ def test_verdicts(tmp_path, differences, expect, margin, verdict):
     said = judge_study(study, there).claims[0]
     expected = {"for": "Depth helps.", "against": "Depth does not help."}.get(verdict, "Nothing is claimed")
     assert said.verdict == verdict and said.text.startswith(expected)
+    for lenient, reason in (
+        ({"flatness": {"share": 0.5, "within": 10.0}}, "runs may change by 1000% over their last 50%"),
+        ({"flatness": {"share": 0.01, "within": 0.02}}, "runs may change by 2% over their last 1%"),
+        ({"criteria": [criterion | {"level": 0.5}]}, "an interval of 50%, expected at least 95%"),
+    ):
+        rules = {"seeds": [1, 2, 3], "criteria": [criterion], "flatness": {"share": 0.5, "within": 0.02}} | lenient
+        said = judge_study(study_of(tmp_path, **rules), there).claims[0]
+        assert said.verdict == "undecided" and (verdict == "undecided" or reason in said.text)
 
 
 def test_less_is_better_of_a_loss(tmp_path):

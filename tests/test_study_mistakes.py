@@ -1,5 +1,7 @@
 """What is wrong with a declaration or a command is one line, before anything is trained."""
 
+import json
+
 import pytest
 from toy_study import TOY, declared, run
 
@@ -55,12 +57,24 @@ WIDE = {"name": "wide", "points": {2: {"model.args.widths": [32], "model.args.de
         ),
         ({"recipe": "pennfudan/tiny"}, "recipe: got 'pennfudan/tiny'"),
         ({"seed": 3}, "unknown key 'seed'"),
+        ({"claims": [{"text": "Depth helps.", "criteria": ["gain"]}]}, "claims.0.denial: got none, expected one"),
     ],
 )
 def test_a_mistake_is_one_line_before_anything_is_trained(tmp_path, capsys, changes, words):
     status, _, err = run("sweep", declared(tmp_path, **changes), "--run", tmp_path / "run", capsys=capsys)
     assert status == 2 and words in err and len(err.splitlines()) == 1, err
     assert not (tmp_path / "run").exists()
+
+
+def test_a_damaged_result_is_one_line(tmp_path, capsys):
+    file = declared(tmp_path)
+    results = tmp_path / "results"
+    results.mkdir()
+    (results / "a.json").write_text(json.dumps({"study": "toy", "run": "plain-1-tuning", "contender": "plain"}))
+    for option in ("--render", "--dry-run"):
+        status, _, err = run("sweep", file, option, "--results", results, "--run", tmp_path / "run", capsys=capsys)
+        assert status == 2 and "a.json has no point, expected a file as a run of the study leaves it" in err
+        assert len(err.splitlines()) == 1
 
 
 def test_a_study_declares_all_but_the_machine(tmp_path, capsys):

@@ -20,7 +20,7 @@ from .memory import peak_bytes
 
 __all__ = ["StepifyReport", "Stream", "describe_stepify"]
 
-TOO_SMALL = 1.0  # times what the first block adds
+SMALL = 0.1  # blocks that are trained add about 1, whatever an untrained one does
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Stream:
 
     @property
     def is_small(self) -> bool:
-        return self.sigma < TOO_SMALL * self.branch
+        return self.sigma < max(SMALL, self.branch)
 
     @property
     def suggested_scale(self) -> float | None:
@@ -103,7 +103,7 @@ class StepifyReport:
             if one.suggested_scale is not None:
                 lines.append(
                     f"    That is small: what waits is lost beside what is added. stream_scale={one.suggested_scale:g} "
-                    "brings it to 1; compare it with a baseline that has the same (docs/your-model.md)."
+                    "brings it to 1; give it to the original too, with steps=1 (docs/your-model.md)."
                 )
         return "\n".join(lines)
 

@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--profile", choices=("steps", "reverse", "bowtie"), help="order of the widths (default: steps)"
     )
-    parser.add_argument("--match", choices=("macs", "params"), default="macs", help="what stays as it was")
+    parser.add_argument("--match", choices=("macs", "params"), help="what stays as it was (default: macs)")
     parser.add_argument("--blocks", type=whole(1), help="blocks of each container to reach at the same cost")
     parser.add_argument("--stages", metavar="S,S,…", type=integers, help="stages of a hierarchical model, from 1")
     parser.add_argument("--widths", metavar="C,C,…", type=integers, help="an explicit plan, with --depths")
@@ -49,7 +49,7 @@ def _describe(options: argparse.Namespace) -> StepifyReport:
     from ..models.stepify import OPTIONS
     from ..overrides import parse_assignments
 
-    given = {key: getattr(options, key) for key in ("steps", "profile", "blocks", "round_to")}
+    given = {key: getattr(options, key) for key in ("steps", "profile", "match", "blocks", "round_to")}
     if (options.widths or options.depths or options.heads) and any(given.values()):
         decided = next(key for key, value in given.items() if value)
         raise UserError(f"--{decided.replace('_', '-')}: got it beside a plan, expected --widths and --depths alone")
@@ -61,7 +61,7 @@ def _describe(options: argparse.Namespace) -> StepifyReport:
         options.name,
         options.steps or 3,
         profile=options.profile or "steps",
-        match=options.match,
+        match=options.match or "macs",
         blocks=options.blocks,
         stages=options.stages,
         plan={key: value for key, value in plan.items() if value} or None,

@@ -7,6 +7,7 @@ not the best of any model: choose the learning rate for both (docs/your-model.md
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from ..config import Augment, ClassificationRecipe, LanguageRecipe, ModelSpec, R
 from ..errors import UserError
 from ..reading import read_json
 
-__all__ = ["stepify_pair"]
+__all__ = ["stepify_pair", "with_vocabulary"]
 
 _VOCABULARY, _TOKENS = 4096, 256
 _NOT_FIELDS = ("architectures", "transformers_version", "auto_map", "torch_dtype", "dtype", "_name_or_path")
@@ -46,6 +47,22 @@ def stepify_pair(name: str, data: str) -> Recipe:
     )
 
 
+def with_vocabulary(recipe: Recipe) -> Recipe:
+    """The pair with the recipe's own vocabulary, where nothing else was said of its models'.
+
+    Raises:
+        UserError: the tokenizer is one that takes no size.
+    """
+    changes: dict[str, Any] = {}
+    for key in ("model", "baseline"):
+        spec = getattr(recipe, key)
+        if isinstance(recipe, LanguageRecipe) and spec and spec.args.get("vocab_size", 0) is None:
+            if recipe.vocab_size is None:
+                raise UserError(f"{key}.args.vocab_size: got none with tokenizer={recipe.tokenizer}, expected its size")
+            changes[key] = ModelSpec(spec.name, {**spec.args, "vocab_size": recipe.vocab_size})
+    return dataclasses.replace(recipe, **changes)
+
+
 def _language_pair(folder: Path, data: str) -> LanguageRecipe:
     """With the whole configuration in the recipe, so that a run needs the folder no more."""
     fields = _configuration(folder)
@@ -75,4 +92,4 @@ def _configuration(folder: Path) -> dict[str, Any]:
     if not isinstance(fields.get("model_type"), str):
         raise UserError(f"--model: {file} has no model_type, expected a configuration of transformers")
     skipped = {*_NOT_FIELDS, *_OF_ITS_TOKENIZER}
-    return {key: value for key, value in fields.items() if key not in skipped} | {"vocab_size": _VOCABULARY}
+    return {key: value for key, value in fields.items() if key not in skipped} | {"vocab_size": None}

@@ -56,7 +56,7 @@ def run_study(study: Study, more: Sequence[str], overrides: Sequence[str], optio
         say(write() if options.run else render_study(study, read_results(results, study)))
         return
     if options.dry_run:
-        check_models(study)
+        check_models(study, options.data)
         say(_next_runs(study, check_results(study, results, options.data), cells))
         return
     settings = {"data": options.data, "free": tuple(overrides), "resume": options.resume, "after": write}

@@ -204,6 +204,8 @@ def _typed(values: Mapping[str, Any], where: str) -> Study:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])
         message = first["msg"].removeprefix("Input should be ")
+        if first["type"] == "missing":
+            raise UserError(f"{where}: {key}: got none, expected one") from None
         raise UserError(f"{where}: {key}: got {first['input']!r}, expected {message}") from None
 
 

@@ -23,7 +23,8 @@ _STEPS, _PLAIN = "arXiv 2511.14329", "arXiv 1603.05027"
 
 
 def leaderboard(study: Study, results: Mapping[str, Mapping[str, Any]]) -> str:
-    """Markdown: a row a contender, the best at the last point first; those without results there come last.
+    """Markdown: a row a contender, the best at the last point first, those with a seed that diverged behind, and
+    those without results there last.
 
     Parameters and MACs are those of a contender's runs at its last point, the traffic of the residual stream is
     relative to the first contender's.
@@ -33,10 +34,12 @@ def leaderboard(study: Study, results: Mapping[str, Mapping[str, Any]]) -> str:
     metric = find_metric(study.metric)
     (there, total), first = progress(study, results), study.contenders[0]
 
-    def place(contender: Contender) -> float:
-        row = rows.get((_label(contender), points[-1]))
-        values = row["test"] if row else []
-        return statistics.fmean(values) * (-1 if metric.higher_is_better else 1) if values else math.inf
+    def place(contender: Contender) -> tuple[int, float]:
+        row = rows.get((_label(contender), points[-1]), {"test": [], "seeds": []})
+        values = row["test"]
+        mean = statistics.fmean(values) * (-1 if metric.higher_is_better else 1) if values else math.inf
+        has_diverged = len(row["seeds"]) > len(values)  # worse than any score
+        return 2 if not row["seeds"] else int(has_diverged), mean
 
     plain, lines = _traffic(study, first), []
     for contender in sorted(study.contenders, key=place):
@@ -63,10 +66,11 @@ def _score(study: Study, row: Mapping[str, Any] | None, spec: str) -> str:
     if row is None:
         return "–"  # not declared
     if row["test"]:
-        missing = len(study.seeds) - len(row["test"])
+        missing, diverged = len(study.seeds) - len(row["seeds"]), len(row["seeds"]) - len(row["test"])
         score = format_mean_std(row["test"], spec)
         long_enough = row["moved"] is not None and row["moved"] < study.flatness.within
-        doubts = [f"{len(row['test'])} of {len(study.seeds)} seeds"] * (missing > 0)
+        doubts = [f"{len(row['seeds'])} of {len(study.seeds)} seeds"] * (missing > 0)
+        doubts += [f"{diverged} of {len(row['seeds'])} diverged"] * (diverged > 0)
         doubts += ["rate at an edge"] * bool(row["at_edge"]) + ["not converged"] * (not long_enough)
         return f"{score} ({', '.join(doubts)})" if doubts else score
     if row["seeds"]:

@@ -102,7 +102,9 @@ def _cells_table(study: Study, rows: Sequence[Mapping[str, Any]]) -> str:
         scores += [_mean_std(row["clean_loss"], ".3f"), *[_mean_std(row["clean_top1"], ".1f")] * with_top1]
         moved = "–" if row["moved"] is None else f"{row['moved']:.1%}"
         size = [row["blocks"] or "–", count(row["params"]), count(row["macs"])]
-        cells.append([row["contender"], row["point"], *size, rate, len(row["seeds"]), *scores, moved])
+        diverged = len(row["seeds"]) - len(row["test"])
+        seeds = f"{len(row['seeds'])}, {diverged} diverged" if diverged else len(row["seeds"])
+        cells.append([row["contender"], row["point"], *size, rate, seeds, *scores, moved])
     return markdown_table(headers, cells, "l" + "r" * (len(headers) - 1))
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from ..analysis.block_statistics import StreamMeasurement
 from ..config import MAY_CHANGE_ON_RESUME, Recipe
+from ..errors import UserError
 from ..files import write_atomically
 from ..provenance import without_folders
 from ..reading import read_json
@@ -42,12 +43,14 @@ def read_results(folder: Path, study: Study) -> dict[str, dict[str, Any]]:
     """Records by the name of their run; files of other studies are left out.
 
     Raises:
-        UserError: a file that cannot be read.
+        UserError: a file that cannot be read, or that lacks what the record of a run has.
     """
     found = {}
     for file in sorted(folder.glob("*.json")):
         record = read_json(file, "results")
         if isinstance(record, dict) and record.get("study") == study.name and "run" in record:
+            if lost := [key for key in (*_head_keys(), "settings") if key not in record]:
+                raise UserError(f"results: {file} has no {lost[0]}, expected a file as a run of the study leaves it")
             found[record["run"]] = record
     return found
 
@@ -119,6 +122,10 @@ def flatness_of(study: Study, curve: list[dict[str, Any]]) -> float | None:
             start = before + (after - before) * (begin - left) / (right - left)
             return abs(points[-1][1] - start) / start
     return None
+
+
+def _head_keys() -> list[str]:
+    return ["contender", "point", "kind", "variant", "rate", "seed"]
 
 
 def _head(study: Study, planned: Planned, command: str) -> dict[str, Any]:

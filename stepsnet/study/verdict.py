@@ -15,6 +15,8 @@ from .run_plan import Planned, choice_of
 
 __all__ = ["Judged", "Outcome", "Said", "finals_of", "interval", "judge", "judge_claim", "judge_study", "outcome"]
 
+LEAST_SEEDS, LEAST_LEVEL, MOST_CHANGE, LEAST_SHARE = 3, 0.95, 0.02, 0.1  # of what a claim rests on
+
 Result = Literal["for", "against", "undecided", "not yet"]
 Results = Mapping[str, Mapping[str, Any]]
 
@@ -122,12 +124,17 @@ def _unsound(study: Study, cells: Sequence[Cell], finals: Sequence[Mapping[int, 
     return ""
 
 
-def judge_claim(claim: Claim, judged: Sequence[Judged]) -> Said:
-    """The claim if all of its criteria are met, its denial if one is met the other way, otherwise neither."""
+def judge_claim(study: Study, claim: Claim, judged: Sequence[Judged]) -> Said:
+    """The claim if all of its criteria are met, its denial if one is met the other way, otherwise neither.
+
+    Neither also where the study has too few seeds, or an interval or flatness that asks for too little.
+    """
     verdicts = {found.name: found.verdict for found in judged if found.name in claim.criteria}
     if any(verdict == "not yet" for verdict in verdicts.values()):
         waiting = [name for name, verdict in verdicts.items() if verdict == "not yet"]
         return Said("not yet", f"Nothing is claimed yet: no verdict for {', '.join(waiting)}.")
+    if reason := _too_lenient(study, claim):
+        return Said("undecided", f"Nothing is claimed: {reason}.")
     against = [name for name, verdict in verdicts.items() if verdict == "against"]
     if against:
         return Said("against", f"{claim.denial} (Against: {', '.join(against)}.)")
@@ -137,9 +144,21 @@ def judge_claim(claim: Claim, judged: Sequence[Judged]) -> Said:
     return Said("for", claim.text)
 
 
+def _too_lenient(study: Study, claim: Claim) -> str:
+    """Rules by which nearly anything could be claimed; criteria alone are free to have them."""
+    flat = study.flatness
+    if len(study.seeds) < LEAST_SEEDS:
+        return f"{len(study.seeds)} seeds, expected at least {LEAST_SEEDS}"
+    if flat.within > MOST_CHANGE or flat.share < LEAST_SHARE:
+        got = f"runs may change by {flat.within:.0%} over their last {flat.share:.0%}"
+        return f"{got}, expected at most {MOST_CHANGE:.0%} over {LEAST_SHARE:.0%}"
+    level = min(criterion.level for criterion in study.criteria if criterion.name in claim.criteria)
+    return f"an interval of {level:.0%}, expected at least {LEAST_LEVEL:.0%}" if level < LEAST_LEVEL else ""
+
+
 def judge_study(study: Study, results: Results) -> Outcome:
     judged = tuple(judge(study, criterion, results) for criterion in study.criteria)
-    return Outcome(judged, tuple(judge_claim(claim, judged) for claim in study.claims))
+    return Outcome(judged, tuple(judge_claim(study, claim, judged) for claim in study.claims))
 
 
 def outcome(study: Study, results: Results) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""timm's VisionTransformers as the first step of a wider StepsNet; grow.py says what keeps their function."""
+"""timm's VisionTransformers as the first step of a wider StepsNet; convert.py says what keeps their function."""
 
 from __future__ import annotations
 

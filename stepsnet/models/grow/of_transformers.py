@@ -1,4 +1,4 @@
-"""Language models of transformers as the first step of a wider StepsNet; grow.py says what keeps their function."""
+"""Language models of transformers as the first step of a wider StepsNet; convert.py says what keeps their function."""
 
 from __future__ import annotations
 

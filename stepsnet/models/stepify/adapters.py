@@ -162,7 +162,18 @@ def _takes_its_width(block: nn.Module, width: int) -> bool:
         return False
     finally:
         torch.random.set_rng_state(state)
-    return signature_of(again) == signature_of(block)
+    return signature_of(again) == signature_of(block) and all(
+        _equal_attributes(one, other) for one, other in zip(again.modules(), block.modules())
+    )
+
+
+def _equal_attributes(one: nn.Module, other: nn.Module) -> bool:
+    """Whether nothing was said to a constructor that the other was not told; in doubt, it was."""
+    mine, theirs = ({k: v for k, v in vars(m).items() if k not in _OF_TORCH} for m in (one, other))
+    try:
+        return mine.keys() == theirs.keys() and all(v is theirs[k] or bool(v == theirs[k]) for k, v in mine.items())
+    except (RuntimeError, TypeError, ValueError):  # tensors of several numbers, and what cannot be compared
+        return False
 
 
 def signature_of(block: nn.Module, ignored: Sequence[str] = ()) -> list[Any]:
@@ -185,6 +196,7 @@ def signature_of(block: nn.Module, ignored: Sequence[str] = ()) -> list[Any]:
 
 
 _PER_BLOCK = {"training", "layer_idx"}
+_OF_TORCH = {"training", "_parameters", "_buffers", "_modules", *(name for name in vars(nn.Module()) if "hook" in name)}
 
 
 def rebuilt(adapter: BlockAdapter, block: nn.Module, width: int, heads: int | None, where: str) -> nn.Module:

@@ -29,9 +29,10 @@ def build_in_steps(
     result = copy.deepcopy(model, {id(block): nn.Identity() for block in replaced})
     for container in found:
         members: Any = dict(_sequence(result, container).named_children())
-        plan, scale = ContainerPlan((container.width,), (container.depth,), (None,)), 1.0
+        plan = ContainerPlan((container.width,), (container.depth,), (None,))
+        scale = stream_scale if container.path in plans else 1.0
         if container.path not in as_it_is:
-            plan, scale = plans[container.path], stream_scale
+            plan = plans[container.path]
             members = [*list(members.values())[: container.lead], *_new_blocks(container, plan.shapes)]
         sequence = StepSequence(members, plan.widths, plan.depths, container.dim, container.lead, scale)
         result = _put(result, container.path, sequence.train(container.template.training))

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ...errors import UserError
 from ...macs import count_forward
+from ...steps import StepsNet
 from .adapters import BlockAdapter, adapter_of
 
 __all__ = ["Container", "Example", "find_containers", "trace_blocks"]
@@ -76,6 +77,12 @@ def find_containers(model: nn.Module, example: Example) -> list[Container]:
     Raises:
         UserError: there is none; a block changes the width or the resolution behind others that keep them; no adapter.
     """
+    in_place = next((path for path, module in model.named_modules() if isinstance(module, StepsNet)), None)
+    if in_place is not None:
+        raise UserError(
+            f"stepify: {in_place or type(model).__name__} is in steps already, or in a design of the residual stream, "
+            "expected a plain model"
+        )
     candidates = dict(_candidates(model))
     calls = trace_blocks(model, [block for blocks in candidates.values() for block in blocks], example)
     found: list[Container] = []
@@ -141,8 +148,9 @@ def trace_blocks(model: nn.Module, blocks: list[nn.Module], example: Example) ->
 
 
 def _channel_dim(block: nn.Module, ndim: int) -> int:
-    has_convolutions = any(isinstance(module, nn.Conv2d) for module in block.modules())
-    return 1 if ndim == 4 and has_convolutions else -1
+    of_ndim = {3: nn.Conv1d, 4: nn.Conv2d, 5: nn.Conv3d}.get(ndim)
+    has_convolutions = of_ndim is not None and any(isinstance(module, of_ndim) for module in block.modules())
+    return 1 if has_convolutions else -1
 
 
 def _refusal(path: str, blocks: list[nn.Module], changing: list[int]) -> str:

@@ -1,7 +1,7 @@
 """Any residual model as a StepsNet of like compute: its blocks at several widths, and everything else as it was.
 
 ``stepify("convnext_atto", steps=3)``, or ``stepify(model, steps=3)`` for a model that exists. What a block class needs
-for that is a row of adapters.py; what the result is, is StepSequence.
+for that is a row of adapters_timm.py; what the result is, is StepSequence.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def stepify(
     """The StepsNet of a residual model: the same class, stem, positions, norms and head, and blocks in steps.
 
     The model that is given is not changed. New blocks start as the model's library starts them; all other weights
-    are the model's. With ``steps=1`` the result is the model, weights and names included.
+    are the model's. With ``steps=1`` the result is the model, weights and names included, but for a ``stream_scale``.
 
     Args:
         model: a timm model or its name, "causal_lm" with the fields of a configuration of transformers (see
@@ -69,6 +69,11 @@ def stepify(
             plan that does not fit; the message names the module.
     """
     _check_options(steps, match, blocks, stages, plan, stream_scale, example, tokens)
+    searched = {"profile": profile != "steps", "match": match != "macs", "round_to": round_to != "heads"}
+    if plan is not None and (
+        beside := [*[key for key, given in searched.items() if given], *["blocks"] * bool(blocks)]
+    ):
+        raise UserError(f"{beside[0]}: got it beside a plan, which takes the place of the search, expected one of them")
     model, call, _ = model_and_example(model, {"example": example, "tokens": tokens, **model_args})
     is_transformer = _is_of_transformers(model)
     if is_transformer:
@@ -160,7 +165,8 @@ def example_of(model: nn.Module, given: Tensor | None = None) -> Example:
     patches = getattr(model, "patch_embed", None) or getattr(model, "stem", None)
     if built_for := getattr(patches, "img_size", None):
         height, width = built_for
-    return Example((torch.empty(1, getattr(model, "in_chans", chans), height, width, device="meta"),))
+    size = 1, getattr(model, "in_chans", chans), height, width
+    return Example((torch.empty(size, device="meta", dtype=next(model.parameters()).dtype),))
 
 
 def _check_that_it_runs(result: nn.Module, call: Example) -> None:

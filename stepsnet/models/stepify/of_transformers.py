@@ -87,7 +87,7 @@ def in_steps(model: Any, container: Container, plan: ContainerPlan, stream_scale
     Raises:
         UserError: the given model has other parameters there than its configuration makes.
     """
-    if (plan.widths, plan.depths) == ((container.width,), (container.depth,)):
+    if (plan.widths, plan.depths) == ((container.width,), (container.depth,)) and stream_scale == 1.0:
         return copy.deepcopy(model)
     config = steps_config_of(model.config, plan, stream_scale)
     parameter = next(model.parameters())

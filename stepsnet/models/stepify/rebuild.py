@@ -183,7 +183,7 @@ def _replace(module: nn.Module, name: str, tensor: Tensor, shape: list[int], kee
         return
     new = torch.full(shape, float("nan"), dtype=tensor.dtype, device=tensor.device)
     if is_parameter:
-        module._parameters[name] = nn.Parameter(new, tensor.requires_grad)
+        module._parameters[name] = nn.Parameter(new)  # to be trained, also where the original is frozen
     else:
         module._buffers[name] = new
 

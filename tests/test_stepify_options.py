@@ -1,0 +1,90 @@
+"""stepify's options and what they are refused for; models that are frozen, in bfloat16, or in steps already."""
+
+import pytest
+import timm
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import stepsnet
+from stepsnet.cli import main
+from stepsnet.errors import UserError
+
+VIT = dict(img_size=32, patch_size=8, embed_dim=48, depth=4, num_heads=3, num_classes=7)
+IMAGES = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+
+
+def vit():
+    torch.manual_seed(0)
+    return timm.create_model("vit_tiny_patch16_224", **VIT).eval()
+
+
+def test_the_scale_of_the_stream_is_the_originals_too():
+    """With one step and a scale: the same weights behind a larger stream, a baseline for what has it in steps."""
+    model = vit()
+    scaled = stepsnet.stepify(model, 1, stream_scale=3.0)
+    assert scaled.state_dict().keys() == model.state_dict().keys()
+    torch.testing.assert_close(scaled.blocks(torch.ones(1, 2, 48)), model.blocks(3 * torch.ones(1, 2, 48)))
+    assert torch.equal(stepsnet.stepify(model, 1)(IMAGES), model(IMAGES))
+
+
+def test_a_model_in_bfloat16_and_one_that_is_frozen():
+    ours = stepsnet.stepify(vit().bfloat16(), 2)
+    assert {parameter.dtype for parameter in ours.parameters()} == {torch.bfloat16}
+    assert ours(IMAGES.bfloat16()).dtype == torch.bfloat16
+    for make in (stepsnet.stepify, stepsnet.grow):
+        frozen = vit().requires_grad_(False)
+        result = make(frozen, 2)
+        new = [name for name, parameter in result.named_parameters() if parameter.requires_grad]
+        assert new and all(name.startswith("blocks.") for name in new), make
+
+
+def test_what_is_in_steps_already_is_refused():
+    connected = vit()
+    connected.blocks = stepsnet.residual.connect(connected.blocks, "mhc")
+    for model in (stepsnet.stepify(vit(), 2), timm.create_model("test_steps_deit"), connected):
+        with pytest.raises(UserError, match=r"blocks is in steps already, or in a design of the residual stream"):
+            stepsnet.stepify(model, 2, example=IMAGES)
+
+
+def test_options_of_the_search_beside_a_plan_are_refused(capsys):
+    plan = {"widths": (32, 48), "depths": (2, 2)}
+    for given in (dict(match="params"), dict(profile="reverse"), dict(blocks=5), dict(round_to=16)):
+        with pytest.raises(UserError, match=f"{next(iter(given))}: got it beside a plan"):
+            stepsnet.stepify(vit(), plan=plan, **given)
+    arguments = ["vit_tiny_patch16_224", *(f"{key}={value}" for key, value in VIT.items())]
+    assert main(["stepify", *arguments, "--widths", "16,48", "--depths", "2,3", "--match", "params"]) == 2
+    assert "--match: got it beside a plan" in capsys.readouterr().err
+
+
+class Activated(nn.Module):
+    """A block whose constructor takes its width, and an option that is no number."""
+
+    def __init__(self, width, act=F.relu):
+        super().__init__()
+        self.fc, self.act = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width)), act
+
+    def forward(self, x):
+        return x + self.act(self.fc(x))
+
+
+class Along(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.inside = nn.Sequential(nn.BatchNorm1d(width), nn.Conv1d(width, width, 3, padding=1))
+
+    def forward(self, x):
+        return x + self.inside(x)
+
+
+def test_an_option_of_a_block_is_not_lost():
+    x = torch.randn(2, 5, 32)
+    assert stepsnet.stepify(nn.Sequential(*(Activated(32) for _ in range(4))), 2, example=x)(x).shape == x.shape
+    with pytest.raises(UserError, match="4 blocks of Activated, which has no adapter"):
+        stepsnet.stepify(nn.Sequential(*(Activated(32, F.gelu) for _ in range(4))), 2, example=x)
+
+
+def test_convolutions_along_a_line_have_their_channels_in_front():
+    x = torch.randn(2, 32, 9)
+    ours = stepsnet.stepify(nn.Sequential(*(Along(32) for _ in range(4))), 2, example=x)
+    assert (ours.width, ours.dim) == (32, 1) and ours(x).shape == x.shape
