@@ -245,6 +245,8 @@ def _study(name: str) -> tuple[Study, dict]:
 def study_table(name: str) -> str:
     """A declared study, as far as its runs have ended."""
     study, results = _study(name)
+    if not results:
+        return "No run has ended yet."
     machines = sorted({record["hardware"]["cpu"] for record in results.values()})
     versions = sorted({record["versions"]["torch"] for record in results.values()})
     commits = sorted({record["commit"] for record in results.values()})
