@@ -45,10 +45,10 @@ def test_the_declared_branches_of_other_families_are_joined(family):
     outputs = {}
     for name in ("dense_former", "layer_norm_scaling", "peri_ln", "rezero"):
         model = copy.deepcopy(plain)
-        model.blocks = nn.ModuleList([Whole(connect(model.blocks, name))])  # these models loop over their blocks
+        model.blocks = connect(model.blocks, name)  # these models loop over their blocks
         with torch.no_grad():
             outputs[name] = model(IMAGES)
-        norms = [type(block.norm1) is nn.Identity for block in model.blocks[0].sequence.blocks]
+        norms = [type(block.norm1) is nn.Identity for block in model.blocks.blocks]
         assert all(norms) if name == "rezero" else not any(norms)
     expected = plain(IMAGES)
     torch.testing.assert_close(outputs.pop("dense_former"), expected, rtol=1e-4, atol=1e-5)
@@ -56,37 +56,19 @@ def test_the_declared_branches_of_other_families_are_joined(family):
         assert found.isfinite().all() and not torch.allclose(found, expected), name
 
 
-def test_gpt2_runs_in_a_design():
+@pytest.mark.parametrize("name", ["dense_former", "value_residual", "mhc", "layer_norm_scaling"])
+def test_gpt2_generates_in_a_design(name):
+    """Its model gives masks and the cache to its layers by position."""
     torch.manual_seed(0)
     config = GPT2Config(vocab_size=67, n_embd=32, n_layer=3, n_head=2, n_positions=32, bos_token_id=1, eos_token_id=2)
-    plain = GPT2LMHeadModel(config).eval()
+    model = GPT2LMHeadModel(config).eval()
     ids = torch.randint(3, 67, (1, 6))
-    for name in ("dense_former", "value_residual", "layer_norm_scaling"):
-        model = copy.deepcopy(plain)
-        with torch.no_grad():
-            expected = plain(ids).logits
-            sequence = connect(model.transformer.h, name)
-            model.transformer.h = nn.ModuleList([Whole(sequence)])
-            found = model(ids, use_cache=False).logits
-        assert found.shape == expected.shape and found.isfinite().all()
-        if name == "dense_former":  # begins as the plain network
-            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
-        else:
-            assert not torch.allclose(found, expected)
-
-
-class Whole(nn.Module):
-    """All connected blocks as one layer of a model that loops over its layers."""
-
-    def __init__(self, sequence):
-        super().__init__()
-        self.sequence = sequence
-
-    def forward(self, x, *args, **kwargs):
-        state = self.sequence.wiring.start(x)
-        for block in self.sequence.blocks:
-            state = block(state, *args, **kwargs)
-        return self.sequence.wiring.finish(state)
+    plain = model(ids).logits
+    model.transformer.h = connect(model.transformer.h, name)
+    if name == "dense_former":  # begins as the plain network
+        torch.testing.assert_close(model(ids).logits, plain, rtol=1e-4, atol=1e-5)
+    found = [model.generate(ids, max_new_tokens=5, do_sample=False, use_cache=use, pad_token_id=0) for use in (1, 0)]
+    assert torch.equal(*found) and found[0].shape == (1, 11)
 
 
 def test_a_refusal_changes_nothing():
