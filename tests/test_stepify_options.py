@@ -84,6 +84,22 @@ def test_an_option_of_a_block_is_not_lost():
         stepsnet.stepify(nn.Sequential(*(Activated(32, F.gelu) for _ in range(4))), 2, example=x)
 
 
+class ByKeyword(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(Activated(32) for _ in range(4))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x=x)
+        return x
+
+
+def test_blocks_that_are_called_by_keyword_are_refused():
+    with pytest.raises(UserError, match=r"layers.0 \(Activated\) gets its input by keyword, expected it as the first"):
+        stepsnet.stepify(ByKeyword(), 2, example=torch.randn(2, 5, 32))
+
+
 def test_convolutions_along_a_line_have_their_channels_in_front():
     x = torch.randn(2, 32, 9)
     ours = stepsnet.stepify(nn.Sequential(*(Along(32) for _ in range(4))), 2, example=x)

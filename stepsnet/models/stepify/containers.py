@@ -84,11 +84,16 @@ def find_containers(model: nn.Module, example: Example) -> list[Container]:
             "expected a plain model"
         )
     candidates = dict(_candidates(model))
-    calls = trace_blocks(model, [block for blocks in candidates.values() for block in blocks], example)
+    by_keyword: set[nn.Module] = set()
+    calls = trace_blocks(model, [block for blocks in candidates.values() for block in blocks], example, by_keyword)
     found: list[Container] = []
     refused: list[tuple[int, str]] = []
     inside: set[nn.Module] = set()
     for path, blocks in candidates.items():
+        if blocks[0] in by_keyword:
+            kind = type(blocks[0]).__name__
+            reason = f"{path}.0 ({kind}) gets its input by keyword, expected it as the first argument of the call"
+            refused.append((sum(p.numel() for b in blocks for p in b.parameters()), reason))
         if blocks[0] in inside or not all(block in calls for block in blocks):
             continue
         lead = next((i for i, block in enumerate(blocks) if calls[block].keeps_shape), len(blocks))
@@ -127,14 +132,22 @@ def _candidates(model: nn.Module) -> Iterator[tuple[str, list[nn.Module]]]:
                 yield path, members
 
 
-def trace_blocks(model: nn.Module, blocks: list[nn.Module], example: Example) -> dict[nn.Module, _Call]:
-    """How each block is called, with one tensor first, in a forward pass without data."""
+def trace_blocks(
+    model: nn.Module, blocks: list[nn.Module], example: Example, by_keyword: set[nn.Module] | None = None
+) -> dict[nn.Module, _Call]:
+    """How each block is called, with one tensor first, in a forward pass without data.
+
+    Args:
+        by_keyword: gets the blocks that are called with keywords alone.
+    """
     calls: dict[nn.Module, _Call] = {}
 
     def note(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         output = output[0] if isinstance(output, tuple) else output
         if args and isinstance(args[0], Tensor) and isinstance(output, Tensor):
             calls.setdefault(block, _Call(args, kwargs, args[0].shape, output.shape))
+        elif not args and by_keyword is not None:
+            by_keyword.add(block)
 
     with ExitStack() as stack:
         for block in blocks:
