@@ -3,6 +3,7 @@
 ``StepsLlamaConfig`` is LlamaConfig with the widths and depths of the steps, and ``StepsLlamaForCausalLM`` is
 LlamaForCausalLM with other layers; so for each class of each family. Their model types, ``steps_llama`` and so on, are
 known to the Auto classes once stepsnet is imported, so that no plain ``llama`` is loaded with these weights.
+The paper's own models are in steps_transformer.py: there the steps are configured directly, and splits are per step.
 """
 
 import importlib
