@@ -3,13 +3,12 @@
 import functools
 import json
 import os
-import subprocess
-import sys
 from importlib import resources
 
 import pytest
 import timm
 import torch
+from import_orders import check_behind_each, run_python
 from model_families import ALL, FAMILIES, blocks_of, tiny
 from timm.models.resnet import BasicBlock, Bottleneck
 from timm.models.swin_transformer import SwinTransformerBlock
@@ -69,35 +68,11 @@ def test_default_cfg(family):
 
 
 IMPORTS = """
-import os, sys
-import torch, torchvision  # once, for they take long
-
-def check(first):
-    exec(first)
     import stepsnet, timm  # and nothing of ours that would load the models by itself
     missing = [name for name in {names} if not timm.is_model(name)]
     assert not missing, (first, missing)
     assert callable(stepsnet.load_baseline)
-
-for first in {orders}:
-    assert not {{"timm", "stepsnet"}} & sys.modules.keys()
-    if not (child := os.fork()):
-        status = 1
-        try:
-            check(first)
-            status = 0
-        except BaseException:
-            sys.excepthook(*sys.exc_info())
-        finally:
-            sys.stderr.flush()
-            os._exit(status)
-    assert os.waitpid(child, 0)[1] == 0, first
 """
-
-
-def run_python(code):
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
@@ -109,7 +84,8 @@ def test_every_order_of_imports_registers_our_models():
         "import stepsnet; stepsnet.residual.connect([], 'plain')",
     ]
     names = [name for family in FAMILIES.values() for name in family.ARCHITECTURES]
-    run_python(IMPORTS.format(orders=orders, names=names))
+    untouched = "import sys; assert not {'timm', 'stepsnet'} & sys.modules.keys(); "
+    check_behind_each([untouched + order for order in orders], IMPORTS.format(names=names), "torch, torchvision")
 
 
 def test_importing_is_quick_and_a_model_is_built_without_what_is_above_it():

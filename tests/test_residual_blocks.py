@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
+import stepsnet
 from stepsnet.errors import UserError
 from stepsnet.residual import DESIGNS, connect
 
@@ -69,6 +70,25 @@ def test_gpt2_generates_in_a_design(name):
         torch.testing.assert_close(model(ids).logits, plain, rtol=1e-4, atol=1e-5)
     found = [model.generate(ids, max_new_tokens=5, do_sample=False, use_cache=use, pad_token_id=0) for use in (1, 0)]
     assert torch.equal(*found) and found[0].shape == (1, 11)
+
+
+class Scaled(nn.Module):
+    """A block whose branches are an activation alone, and a parameter in front of a layer."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.act, self.gain, self.fc = nn.PReLU(width), nn.Parameter(torch.full((width,), 0.5)), nn.Linear(width, width)
+
+    def forward(self, x):
+        x = x + self.act(x)
+        return x + self.fc(self.gain * x)
+
+
+def test_branches_without_a_norm_are_joined():
+    stepsnet.register_block(Scaled, lambda block, width, heads: Scaled(width), branches=["act", "gain fc"])
+    blocks, x = [Scaled(7) for _ in range(2)], torch.randn(2, 7, 7)
+    expected = nn.Sequential(*blocks)(x)
+    torch.testing.assert_close(connect(blocks, "dense_former", width=7)(x), expected)
 
 
 def test_a_refusal_changes_nothing():

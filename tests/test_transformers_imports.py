@@ -1,38 +1,19 @@
 """`import stepsnet` in front of or behind any import of transformers: its Auto classes know our models."""
 
 import os
-import subprocess
-import sys
 
 import pytest
+from import_orders import check_behind_each
 from transformers import LlamaConfig, LlamaForSequenceClassification
 
 import stepsnet
 
-ORDERS = """
-import os, sys
-import torch, torchvision, timm  # once, for they take long
-
-def check(first):
-    exec(first)
+CHECK = """
     import stepsnet
     from transformers import AutoConfig, AutoModelForSequenceClassification
     assert AutoConfig.for_model("steps_transformer").widths == [192, 272, 384]
     model = AutoModelForSequenceClassification.from_pretrained({folder!r})
     assert type(model).__name__ == "StepsLlamaForSequenceClassification" and model.config.widths == {widths}
-
-for first in {orders}:
-    if not (child := os.fork()):
-        status = 1
-        try:
-            check(first)
-            status = 0
-        except BaseException:
-            sys.excepthook(*sys.exc_info())
-        finally:
-            sys.stderr.flush()
-            os._exit(status)
-    assert os.waitpid(child, 0)[1] == 0, first
 """
 
 
@@ -47,6 +28,5 @@ def test_every_order_of_imports(tmp_path):
         "import stepsnet; from transformers import LlamaForSequenceClassification",
         "import transformers; transformers.AutoModelForCausalLM; import stepsnet",
     ]
-    code = ORDERS.format(orders=orders, folder=str(tmp_path), widths=model.config.widths)
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    check = CHECK.format(folder=str(tmp_path), widths=model.config.widths)
+    check_behind_each(orders, check, "torch, torchvision, timm")

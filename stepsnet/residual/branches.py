@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["BoundBranch", "BranchParts", "SilentBranch", "parts_of"]
+__all__ = ["BoundBranch", "BranchParts", "SilentBranch", "parts_of", "through"]
 
 
 Projection = tuple[str, int, int]  # path of a linear layer, a part of its output, of how many equal parts
@@ -74,15 +74,22 @@ class BoundBranch:
         return y
 
     def _behind_norm(self, y: Tensor, behind: Callable[[Tensor], Tensor] | None = None) -> Tensor:
-        layer = self.block.get_submodule(self.parts.layer)
-        y = layer(y, *self.args, **self.kwargs) if self.parts.takes_arguments else layer(y)
-        y = y[0] if isinstance(y, tuple) else y
+        layer = attrgetter(self.parts.layer)(self.block)
+        y = through(layer, y, *self.args, **self.kwargs) if self.parts.takes_arguments else through(layer, y)
         y = y if behind is None else behind(y)
         for path in self.parts.after:
-            part = attrgetter(path)(self.block)
-            if part is not None:
-                y = part * y if isinstance(part, Tensor) else part(y)
+            y = through(attrgetter(path)(self.block), y)
         return y
+
+
+def through(part: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """x behind one part of a branch: a module, a parameter that multiplies it, or None, which leaves it as it is."""
+    if part is None:
+        return x
+    if isinstance(part, Tensor):
+        return part * x
+    y = part(x, *args, **kwargs)
+    return y[0] if isinstance(y, tuple) else y  # transformers' attention returns its weights too
 
 
 class SilentBranch:
@@ -139,7 +146,7 @@ def _parts_along(declared: str | Callable[..., Tensor], block: nn.Module) -> Bra
     if callable(declared):
         return BranchParts(function=declared)
     paths = declared.split()
-    norm = paths.pop(0) if _is_norm(attrgetter(paths[0].rstrip("*"))(block)) else ""
+    norm = paths.pop(0) if len(paths) > 1 and _is_norm(attrgetter(paths[0].rstrip("*"))(block)) else ""
     layer, *after = paths
     return BranchParts(norm, layer.rstrip("*"), tuple(after), takes_arguments=layer.endswith("*"))
 

@@ -36,6 +36,7 @@ _CURVE = (
     "val_loss",
     "val_top1",
 )
+_NEEDED = ("contender", "point", "kind", "variant", "rate", "seed", "settings")  # of a record, to find its place
 _MEASUREMENTS = {"tuning": 1, "final": 4}  # of the residual stream that are kept, the first and the last among them
 
 
@@ -49,7 +50,7 @@ def read_results(folder: Path, study: Study) -> dict[str, dict[str, Any]]:
     for file in sorted(folder.glob("*.json")):
         record = read_json(file, "results")
         if isinstance(record, dict) and record.get("study") == study.name and "run" in record:
-            if lost := [key for key in (*_head_keys(), "settings") if key not in record]:
+            if lost := [key for key in _NEEDED if key not in record]:
                 raise UserError(f"results: {file} has no {lost[0]}, expected a file as a run of the study leaves it")
             found[record["run"]] = record
     return found
@@ -122,10 +123,6 @@ def flatness_of(study: Study, curve: list[dict[str, Any]]) -> float | None:
             start = before + (after - before) * (begin - left) / (right - left)
             return abs(points[-1][1] - start) / start
     return None
-
-
-def _head_keys() -> list[str]:
-    return ["contender", "point", "kind", "variant", "rate", "seed"]
 
 
 def _head(study: Study, planned: Planned, command: str) -> dict[str, Any]:

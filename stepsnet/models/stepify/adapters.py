@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import UserError
+from ...residual.branches import through
 from .rebuild import Roles, get_path, rebuild, sizes_of
 
 __all__ = ["BlockAdapter", "adapter_of", "branches_of", "declared_branches", "register_block"]
@@ -146,11 +147,7 @@ def _is_of(library: str, block: nn.Module) -> bool:
 def _along(paths: str, block: nn.Module, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     for path in paths.split():
         part = get_path(block, path.rstrip("*"))
-        if isinstance(part, Tensor):
-            x = part * x
-        elif part is not None:
-            x = part(x, *args, **kwargs) if path.endswith("*") else part(x)
-            x = x[0] if isinstance(x, tuple) else x  # transformers' attention returns its weights too
+        x = through(part, x, *args, **kwargs) if path.endswith("*") else through(part, x)
     return x
 
 
