@@ -51,6 +51,7 @@ import torch
 from inheritance import Watched, greedy_rotation, inherit, rotate, streams_and_logits, student_like, with_rms_norms
 from outcome import conclude
 from PIL import Image
+from rate_grid import best_rate
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -220,14 +221,7 @@ class Experiment:
         return found
 
     def tuned(self, contender: str) -> tuple[float, dict[float, float]]:
-        rates = {lr: self.run(contender, lr, 0, False)["val"] for lr in RATES}
-        while len(rates) < MOST_RATES:
-            best = max(rates, key=rates.__getitem__)
-            if best not in (min(rates), max(rates)):
-                break
-            lr = best * (2 if best == max(rates) else 0.5)
-            rates[lr] = self.run(contender, lr, 0, False)["val"]
-        return max(rates, key=rates.__getitem__), rates
+        return best_rate(lambda lr: self.run(contender, lr, 0, False)["val"], RATES, MOST_RATES)
 
 
 def main() -> None:

@@ -31,6 +31,7 @@ from typing import Any
 
 import torch
 from outcome import conclude
+from rate_grid import best_rate
 
 from stepsnet.config import ClassificationRecipe, LanguageRecipe, ModelSpec, Recipe
 from stepsnet.console import choose_display
@@ -141,17 +142,12 @@ class Experiment:
     def tuned(self, part: str, model: ModelSpec, after: str = "") -> tuple[float, dict[float, float]]:
         """The best rate of a part on held-out data, and the metric by rate."""
         sign = -1 if self.metric == "loss" else 1
-        scores: dict[float, float] = {}
-        wanted = set(RATES)
-        while wanted:
-            for rate in sorted(wanted):
-                scores[rate] = self.run(part, model, rate, 0, after)["metrics"][f"val_{self.metric}"]
-            best = max(scores, key=lambda rate: sign * scores[rate])
-            low, high = min(scores), max(scores)
-            wanted = {best / 2} if best == low else {best * 2} if best == high else set()
-            if len(scores) >= MOST_RATES:
-                break
-        return best, {rate: scores[rate] for rate in sorted(scores)}
+
+        def score(rate: float) -> float:
+            return sign * self.run(part, model, rate, 0, after)["metrics"][f"val_{self.metric}"]
+
+        best, scores = best_rate(score, RATES, MOST_RATES)
+        return best, {rate: sign * value for rate, value in scores.items()}
 
     def result(self) -> dict[str, Any]:
         whole, whole_scores = self.tuned("whole", self.steps)
