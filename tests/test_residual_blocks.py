@@ -2,20 +2,25 @@
 
 import copy
 import io
+import math
 import pickle
+import re
 
 import pytest
 import timm
 import torch
+from residual_networks import JOINED, stirred
 from torch import nn
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig
+from transformers.models.gpt2.modeling_gpt2 import GPT2Block
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 import stepsnet
 from stepsnet.errors import UserError
-from stepsnet.residual import DESIGNS, connect
+from stepsnet.residual import connect
+from stepsnet.residual.branches import BoundBranch
 
 IMAGES = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-JOINING = [name for name, design in DESIGNS.items() if design is not None and design.joins]
 SMALL = dict(img_size=32, patch_size=8, num_classes=5, embed_dim=32, depth=3, num_heads=2)
 
 
@@ -24,7 +29,7 @@ def vit(name="vit_tiny_patch16_224", **changes):
     return timm.create_model(name, **{**SMALL, **changes}).eval()
 
 
-@pytest.mark.parametrize("name", JOINING)
+@pytest.mark.parametrize("name", JOINED)
 def test_a_connected_model_is_saved_whole(name):
     model = vit()
     model.blocks = connect(model.blocks, name)
@@ -102,3 +107,110 @@ def test_a_refusal_changes_nothing():
         connect(model.blocks, "mhc", width=100)
     assert all(type(block) is timm.models.vision_transformer.Block for block in model.blocks)
     torch.testing.assert_close(model(IMAGES), before, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", JOINED)
+def test_a_stepified_model_is_joined_step_by_step(name):
+    """Its blocks keep their names, and it computes what a StepsNet of the same blocks does."""
+    stepped = stepsnet.stepify(vit(embed_dim=64, depth=6, num_heads=4), steps=2)
+    keys = stepped.state_dict().keys()
+    options = {"rank": 4} if name == "laurel" else {}
+    plain = copy.deepcopy(stepped.blocks)
+    other = connect(stepsnet.StepsNet(plain.networks, plain.widths), name, **options)
+    stepped.blocks = connect(stepped.blocks, name, **options)
+    lost = {key for key in keys - stepped.state_dict().keys() if "norm" not in key}
+    assert not lost and len(stepped.blocks) == len(plain)
+    stirred(stepped, 0.1)
+    flat = [f"networks.{i}.{j}." for i, depth in enumerate(plain.depths) for j in range(depth)]
+    weights = {re.sub(r"^(\d+)\.", lambda block: flat[int(block[1])], key): value for key, value in _named(stepped)}
+    other.load_state_dict(weights)
+    x = torch.randn(2, 5, 64)
+    expected = stepped.blocks(x)
+    torch.testing.assert_close(other(x), expected)
+    for blocks in (stepped.blocks, other):
+        y = x
+        for block in blocks:
+            y = block(y)
+        torch.testing.assert_close(y, expected)
+    gradients = torch.autograd.grad(stepped(IMAGES).sum(), list(stepped.parameters()))
+    stepped.train().set_grad_checkpointing()  # timm's, which runs the blocks one by one, and again
+    torch.testing.assert_close(torch.autograd.grad(stepped(IMAGES).sum(), list(stepped.parameters())), gradients)
+
+
+def _named(stepped):
+    """The weights of a StepSequence, those of its streams under the names that a StepsNet has for them."""
+    for key, value in stepped.blocks.state_dict().items():
+        yield re.sub(r"^wirings\.(\d+)\.", r"networks.\1.wiring.", key), value
+
+
+def test_a_design_that_one_step_is_not_for_changes_no_step():
+    blocks = stepsnet.stepify(vit(embed_dim=64, depth=6, num_heads=4), steps=2, profile="reverse").blocks
+    with pytest.raises(
+        UserError, match=f"rank of laurel: got {blocks.widths[1] + 1}, expected 1 to {blocks.widths[1]}"
+    ):
+        connect(blocks, "laurel", rank=blocks.widths[1] + 1)
+    assert {type(block) for block in blocks.blocks} == {timm.models.vision_transformer.Block}
+    with pytest.raises(UserError, match="width: got 64 for a StepsNet, expected none"):
+        connect(blocks, "mhc", width=64)
+    assert connect(blocks, "plain") is blocks
+    with pytest.raises(UserError, match="got a StepsNet within a StepsNet"):
+        connect(stepsnet.StepsNet([blocks], [64]), "mhc")
+
+
+def llama(width=64):
+    config = LlamaConfig(hidden_size=width, intermediate_size=128, num_attention_heads=4, num_key_value_heads=2)
+    config._attn_implementation = "eager"
+    return LlamaDecoderLayer(config, 0)
+
+
+def gpt2(width=64):
+    return GPT2Block(GPT2Config(n_embd=width, n_head=4, n_inner=128), 0)
+
+
+@pytest.mark.parametrize("kind", [llama, gpt2])
+@pytest.mark.parametrize("name", ["fixup", "deepnorm", "rezero"])
+def test_start_values_reach_the_layers_of_language_models(name, kind):
+    """Xavier's spread is √(2 / (in + out)); four blocks have eight branches."""
+    torch.manual_seed(0)
+    block = connect([kind(256) for _ in range(4)], name).blocks[-1]
+    beta, shrink = 32**-0.25, 8**-0.5
+    scales = {
+        "fixup": dict(queries=1, values=shrink, gate=1, hidden=shrink, last=0),
+        "deepnorm": dict(queries=1, values=beta, gate=beta, hidden=beta, last=beta),
+        "rezero": dict(queries=1, values=1, gate=1, hidden=1, last=1),
+    }[name]
+    for role, weight in linears(block):
+        expected = scales[role] * math.sqrt(2 / sum(weight.shape))
+        assert weight.std().item() == pytest.approx(expected, rel=0.04), role
+
+
+def linears(block):
+    if hasattr(block, "attn"):
+        queries, _, values = block.attn.c_attn.weight.chunk(3, 1)  # stored as (in, out)
+        yield from (("queries", queries), ("values", values), ("last", block.attn.c_proj.weight))
+        yield from (("hidden", block.mlp.c_fc.weight), ("last", block.mlp.c_proj.weight))
+        return
+    attention, mlp = block.self_attn, block.mlp
+    yield from (("queries", attention.q_proj.weight), ("queries", attention.k_proj.weight))
+    yield from (("values", attention.v_proj.weight), ("last", attention.o_proj.weight))
+    yield from (("gate", mlp.gate_proj.weight), ("hidden", mlp.up_proj.weight), ("last", mlp.down_proj.weight))
+
+
+def test_what_stands_in_front_of_the_last_layer_of_a_language_model():
+    """Fixup's number and NormFormer's norm in a gated MLP, and its gains in an attention of four heads."""
+    x = torch.randn(2, 5, 64)
+    for name in ("fixup", "normformer"):
+        block = stirred(connect([llama()], name), 0.3).blocks[0]
+        attention, mlp = block.connections
+        y = x + mlp.shift.shift if name == "fixup" else block.post_attention_layernorm(x)
+        hidden = nn.functional.silu(y @ block.mlp.gate_proj.weight.T) * (y @ block.mlp.up_proj.weight.T)
+        if name == "fixup":
+            expected = x + mlp.gain.gain * ((hidden + mlp.inner.shift) @ block.mlp.down_proj.weight.T)
+        else:
+            normed = hidden * (hidden.square().mean(-1, keepdim=True) + 1e-6).rsqrt() * mlp.inner.weight
+            expected = x + normed @ block.mlp.down_proj.weight.T
+            assert attention.inner.gain.shape == (4,)
+        torch.testing.assert_close(mlp(x, BoundBranch(block, block.branch_parts[1], (), {})), expected)
+    heads = torch.randn(2, 5, 64)
+    scaled = attention.inner(heads).unflatten(-1, (4, 16))
+    torch.testing.assert_close(scaled, heads.unflatten(-1, (4, 16)) * attention.inner.gain[:, None])

@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 from residual_networks import JOINED, OPTIONS, STEPS, WIDTH, deit, stirred
+from timm.models.eva import EvaBlock
 from timm.models.resnet import Bottleneck
 from timm.models.vision_transformer import Block
 from torch.nn import functional as F
@@ -36,8 +37,7 @@ def options_of(name):
 @EVERY
 def test_the_start_is_the_plain_network_where_the_design_says_so(name):
     ours, plain = deit(name, depths=(6,)).eval(), stirred(deit("plain", depths=(6,)), 0.1).eval()
-    if DESIGNS[name] is None or DESIGNS[name].joins:  # else the start is that of other blocks
-        ours.load_state_dict(_of_connected(ours, plain), strict=False)
+    ours.load_state_dict(_of_connected(ours, plain), strict=False)
     got, expected = ours(IMAGES), plain(IMAGES)
     if name == "plain":
         assert torch.equal(got, expected)
@@ -53,7 +53,7 @@ def test_the_start_is_the_plain_network_where_the_design_says_so(name):
 def _of_connected(ours, plain):
     """The plain network's weights by the names that they have in ours, which keeps the blocks in the same place."""
     kept = plain.state_dict()
-    assert sum(key in kept for key in ours.state_dict()) >= len(kept) - 24  # ReZero has no norms
+    assert sum(key in kept for key in ours.state_dict()) >= len(kept) - 24  # the norms, where they go or move
     return {key: value for key, value in kept.items() if key in ours.state_dict()}
 
 
@@ -63,7 +63,7 @@ def test_a_silent_network_passes_its_stream_on_through_100_blocks(name):
     model = deit(name, depths=(100,)).eval()
     with torch.no_grad():
         for key, parameter in model.named_parameters():
-            if ".attn.proj." in key or ".mlp.fc2." in key or (name == "normformer" and ".ls1." in key):
+            if ".attn.proj." in key or ".mlp.fc2." in key:
                 parameter.zero_()
     x = torch.randn(2, 3, WIDTH)
     layers = 100 * (1 if name != "plain" and DESIGNS[name].unit == "block" else 2)
@@ -143,6 +143,12 @@ def test_it_begins_again_on_the_meta_device(name):
     torch.testing.assert_close(model.eval()(IMAGES), eager(IMAGES))
 
 
+@EVERY
+def test_it_is_exported(name):
+    model = stirred(deit(name, **STEPS), 0.1).eval()
+    torch.testing.assert_close(torch.export.export(model, (IMAGES,)).module()(IMAGES), model(IMAGES))
+
+
 # one of each kind: hooks, state of one shape, state that grows, a block as a whole, its branches together
 @pytest.mark.parametrize(
     "name",
@@ -168,7 +174,7 @@ def test_connect_takes_the_place_of_a_sequential(name):
     kept = {
         key: value for key, value in connected.state_dict().items() if "connections" not in key and "wiring" not in key
     }
-    assert kept.keys() <= weights.keys() and len(weights) - len(kept) in (0, 16)  # ReZero has no norms
+    assert kept.keys() <= weights.keys() and len(weights) - len(kept) in (0, 16)  # norms go, or move
     expected = torch.autograd.grad(connected(x).sum(), list(connected.parameters()))
     for again in (False, True):  # as timm recomputes blocks
         y = x
@@ -183,8 +189,9 @@ def test_connect_takes_the_place_of_a_sequential(name):
             second(x)
 
 
-@pytest.mark.parametrize("name", [name for name in JOINED if name != "peri_ln"])  # its norm makes something of zero
+@pytest.mark.parametrize("name", [name for name in JOINED if name not in ("peri_ln", "deepnorm", "normformer")])
 def test_a_dropped_block_is_one_whose_branches_give_zero(name):
+    """Where a norm behind a branch makes nothing of zero."""
     blocks = [Block(WIDTH, 2) for _ in range(4)]
     network = stirred(stepsnet.residual.connect(blocks, name, **OPTIONS.get(name, {})), 0.2).eval()
     x = torch.randn(2, 5, WIDTH)
@@ -292,7 +299,6 @@ def test_streams_do_not_stay_copies_of_each_other(name):
         ({"residual": ""}, "residual: got '', expected one of plain"),
         ({"residual": "mhc", "residual_options": 4}, "residual_options: got 4, expected a mapping"),
         ({"residual": "mhc", "depth_method": "rezero"}, "'mhc' with depth_method, its earlier name, expected only one"),
-        ({"residual": "deepnorm", "init_values": 1e-5}, "'deepnorm' with init_values, expected only one of them"),
     ],
 )
 def test_a_mistake_is_one_line(arguments, message):
@@ -304,8 +310,8 @@ def test_a_mistake_is_one_line(arguments, message):
 def test_blocks_that_a_design_is_not_for_are_refused():
     with pytest.raises(UserError, match="mhc joins the branches of a block, and those of Linear are not declared"):
         stepsnet.residual.connect([torch.nn.Linear(4, 4)], "mhc")
-    with pytest.raises(UserError, match="deepnorm takes the place of timm's Block"):
-        stepsnet.residual.connect([Block(WIDTH, 2)], "deepnorm")
+    with pytest.raises(UserError, match="fixup works on the linears of a branch, which EvaBlock does not declare"):
+        stepsnet.residual.connect([EvaBlock(WIDTH, 2)], "fixup")
     with pytest.raises(UserError, match="Bottleneck has convolutions over images"):
         stepsnet.residual.connect([Bottleneck(64, 16)], "mhc")
     other = Block(WIDTH, 2)

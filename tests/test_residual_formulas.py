@@ -1,15 +1,14 @@
 """Every design against its formula, written out here with tensors in place of modules.
 
 Against other libraries: test_residual_parity.py.
-LayerScale, ReZero, DeepNorm, Fixup and NormFormer as timm's blocks are in test_depth_methods.py.
+The start values of LayerScale, ReZero, DeepNorm, Fixup and NormFormer are in test_residual_starts.py.
 """
 
 import math
 
 import pytest
-import timm
 import torch
-from residual_networks import IMAGES, JOINED, OPTIONS, WIDTH, stirred
+from residual_networks import JOINED, OPTIONS, WIDTH, stirred
 from timm.models.vision_transformer import Block
 from torch.nn import functional as F
 
@@ -20,11 +19,14 @@ X = torch.randn(2, 3, WIDTH, dtype=torch.double, generator=torch.Generator().man
 
 
 def norm(layer, x):
-    return F.layer_norm(x, (WIDTH,), layer.weight, layer.bias, layer.eps)
+    return F.layer_norm(x, layer.weight.shape, layer.weight, layer.bias, layer.eps)
 
 
-def attention(block, x, values=None):
-    """The attention of a timm block; ``values`` are told to, and may change, V. x: one input, or of q, k and v."""
+def attention(block, x, values=None, inner=lambda heads: heads):
+    """The attention of a timm block; ``values`` are told to, and may change, V. x: one input, or of q, k and v.
+
+    ``inner`` changes what the projection reads, here and in ``mlp``.
+    """
     inputs = x if isinstance(x, tuple) else (x, x, x)
     B, N, C = inputs[0].shape
     bias = 0 if block.attn.qkv.bias is None else block.attn.qkv.bias
@@ -33,12 +35,12 @@ def attention(block, x, values=None):
     v = v if values is None else values(v)
     q, k, v = (part.reshape(B, N, 2, C // 2).transpose(1, 2) for part in (q, k, v))
     heads = (q @ k.transpose(-2, -1) / math.sqrt(C // 2)).softmax(-1) @ v
-    return F.linear(heads.transpose(1, 2).reshape(B, N, C), block.attn.proj.weight, block.attn.proj.bias)
+    return F.linear(inner(heads.transpose(1, 2).reshape(B, N, C)), block.attn.proj.weight, block.attn.proj.bias)
 
 
-def mlp(block, x):
+def mlp(block, x, inner=lambda hidden: hidden):
     hidden = F.gelu(F.linear(x, block.mlp.fc1.weight, block.mlp.fc1.bias))
-    return F.linear(hidden, block.mlp.fc2.weight, block.mlp.fc2.bias)
+    return F.linear(inner(hidden), block.mlp.fc2.weight, block.mlp.fc2.bias)
 
 
 def branches(block):
@@ -66,6 +68,32 @@ def rezero(network, x):
     for block in network.blocks:
         x = x + block.connections[0].alpha.gain * attention(block, x)
         x = x + block.connections[1].alpha.gain * mlp(block, x)
+    return x
+
+
+def deepnorm(network, x):
+    alpha = (2 * DEPTH) ** 0.25
+    for block in network.blocks:
+        one, two = block.connections
+        x = norm(one.norm, alpha * x + attention(block, x))
+        x = norm(two.norm, alpha * x + mlp(block, x))
+    return x
+
+
+def fixup(network, x):
+    for block in network.blocks:
+        one, two = block.connections
+        x = x + one.gain.gain * attention(block, x + one.shift.shift, inner=lambda h, one=one: h + one.inner.shift)
+        x = x + two.gain.gain * mlp(block, x + two.shift.shift, inner=lambda h, two=two: h + two.inner.shift)
+    return x
+
+
+def normformer(network, x):
+    for block in network.blocks:
+        one, two = block.connections
+        gains = one.inner.gain.repeat_interleave(WIDTH // 2)
+        x = x + norm(one.norm, attention(block, norm(block.norm1, x), inner=lambda h, gains=gains: h * gains))
+        x = x + mlp(block, norm(block.norm2, x), inner=lambda h, two=two: norm(two.inner, h))
     return x
 
 
@@ -298,23 +326,3 @@ def test_mudd_with_norms_around_the_sums():
         ]
         Q, K, V, R = ways if len(ways) == 4 else (None, None, None, *ways)
     torch.testing.assert_close(network(X), R)
-
-
-@pytest.mark.parametrize("name", ["layer_scale", "rezero"])
-def test_a_joined_design_is_that_of_timms_block(name):
-    steps = timm.create_model(
-        "steps_deit_tiny_patch16_224", widths=(WIDTH,), depths=(3,), num_heads=(2,), residual=name, **IMAGES
-    )
-    torch.manual_seed(1)
-    blocks = stirred(steps.double().eval()).blocks.networks[0]
-    joined = stepsnet.residual.connect([Block(WIDTH, 2, qkv_bias=True) for _ in range(3)], name).double().eval()
-    own = {
-        key.replace("ls1.", "connections.0.").replace("ls2.", "connections.1."): v
-        for key, v in blocks.state_dict().items()
-    }
-    renamed = {
-        key.replace("0.gain", "0.alpha.gain").replace("1.gain", "1.alpha.gain").replace("gamma", "gain"): v
-        for key, v in own.items()
-    }
-    joined.load_state_dict(renamed)
-    torch.testing.assert_close(joined(X), blocks(X))

@@ -96,7 +96,6 @@ def test_the_plain_model_has_the_keys_and_the_start_that_it_had():
     [
         ({"residual": "value_resid"}, "residual: got 'value_resid', expected .*did you mean value_residual"),
         ({"residual": "mhc", "residual_options": {"stream": 4}}, "mhc got the option 'stream', expected streams"),
-        ({"residual": "fixup"}, "fixup takes the place of timm's Block"),
         ({"residual": "mhc", "residual_options": 4}, "residual_options"),
     ],
 )

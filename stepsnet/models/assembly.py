@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from ..plan import check_heads, check_steps, heads_for
-from ..residual.connected import connect
+from ..residual.joining import connect_steps
 from ..steps import StepsNet
 
 
@@ -53,11 +53,7 @@ def assemble(
     """
     remaining = iter(blocks)
     groups = [[next(remaining) for _ in range(depth)] for depth in depths]
-    networks, first, total = [], 1, sum(depths)
-    for group, width in zip(groups, widths):
-        networks.append(connect(group, residual, width=width, first=first, num_blocks=total, **(options or {})))
-        first += len(group)
-    return StepsNet(networks, widths, dim)
+    return connect_steps(StepsNet([nn.Sequential(*group) for group in groups], widths, dim), residual, options or {})
 
 
 def with_defaults(architecture: dict, overrides: dict) -> dict:

@@ -8,8 +8,8 @@ from typing import Any, cast
 
 from torch import nn
 
-from ..residual.connected import PassingBlock
 from ..residual.design import DesignPart
+from ..residual.passing import PassingBlock
 from ..steps import StepsNet, StreamBlock, recomputed
 
 __all__ = ["blocks_of", "is_transformers_model", "recompute_blocks", "step_sequences", "widths_of"]

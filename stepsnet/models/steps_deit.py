@@ -16,8 +16,6 @@ from timm.models.vision_transformer import Block, VisionTransformer, checkpoint_
 from torch import Tensor
 
 from ..plan import check_steps
-from ..residual.connected import design_of
-from ..residual.timm_blocks import with_design
 from .assembly import assemble, model_cfg, per_block, resolve_heads, set_grad_checkpointing, with_defaults
 
 __all__ = ["StepsDeiT"]
@@ -62,7 +60,7 @@ class StepsDeiT(VisionTransformer):
 
     Raises:
         ValueError: widths that are not positive integers, a list of another length, heads that do not divide, an
-            unknown method.
+            unknown design.
     """
 
     def __init__(
@@ -78,10 +76,6 @@ class StepsDeiT(VisionTransformer):
     ):
         check_steps(widths, depths)
         residual, options = _residual(residual, residual_options, depth_method)
-        design = design_of(residual)
-        if design is not None and design.timm_block is not None:
-            block_fn, kwargs = with_design(residual, design, sum(depths), block_fn, kwargs, options)
-            residual, options = "plain", {}
         num_heads = resolve_heads(widths, num_heads, head_dim=64)
         shapes = iter(per_block(list(zip(widths, num_heads)), depths))
 

@@ -31,8 +31,9 @@ from transformers.models.llama.modeling_llama import (
 from transformers.utils.output_capturing import capture_outputs
 
 from ..plan import check_steps
-from ..residual.connected import design_of, wire
-from ..residual.design import DesignPart, Wiring
+from ..residual.connected import ConnectedBlock
+from ..residual.design import DesignPart
+from ..residual.joining import wire_steps
 from ..steps import change_width, cut_stream
 from .assembly import per_block, resolve_heads
 from .slice_norm import SliceNorm
@@ -160,7 +161,7 @@ class StepsTransformerPreTrainedModel(LlamaPreTrainedModel):
 
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
-        if isinstance(module, DesignPart):
+        if isinstance(module, (DesignPart, ConnectedBlock)):
             module.init_weights()
 
 
@@ -191,8 +192,9 @@ class StepsTransformerModel(StepsTransformerPreTrainedModel):
         self.embed_tokens = ScaledEmbedding(config)
         layers = (LlamaDecoderLayer(step, index) for index, step in enumerate(config.per_layer_config))
         self.layers = nn.ModuleList(layers)
-        wired = design_of(config.residual) is not None
-        self.streams = nn.ModuleList(self._wired_steps()) if wired else None  # the wiring of each step's stream
+        steps_layers, options = list(self.layers_of_steps()), config.residual_options or {}
+        wirings = wire_steps(steps_layers, config.widths, config.residual, options)
+        self.streams = None if wirings is None else nn.ModuleList(wirings)  # the wiring of each step's stream
         self.slice_widths, self.slices_read = cut_stream(config.widths)
         self.norm: nn.Module = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         if config.norm_slices:
@@ -200,13 +202,6 @@ class StepsTransformerModel(StepsTransformerPreTrainedModel):
         self.rotary_embs = nn.ModuleList(LlamaRotaryEmbedding(step) for step in steps)  # head sizes differ
         self.gradient_checkpointing = False
         self.post_init()
-
-    def _wired_steps(self) -> Iterator[Wiring]:
-        """The wiring of each step's stream, once its layers are connected in place."""
-        options, first = self.config.residual_options or {}, 1
-        for layers, width in zip(self.layers_of_steps(), self.config.widths):
-            yield wire(layers, self.config.residual, options, width=width, first=first, num_blocks=len(self.layers))
-            first += len(layers)
 
     def layers_of_steps(self) -> Iterator[list[nn.Module]]:
         """The layers of each step."""

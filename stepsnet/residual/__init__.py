@@ -2,8 +2,9 @@
 
 import timm  # noqa: F401 - first: with timm the models are registered, which need what follows
 
-from .connected import ConnectedBlock, ConnectedSequence, connect, design_of, wire
+from .connected import ConnectedBlock, ConnectedSequence
 from .design import Connection, DesignPart, Place, Wiring
+from .joining import connect, design_of, wire
 from .table import DESIGNS
 
 __all__ = [

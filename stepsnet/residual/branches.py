@@ -27,6 +27,9 @@ class BranchParts:
         takes_arguments: whether ``layer`` takes what else the block is called with: masks, positions, a cache.
         projections: of an attention, the linear layers that make its queries, keys and values, in this order, and
             which part of the layer's output each is: 2, 3 for the last of three. None for a branch without.
+        hidden: of an MLP, the linear layers in front of the last, as ``projections``; where there are several, all but
+            the last of them are gates.
+        last: the linear layer that makes the output.
         function: (block, x, …) -> F(x), in place of the paths.
     """
 
@@ -35,11 +38,18 @@ class BranchParts:
     after: tuple[str, ...] = ()
     takes_arguments: bool = False
     projections: tuple[Projection, Projection, Projection] | None = None
+    hidden: tuple[Projection, ...] = ()
+    last: str = ""
     function: Callable[..., Tensor] | None = None
 
     @property
     def values(self) -> Projection | None:
         return None if self.projections is None else self.projections[2]
+
+    @property
+    def linears(self) -> bool:
+        """Whether all linear layers of the branch are declared."""
+        return bool(self.last and (self.projections or self.hidden))
 
 
 class BoundBranch:
@@ -104,28 +114,25 @@ class SilentBranch:
 
 _AFTER_1, _AFTER_2 = ("ls1", "drop_path1"), ("ls2", "drop_path2")
 _FUSED = ("attn.qkv", 0, 3), ("attn.qkv", 1, 3), ("attn.qkv", 2, 3)
+_GPT2 = ("attn.c_attn", 0, 3), ("attn.c_attn", 1, 3), ("attn.c_attn", 2, 3)
 _APART = ("self_attn.q_proj", 0, 1), ("self_attn.k_proj", 0, 1), ("self_attn.v_proj", 0, 1)
+_GATED = ("mlp.gate_proj", 0, 1), ("mlp.up_proj", 0, 1)
 _ROTARY = (
-    BranchParts("input_layernorm", "self_attn", takes_arguments=True, projections=_APART),
-    BranchParts("post_attention_layernorm", "mlp"),
+    BranchParts("input_layernorm", "self_attn", takes_arguments=True, projections=_APART, last="self_attn.o_proj"),
+    BranchParts("post_attention_layernorm", "mlp", hidden=_GATED, last="mlp.down_proj"),
 )
 # by the name of the class, so that no library is imported for a row
 _PARTS: dict[str, Sequence[BranchParts]] = {
     "timm.models.vision_transformer.Block": (
-        BranchParts("norm1", "attn", _AFTER_1, takes_arguments=True, projections=_FUSED),
-        BranchParts("norm2", "mlp", _AFTER_2),
+        BranchParts("norm1", "attn", _AFTER_1, takes_arguments=True, projections=_FUSED, last="attn.proj"),
+        BranchParts("norm2", "mlp", _AFTER_2, hidden=(("mlp.fc1", 0, 1),), last="mlp.fc2"),
     ),
     "transformers.models.llama.modeling_llama.LlamaDecoderLayer": _ROTARY,
     "transformers.models.qwen2.modeling_qwen2.Qwen2DecoderLayer": _ROTARY,
     "transformers.models.qwen3.modeling_qwen3.Qwen3DecoderLayer": _ROTARY,
     "transformers.models.gpt2.modeling_gpt2.GPT2Block": (
-        BranchParts(
-            "ln_1",
-            "attn",
-            takes_arguments=True,
-            projections=(("attn.c_attn", 0, 3), ("attn.c_attn", 1, 3), ("attn.c_attn", 2, 3)),
-        ),
-        BranchParts("ln_2", "mlp"),
+        BranchParts("ln_1", "attn", takes_arguments=True, projections=_GPT2, last="attn.c_proj"),
+        BranchParts("ln_2", "mlp", hidden=(("mlp.c_fc", 0, 1),), last="mlp.c_proj"),
     ),
 }
 

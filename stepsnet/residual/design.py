@@ -29,6 +29,7 @@ __all__ = [
     "check_options",
     "check_sources",
     "precise",
+    "reset_norm",
     "rms_norm",
     "without_autocast",
 ]
@@ -48,6 +49,8 @@ class Place:
         block: which block of the whole model, of ``blocks``.
         parts: those of its branch, or of the first of its branches; None where a block is joined as a whole.
         norm: the norm in front of that branch, where it is declared.
+        inputs: what the last layer of that branch reads, where it is declared; else 0.
+        heads: of an attention; else 0.
     """
 
     width: int
@@ -57,6 +60,8 @@ class Place:
     blocks: int
     parts: BranchParts | None = None
     norm: nn.Module | None = None
+    inputs: int = 0
+    heads: int = 0
 
 
 class DesignPart(nn.Module):
@@ -105,10 +110,9 @@ class Connection(DesignPart):
         unit: what is joined: each residual "branch" of a block, the "block" as a whole, or all "branches" together.
         wiring: how the stream begins and ends.
         options: names and defaults; a value has to be of the default's type.
-        needs: the parts of a branch that have to be declared (branches.py): "norm", "values", "projections".
+        needs: what has to be declared (branches.py): "norm" and "linears" of every branch, "values" and "projections"
+            of one.
         starts_as_plain: whether the network computes what the plain one does before it is trained, up to rounding.
-        timm_block: the class that takes the place of timm's Block in the Steps-DeiT models, where there is one.
-        joins: False where the design is that class and nothing else.
     """
 
     title: ClassVar[str]
@@ -118,8 +122,6 @@ class Connection(DesignPart):
     options: ClassVar[dict[str, Any]] = {}
     needs: ClassVar[tuple[str, ...]] = ()
     starts_as_plain: ClassVar[bool] = False
-    timm_block: ClassVar[Any] = None
-    joins: ClassVar[bool] = True
 
     def __init__(self, place: Place, options: Mapping[str, Any]):
         super().__init__()
@@ -127,6 +129,9 @@ class Connection(DesignPart):
 
     def forward(self, state: State, F: Any) -> State:
         raise NotImplementedError
+
+    def init_branch(self, block: nn.Module, parts: BranchParts) -> None:
+        """Set the start values of the branch's own layers, where the design's paper has other ones than the block."""
 
     @classmethod
     def check(cls, width: int, layers: int, options: Mapping[str, Any]) -> None:
@@ -187,6 +192,13 @@ def check_sources(got: int, expected: int) -> None:
 def precise(x: Tensor) -> Tensor:
     """In float32, or in float64 as it is."""
     return x if x.dtype == torch.float64 else x.float()
+
+
+def reset_norm(norm: Any) -> None:
+    """The start of any norm: gains 1, biases 0."""
+    nn.init.ones_(norm.weight)
+    if getattr(norm, "bias", None) is not None:
+        nn.init.zeros_(norm.bias)
 
 
 def without_autocast(x: Tensor) -> AbstractContextManager[Any]:

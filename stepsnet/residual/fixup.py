@@ -2,48 +2,54 @@ r"""Fixup: Zhang et al., "Fixup Initialization: Residual Learning Without Normal
 
     x_{l+1} = x_l + a_l F_l(x_l), F without norms, with a learned number added in front of each linear layer
 
-In front of the activation it is fc1's own bias. Start: F's last layer at 0, a = 1, the added numbers at 0, and values
-and fc1 scaled by L^(-1/(2m - 2)) with L branches of m layers in sequence: two branches a block, m = 2, so L^(-1/2);
-queries and keys are beside that sequence and as they are. The classifier keeps timm's initialization; in Fixup it
-starts at 0. Parameters: six numbers a block, less the norms. Traffic: that of the plain stream.
+In front of the activation it is the MLP's own bias. Start: F's last layer at 0, a = 1, the added numbers at 0, the
+other layers by Xavier's rule, and values and the MLP's hidden layer scaled by L^(-1/(2m - 2)) with L branches of m
+layers in sequence: two branches a block, m = 2, so L^(-1/2). Queries, keys and the gate of a gated MLP are beside that
+sequence, and not scaled. The classifier keeps its library's initialization; in Fixup it starts at 0. Parameters: six
+numbers a block, less the norms. Traffic: that of the plain stream.
 """
 
 from __future__ import annotations
 
-from timm.layers import Mlp
-from timm.models.vision_transformer import Block
-from torch import nn
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from .design import Connection
+from torch import Tensor, nn
+
+from .branches import BranchParts
+from .design import Branch, Connection, Place
+from .linears import run_before_last, weights_of
 from .scales import Gain, Shift
-from .timm_blocks import linears_of
 
-__all__ = ["Fixup", "FixupBlock"]
-
-
-class FixupBlock(Block):
-    """timm's Block with Fixup's gain, shifts and initialization."""
-
-    def __init__(self, *args, num_blocks: int, **kwargs):
-        super().__init__(*args, **kwargs)
-        assert isinstance(self.mlp, Mlp)
-        self.norm1, self.norm2 = Shift(), Shift()
-        self.attn.norm, self.mlp.norm = Shift(), Shift()  # before the branch's last layer
-        self.ls1, self.ls2 = Gain(1.0), Gain(1.0)
-        self.branch_scale = (2 * num_blocks) ** -0.5
-
-    def init_weights(self) -> None:
-        query, key, value, proj, fc1, fc2 = linears_of(self)
-        for weight in (query, key, value, fc1):
-            nn.init.xavier_uniform_(weight)
-        for weight in (value, fc1):
-            weight.mul_(self.branch_scale)
-        for weight in (proj, fc2):
-            nn.init.zeros_(weight)
+__all__ = ["Fixup"]
 
 
 class Fixup(Connection):
     title = "no norms; branches start at 0, their first layers scaled by depth"
     source = "arXiv 1901.09321, Sec. 3"
-    timm_block = FixupBlock
-    joins = False
+    needs = ("norm", "linears")
+
+    def __init__(self, place: Place, options: Mapping[str, Any]):
+        super().__init__(place, options)
+        self.branch_scale = (2 * place.blocks) ** -0.5
+        self.shift, self.inner, self.gain = Shift(), Shift(), Gain(1.0)
+
+    def init_weights(self) -> None:
+        for number in (self.shift, self.inner, self.gain):
+            number.reset_parameters()
+
+    def init_branch(self, block: nn.Module, parts: BranchParts) -> None:
+        weights = weights_of(block, parts)
+        for weight in (*weights.queries_keys, *weights.gates):
+            nn.init.xavier_uniform_(weight)
+        nn.init.xavier_uniform_(weights.values, gain=self.branch_scale)
+        nn.init.zeros_(weights.last)
+
+    def forward(self, x: Tensor, F: Branch) -> Tensor:
+        return x + self.gain(F(self.shift(x)))
+
+    @classmethod
+    def prepare(cls, block: Any, parts: Sequence[BranchParts], place: Place, options: Mapping[str, Any]) -> None:
+        for index, one in enumerate(parts):
+            block.set_submodule(one.norm, nn.Identity())
+            run_before_last(block, index, one)

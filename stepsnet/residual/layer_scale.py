@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
 from .design import Branch, Connection, Place, check_bounds
@@ -25,7 +24,6 @@ class LayerScale(Connection):
     title = "a learned gain per channel of each branch, which starts small"
     source = "arXiv 2103.17239, Eq. 4"
     options = {"initial": 0.0}  # noqa: RUF012 - 0: the paper's by depth
-    timm_block = Block
 
     def __init__(self, place: Place, options: Mapping[str, Any]):
         super().__init__(place, options)

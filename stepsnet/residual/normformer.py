@@ -1,34 +1,57 @@
-r"""NormFormer: Shleifer et al., "Improved Transformer Pretraining with Extra Normalization", arXiv 2110.09456.
+r"""NormFormer: Shleifer et al., "Improved Transformer Pretraining with Extra Normalization", arXiv 2110.09456, Sec. 2.
 
-    x' = x + LN(W_o [γ_1 head_1, …, γ_H head_H](LN(x)))        γ: one number a head
-    x_{l+1} = x' + W_2 LN(GELU(W_1 LN(x')))
+    x' = x + Norm(W_o [γ_1 head_1, …, γ_H head_H](Norm(x)))        γ: one number a head
+    x_{l+1} = x' + W_2 Norm(GELU(W_1 Norm(x')))
 
-Start: γ = 1, norms as usual. Parameters: H + 2C + 8C a block with an MLP of 4C. Traffic: that of the plain stream.
+In a gated MLP the norm stands in front of the last layer as well. Norms have the class of those in front of the
+branches. Start: γ = 1, norms as usual. Parameters: H + 2C + 8C a block with an MLP of 4C. Traffic: that of the plain
+stream, and of the norm behind the attention; that inside of the MLP is none of the stream's.
 """
 
 from __future__ import annotations
 
-from timm.models.vision_transformer import Block
-from torch import nn
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from .design import Connection
+from torch import Tensor, nn
+
+from .branches import BranchParts
+from .design import Branch, Connection, Place, reset_norm
+from .linears import run_before_last
 from .scales import HeadScale
 
-__all__ = ["NormFormer", "NormFormerBlock"]
-
-
-class NormFormerBlock(Block):
-    """timm's Block with a gain per head, and norms after the attention and inside the MLP."""
-
-    def __init__(self, *args, num_blocks: int, **kwargs):
-        super().__init__(*args, **{**kwargs, "scale_mlp_norm": True})
-        assert isinstance(self.norm1, nn.Module)
-        self.attn.norm = HeadScale(self.attn.num_heads)
-        self.ls1 = type(self.norm1)(self.norm1.normalized_shape)
+__all__ = ["NormFormer"]
 
 
 class NormFormer(Connection):
     title = "a gain per head, and norms after the attention and inside the MLP"
     source = "arXiv 2110.09456, Sec. 2"
-    timm_block = NormFormerBlock
-    joins = False
+    needs = ("norm", "linears")
+
+    def __init__(self, place: Place, options: Mapping[str, Any]):
+        super().__init__(place, options)
+        # in front of the last layer, and behind an attention
+        self.inner: Any = HeadScale(place.heads) if place.heads else _norm_of(place.inputs, place.norm)
+        self.norm = _norm_of(place.width, place.norm) if place.heads else None
+
+    def init_weights(self) -> None:
+        for part in self.children():
+            part.reset_parameters() if isinstance(part, HeadScale) else reset_norm(part)
+
+    def forward(self, x: Tensor, F: Branch) -> Tensor:
+        return x + F(x, behind=self.norm)
+
+    @classmethod
+    def prepare(cls, block: Any, parts: Sequence[BranchParts], place: Place, options: Mapping[str, Any]) -> None:
+        for index, one in enumerate(parts):
+            run_before_last(block, index, one)
+
+    @classmethod
+    def traffic(cls, layers: int, options: Mapping[str, Any]) -> float:
+        return 6.0 + 2  # the norm reads the attention's output and writes its own result
+
+
+def _norm_of(width: int, norm: Any) -> nn.Module:
+    """A new norm of the same kind; transformers' RMSNorm calls its ε otherwise."""
+    eps = norm.eps if hasattr(norm, "eps") else norm.variance_epsilon
+    return type(norm)(width, eps=eps)

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
-from .design import Branch, Connection, Place
+from .design import Branch, Connection, Place, reset_norm
 
 __all__ = ["PeriLN"]
 
@@ -30,9 +30,7 @@ class PeriLN(Connection):
         self.norm: Any = copy.deepcopy(place.norm)
 
     def init_weights(self) -> None:
-        self.norm.weight.data.fill_(1.0)
-        if getattr(self.norm, "bias", None) is not None:
-            self.norm.bias.data.zero_()
+        reset_norm(self.norm)
 
     def forward(self, x: Tensor, F: Branch) -> Tensor:
         return x + F(x, behind=self.norm)

@@ -4,8 +4,8 @@ r"""ReZero: Bachlechner et al., "ReZero is All You Need", arXiv 2003.04887, Eq. 
 
 Each branch has an α of its own; the authors' Transformer layers share one between attention and MLP.
 
-Start: α = 0, so that the network is the identity; in the Steps-DeiT models the linear layers start by Xavier's rule, as
-in the paper's Transformers, elsewhere as the block's library has it. Parameters: one a branch, less the norms.
+Start: α = 0, so that the network is the identity; the linear layers by Xavier's rule, as in the paper's Transformers,
+where they are declared, else as the block's library has them. Parameters: one a branch, less the norms.
 Traffic: that of the plain stream.
 """
 
@@ -14,35 +14,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
 from .branches import BranchParts
 from .design import Branch, Connection, Place
+from .linears import weights_of
 from .scales import Gain
-from .timm_blocks import linears_of
 
-__all__ = ["ReZero", "ReZeroBlock"]
-
-
-class ReZeroBlock(Block):
-    """The same as timm's Block, with α in place of LayerScale."""
-
-    def __init__(self, *args, num_blocks: int, **kwargs):
-        super().__init__(*args, **kwargs)
-        self.norm1, self.norm2 = nn.Identity(), nn.Identity()
-        self.ls1, self.ls2 = Gain(0.0), Gain(0.0)
-
-    def init_weights(self) -> None:
-        for linear in linears_of(self):
-            nn.init.xavier_uniform_(linear)
+__all__ = ["ReZero"]
 
 
 class ReZero(Connection):
     title = "one learned gain a branch, which starts at 0, without norms"
     source = "arXiv 2003.04887, Eq. 2"
     needs = ("norm",)
-    timm_block = ReZeroBlock
 
     def __init__(self, place: Place, options: Mapping[str, Any]):
         super().__init__(place, options)
@@ -50,6 +35,10 @@ class ReZero(Connection):
 
     def init_weights(self) -> None:
         self.alpha.reset_parameters()
+
+    def init_branch(self, block: nn.Module, parts: BranchParts) -> None:
+        for weight in weights_of(block, parts) if parts.linears else ():
+            nn.init.xavier_uniform_(weight)
 
     def forward(self, x: Tensor, F: Branch) -> Tensor:
         return x + self.alpha(F(x))

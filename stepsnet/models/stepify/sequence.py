@@ -9,6 +9,9 @@ import torch.fx
 from torch import Tensor, nn
 
 from ...plan import check_steps
+from ...residual.connected import ConnectedSequence
+from ...residual.design import Wiring
+from ...residual.joining import connect_steps, wire_steps
 from ...steps import StepsNet, StreamBlock, change_width, check_stream, cut_stream, recomputed
 
 __all__ = ["StepSequence"]
@@ -60,33 +63,45 @@ class StepSequence(StepsNet):
         self.lead = lead
         self.stream_scale = stream_scale
         self.grad_checkpointing = False
+        self.wirings: Sequence[Wiring] | None = None  # of the steps' streams, where a design joins their blocks
+
+    @property
+    def blocks(self) -> list[Any]:
+        return [module for name, module in self._modules.items() if name != "wirings"]
 
     @property
     def networks(self) -> nn.ModuleList:  # type: ignore[override]
         """F_1 … F_n as StepsNet has them; they share the blocks."""
-        steps, blocks = nn.ModuleList(), iter(list(self._modules.values())[self.lead :])
-        for depth in self.depths:
-            steps.append(nn.Sequential(*(next(blocks) for _ in range(depth))))  # type: ignore[arg-type]
-        return steps
+        steps = self.blocks_of_steps()
+        if self.wirings:
+            return nn.ModuleList(ConnectedSequence(blocks, wiring) for blocks, wiring in zip(steps, self.wirings))
+        return nn.ModuleList(nn.Sequential(*blocks) for blocks in steps)
+
+    def blocks_of_steps(self) -> list[list[nn.Module]]:
+        blocks = iter(self.blocks[self.lead :])
+        return [[next(blocks) for _ in range(depth)] for depth in self.depths]
 
     def forward(self, x: Tensor) -> Tensor:
-        blocks: list[Any] = list(self._modules.values())
-        for block in blocks[: self.lead]:
+        for block in self.blocks[: self.lead]:
             x = self._run(block, x)
         if self.stream_scale != 1.0:
             x = x * self.stream_scale
         check_stream(0, x.shape[self.dim], self.width)
         y = x  # (…, C)
         waiting: list[Tensor] = []
-        first = self.lead
-        for i, depth in enumerate(self.depths):
+        for i, blocks in enumerate(self.blocks_of_steps()):
             y, waiting = change_width(y, waiting, self.slices_read[i], self.slice_widths, self.dim)  # y: (…, C_i)
-            for block in blocks[first : first + depth]:
-                y = self._run(block, y)
+            y = self._run_step(i, blocks, y)
             check_stream(i + 1, y.shape[self.dim], self.widths[i])
-            first += depth
         y, waiting = change_width(y, waiting, len(self.slice_widths), self.slice_widths, self.dim)  # y: (…, C)
         return y
+
+    def _run_step(self, step: int, blocks: Sequence[nn.Module], y: Tensor) -> Tensor:
+        wiring = self.wirings[step] if self.wirings and blocks else None
+        state: Any = wiring.start(y) if wiring else y
+        for block in blocks:
+            state = self._run(block, state)
+        return wiring.finish(state) if wiring else state
 
     def _run(self, block: nn.Module, y: Tensor) -> Tensor:
         return recomputed(block, y) if self.grad_checkpointing else block(y)
@@ -102,9 +117,19 @@ class StepSequence(StepsNet):
         widths = [self.width] * self.lead
         for width, depth in zip(self.widths, self.depths):
             widths += [width] * depth
-        for i, (block, width) in enumerate(zip(self._modules.values(), widths)):
+        for i, (block, width) in enumerate(zip(self._functions(), widths)):
             scale = self.stream_scale if i == self.lead else 1.0
-            yield StreamBlock(block, width, self.width, self.dim, self.grad_checkpointing, scale)
+            checkpointed = self.grad_checkpointing and isinstance(block, nn.Module)
+            yield StreamBlock(block, width, self.width, self.dim, checkpointed, scale)
+
+    def _functions(self) -> Iterator[Any]:
+        """The blocks as functions of their step's stream."""
+        yield from self.blocks[: self.lead]
+        network: Any
+        for network in self.networks:
+            if isinstance(network, ConnectedSequence):
+                network.set_grad_checkpointing(self.grad_checkpointing)
+            yield from network
 
     def __getitem__(self, index: int | slice) -> StreamBlock | StepsNet:
         if isinstance(index, slice) and len(range(len(self))[index]) == len(self):
@@ -113,7 +138,8 @@ class StepSequence(StepsNet):
 
     def _select(self, keep: Sequence[bool]) -> StepSequence:
         """Without the stream's beginning there is nothing to scale: then the scale is 1."""
-        kept = {name: block for (name, block), kept in zip(self._modules.items(), keep) if kept}
+        named = [(name, block) for name, block in self._modules.items() if name != "wirings"]
+        kept = {name: block for (name, block), chosen in zip(named, keep) if chosen}
         steps, start = [], self.lead
         for depth in self.depths:
             steps.append(sum(keep[start : start + depth]))
@@ -122,9 +148,21 @@ class StepSequence(StepsNet):
         scale = self.stream_scale if begins else 1.0
         selected = StepSequence(kept, self.widths, steps, self.dim, sum(keep[: self.lead]), scale)  # type: ignore[arg-type]
         selected.grad_checkpointing = self.grad_checkpointing
+        selected.wirings = self.wirings
         return selected.train(self.training)
 
     def extra_repr(self) -> str:
         lead = f", lead={self.lead}" if self.lead else ""
         scale = f", stream_scale={self.stream_scale}" if self.stream_scale != 1.0 else ""
         return f"widths={self.widths}, depths={self.depths}, dim={self.dim}{lead}{scale}"
+
+
+@connect_steps.register
+def _(
+    container: StepSequence, design: str, options: Mapping[str, Any], first: int = 1, num_blocks: int | None = None
+) -> StepSequence:
+    """In place: the container keeps the names of its blocks. Leading blocks stay as they are."""
+    wirings = wire_steps(container.blocks_of_steps(), container.widths, design, options, first, num_blocks)
+    if wirings is not None:
+        container.wirings = nn.ModuleList(wirings)  # type: ignore[assignment]
+    return container

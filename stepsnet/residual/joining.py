@@ -1,0 +1,258 @@
+"""``connect``: blocks as they are, joined by a design, in one stream or in each step of a StepsNet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import singledispatch
+from typing import Any, get_args
+
+from torch import Tensor, nn
+
+from ..errors import UserError, nearest
+from ..plan import MOST_BLOCKS, MOST_CHANNELS, Profile
+from ..steps import StepsNet
+from .branches import BranchParts, parts_of
+from .connected import ConnectedBlock, ConnectedSequence, connected_class
+from .design import Connection, Place, Wiring, check_options
+from .linears import heads_of, inputs_of_last
+from .table import DESIGNS
+
+__all__ = ["connect", "connect_steps", "design_of", "wire", "wire_steps"]
+
+
+def connect(
+    blocks: Iterable[nn.Module],
+    design: str = "plain",
+    *,
+    width: int | None = None,
+    first: int = 1,
+    num_blocks: int | None = None,
+    **options: Any,
+) -> nn.Sequential | StepsNet:
+    """Residual blocks in a design, in place of the ``nn.Sequential`` that holds them.
+
+    ``model.blocks = stepsnet.residual.connect(model.blocks, "mhc", streams=4)``. The blocks are taken over as they
+    are: their weights keep their names, and those of the design stand beside them in ``connections``. "fixup",
+    "deepnorm" and "rezero" are start values too, which their blocks' linear layers are given. Only "plain" leaves an
+    ``nn.Sequential``.
+
+    Args:
+        blocks: of one width; or a StepsNet, whose steps are then streams of their own.
+        design: a key of ``stepsnet.residual.DESIGNS``.
+        width: C; by default that of the blocks' first norm, or of the steps.
+        first: the number of the first block in the model, counted from 1, where the blocks are a part of it.
+        num_blocks: blocks of the whole model.
+        **options: those of the design.
+
+    Shape: (B, N, C) -> (B, N, C); images as (B, H, W, C).
+
+    Raises:
+        UserError: an unknown design or option, a stream that the design is not for, a block whose branches are not
+            declared. Nothing has been changed then.
+    """
+    members = list(blocks) if isinstance(blocks, Iterable) else [blocks]
+    if isinstance(blocks, StepsNet) and not isinstance(blocks, ConnectedSequence):
+        if width is not None:
+            raise UserError(f"residual: width: got {width} for a StepsNet, expected none: its steps have their own")
+        return connect_steps(blocks, design, options, first, num_blocks)
+    if not isinstance(blocks, Iterable) or not all(isinstance(block, nn.Module) for block in members):
+        raise UserError(
+            f"residual: got {type(blocks).__name__}, expected the blocks of a model, such as its Sequential"
+        )
+    if design_of(design) is None:
+        check_options(design, _Plain, options)
+        return nn.Sequential(*members)
+    wiring = wire(members, design, options, width=width, first=first, num_blocks=num_blocks)
+    return ConnectedSequence(members, wiring)
+
+
+@singledispatch
+def connect_steps(
+    container: StepsNet, design: str, options: Mapping[str, Any], first: int = 1, num_blocks: int | None = None
+) -> StepsNet:
+    """A StepsNet with each step's blocks in a design; a container with names of its own keeps them."""
+    if any(isinstance(network, StepsNet) for network in container.networks):
+        raise UserError(f"residual: {design}: got a StepsNet within a StepsNet, expected steps of blocks")
+    steps = [list(n) if isinstance(n, nn.Sequential) else [n] for n in container.networks]
+    wirings = wire_steps(steps, container.widths, design, options, first, num_blocks)
+    if wirings is None:
+        return container
+    networks = [ConnectedSequence(blocks, wiring) for blocks, wiring in zip(steps, wirings)]
+    connected = type(container)(networks, container.widths, container.dim)
+    connected.set_grad_checkpointing(container.grad_checkpointing)
+    return connected.train(container.training)
+
+
+def wire_steps(
+    steps: Sequence[Sequence[nn.Module]],
+    widths: Sequence[int],
+    name: str,
+    options: Mapping[str, Any],
+    first: int = 1,
+    num_blocks: int | None = None,
+) -> list[Wiring] | None:
+    """:func:`wire` for the blocks of each step, none of which is changed before all are checked; None for "plain"."""
+    if design_of(name) is None:
+        check_options(name, _Plain, options)
+        return None
+    total = num_blocks or first - 1 + sum(len(blocks) for blocks in steps)
+    streams = []
+    for blocks, width in zip(steps, widths):
+        streams.append(_checked(blocks, name, options, width, first, total))
+        first += len(blocks)
+    return [_join(stream) for stream in streams]
+
+
+def wire(
+    blocks: Sequence[nn.Module],
+    name: str,
+    options: Mapping[str, Any],
+    *,
+    width: int | None = None,
+    first: int = 1,
+    num_blocks: int | None = None,
+) -> Wiring:
+    """Give each block its connections, in place, and return the beginning and end of their stream.
+
+    From then on the blocks take a state and return one, see :class:`ConnectedBlock`.
+
+    Raises:
+        UserError: as :func:`connect`.
+    """
+    return _join(_checked(blocks, name, options, width, first, num_blocks))
+
+
+@dataclass(frozen=True)
+class _Stream:
+    """Blocks that fit their design.
+
+    Args:
+        parts: of each block's branches.
+        first: the number of the first block, of ``total`` in the model.
+    """
+
+    blocks: Sequence[nn.Module]
+    design: type[Connection]
+    options: Mapping[str, Any]
+    parts: Sequence[Sequence[BranchParts]]
+    width: int
+    first: int
+    total: int
+
+    @property
+    def connections(self) -> list[int]:
+        """How many each block has."""
+        return [len(one) if self.design.unit == "branch" else 1 for one in self.parts]
+
+
+def _checked(
+    blocks: Sequence[nn.Module],
+    name: str,
+    options: Mapping[str, Any],
+    width: int | None,
+    first: int,
+    num_blocks: int | None,
+) -> _Stream:
+    design = design_of(name)
+    assert design is not None
+    _check_places(blocks, width, first, num_blocks)
+    options = check_options(name, design, options)
+    parts = [_parts_for(block, name, design) for block in blocks]
+    total = max(num_blocks or 0, first - 1 + len(blocks))
+    stream = _Stream(blocks, design, options, parts, _width_of(blocks, parts, width), first, total)
+    design.check(stream.width, sum(stream.connections), options)
+    return stream
+
+
+def _join(stream: _Stream) -> Wiring:
+    design, options, layers = stream.design, stream.options, sum(stream.connections)
+    wiring = design.wiring(stream.width, layers, options)
+    layer = 1
+    block: Any
+    for number, (block, parts, count) in enumerate(zip(stream.blocks, stream.parts, stream.connections), stream.first):
+        of_connections = [None] if design.unit == "block" else parts[:count]
+        places = [
+            replace(Place(stream.width, layer + i, layers, number, stream.total), **_branch_at(block, one))
+            for i, one in enumerate(of_connections)
+        ]
+        design.prepare(block, parts, places[0], options)
+        block.__class__ = connected_class(type(block))  # type: ignore[arg-type]
+        block.connections = nn.ModuleList(design(place, options) for place in places)
+        # not as submodules: they belong to the container
+        block.__dict__.update(wiring=wiring, unit=design.unit, branch_parts=tuple(parts))
+        block.init_branches()
+        layer += count
+    return wiring
+
+
+class _Plain(Connection):
+    """Only its options, of which it has none."""
+
+
+def design_of(name: str) -> type[Connection] | None:
+    """The design of that name; None for "plain". Raises UserError for an unknown one, and names the nearest."""
+    if isinstance(name, str) and name in get_args(Profile):
+        wanted = f"stepsnet.stepify(model, profile={name!r}), or a model's widths= as stepsnet plan gives them"
+        raise UserError(
+            f"residual: got {name!r}, a profile of widths, which needs blocks of several: expected {wanted}"
+        )
+    if not isinstance(name, str) or name not in DESIGNS:
+        raise UserError(f"residual: got {name!r}, expected one of {', '.join(DESIGNS)}{nearest(str(name), DESIGNS)}")
+    return DESIGNS[name]
+
+
+def _branch_at(block: nn.Module, parts: BranchParts | None) -> dict[str, Any]:
+    """What a connection is told of the branch that it joins."""
+    if parts is None:
+        return {}
+    norm = block.get_submodule(parts.norm) if parts.norm else None
+    return {"parts": parts, "norm": norm, "inputs": inputs_of_last(block, parts), "heads": heads_of(block, parts)}
+
+
+def _check_places(blocks: Sequence[nn.Module], width: Any, first: Any, num_blocks: Any) -> None:
+    """Raises UserError for blocks that are shared, and for numbers that are no width or place of a block."""
+    if len(set(blocks)) < len(blocks):
+        raise UserError("residual: got one block at several places, expected blocks of their own")
+    for key, value, most in (("width", width, MOST_CHANNELS), ("first", first, None), ("num_blocks", num_blocks, None)):
+        if value is None and key != "first":
+            continue
+        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= (most or MOST_BLOCKS):
+            raise UserError(f"residual: {key}: got {value!r}, expected 1 to {most or MOST_BLOCKS:,}")
+    if num_blocks is not None and num_blocks < first - 1 + len(blocks):
+        raise UserError(f"residual: num_blocks: got {num_blocks}, expected at least {first - 1 + len(blocks)}")
+
+
+def _parts_for(block: nn.Module, name: str, design: type[Connection]) -> Sequence[BranchParts]:
+    kind = type(block).__name__
+    if isinstance(block, ConnectedBlock):
+        raise UserError(f"residual: {kind} has a design already, expected blocks without one")
+    if any(isinstance(module, nn.Conv2d) for module in block.modules()):
+        raise UserError(f"residual: {kind} has convolutions over images (B, C, H, W), expected blocks of channels last")
+    parts = parts_of(block)
+    if parts is None and design.unit != "block":
+        raise UserError(f"residual: {name} joins the branches of a block, and those of {kind} are not declared")
+    for part in design.needs:
+        declared = [bool(getattr(one, part)) for one in parts or ()]
+        if not (all(declared) if part in ("norm", "linears") else any(declared)) or not declared:
+            raise UserError(f"residual: {name} works on the {part} of a branch, which {kind} does not declare")
+    design.check_block(block, parts or ())
+    return parts or ()
+
+
+def _width_of(blocks: Sequence[nn.Module], parts: Sequence[Sequence[BranchParts]], given: int | None) -> int:
+    """By the norms in front of the branches, where they are declared; else what is given."""
+    found: dict[int, int] = {}  # the first block of each width
+    for number, (block, of_block) in enumerate(zip(blocks, parts), 1):
+        for one in of_block:
+            weight = getattr(block.get_submodule(one.norm), "weight", None) if one.norm else None
+            if isinstance(weight, Tensor):
+                found.setdefault(weight.shape[0], number)
+    if len(found) > 1:
+        places = ", ".join(f"{width} in block {number}" for width, number in found.items())
+        raise UserError(f"residual: got blocks of several widths, {places}, expected one")
+    if found and given not in (None, *found):
+        raise UserError(f"residual: width: got {given}, but the blocks' norms have {next(iter(found))} channels")
+    if given or found:
+        return given or next(iter(found))
+    raise UserError(f"residual: the width of {type(blocks[0]).__name__ if blocks else 'no block'} is not known: width=")

@@ -1,0 +1,73 @@
+"""The linear layers of a branch: their start values, and what is put in front of the last of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+
+from .branches import BranchParts, Projection
+
+__all__ = ["BranchWeights", "heads_of", "inputs_of_last", "run_before_last", "weights_of"]
+
+
+@dataclass(frozen=True)
+class BranchWeights:
+    """Views of the weights of a branch's linear layers: what is drawn into them is drawn into the layers.
+
+    Args:
+        queries_keys: of an attention; else none.
+        gates: of a gated MLP; else none.
+        values: of an attention's values, or of the layer in front of an MLP's last: what passes on, and is not a
+            factor of it.
+        last: of the layer that makes the output.
+    """
+
+    queries_keys: tuple[Tensor, ...]
+    gates: tuple[Tensor, ...]
+    values: Tensor
+    last: Tensor
+
+    def __iter__(self):
+        return iter((*self.queries_keys, *self.gates, self.values, self.last))
+
+
+def weights_of(block: nn.Module, parts: BranchParts) -> BranchWeights:
+    """Those of a branch whose ``last`` and whose ``projections`` or ``hidden`` are declared."""
+    *front, values = (_output_part(block, one) for one in parts.projections or parts.hidden)
+    queries_keys, gates = (tuple(front), ()) if parts.projections else ((), tuple(front))
+    return BranchWeights(queries_keys, gates, values, _output_part(block, (parts.last, 0, 1)))
+
+
+def _output_part(block: nn.Module, projection: Projection) -> Tensor:
+    """(out, in) of nn.Linear; transposed where transformers' Conv1D stores it so, which Xavier's rule does not see."""
+    path, part, count = projection
+    layer: Any = block.get_submodule(path)
+    return layer.weight.detach().chunk(count, 0 if isinstance(layer, nn.Linear) else 1)[part]
+
+
+def inputs_of_last(block: nn.Module, parts: BranchParts) -> int:
+    """The width of what the last layer of a branch reads; 0 where it is not declared."""
+    if not parts.last:
+        return 0
+    layer: Any = block.get_submodule(parts.last)
+    return layer.weight.shape[1 if isinstance(layer, nn.Linear) else 0]
+
+
+def heads_of(block: nn.Module, parts: BranchParts) -> int:
+    """The heads of an attention whose last layer is declared; 0 of an MLP."""
+    if parts.projections is None or not parts.last:
+        return 0
+    attention: Any = block.get_submodule(parts.layer)
+    return inputs_of_last(block, parts) // attention.head_dim
+
+
+def run_before_last(block: Any, index: int, parts: BranchParts) -> None:
+    """Put ``inner`` of the block's connection ``index`` in front of the last layer of its branch."""
+    block.get_submodule(parts.last).register_forward_pre_hook(partial(_changed, block, index))
+
+
+def _changed(block: Any, index: int, layer: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    return block.connections[index].inner(arguments[0]), *arguments[1:]

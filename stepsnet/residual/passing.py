@@ -1,0 +1,67 @@
+"""Connected blocks one by one, as functions of the stream: for code that loops over the blocks of a container."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..steps import recomputed
+from .design import State, Wiring
+
+__all__ = ["Passage", "PassingBlock"]
+
+
+def _same(x: Tensor, other: Tensor) -> bool:
+    """Whether two tensors are equal; taken for granted where tensors have no values."""
+    if x is other or x.is_meta or type(x) is not Tensor or torch.compiler.is_compiling():
+        return True
+    return x.shape == other.shape and torch.equal(x, other)
+
+
+class Passage:
+    """One pass over the blocks of an iterated container."""
+
+    def __init__(self, wiring: Wiring):
+        self.wiring = wiring
+        self.state: State = None
+        self.shown: Tensor | None = None  # what the last block has returned
+        self.begun: dict[int, tuple[Tensor, State]] = {}  # what each block began with, for one that is run again
+
+
+class PassingBlock:
+    """One block in a pass. ``block`` is the module, by which blocks.py finds it."""
+
+    def __init__(self, passage: Passage, block: nn.Module, index: int, checkpointed: bool):
+        self.passage, self.block, self.index, self.checkpointed = passage, block, index, checkpointed
+
+    def __call__(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        one = self.passage
+        state = self._state_for(x)
+        if torch.is_grad_enabled():  # timm may run the block again in the backward pass
+            one.begun[self.index] = x, state
+        run = partial(recomputed, self.block) if self.checkpointed else self.block
+        one.state = run(state, *args, **kwargs)
+        one.shown = one.wiring.finish(one.state)
+        return one.shown
+
+    def _state_for(self, x: Tensor) -> State:
+        one = self.passage
+        if self.index in one.begun and _same(x, one.begun[self.index][0]):  # run again, perhaps from a view of its own
+            return one.begun[self.index][1]
+        if self.index == 0 or one.shown is None:
+            one.begun.clear()
+            return one.wiring.start(x)
+        if _same(x, one.shown):
+            return one.state
+        raise RuntimeError(
+            f"block {self.index} of a connected sequence: got another tensor than the block before has returned; "
+            "the stream of this design is more than that tensor, run the container or its blocks in order"
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("block", "passage") or name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.block, name)

@@ -1,0 +1,102 @@
+"""Where LayerScale, ReZero, DeepNorm, Fixup and NormFormer begin, in Steps-DeiT models; and that they train there."""
+
+import math
+import re
+
+import pytest
+import timm
+import torch
+from torch.nn import functional as F
+
+import stepsnet
+
+DEPTH_METHODS = ["layer_scale", "rezero", "deepnorm", "fixup", "normformer"]
+SMALL = dict(img_size=8, patch_size=4, num_classes=5, class_token=False, global_pool="avg")
+STEPS = dict(widths=(16, 24, 32), depths=(2, 1, 1), num_heads=(2, 2, 2), **SMALL)
+PLAIN = dict(widths=(32,), depths=(3,), num_heads=(2,), **SMALL)
+
+
+def create(method, arguments=STEPS):
+    torch.manual_seed(0)
+    return timm.create_model("steps_deit_tiny_patch16_224", depth_method=method, **arguments)
+
+
+def first_block(method, arguments=PLAIN):
+    model = create(method, arguments)
+    block = next(m for m in model.modules() if isinstance(m, timm.models.vision_transformer.Block)).eval()
+    return block.double(), torch.randn(2, 5, 32, dtype=torch.double)
+
+
+@pytest.mark.parametrize(("depth", "expected"), [(18, 0.1), (24, 1e-5), (25, 1e-6)])
+def test_layer_scale_is_timms_with_the_starts_of_cait(depth, expected):
+    ours = create("layer_scale", {**PLAIN, "depths": (depth,)})
+    torch.manual_seed(0)
+    theirs = timm.create_model(
+        "deit_tiny_patch16_224", embed_dim=32, depth=depth, num_heads=2, init_values=expected, **SMALL
+    )
+    gains = {
+        key: re.sub(r"ls(\d)\.gamma", lambda ls: f"connections.{int(ls[1]) - 1}.gain", key)
+        for key in theirs.state_dict()
+    }
+    stepsnet.load_baseline(ours, {gains[key]: value for key, value in theirs.state_dict().items()})
+    x = torch.randn(1, 3, 8, 8)
+    torch.testing.assert_close(ours(x), theirs(x))
+    fresh = create("layer_scale", {**PLAIN, "depths": (depth,)})
+    assert all(c.gain.eq(expected).all() for block in fresh.blocks.networks[0].blocks for c in block.connections)
+
+
+@pytest.mark.parametrize("method", ["rezero", "fixup"])
+def test_blocks_begin_as_the_identity(method):
+    block, x = first_block(method)
+    assert torch.equal(block(x), x)
+
+
+def spread_of(weight):
+    return weight.std().item()
+
+
+def test_where_the_weights_begin():
+    wide = {**PLAIN, "widths": (256,), "num_heads": (4,), "depths": (8,)}
+    xavier, between = math.sqrt(2 / (256 + 256)), math.sqrt(2 / (256 + 1024))
+    block, _ = first_block("fixup", wide)
+    q, k, v = block.attn.qkv.weight.chunk(3)
+    shrink = 16**-0.5  # two branches a block
+    found = [spread_of(w) for w in (q, k, v, block.mlp.fc1.weight)]
+    assert found == pytest.approx([xavier, xavier, shrink * xavier, shrink * between], rel=0.03)
+    assert not block.attn.proj.weight.any() and not block.mlp.fc2.weight.any()
+    block, _ = first_block("deepnorm", wide)
+    q, k, v = block.attn.qkv.weight.chunk(3)
+    beta = 64**-0.25
+    found = [spread_of(w) for w in (q, k, v, block.attn.proj.weight, block.mlp.fc1.weight, block.mlp.fc2.weight)]
+    expected = [xavier, xavier, *[beta * xavier] * 2, *[beta * between] * 2]
+    assert found == pytest.approx(expected, rel=0.03)
+
+
+@pytest.mark.parametrize("method", DEPTH_METHODS)
+@pytest.mark.parametrize("arguments", [STEPS, PLAIN], ids=["steps", "baseline"])
+def test_a_method_trains_in_steps_and_in_the_baseline(method, arguments):
+    model = create(method, arguments)
+    x, labels = torch.randn(16, 3, 8, 8), torch.arange(16) % 5
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    losses = []
+    for _ in range(60):
+        loss = F.cross_entropy(model(x), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.7 * losses[0]
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("method", DEPTH_METHODS)
+def test_a_method_begins_again(method):
+    with torch.device("meta"):
+        model = timm.create_model("steps_deit_tiny_patch16_224", depth_method=method, **STEPS)
+    model.to_empty(device="cpu").init_weights()
+    eager = create(method).eval()
+    drawn = [key for key in eager.state_dict() if ".attn." in key or ".mlp." in key]
+    assert len(drawn) == 4 * 8
+    for key in drawn:
+        again, first = (one.state_dict()[key].std().item() for one in (model, eager))
+        assert again == pytest.approx(first, rel=0.3), key
