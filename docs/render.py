@@ -13,7 +13,7 @@ A block between ``<!-- begin: NAME … -->`` and ``<!-- end -->`` is replaced by
     analysis FILE TABLE            what ``stepsnet analyze --json`` printed
     speed FILE                     what ``stepsnet bench`` wrote
     memory FILE                    what benchmarks/memory.py wrote
-    benchmarks, stream_blocks, grow, grow_starts, language [NAME], imports, optimized NAME, pairs, candidates, bounds,
+    benchmarks, stream_blocks, grow, grow_starts, compress, language [NAME], imports, optimized NAME, pairs, candidates, bounds,
     overheads, detectors NAME, segmenters, scale FILE
                                    what the other benchmarks wrote
     paper-depths                   the accuracies of the paper's Table 5a
@@ -60,6 +60,7 @@ TABLES = {
     "stream_blocks": render_benchmarks.stream_blocks_table,
     "grow": render_benchmarks.grow_table,
     "grow_starts": render_benchmarks.grow_starts_table,
+    "compress": render_benchmarks.compress_table,
     "memory": render_benchmarks.memory_table,
     "scale": render_benchmarks.scale_table,
     "speed": render_benchmarks.speed_table,

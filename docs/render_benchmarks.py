@@ -96,6 +96,41 @@ def grow_starts_table() -> str:
     return f"{table_of_numbers(headers, rows)}\n\n{note}"
 
 
+def compress_table() -> str:
+    """A compressed network against the same from random weights, at equal compute."""
+    result = read_benchmark("compress")
+    macs, updates, teacher = result["macs"], result["updates"], result["teacher"]
+    labels = {
+        "greedy": "`stepsnet.compress`",
+        "random": "with a random rotation",
+        "leading": "without a rotation",
+        "scratch": "from random weights, not distilled",
+    }
+    rows = [["the teacher", "", f"{macs['teacher'] / 1e6:.2f}", "", "", f"{teacher['test']:.1f}%"]]
+    for name, label in labels.items():
+        found = result["contenders"][name]
+        starts = [run["inherited"] for run in found["runs"] if "inherited" in run]
+        rows.append(
+            [
+                label,
+                f"{found['lr']:g}",
+                f"{macs['student'] / 1e6:.2f}",
+                f"{updates['scratch' if name == 'scratch' else 'distilled']:,}",
+                f"{sum(starts) / len(starts):.1f}%" if starts else "",
+                mean_std([run["test"] for run in found["runs"]], "test_top1"),
+            ]
+        )
+    notes = []
+    for pair, (mean, low, high) in result["differences"].items():
+        other = labels[pair.removeprefix("greedy - ")]
+        notes.append(
+            f"- `stepsnet.compress` minus {other}: {mean:+.2f} points ({low:+.2f} to {high:+.2f}, the 95% t-interval of "
+            "the paired differences)"
+        )
+    headers = ["", "rate", "MACs (M)", "updates", "before training, held out", "on the test split, three seeds"]
+    return "\n".join([table_of_numbers(headers, rows), "", *notes, "", origin(result)])
+
+
 def language_table(name: str = "language") -> str:
     """Training, generation and cache of a Steps-Transformer over those of LLaMA."""
     result = read_benchmark(name)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .deploy.export import export
     from .errors import UserError
     from .models import baseline_of, load_baseline
+    from .models.compress import Compressed, compress
     from .models.grow import grow
     from .models.optimize import optimize
     from .models.stepify import stepify
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "Comparison",
+    "Compressed",
     "ReverseStepsNet",
     "Run",
     "StepPlan",
@@ -42,6 +44,7 @@ __all__ = [
     "baseline_of",
     "branches_of",
     "compare",
+    "compress",
     "describe_stepify",
     "export",
     "grow",
@@ -59,6 +62,7 @@ __all__ = [
 
 _HOMES = {
     "Comparison": "runs.results",
+    "Compressed": "models.compress",
     "ReverseStepsNet": "steps",
     "Run": "runs.results",
     "StepPlan": "plan",
@@ -69,6 +73,7 @@ _HOMES = {
     "baseline_of": "models",
     "branches_of": "models.stepify.adapters",
     "compare": "api",
+    "compress": "models.compress",
     "describe_stepify": "analysis.stepify_report",
     "export": "deploy.export",
     "grow": "models.grow",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -125,7 +125,7 @@ class Connection(DesignPart):
 
     def __init__(self, place: Place, options: Mapping[str, Any]):
         super().__init__()
-        self.place = place
+        self.place = replace(place, norm=None)  # a design that takes the norm away would keep its weights here
 
     def forward(self, state: State, F: Any) -> State:
         raise NotImplementedError

@@ -1,0 +1,220 @@
+"""What reads and writes the stream of a ViT or a LLaMA: norms without gains, and one rotation of everything.
+
+M, (C, C), acts on a stream x, (…, C), as xM. A layer that writes y = Wh + b then has MᵀW and Mᵀb. One that reads Wx has
+WM, which undoes an orthogonal M.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from timm.layers import RmsNorm
+from timm.models.vision_transformer import LayerScale, VisionTransformer
+from torch import Tensor, nn
+
+from ...errors import UserError
+from ...residual.branches import BranchParts, parts_of
+from ...steps import StepsNet
+from ..blocks import blocks_of
+
+__all__ = ["Around", "around", "fold_norms", "rotate"]
+
+_ADDED = ("pos_embed", "cls_token", "reg_token")  # (1, N, C)
+_LLAMAS = ("llama", "qwen2", "qwen3")
+
+
+@dataclass(frozen=True)
+class Around:
+    """The blocks of a model, and what stands around them.
+
+    Args:
+        width: C.
+        embeddings: (module, name of a parameter, its dimension of C) of what the stream begins with.
+        norm: (owner, name) of the norm in front of the head.
+        head: what reads it.
+    """
+
+    width: int
+    blocks: list[nn.Module]
+    embeddings: list[tuple[nn.Module, str, int]]
+    norm: tuple[nn.Module, str]
+    head: nn.Linear
+
+    def readers(self) -> list[tuple[nn.Module, str, list[nn.Linear]]]:
+        """(owner, name of its norm, the layers behind it)."""
+        found = []
+        for block in self.blocks:
+            for one in branches(block):
+                layers = [block.get_submodule(path) for path in layers_in_front(one)]
+                owner, _, name = one.norm.rpartition(".")
+                found.append((block.get_submodule(owner), name, layers))
+        return [*found, (*self.norm, [self.head])]  # type: ignore[list-item]
+
+    def writers(self) -> list[nn.Linear]:
+        return [block.get_submodule(one.last) for block in self.blocks for one in branches(block)]  # type: ignore[misc]
+
+
+def branches(block: nn.Module) -> Sequence[BranchParts]:
+    """Raises UserError for a block whose norms and linear layers are not declared."""
+    parts = parts_of(block) or ()
+    if not parts or not all(one.norm and one.linears for one in parts):
+        raise UserError(
+            f"compress: got blocks of {type(block).__name__}, expected timm's Block or the layers of LLaMA, Qwen2 or "
+            "Qwen3"
+        )
+    for one in parts:
+        for path in (*layers_in_front(one), one.last):
+            if not isinstance(layer := block.get_submodule(path), nn.Linear):
+                raise UserError(
+                    f"compress: {path} of {type(block).__name__}: got {type(layer).__name__}, expected Linear"
+                )
+    return parts
+
+
+def layers_in_front(parts: BranchParts) -> list[str]:
+    """The paths of the layers that read a branch's norm, each once."""
+    return list(dict.fromkeys(path for path, _, _ in parts.projections or parts.hidden))
+
+
+def around(model: Any) -> Around:
+    """Raises UserError for a model of another family, or with a part that is not known."""
+    library = sys.modules.get("transformers")
+    if library is not None and isinstance(model, library.PreTrainedModel):
+        return _around_llama(model)
+    if isinstance(model, VisionTransformer):
+        return _around_vit(model)
+    raise UserError(
+        f"compress: got {type(model).__name__}, expected a VisionTransformer of timm, or LLaMA, Qwen2 or Qwen3"
+    )
+
+
+def _around_vit(model: Any) -> Around:
+    names = [name for name in ("norm", "fc_norm") if not isinstance(getattr(model, name), nn.Identity)]
+    known = ("patch_embed.proj.", "blocks.", "head.", *(f"{name}." for name in names))
+    others = [name for name, _ in model.named_parameters() if name not in _ADDED and not name.startswith(known)]
+    if others or len(names) != 1:
+        raise UserError(
+            f"compress: {type(model).__name__}.{others[0] if others else 'norm'}: got a part that is not known, "
+            "expected patches, learned positions, tokens, blocks, one norm and a linear head"
+        )
+    if not isinstance(model.head, nn.Linear):
+        raise UserError(f"compress: {type(model).__name__}.head: got {type(model.head).__name__}, expected Linear")
+    patches = model.patch_embed.proj
+    embeddings: list[tuple[nn.Module, str, int]] = [(patches, "weight", 0)]
+    embeddings += [(patches, "bias", 0)] if patches.bias is not None else []
+    embeddings += [(model, name, -1) for name in _ADDED if getattr(model, name, None) is not None]
+    return Around(model.embed_dim, blocks_of(model), embeddings, (model, names[0]), model.head)
+
+
+def _around_llama(model: Any) -> Around:
+    kind, head = model.config.model_type.removeprefix("steps_"), model.get_output_embeddings()
+    if kind not in _LLAMAS or not isinstance(head, nn.Linear):
+        raise UserError(
+            f"compress: got {type(model).__name__}, expected a causal language model of LLaMA, Qwen2 or Qwen3"
+        )
+    embedding = (model.get_input_embeddings(), "weight", -1)
+    return Around(
+        model.config.hidden_size, list(model.base_model.layers), [embedding], (model.base_model, "norm"), head
+    )
+
+
+@torch.no_grad()
+def fold_norms(model: nn.Module) -> Any:
+    """A copy that computes the same with RMSNorms whose gains are 1, without LayerScale and with a head of its own.
+
+    LN(x) = RMSNorm(x - mean) γ + β: the mean goes out of what is written, γ and β into what reads.
+
+    Raises:
+        UserError: as :func:`around`, or a norm that is of neither kind.
+    """
+    if any(isinstance(module, StepsNet) for module in model.modules()) or hasattr(
+        getattr(model, "config", None), "widths"
+    ):
+        raise UserError(f"compress: {type(model).__name__} is in steps already, expected a network of one width")
+    around(model)  # says what does not fit before anything is copied
+    result: Any = copy.deepcopy(model).eval().requires_grad_(False)
+    parts = around(result)
+    if hasattr(result, "config"):
+        _untie(result, parts)
+    _fold_scales(parts)
+    with_mean = [type(getattr(owner, name)) for owner, name, _ in parts.readers()]
+    if len({issubclass(kind, nn.LayerNorm) for kind in with_mean}) > 1:
+        raise UserError(f"compress: {type(model).__name__}: got LayerNorms beside other norms, expected one kind")
+    for owner, name, layers in parts.readers():
+        _fold(owner, name, layers)
+    if issubclass(with_mean[0], nn.LayerNorm):
+        _apply(parts, torch.eye(parts.width, dtype=torch.float64) - 1 / parts.width, to_readers=False)
+    return result
+
+
+def _fold(owner: Any, name: str, layers: list[nn.Linear]) -> None:
+    norm = getattr(owner, name)
+    gain, bias = getattr(norm, "weight", None), getattr(norm, "bias", None)
+    if gain is None or not (isinstance(norm, nn.LayerNorm) or "rms" in type(norm).__name__.lower()):
+        raise UserError(
+            f"compress: {name} of {type(owner).__name__}: got {type(norm).__name__}, expected a LayerNorm or RMSNorm "
+            "with gains"
+        )
+    for layer in layers:
+        if bias is not None:
+            if layer.bias is None:
+                raise UserError(
+                    f"compress: a linear layer behind {name} of {type(owner).__name__} has no bias, expected one that "
+                    "takes the norm's"
+                )
+            layer.bias.add_(layer.weight @ bias)
+        layer.weight.mul_(gain)
+    if isinstance(norm, nn.LayerNorm):
+        folded = RmsNorm(gain.numel(), eps=norm.eps).to(gain).train(norm.training).requires_grad_(False)
+        setattr(owner, name, folded)
+    else:
+        nn.init.ones_(gain)
+
+
+def _fold_scales(parts: Around) -> None:
+    """LayerScale goes into the layer in front of it."""
+    for block in parts.blocks:
+        for one in branches(block):
+            last: Any = block.get_submodule(one.last)
+            for path in one.after:
+                if isinstance(scale := block.get_submodule(path), LayerScale):
+                    last.weight *= scale.gamma[:, None]
+                    if last.bias is not None:
+                        last.bias *= scale.gamma
+                    block.set_submodule(path, nn.Identity())
+
+
+def _untie(model: Any, parts: Around) -> None:
+    """A head that shares the embedding cannot take the norm's gains: then it has weights of its own."""
+    if parts.head.weight is model.get_input_embeddings().weight:
+        parts.head.weight = nn.Parameter(parts.head.weight.detach().clone(), requires_grad=False)
+    model.config.tie_word_embeddings = False
+
+
+def rotate(parts: Around, q: Tensor) -> None:
+    """The stream x as xQ, Q (C, C) orthogonal, in place; the function of the model, whose norms are folded, stays."""
+    _apply(parts, q, to_readers=True)
+
+
+@torch.no_grad()
+def _apply(parts: Around, m: Tensor, to_readers: bool) -> None:
+    for module, name, dim in parts.embeddings:
+        _along(getattr(module, name), m, dim)
+    for layer in parts.writers():
+        _along(layer.weight, m, 0)
+        if layer.bias is not None:
+            _along(layer.bias, m, 0)
+    for _, _, layers in parts.readers() if to_readers else ():
+        for layer in layers:
+            _along(layer.weight, m, -1)
+
+
+def _along(weight: Tensor, m: Tensor, dim: int) -> None:
+    """w -> wM along one dimension, computed in float64."""
+    rotated = weight.double().movedim(dim, -1) @ m.to(weight.device)
+    weight.copy_(rotated.movedim(-1, dim))

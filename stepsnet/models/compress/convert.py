@@ -1,0 +1,151 @@
+"""A trained network of one width, compressed to a StepsNet of less compute that begins with what fits of its function.
+
+``compress(model, calibration, steps=3)`` goes four ways, the first two of which leave the function as it is:
+
+- **Norms** (around.py). LayerNorms become RMSNorms: the mean is taken off what writes to the stream, and gains and
+  biases go into the linear layers that read it. The gains of RMSNorms and LayerScales go there too.
+- **Rotation** (rotation.py). One orthogonal matrix Q for the whole stream, x -> xQ. A norm without gains divides by a
+  length, which no rotation changes: the invariance of SliceGPT (arXiv 2401.15024), under one Q. Its first C_1 columns
+  are the directions that the blocks of the first step read and write most, the next those of the second step in the
+  complement, and so on.
+- **Cut** (cut.py). Block for block, the weights of the first C_i channels, and of the heads and hidden units that carry
+  most to them. A norm over C_i channels keeps the divisor of C. The blocks of the last step are whole.
+- **Distillation** (distill.py), which is the caller's training loop: the stream behind each step, then the logits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...errors import UserError
+from ...plan import StepPlan, check_steps
+from ..stepify.convert import stepify
+from ..stepify.plan import check_plan, fields_of
+from .around import Around, around, branches, fold_norms, rotate
+from .cut import cut_block, heads_of
+from .distill import Compressed
+from .rotation import Statistics, greedy_rotation, watch
+
+__all__ = ["compress"]
+
+
+def compress(
+    model: nn.Module,
+    calibration: Tensor | Iterable[Tensor],
+    steps: int = 3,
+    *,
+    plan: Mapping[str, Any] | StepPlan | None = None,
+    rotation: Tensor | None = None,
+) -> Compressed:
+    """A StepsNet of less compute with as much of a trained network's function as fits, ready to be distilled.
+
+    The model that is given is not changed. Of timm, VisionTransformers with timm's Block, learned positions and a
+    linear head; of transformers, LLaMA, Qwen2 and Qwen3 as causal language models.
+
+    Args:
+        model: the network, trained, of one width.
+        calibration: inputs as in training: images (B, C, H, W) or token ids (B, N), or several such batches; some
+            thousand images or some ten thousand tokens. They choose the directions, heads and hidden units that stay.
+        steps: n; by default the widths are near to √2 apart in whole heads, down from the model's own, and each step
+            has as many blocks as the others, the last those that are left.
+        plan: widths and depths, and if you like num_heads: ``{"widths": (192, 256, 384), "depths": (4, 4, 4)}``. The
+            last width is the model's own, and the depths add up to its blocks.
+        rotation: an orthogonal (C, C) of your own, in place of the one from the calibration.
+
+    Raises:
+        UserError: a model of another family, a part that is not known, or a plan that does not fit.
+    """
+    if not isinstance(model, nn.Module):
+        raise UserError(f"compress: got {str(model)[:40]!r}, expected a model with its weights")
+    check_plan(plan)
+    teacher = fold_norms(model)
+    parts = around(teacher)
+    chosen = _plan(parts, steps, plan)
+    statistics = watch(teacher, parts, _batches(calibration))
+    if rotation is None:
+        rotation = greedy_rotation(statistics.moments, chosen["widths"], chosen["depths"])
+    rotate(parts, _orthogonal(rotation, parts.width))
+    student = stepify(teacher, plan=chosen)
+    _inherit(student, parts, statistics, chosen)
+    return Compressed(student, teacher, chosen["widths"], chosen["depths"])
+
+
+@torch.no_grad()
+def _inherit(student: nn.Module, parts: Around, statistics: Statistics, plan: Mapping[str, Any]) -> None:
+    widths = [width for width, depth in zip(plan["widths"], plan["depths"]) for _ in range(depth)]
+    for index, (block, whole) in enumerate(zip(around(student).blocks, parts.blocks)):
+        cut_block(block, whole, statistics.inner[index], widths[index])
+        for one in branches(whole):
+            norm: Any = block.get_submodule(one.norm)
+            norm.weight.fill_(math.sqrt(parts.width / widths[index]))
+
+
+# ---- plans
+
+
+def _plan(parts: Around, steps: Any, plan: Mapping[str, Any] | StepPlan | None) -> dict[str, tuple[int, ...]]:
+    blocks, width, unit = len(parts.blocks), parts.width, _unit(parts)
+    if plan is None:
+        if not isinstance(steps, int) or isinstance(steps, bool) or not 1 <= steps <= blocks:
+            raise UserError(f"steps: got {str(steps)[:40]}, expected 1 to the {blocks} blocks of the model")
+        widths = tuple(unit * max(1, round(width / math.sqrt(2) ** k / unit)) for k in reversed(range(steps)))
+        if len(set(widths)) < steps:
+            raise UserError(
+                f"steps: got {steps} of a width of {width} in heads of {unit}, expected fewer: widths would be {widths}"
+            )
+        each = blocks // steps
+        return _with_heads(parts, widths, (*[each] * (steps - 1), blocks - each * (steps - 1)))
+    fields = fields_of(plan)
+    for key, value in fields.items():
+        if value is not None and not isinstance(value, (list, tuple)):
+            raise UserError(f"plan: {key}: got {value!r}, expected a list")
+    widths, depths = tuple(fields["widths"]), tuple(fields["depths"])
+    try:
+        check_steps(widths, depths)
+    except ValueError as error:
+        raise UserError(f"plan: {error}") from None
+    if list(widths) != sorted(set(widths)) or widths[-1] != width:
+        raise UserError(f"plan: widths: got {widths}, expected increasing ones up to the model's {width}")
+    if sum(depths) != blocks or not depths[-1]:
+        raise UserError(f"plan: depths: got {depths}, expected {blocks} in all, the model's blocks, some in the last")
+    if wrong := next((c for c in widths if c % unit), None):
+        raise UserError(f"plan: widths: got {wrong}, expected a multiple of {unit}, so that heads are cut as a whole")
+    chosen = _with_heads(parts, widths, depths)
+    if fields.get("num_heads") not in (None, chosen["num_heads"], list(chosen["num_heads"])):
+        raise UserError(
+            f"plan: num_heads: got {tuple(fields['num_heads'])}, expected {chosen['num_heads']}: heads keep their size"
+        )
+    return chosen
+
+
+def _with_heads(parts: Around, widths: tuple[int, ...], depths: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+    """Heads of the model's own size. Where they are not as wide as the stream, as many as in proportion."""
+    heads, groups = heads_of(parts.blocks[0])
+    num_heads = tuple(groups * round(heads * width / parts.width / groups) for width in widths)
+    return {"widths": widths, "depths": depths, "num_heads": num_heads}
+
+
+def _unit(parts: Around) -> int:
+    """A width with whole heads, and whole groups of heads that share keys and values."""
+    heads, groups = heads_of(parts.blocks[0])
+    return parts.width // heads * groups
+
+
+def _batches(calibration: Any) -> Iterable[Tensor]:
+    batches = [calibration] if isinstance(calibration, Tensor) else calibration
+    if not isinstance(batches, Iterable):
+        raise UserError(f"calibration: got {type(calibration).__name__}, expected a batch of inputs, or several")
+    return batches
+
+
+def _orthogonal(rotation: Any, width: int) -> Tensor:
+    rotation = torch.as_tensor(rotation, dtype=torch.float64).cpu()
+    eye = torch.eye(width, dtype=torch.float64)
+    if rotation.shape != eye.shape or not torch.allclose(rotation.T @ rotation, eye, atol=1e-4):
+        raise UserError(f"rotation: got {tuple(rotation.shape)}, expected an orthogonal matrix of {width} by {width}")
+    return rotation

@@ -1,0 +1,103 @@
+"""One block cut to fewer channels, heads and hidden units."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...errors import UserError
+from ...residual.branches import BranchParts
+from .around import branches, layers_in_front
+
+__all__ = ["cut_block", "heads_of"]
+
+
+def heads_of(block: nn.Module) -> tuple[int, int]:
+    """How many heads, and how many of them share keys and values."""
+    attention = next(one for one in branches(block) if one.projections)
+    size = _head_size(block, attention)
+    queries, keys = (_rows_of(block, projection) for projection in (attention.projections or ())[:2])
+    heads = len(queries) // size
+    return heads, heads // (len(keys) // size)
+
+
+@torch.no_grad()
+def cut_block(block: nn.Module, whole: nn.Module, inner: list[Tensor], width: int) -> None:
+    """Fill a block of a narrower width with the weights of a whole one that carry most to the first channels.
+
+    Args:
+        inner: second moments of what the last layer of each branch reads, as in Statistics.
+        width: C_i.
+
+    Raises:
+        UserError: the block has a parameter of another shape that belongs to no known layer.
+    """
+    filled: set[str] = set()
+    for parts, moment in zip(branches(whole), inner):
+        last: Any = whole.get_submodule(parts.last)
+        to_channels = last.weight[:width].double()  # (C_i, K)
+        if parts.projections:
+            rows, columns = _of_heads(block, whole, parts, moment.to(to_channels), to_channels)
+        else:
+            units = moment.diagonal().to(to_channels) * to_channels.square().sum(0)
+            narrow: Any = block.get_submodule(parts.last)
+            columns = _highest(units, narrow.in_features)
+            rows = dict.fromkeys(layers_in_front(parts), columns)
+        for path, kept in rows.items():
+            _copy(block.get_submodule(path), whole.get_submodule(path), kept, slice(width))
+        _copy(block.get_submodule(parts.last), last, slice(width), columns)
+        filled.update(rows, [parts.last, parts.norm])
+    theirs = dict(whole.named_parameters())
+    for name, parameter in block.named_parameters():
+        if name.rpartition(".")[0] in filled:
+            continue
+        if name not in theirs or parameter.shape != theirs[name].shape:
+            raise UserError(f"compress: {name} of {type(whole).__name__}: got a part whose channels are not known")
+        parameter.copy_(theirs[name])  # of one head's size, such as a norm of queries
+
+
+def _of_heads(
+    block: nn.Module, whole: nn.Module, parts: BranchParts, moment: Tensor, to_channels: Tensor
+) -> tuple[dict[str, Tensor], Tensor]:
+    """For each layer of an attention the rows that stay, and the columns of its last."""
+    size, (heads, shared) = _head_size(whole, parts), heads_of(whole)
+    scores = [
+        (to_channels[:, part] @ moment[part, part] * to_channels[:, part]).sum()
+        for part in (slice(head * size, (head + 1) * size) for head in range(heads))
+    ]
+    last: Any = block.get_submodule(parts.last)
+    groups = _highest(torch.stack(scores).unflatten(0, (-1, shared)).sum(1), last.in_features // size // shared)
+    kept = (groups[:, None] * shared + torch.arange(shared)).flatten()
+    rows: dict[str, list[Tensor]] = {}
+    for projection, of_projection in zip(parts.projections or (), (kept, groups, groups)):
+        rows.setdefault(projection[0], []).append(_rows_of(whole, projection).start + _entries(of_projection, size))
+    return {path: torch.cat(one) for path, one in rows.items()}, _entries(kept, size)
+
+
+def _entries(heads: Tensor, size: int) -> Tensor:
+    return (heads[:, None] * size + torch.arange(size)).flatten()
+
+
+def _highest(scores: Tensor, count: int) -> Tensor:
+    """The places of the highest, in order."""
+    return scores.cpu().topk(count).indices.sort().values
+
+
+def _rows_of(block: nn.Module, projection: tuple[str, int, int]) -> range:
+    path, part, count = projection
+    layer: Any = block.get_submodule(path)
+    each = layer.out_features // count
+    return range(part * each, (part + 1) * each)
+
+
+def _head_size(block: nn.Module, attention: BranchParts) -> int:
+    module: Any = block.get_submodule(attention.layer)
+    return module.head_dim
+
+
+def _copy(layer: Any, whole: Any, rows: Any, columns: Any) -> None:
+    layer.weight.copy_(whole.weight[rows][:, columns])
+    if whole.bias is not None:
+        layer.bias.copy_(whole.bias[rows])
