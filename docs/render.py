@@ -10,11 +10,12 @@ A block between ``<!-- begin: NAME … -->`` and ``<!-- end -->`` is replaced by
     methods FOLDER                 runs of methods for depth, one row per method
     digits                         the deep pair on digits, a wide plain network, and logistic regression
     study NAME, leaderboard NAME   a declared study as far as its runs have ended: by cell, or a row a contender
+    verdicts NAME…                 the criteria of declared studies that have a verdict
     analysis FILE TABLE            what ``stepsnet analyze --json`` printed
     speed FILE                     what ``stepsnet bench`` wrote
     memory FILE                    what benchmarks/memory.py wrote
-    benchmarks, stream_blocks, grow, grow_starts, compress, language [NAME], imports, optimized NAME, pairs, candidates, bounds,
-    overheads, detectors NAME, segmenters, scale FILE
+    benchmarks, stream_blocks, grow, grow_starts, compress, language [NAME], imports, optimized NAME, pairs, candidates,
+    bounds, overheads, detectors NAME, segmenters, scale FILE
                                    what the other benchmarks wrote
     paper-depths                   the accuracies of the paper's Table 5a
 
@@ -48,6 +49,7 @@ TABLES = {
     "analysis": render_runs.analysis_table,
     "study": render_runs.study_table,
     "leaderboard": render_runs.leaderboard_table,
+    "verdicts": render_runs.verdicts_table,
     "paper-depths": render_runs.paper_depths,
     "benchmarks": render_benchmarks.benchmarks_table,
     "language": render_benchmarks.language_table,

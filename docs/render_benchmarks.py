@@ -124,8 +124,8 @@ def compress_table() -> str:
     for pair, (mean, low, high) in result["differences"].items():
         other = labels[pair.removeprefix("greedy - ")]
         notes.append(
-            f"- `stepsnet.compress` minus {other}: {mean:+.2f} points ({low:+.2f} to {high:+.2f}, the 95% t-interval of "
-            "the paired differences)"
+            f"- `stepsnet.compress` minus the same {other}: {mean:+.2f} points ({low:+.2f} to {high:+.2f}, the 95% "
+            "t-interval of the paired differences)"
         )
     headers = ["", "rate", "MACs (M)", "updates", "before training, held out", "on the test split, three seeds"]
     return "\n".join([table_of_numbers(headers, rows), "", *notes, "", origin(result)])

@@ -16,6 +16,8 @@ from stepsnet.study.declare import Study, find_study
 from stepsnet.study.leaderboard import leaderboard
 from stepsnet.study.render import draw_study, render_study
 from stepsnet.study.results import read_results
+from stepsnet.study.run_plan import progress
+from stepsnet.study.verdict import judge_study
 from stepsnet.summary_stats import format_mean_std
 
 
@@ -240,6 +242,27 @@ def _study(name: str) -> tuple[Study, dict]:
     study = find_study(name)
     assert study is not None, name
     return study, read_results(RESULTS / study.folder, study)
+
+
+def verdicts_table(*names: str) -> str:
+    """The criteria of studies that have a verdict: one row each, and how many are open."""
+    rows, notes = [], []
+    for name in names:
+        study, results = _study(name)
+        metric = find_metric(study.metric)
+        judged = [one for one in judge_study(study, results).criteria if one.verdict != "not yet"]
+        for one in judged:
+            between = f"{one.low:+{metric.spec}} to {one.high:+{metric.spec}}" if one.low is not None else ""
+            mean = f"{one.mean:+{metric.spec}}{metric.difference_unit}" if one.mean is not None else ""
+            rows.append([f"{one.name} (`{name}`, {len(study.seeds)} seeds)", mean, between, f"**{one.verdict}**"])
+        there, all_of = progress(study, results)
+        if there < all_of:
+            notes.append(
+                f"- `{name}`: {there} of {all_of} runs have ended; {len(study.criteria) - len(judged)} of "
+                f"{len(study.criteria)} criteria have no verdict yet."
+            )
+    headers = ["asked", "difference", "95% interval", "verdict"]
+    return "\n".join([markdown_table(headers, rows, "lrrl"), *([""] if notes else []), *notes])
 
 
 def study_table(name: str) -> str:

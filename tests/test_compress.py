@@ -5,6 +5,7 @@ import copy
 import pytest
 import timm
 import torch
+from timm.layers import Mlp, SwiGLU, SwiGLUPacked
 from torch import nn
 from torch.nn import functional as F
 from transformers import (
@@ -53,9 +54,13 @@ TEACHERS = {
     "class token": (lambda: vit("deit3_small_patch16_224"), IMAGES),  # with LayerScale, positions for patches alone
     "registers": (lambda: vit(reg_tokens=2), IMAGES),
     "norms of queries": (lambda: vit(qk_norm=True), IMAGES),
+    "packed gates": (lambda: vit(mlp_layer=SwiGLUPacked), IMAGES),
+    "gates": (lambda: vit(mlp_layer=SwiGLU, **POOLED), IMAGES),
+    "all tokens": (lambda: vit(global_pool=""), IMAGES),
     "llama": (language, TOKENS),
     "untied": (lambda: language(tie_word_embeddings=False), TOKENS),
     "qwen2": (lambda: language(Qwen2Config, Qwen2ForCausalLM), TOKENS),
+    "biases": (lambda: language(attention_bias=True, mlp_bias=True), TOKENS),
     "qwen3, wide heads": (lambda: language(Qwen3Config, Qwen3ForCausalLM, head_dim=16), TOKENS),
 }
 EVERY = pytest.mark.parametrize("name", TEACHERS)
@@ -184,6 +189,76 @@ def test_it_is_distilled_and_what_comes_out_is_an_ordinary_model(name, tmp_path)
     torch.testing.assert_close(logits_of(again, inputs), logits_of(model, inputs))
 
 
+def test_a_step_without_blocks_asks_for_no_directions():
+    model = vit(**POOLED)
+    with_empty = stepsnet.compress(model, IMAGES, plan={"widths": (32, 48, 64), "depths": (0, 3, 3)})
+    without = stepsnet.compress(model, IMAGES, plan={"widths": (48, 64), "depths": (3, 3)})
+    torch.testing.assert_close(with_empty.model(IMAGES), without.model(IMAGES))
+    torch.testing.assert_close(with_empty.stream_loss(IMAGES), without.stream_loss(IMAGES))
+
+
+def test_heads_that_do_not_tile_the_width():
+    model = language(Qwen3Config, Qwen3ForCausalLM, hidden_size=80, num_attention_heads=12, head_dim=16)
+    compressed = stepsnet.compress(model, TOKENS, 2)
+    assert compressed.widths == (56, 80)
+    torch.testing.assert_close(compressed.teacher(TOKENS).logits, model(TOKENS).logits, rtol=1e-4, atol=1e-4)
+    whole = stepsnet.compress(model, TOKENS, plan={"widths": (80,), "depths": (6,)})
+    torch.testing.assert_close(whole.model.eval()(TOKENS).logits, model(TOKENS).logits, rtol=1e-4, atol=1e-4)
+
+
+def test_calibration_comes_as_data_do():
+    """What a DataLoader yields, in whatever batches; a token whose embedding is zero does no harm."""
+    model = vit(**POOLED)
+    expected = stepsnet.compress(model, IMAGES, 2).model.state_dict()
+    pairs = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(IMAGES, torch.arange(16)), 5)
+    for given in (pairs, [(IMAGES[:3], None), (IMAGES[3:], None)], ({"pixel_values": IMAGES},)):
+        found = stepsnet.compress(model, given, 2).model.state_dict()
+        for key, value in expected.items():  # a direction has no sign
+            torch.testing.assert_close(found[key].abs(), value.abs(), rtol=1e-2, atol=1e-3)
+    padded = language(pad_token_id=0)
+    with torch.no_grad():
+        padded.model.embed_tokens.weight[0] = 0
+    ids = torch.cat((torch.zeros_like(TOKENS[:, :2]), TOKENS), 1)
+    assert all(value.isfinite().all() for value in stepsnet.compress(padded, ids, 2).model.state_dict().values())
+
+
+def test_both_networks_go_to_another_precision_and_the_model_may_be_wrapped():
+    compressed = stepsnet.compress(vit(**POOLED), IMAGES, 2).to(torch.float64)
+    losses = compressed.stream_loss(IMAGES.double()), compressed.logit_loss(IMAGES.double(), torch.arange(16) % 5)
+    assert all(loss.dtype == torch.float64 for loss in losses)
+
+    class Wrapped(nn.Module):
+        def __init__(self, module):
+            super().__init__()
+            self.module = module
+
+        def forward(self, x):
+            return self.module(x)
+
+    compressed.model = Wrapped(compressed.model)
+    torch.testing.assert_close(compressed.stream_loss(IMAGES.double()), losses[0])
+    compressed.model.module.blocks = nn.Identity()
+    with pytest.raises(UserError, match="stream_loss: the model's blocks are not seen"):
+        compressed.stream_loss(IMAGES.double())
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (torch.zeros(16, 5), r"labels: got \(16, 5\), expected whole numbers \(16,\)"),
+        (torch.zeros(15, dtype=torch.long), r"labels: got \(15,\), expected whole numbers"),
+        (torch.full((16,), -100), "labels: got -100 alone"),
+    ],
+)
+def test_labels_that_do_not_fit_are_one_line(labels, message):
+    with pytest.raises(UserError, match=message):
+        stepsnet.compress(vit(**POOLED), IMAGES, 2).logit_loss(IMAGES, labels)
+
+
+class OtherMlp(Mlp):
+    """Whose layers may be used in another way than timm's."""
+
+
 def odd():
     model = vit(**POOLED)
     model.blocks[2].mlp.fc1 = nn.Sequential(model.blocks[2].mlp.fc1)
@@ -209,7 +284,7 @@ PLAN = {"widths": (32, 64), "depths": (3, 3)}
         (lambda: vit(pre_norm=True), IMAGES, {}, r"VisionTransformer.norm_pre.weight: got a part that is not known"),
         (lambda: vit(qkv_bias=False), IMAGES, {}, "a linear layer behind norm1 of Block has no bias"),
         (lambda: vit("vit_tiny_patch16_224", block_fn=timm.models.vision_transformer.ResPostBlock), IMAGES, {}, "got "),
-        (odd, IMAGES, {}, r"mlp.fc1 of Block: got Sequential, expected Linear"),
+        (odd, IMAGES, {}, "mlp.fc1 of Block is no linear layer, expected one"),
         (vit, IMAGES, {"steps": 9}, "steps: got 9, expected 1 to the 6 blocks"),
         (
             lambda: vit(num_heads=2),
@@ -233,9 +308,21 @@ PLAN = {"widths": (32, 64), "depths": (3, 3)}
         (vit, IMAGES, {"plan": {**PLAN, "num_heads": (2, 8)}}, r"plan: num_heads: got \(2, 8\), expected \(4, 8\)"),
         (vit, IMAGES, {"plan": {"widths": 32, "depths": (3, 3)}}, "plan: widths: got 32, expected a list"),
         (vit, IMAGES, {"rotation": torch.ones(64, 64)}, "rotation: got .*expected an orthogonal matrix of 64 by 64"),
-        (vit, 3, {}, "calibration: got int, expected a batch of inputs"),
+        (lambda: vit(global_pool="max"), IMAGES, {}, "global_pool: got 'max', which no rotation passes"),
+        (lambda: vit(patch_drop_rate=0.5), IMAGES, {}, "patch_drop_rate: got a model that drops patches"),
+        (lambda: vit(final_norm=False), IMAGES, {}, "VisionTransformer has no norm in front of its head"),
+        (lambda: vit(mlp_layer=OtherMlp), IMAGES, {}, "compress: got blocks of Block"),
+        (vit, 3, {}, "calibration: got int, expected a tensor of inputs, or batches of them"),
+        (vit, IMAGES[0], {}, r"calibration: got \(3, 32, 32\), expected images \(B, C, H, W\) or token ids"),
+        (vit, [IMAGES.numpy()], {}, "calibration: got ndarray, expected images"),
+        (vit, IMAGES, {"rotation": "x"}, "rotation: got str, expected an orthogonal matrix of 64 by 64"),
         (vit, [], {}, "calibration: got no inputs"),
-        (vit, torch.randn(2, 3, 16, 16), {}, "calibration: the model does not take it: Input height"),
+        (
+            vit,
+            torch.randn(2, 3, 16, 16),
+            {},
+            r"calibration: the model does not take \(2, 3, 16, 16\): AssertionError: Input height",
+        ),
         (vit, torch.full((2, 3, 32, 32), torch.nan), {}, "calibration: got outputs that are not finite"),
     ],
 )

@@ -5,11 +5,14 @@ import io
 import math
 import pickle
 import re
+from functools import partial
 
 import pytest
 import timm
 import torch
 from residual_networks import JOINED, stirred
+from timm.layers import GluMlp, SwiGLU, SwiGLUPacked
+from timm.models.vision_transformer import Block
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig
 from transformers.models.gpt2.modeling_gpt2 import GPT2Block
@@ -46,6 +49,8 @@ def test_a_connected_model_is_saved_whole(name):
 def test_the_declared_branches_of_other_families_are_joined(family):
     """DenseFormer begins as the plain network; the others take the norms, which stepify's adapters declare alone."""
     plain = vit(family)
+    for block in plain.blocks:
+        block.gamma_1 = block.gamma_2 = None  # ReZero has a scale of its own
     for parameter in plain.parameters():
         nn.init.normal_(parameter, 1.0 if parameter.ndim == 1 else 0.0, 0.15)
     outputs = {}
@@ -153,8 +158,66 @@ def test_a_design_that_one_step_is_not_for_changes_no_step():
     with pytest.raises(UserError, match="width: got 64 for a StepsNet, expected none"):
         connect(blocks, "mhc", width=64)
     assert connect(blocks, "plain") is blocks
+    for places, message in (({"num_blocks": 0}, "num_blocks: got 0"), ({"first": "a"}, "first: got 'a', expected 1")):
+        with pytest.raises(UserError, match=message):
+            connect(blocks, "mhc", **places)
+    with pytest.raises(UserError, match="num_blocks: got 3, expected at least 9"):
+        connect(blocks, "mhc", num_blocks=3)
+    with pytest.raises(UserError, match="got a StepsNet of channels in dimension 1, expected channels last"):
+        connect(stepsnet.StepsNet([nn.Sequential(Block(64, 4))], [64], dim=1), "mhc")
     with pytest.raises(UserError, match="got a StepsNet within a StepsNet"):
         connect(stepsnet.StepsNet([blocks], [64]), "mhc")
+    whole = connect(stepsnet.StepsNet(blocks.networks, blocks.widths), "mhc")
+    for again in (whole, connect(stepsnet.stepify(vit(), 2).blocks, "mhc")):
+        with pytest.raises(UserError, match="the steps have a design already"):
+            connect(again, "plain")
+
+
+@pytest.mark.parametrize("name", JOINED)
+def test_a_design_has_the_precision_and_the_device_of_its_blocks(name):
+    model = vit(embed_dim=32).bfloat16()
+    model.blocks = connect(model.blocks, name)
+    assert {p.dtype for p in model.parameters()} == {torch.bfloat16} and model(IMAGES.bfloat16()).isfinite().all()
+    with torch.device("meta"):
+        blocks = vit().blocks
+    assert {p.device.type for p in connect(blocks, name).parameters()} == {"meta"}
+
+
+@pytest.mark.parametrize("name", ["layer_scale", "rezero", "deepnorm", "fixup", "normformer"])
+def test_two_scales_behind_a_branch_are_refused(name):
+    with pytest.raises(UserError, match=f"{name} scales the branches, as ls1 of Block does, expected only one of them"):
+        connect(vit(init_values=1e-5).blocks, name)
+    with pytest.raises(
+        UserError, match=f"{name} scales the branches, as gamma_1 of Block does|the linears of a branch"
+    ):
+        connect(vit("beit_base_patch16_224").blocks, name)
+
+
+@pytest.mark.parametrize("mlp_layer", [SwiGLU, SwiGLUPacked, partial(GluMlp, gate_last=True)])
+def test_gated_mlps_of_timm_begin_as_gated_ones(mlp_layer):
+    """The gate is not scaled, and the layer that it multiplies is."""
+    torch.manual_seed(0)
+    blocks = [Block(64, 4, mlp_ratio=8, mlp_layer=mlp_layer) for _ in range(8)]
+    mlp = connect(blocks, "fixup").blocks[0].mlp
+    if mlp_layer is SwiGLU:
+        gate, values = mlp.fc1_g.weight, mlp.fc1_x.weight
+    else:
+        gate, values = mlp.fc1.weight.chunk(2) if mlp_layer is SwiGLUPacked else mlp.fc1.weight.chunk(2)[::-1]
+    expected = math.sqrt(2 / sum(gate.shape))
+    assert gate.std().item() == pytest.approx(expected, rel=0.05)
+    assert values.std().item() == pytest.approx(expected / 4, rel=0.05)  # 16 branches
+    assert not mlp.fc2.weight.any()
+
+
+def test_start_values_are_those_of_biases_and_norms_too():
+    model = vit(**{"qkv_bias": True})
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, 0.3, 0.2)
+    fixed, deep = (copy.deepcopy(model.blocks) for _ in range(2))
+    x = torch.randn(2, 5, 32)
+    torch.testing.assert_close(connect(fixed, "fixup")(x), x)
+    norms = [one.norm for block in connect(deep, "deepnorm").blocks for one in block.connections]
+    assert all(norm.weight.eq(1).all() and norm.bias.eq(0).all() for norm in norms)
 
 
 def llama(width=64):

@@ -85,6 +85,22 @@ def test_it_learns_is_recomputed_and_measured(name):
     assert all(math.isfinite(v) and v > 0 for block in measured for v in (block.gamma, block.branch, block.gradient))
 
 
+@pytest.mark.parametrize("name", ["fixup", "deepnorm", "rezero"])
+def test_the_start_of_a_design_is_drawn_once_and_trained_weights_stay(name, tmp_path):
+    """transformers leaves modules without parameters of their own out, and marks what it has loaded."""
+    model = build(name, widths=(128,), depths=(4,), num_attention_heads=(2,), intermediate_size=(256,))
+    layer = model.model.layers[1]
+    q, v, o = (getattr(layer.self_attn, f"{one}_proj").weight for one in "qvo")
+    up, down = layer.mlp.up_proj.weight, layer.mlp.down_proj.weight
+    scale = {"fixup": (1, 8**-0.5, 0), "deepnorm": (1, 32**-0.25, 32**-0.25), "rezero": (1, 1, 1)}[name]
+    for weight, expected in zip((q, v, o, up, down), (scale[0], scale[1], scale[2], scale[1], scale[2])):
+        assert weight.std().item() == pytest.approx(expected * math.sqrt(2 / sum(weight.shape)), rel=0.05)
+    stirred(model, 0.2)
+    model.save_pretrained(tmp_path)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert all(torch.equal(value, again.state_dict()[key]) for key, value in model.state_dict().items())
+
+
 def test_the_plain_model_has_the_keys_and_the_start_that_it_had():
     plain, ours = build("plain"), build("mhc")
     assert not any("streams" in key or "connections" in key for key in plain.state_dict())

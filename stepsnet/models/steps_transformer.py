@@ -161,8 +161,14 @@ class StepsTransformerPreTrainedModel(LlamaPreTrainedModel):
 
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
-        if isinstance(module, (DesignPart, ConnectedBlock)):
+        if isinstance(module, DesignPart):
             module.init_weights()
+
+    def _initialize_weights(self, module: nn.Module, *args: Any, **kwargs: Any) -> None:
+        done = getattr(module, "_is_hf_initialized", False)
+        super()._initialize_weights(module, *args, **kwargs)
+        if isinstance(module, ConnectedBlock) and not done:  # it has no parameters itself, and is left out there
+            module.init_branches()
 
 
 class ScaledEmbedding(nn.Embedding):

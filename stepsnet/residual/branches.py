@@ -28,7 +28,7 @@ class BranchParts:
         projections: of an attention, the linear layers that make its queries, keys and values, in this order, and
             which part of the layer's output each is: 2, 3 for the last of three. None for a branch without.
         hidden: of an MLP, the linear layers in front of the last, as ``projections``; where there are several, all but
-            the last of them are gates.
+            the last of them are gates. Empty where they are not known.
         last: the linear layer that makes the output.
         function: (block, x, …) -> F(x), in place of the paths.
     """
@@ -121,12 +121,29 @@ _ROTARY = (
     BranchParts("input_layernorm", "self_attn", takes_arguments=True, projections=_APART, last="self_attn.o_proj"),
     BranchParts("post_attention_layernorm", "mlp", hidden=_GATED, last="mlp.down_proj"),
 )
-# by the name of the class, so that no library is imported for a row
-_PARTS: dict[str, Sequence[BranchParts]] = {
-    "timm.models.vision_transformer.Block": (
+
+
+def _of_timm(block: Any) -> Sequence[BranchParts]:
+    """timm's Block takes MLPs of several classes."""
+    mlp = block.mlp
+    hidden: tuple[Projection, ...] = ()
+    kind = f"{type(mlp).__module__}.{type(mlp).__qualname__}"
+    if kind == "timm.layers.mlp.Mlp":
+        hidden = (("mlp.fc1", 0, 1),)
+    elif kind == "timm.layers.mlp.SwiGLU":
+        hidden = (("mlp.fc1_g", 0, 1), ("mlp.fc1_x", 0, 1))
+    elif kind == "timm.layers.mlp.GluMlp":  # the gate and what it is multiplied with, in one layer
+        gate = int(mlp.gate_last)
+        hidden = (("mlp.fc1", gate, 2), ("mlp.fc1", 1 - gate, 2))
+    return (
         BranchParts("norm1", "attn", _AFTER_1, takes_arguments=True, projections=_FUSED, last="attn.proj"),
-        BranchParts("norm2", "mlp", _AFTER_2, hidden=(("mlp.fc1", 0, 1),), last="mlp.fc2"),
-    ),
+        BranchParts("norm2", "mlp", _AFTER_2, hidden=hidden, last="mlp.fc2"),
+    )
+
+
+# by the name of the class, so that no library is imported for a row
+_PARTS: dict[str, Sequence[BranchParts] | Callable[[Any], Sequence[BranchParts]]] = {
+    "timm.models.vision_transformer.Block": _of_timm,
     "transformers.models.llama.modeling_llama.LlamaDecoderLayer": _ROTARY,
     "transformers.models.qwen2.modeling_qwen2.Qwen2DecoderLayer": _ROTARY,
     "transformers.models.qwen3.modeling_qwen3.Qwen3DecoderLayer": _ROTARY,
@@ -141,7 +158,7 @@ def parts_of(block: nn.Module) -> Sequence[BranchParts] | None:
     """The branches of a block: by its row here, or as the adapters of stepify and ``register_block`` declare them."""
     cls = type(block)
     if (found := _PARTS.get(f"{cls.__module__}.{cls.__qualname__}")) is not None:
-        return found
+        return found(block) if callable(found) else found
     from ..models.stepify.adapters import declared_branches  # not above: the families there are built of what is here
 
     declared = declared_branches(block)

@@ -54,7 +54,7 @@ class ConnectedBlock:
         return state
 
     def init_weights(self) -> None:
-        """As timm and transformers initialize a model again, parts first: the block's own, then its branches."""
+        """As timm initializes a model again, parts first: the block's own, then its branches."""
         of_block = getattr(super(), "init_weights", None)
         if of_block is not None:
             of_block()

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from .branches import BranchParts
 from .design import Branch, Connection, Place, reset_norm
-from .linears import weights_of
+from .linears import start_of
 
 __all__ = ["DeepNorm"]
 
@@ -25,6 +25,7 @@ __all__ = ["DeepNorm"]
 class DeepNorm(Connection):
     title = "norms behind the sum, a larger stream and smaller initial weights"
     source = "arXiv 2203.00555, Sec. 3"
+    scales_branches = True
     needs = ("norm", "linears")
 
     def __init__(self, place: Place, options: Mapping[str, Any]):
@@ -36,7 +37,9 @@ class DeepNorm(Connection):
         reset_norm(self.norm)
 
     def init_branch(self, block: nn.Module, parts: BranchParts) -> None:
-        weights = weights_of(block, parts)
+        if (weights := start_of(block, parts)) is None:
+            return
+        reset_norm(self.norm)
         for weight in weights.queries_keys:
             nn.init.xavier_normal_(weight)
         for weight in (*weights.gates, weights.values, weights.last):

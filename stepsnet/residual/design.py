@@ -112,6 +112,7 @@ class Connection(DesignPart):
         options: names and defaults; a value has to be of the default's type.
         needs: what has to be declared (branches.py): "norm" and "linears" of every branch, "values" and "projections"
             of one.
+        scales_branches: whether a scale of its own stands behind each branch, beside which LayerScale has no meaning.
         starts_as_plain: whether the network computes what the plain one does before it is trained, up to rounding.
     """
 
@@ -121,6 +122,7 @@ class Connection(DesignPart):
     wiring: ClassVar[type[Wiring]] = Wiring
     options: ClassVar[dict[str, Any]] = {}
     needs: ClassVar[tuple[str, ...]] = ()
+    scales_branches: ClassVar[bool] = False
     starts_as_plain: ClassVar[bool] = False
 
     def __init__(self, place: Place, options: Mapping[str, Any]):
@@ -195,8 +197,9 @@ def precise(x: Tensor) -> Tensor:
 
 
 def reset_norm(norm: Any) -> None:
-    """The start of any norm: gains 1, biases 0."""
-    nn.init.ones_(norm.weight)
+    """The start of any norm: gains 1, biases 0, where it has them."""
+    if getattr(norm, "weight", None) is not None:
+        nn.init.ones_(norm.weight)
     if getattr(norm, "bias", None) is not None:
         nn.init.zeros_(norm.bias)
 

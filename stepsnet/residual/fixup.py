@@ -2,11 +2,12 @@ r"""Fixup: Zhang et al., "Fixup Initialization: Residual Learning Without Normal
 
     x_{l+1} = x_l + a_l F_l(x_l), F without norms, with a learned number added in front of each linear layer
 
-In front of the activation it is the MLP's own bias. Start: F's last layer at 0, a = 1, the added numbers at 0, the
-other layers by Xavier's rule, and values and the MLP's hidden layer scaled by L^(-1/(2m - 2)) with L branches of m
-layers in sequence: two branches a block, m = 2, so L^(-1/2). Queries, keys and the gate of a gated MLP are beside that
-sequence, and not scaled. The classifier keeps its library's initialization; in Fixup it starts at 0. Parameters: six
-numbers a block, less the norms. Traffic: that of the plain stream.
+In front of the activation it is the MLP's own bias; the layers of LLaMA and Qwen have none. Start: F's last layer at 0,
+a = 1, the added numbers at 0, the other layers by Xavier's rule with biases of 0, and values and the MLP's hidden layer
+scaled by L^(-1/(2m - 2)) with L branches of m layers in sequence: two branches a block, m = 2, so L^(-1/2). Queries,
+keys and the gate of a gated MLP are beside that sequence, and not scaled. The classifier keeps its library's
+initialization; in Fixup it starts at 0. Parameters: six numbers a block, less the norms. Traffic: that of the plain
+stream.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 
 from .branches import BranchParts
 from .design import Branch, Connection, Place
-from .linears import run_before_last, weights_of
+from .linears import run_before_last, start_of
 from .scales import Gain, Shift
 
 __all__ = ["Fixup"]
@@ -27,6 +28,7 @@ __all__ = ["Fixup"]
 class Fixup(Connection):
     title = "no norms; branches start at 0, their first layers scaled by depth"
     source = "arXiv 1901.09321, Sec. 3"
+    scales_branches = True
     needs = ("norm", "linears")
 
     def __init__(self, place: Place, options: Mapping[str, Any]):
@@ -39,7 +41,8 @@ class Fixup(Connection):
             number.reset_parameters()
 
     def init_branch(self, block: nn.Module, parts: BranchParts) -> None:
-        weights = weights_of(block, parts)
+        if (weights := start_of(block, parts)) is None:
+            return
         for weight in (*weights.queries_keys, *weights.gates):
             nn.init.xavier_uniform_(weight)
         nn.init.xavier_uniform_(weights.values, gain=self.branch_scale)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import singledispatch
+from operator import attrgetter
 from typing import Any, get_args
 
 from torch import Tensor, nn
@@ -15,7 +16,7 @@ from ..steps import StepsNet
 from .branches import BranchParts, parts_of
 from .connected import ConnectedBlock, ConnectedSequence, connected_class
 from .design import Connection, Place, Wiring, check_options
-from .linears import heads_of, inputs_of_last
+from .linears import heads_of, inputs_of_last, misses_linear
 from .table import DESIGNS
 
 __all__ = ["connect", "connect_steps", "design_of", "wire", "wire_steps"]
@@ -34,8 +35,8 @@ def connect(
 
     ``model.blocks = stepsnet.residual.connect(model.blocks, "mhc", streams=4)``. The blocks are taken over as they
     are: their weights keep their names, and those of the design stand beside them in ``connections``. "fixup",
-    "deepnorm" and "rezero" are start values too, which their blocks' linear layers are given. Only "plain" leaves an
-    ``nn.Sequential``.
+    "deepnorm" and "rezero" are start values too: they draw the blocks' linear layers anew, so that trained weights are
+    lost. Only "plain" leaves an ``nn.Sequential``.
 
     Args:
         blocks: of one width; or a StepsNet, whose steps are then streams of their own.
@@ -72,6 +73,12 @@ def connect_steps(
     container: StepsNet, design: str, options: Mapping[str, Any], first: int = 1, num_blocks: int | None = None
 ) -> StepsNet:
     """A StepsNet with each step's blocks in a design; a container with names of its own keeps them."""
+    if any(isinstance(network, ConnectedSequence) for network in container.networks):
+        raise UserError("residual: the steps have a design already, expected a StepsNet without one")
+    if container.dim != -1:
+        raise UserError(
+            f"residual: got a StepsNet of channels in dimension {container.dim}, expected channels last, -1"
+        )
     if any(isinstance(network, StepsNet) for network in container.networks):
         raise UserError(f"residual: {design}: got a StepsNet within a StepsNet, expected steps of blocks")
     steps = [list(n) if isinstance(n, nn.Sequential) else [n] for n in container.networks]
@@ -96,7 +103,9 @@ def wire_steps(
     if design_of(name) is None:
         check_options(name, _Plain, options)
         return None
-    total = num_blocks or first - 1 + sum(len(blocks) for blocks in steps)
+    every = [block for blocks in steps for block in blocks]
+    _check_places(every, None, first, num_blocks)
+    total = num_blocks or first - 1 + len(every)
     streams = []
     for blocks, width in zip(steps, widths):
         streams.append(_checked(blocks, name, options, width, first, total))
@@ -178,12 +187,18 @@ def _join(stream: _Stream) -> Wiring:
         ]
         design.prepare(block, parts, places[0], options)
         block.__class__ = connected_class(type(block))  # type: ignore[arg-type]
-        block.connections = nn.ModuleList(design(place, options) for place in places)
+        block.connections = _like(block, nn.ModuleList(design(place, options) for place in places))
         # not as submodules: they belong to the container
         block.__dict__.update(wiring=wiring, unit=design.unit, branch_parts=tuple(parts))
         block.init_branches()
         layer += count
-    return wiring
+    return _like(stream.blocks[0], wiring) if stream.blocks else wiring
+
+
+def _like(block: nn.Module, made: Any) -> Any:
+    """Parts of a design on the device and in the precision of the block."""
+    of_block = next((p for p in block.parameters() if p.is_floating_point()), None)
+    return made if of_block is None else made.to(of_block.device, of_block.dtype)
 
 
 class _Plain(Connection):
@@ -236,8 +251,24 @@ def _parts_for(block: nn.Module, name: str, design: type[Connection]) -> Sequenc
         declared = [bool(getattr(one, part)) for one in parts or ()]
         if not (all(declared) if part in ("norm", "linears") else any(declared)) or not declared:
             raise UserError(f"residual: {name} works on the {part} of a branch, which {kind} does not declare")
+    for one in parts or ():
+        if "linears" in design.needs and (path := misses_linear(block, one)):
+            raise UserError(f"residual: {name}: {path} of {kind} is no linear layer, expected one")
+        if design.scales_branches and (path := _scale_of(block, one)):
+            raise UserError(
+                f"residual: {name} scales the branches, as {path} of {kind} does, expected only one of them"
+            )
     design.check_block(block, parts or ())
     return parts or ()
+
+
+def _scale_of(block: nn.Module, parts: BranchParts) -> str:
+    """Where a LayerScale stands behind a branch: a module of that name, or a parameter that multiplies; else ""."""
+    for path in parts.after:
+        part = attrgetter(path)(block)
+        if isinstance(part, nn.Parameter) or type(part).__name__.startswith("LayerScale"):
+            return path
+    return ""
 
 
 def _width_of(blocks: Sequence[nn.Module], parts: Sequence[Sequence[BranchParts]], given: int | None) -> int:

@@ -23,6 +23,7 @@ __all__ = ["LayerScale"]
 class LayerScale(Connection):
     title = "a learned gain per channel of each branch, which starts small"
     source = "arXiv 2103.17239, Eq. 4"
+    scales_branches = True
     options = {"initial": 0.0}  # noqa: RUF012 - 0: the paper's by depth
 
     def __init__(self, place: Place, options: Mapping[str, Any]):

@@ -10,7 +10,15 @@ from torch import Tensor, nn
 
 from .branches import BranchParts, Projection
 
-__all__ = ["BranchWeights", "heads_of", "inputs_of_last", "run_before_last", "weights_of"]
+__all__ = [
+    "BranchWeights",
+    "heads_of",
+    "inputs_of_last",
+    "linear_paths",
+    "misses_linear",
+    "run_before_last",
+    "start_of",
+]
 
 
 @dataclass(frozen=True)
@@ -34,11 +42,35 @@ class BranchWeights:
         return iter((*self.queries_keys, *self.gates, self.values, self.last))
 
 
-def weights_of(block: nn.Module, parts: BranchParts) -> BranchWeights:
-    """Those of a branch whose ``last`` and whose ``projections`` or ``hidden`` are declared."""
+def start_of(block: nn.Module, parts: BranchParts) -> BranchWeights | None:
+    """The weights of a branch whose linear layers are declared, to be drawn; their biases are 0 then.
+
+    None where transformers has loaded them, which marks what is not to be drawn again.
+    """
+    layers: list[Any] = [block.get_submodule(path) for path in linear_paths(parts)]
+    if any(getattr(layer.weight, "_is_hf_initialized", False) for layer in layers):
+        return None
+    for layer in layers:
+        if layer.bias is not None:
+            nn.init.zeros_(layer.bias)
     *front, values = (_output_part(block, one) for one in parts.projections or parts.hidden)
     queries_keys, gates = (tuple(front), ()) if parts.projections else ((), tuple(front))
     return BranchWeights(queries_keys, gates, values, _output_part(block, (parts.last, 0, 1)))
+
+
+def linear_paths(parts: BranchParts) -> list[str]:
+    """Where a branch's linear layers are, each once, the last of them last."""
+    return [*dict.fromkeys(path for path, _, _ in parts.projections or parts.hidden), *[parts.last] * bool(parts.last)]
+
+
+def misses_linear(block: nn.Module, parts: BranchParts) -> str:
+    """The path of a declared layer that is no linear one of the block's; else ""."""
+    modules = dict(block.named_modules())
+    for path in linear_paths(parts):
+        weight = getattr(modules.get(path), "weight", None)
+        if not isinstance(weight, Tensor) or weight.ndim != 2:
+            return path
+    return ""
 
 
 def _output_part(block: nn.Module, projection: Projection) -> Tensor:

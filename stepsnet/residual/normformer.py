@@ -26,6 +26,7 @@ __all__ = ["NormFormer"]
 class NormFormer(Connection):
     title = "a gain per head, and norms after the attention and inside the MLP"
     source = "arXiv 2110.09456, Sec. 2"
+    scales_branches = True
     needs = ("norm", "linears")
 
     def __init__(self, place: Place, options: Mapping[str, Any]):
@@ -54,4 +55,7 @@ class NormFormer(Connection):
 def _norm_of(width: int, norm: Any) -> nn.Module:
     """A new norm of the same kind; transformers' RMSNorm calls its ε otherwise."""
     eps = norm.eps if hasattr(norm, "eps") else norm.variance_epsilon
-    return type(norm)(width, eps=eps)
+    made = type(norm)(width, eps=eps)
+    if hasattr(norm, "bias") and norm.bias is None:
+        made.bias = None
+    return made

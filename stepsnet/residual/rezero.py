@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from .branches import BranchParts
 from .design import Branch, Connection, Place
-from .linears import weights_of
+from .linears import start_of
 from .scales import Gain
 
 __all__ = ["ReZero"]
@@ -27,6 +27,7 @@ __all__ = ["ReZero"]
 class ReZero(Connection):
     title = "one learned gain a branch, which starts at 0, without norms"
     source = "arXiv 2003.04887, Eq. 2"
+    scales_branches = True
     needs = ("norm",)
 
     def __init__(self, place: Place, options: Mapping[str, Any]):
@@ -37,7 +38,7 @@ class ReZero(Connection):
         self.alpha.reset_parameters()
 
     def init_branch(self, block: nn.Module, parts: BranchParts) -> None:
-        for weight in weights_of(block, parts) if parts.linears else ():
+        for weight in (start_of(block, parts) if parts.linears else None) or ():
             nn.init.xavier_uniform_(weight)
 
     def forward(self, x: Tensor, F: Branch) -> Tensor:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from ...errors import UserError
 from ...residual.branches import BranchParts, parts_of
+from ...residual.linears import linear_paths, misses_linear
 from ...steps import StepsNet
 from ..blocks import blocks_of
 
@@ -50,7 +51,7 @@ class Around:
         found = []
         for block in self.blocks:
             for one in branches(block):
-                layers = [block.get_submodule(path) for path in layers_in_front(one)]
+                layers = [block.get_submodule(path) for path in linear_paths(one)[:-1]]
                 owner, _, name = one.norm.rpartition(".")
                 found.append((block.get_submodule(owner), name, layers))
         return [*found, (*self.norm, [self.head])]  # type: ignore[list-item]
@@ -68,17 +69,9 @@ def branches(block: nn.Module) -> Sequence[BranchParts]:
             "Qwen3"
         )
     for one in parts:
-        for path in (*layers_in_front(one), one.last):
-            if not isinstance(layer := block.get_submodule(path), nn.Linear):
-                raise UserError(
-                    f"compress: {path} of {type(block).__name__}: got {type(layer).__name__}, expected Linear"
-                )
+        if path := misses_linear(block, one):
+            raise UserError(f"compress: {path} of {type(block).__name__} is no linear layer, expected one")
     return parts
-
-
-def layers_in_front(parts: BranchParts) -> list[str]:
-    """The paths of the layers that read a branch's norm, each once."""
-    return list(dict.fromkeys(path for path, _, _ in parts.projections or parts.hidden))
 
 
 def around(model: Any) -> Around:
@@ -94,7 +87,15 @@ def around(model: Any) -> Around:
 
 
 def _around_vit(model: Any) -> Around:
+    if model.global_pool not in ("", "avg", "token"):
+        raise UserError(
+            f"compress: global_pool: got {model.global_pool!r}, which no rotation passes, expected avg or token"
+        )
+    if not isinstance(model.patch_drop, nn.Identity):
+        raise UserError("compress: patch_drop_rate: got a model that drops patches, expected 0: its teacher sees all")
     names = [name for name in ("norm", "fc_norm") if not isinstance(getattr(model, name), nn.Identity)]
+    if not names:
+        raise UserError(f"compress: {type(model).__name__} has no norm in front of its head, expected one")
     known = ("patch_embed.proj.", "blocks.", "head.", *(f"{name}." for name in names))
     others = [name for name, _ in model.named_parameters() if name not in _ADDED and not name.startswith(known)]
     if others or len(names) != 1:

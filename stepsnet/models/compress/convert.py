@@ -36,7 +36,7 @@ __all__ = ["compress"]
 
 def compress(
     model: nn.Module,
-    calibration: Tensor | Iterable[Tensor],
+    calibration: Tensor | Iterable[Any],
     steps: int = 3,
     *,
     plan: Mapping[str, Any] | StepPlan | None = None,
@@ -49,8 +49,9 @@ def compress(
 
     Args:
         model: the network, trained, of one width.
-        calibration: inputs as in training: images (B, C, H, W) or token ids (B, N), or several such batches; some
-            thousand images or some ten thousand tokens. They choose the directions, heads and hidden units that stay.
+        calibration: inputs as in training: images (B, C, H, W) or token ids (B, N) without padding, or batches of them
+            as a DataLoader has them; some thousand images or some ten thousand tokens. They choose the directions,
+            heads and hidden units that stay.
         steps: n; by default the widths are near to √2 apart in whole heads, down from the model's own, and each step
             has as many blocks as the others, the last those that are left.
         plan: widths and depths, and if you like num_heads: ``{"widths": (192, 256, 384), "depths": (4, 4, 4)}``. The
@@ -66,7 +67,7 @@ def compress(
     teacher = fold_norms(model)
     parts = around(teacher)
     chosen = _plan(parts, steps, plan)
-    statistics = watch(teacher, parts, _batches(calibration))
+    statistics = watch(teacher, parts, calibration)
     if rotation is None:
         rotation = greedy_rotation(statistics.moments, chosen["widths"], chosen["depths"])
     rotate(parts, _orthogonal(rotation, parts.width))
@@ -93,7 +94,8 @@ def _plan(parts: Around, steps: Any, plan: Mapping[str, Any] | StepPlan | None) 
     if plan is None:
         if not isinstance(steps, int) or isinstance(steps, bool) or not 1 <= steps <= blocks:
             raise UserError(f"steps: got {str(steps)[:40]}, expected 1 to the {blocks} blocks of the model")
-        widths = tuple(unit * max(1, round(width / math.sqrt(2) ** k / unit)) for k in reversed(range(steps)))
+        narrower = (unit * max(1, round(width / math.sqrt(2) ** k / unit)) for k in range(steps - 1, 0, -1))
+        widths = (*narrower, width)
         if len(set(widths)) < steps:
             raise UserError(
                 f"steps: got {steps} of a width of {width} in heads of {unit}, expected fewer: widths would be {widths}"
@@ -113,7 +115,7 @@ def _plan(parts: Around, steps: Any, plan: Mapping[str, Any] | StepPlan | None) 
         raise UserError(f"plan: widths: got {widths}, expected increasing ones up to the model's {width}")
     if sum(depths) != blocks or not depths[-1]:
         raise UserError(f"plan: depths: got {depths}, expected {blocks} in all, the model's blocks, some in the last")
-    if wrong := next((c for c in widths if c % unit), None):
+    if wrong := next((c for c in widths[:-1] if c % unit), None):
         raise UserError(f"plan: widths: got {wrong}, expected a multiple of {unit}, so that heads are cut as a whole")
     chosen = _with_heads(parts, widths, depths)
     if fields.get("num_heads") not in (None, chosen["num_heads"], list(chosen["num_heads"])):
@@ -126,25 +128,22 @@ def _plan(parts: Around, steps: Any, plan: Mapping[str, Any] | StepPlan | None) 
 def _with_heads(parts: Around, widths: tuple[int, ...], depths: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
     """Heads of the model's own size. Where they are not as wide as the stream, as many as in proportion."""
     heads, groups = heads_of(parts.blocks[0])
-    num_heads = tuple(groups * round(heads * width / parts.width / groups) for width in widths)
+    num_heads = tuple(groups * max(1, round(heads * width / parts.width / groups)) for width in widths)
     return {"widths": widths, "depths": depths, "num_heads": num_heads}
 
 
 def _unit(parts: Around) -> int:
-    """A width with whole heads, and whole groups of heads that share keys and values."""
+    """A width with whole heads, and whole groups of heads that share keys and values, where heads tile the width."""
     heads, groups = heads_of(parts.blocks[0])
+    if parts.width % heads:
+        return 8 if parts.width >= 64 else 4
     return parts.width // heads * groups
 
 
-def _batches(calibration: Any) -> Iterable[Tensor]:
-    batches = [calibration] if isinstance(calibration, Tensor) else calibration
-    if not isinstance(batches, Iterable):
-        raise UserError(f"calibration: got {type(calibration).__name__}, expected a batch of inputs, or several")
-    return batches
-
-
 def _orthogonal(rotation: Any, width: int) -> Tensor:
-    rotation = torch.as_tensor(rotation, dtype=torch.float64).cpu()
+    if not isinstance(rotation, Tensor):
+        raise UserError(f"rotation: got {type(rotation).__name__}, expected an orthogonal matrix of {width} by {width}")
+    rotation = rotation.detach().double().cpu()
     eye = torch.eye(width, dtype=torch.float64)
     if rotation.shape != eye.shape or not torch.allclose(rotation.T @ rotation, eye, atol=1e-4):
         raise UserError(f"rotation: got {tuple(rotation.shape)}, expected an orthogonal matrix of {width} by {width}")

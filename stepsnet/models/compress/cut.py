@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import UserError
-from ...residual.branches import BranchParts
-from .around import branches, layers_in_front
+from ...residual.branches import BranchParts, Projection
+from .around import branches
 
 __all__ = ["cut_block", "heads_of"]
 
@@ -28,7 +28,7 @@ def cut_block(block: nn.Module, whole: nn.Module, inner: list[Tensor], width: in
     """Fill a block of a narrower width with the weights of a whole one that carry most to the first channels.
 
     Args:
-        inner: second moments of what the last layer of each branch reads, as in Statistics.
+        inner: of each branch, as in Statistics.
         width: C_i.
 
     Raises:
@@ -41,10 +41,9 @@ def cut_block(block: nn.Module, whole: nn.Module, inner: list[Tensor], width: in
         if parts.projections:
             rows, columns = _of_heads(block, whole, parts, moment.to(to_channels), to_channels)
         else:
-            units = moment.diagonal().to(to_channels) * to_channels.square().sum(0)
             narrow: Any = block.get_submodule(parts.last)
-            columns = _highest(units, narrow.in_features)
-            rows = dict.fromkeys(layers_in_front(parts), columns)
+            columns = _highest(moment.to(to_channels) * to_channels.square().sum(0), narrow.in_features)
+            rows = _rows(whole, [(one, columns) for one in parts.hidden])
         for path, kept in rows.items():
             _copy(block.get_submodule(path), whole.get_submodule(path), kept, slice(width))
         _copy(block.get_submodule(parts.last), last, slice(width), columns)
@@ -63,17 +62,21 @@ def _of_heads(
 ) -> tuple[dict[str, Tensor], Tensor]:
     """For each layer of an attention the rows that stay, and the columns of its last."""
     size, (heads, shared) = _head_size(whole, parts), heads_of(whole)
-    scores = [
-        (to_channels[:, part] @ moment[part, part] * to_channels[:, part]).sum()
-        for part in (slice(head * size, (head + 1) * size) for head in range(heads))
-    ]
+    by_head = to_channels.unflatten(-1, (heads, size))  # (C_i, H, D)
+    scores = torch.einsum("chd,hde,che->h", by_head, moment, by_head)  # of what each head adds to the channels
     last: Any = block.get_submodule(parts.last)
-    groups = _highest(torch.stack(scores).unflatten(0, (-1, shared)).sum(1), last.in_features // size // shared)
+    groups = _highest(scores.unflatten(0, (-1, shared)).sum(1), last.in_features // size // shared)
     kept = (groups[:, None] * shared + torch.arange(shared)).flatten()
+    entries = [_entries(heads, size) for heads in (kept, groups, groups)]
+    return _rows(whole, list(zip(parts.projections or (), entries))), entries[0]
+
+
+def _rows(whole: nn.Module, kept: list[tuple[Projection, Tensor]]) -> dict[str, Tensor]:
+    """For each layer the rows that stay, of all of its parts."""
     rows: dict[str, list[Tensor]] = {}
-    for projection, of_projection in zip(parts.projections or (), (kept, groups, groups)):
-        rows.setdefault(projection[0], []).append(_rows_of(whole, projection).start + _entries(of_projection, size))
-    return {path: torch.cat(one) for path, one in rows.items()}, _entries(kept, size)
+    for projection, entries in sorted(kept, key=lambda one: one[0][:2]):
+        rows.setdefault(projection[0], []).append(_rows_of(whole, projection).start + entries)
+    return {path: torch.cat(one) for path, one in rows.items()}
 
 
 def _entries(heads: Tensor, size: int) -> Tensor:
@@ -85,7 +88,7 @@ def _highest(scores: Tensor, count: int) -> Tensor:
     return scores.cpu().topk(count).indices.sort().values
 
 
-def _rows_of(block: nn.Module, projection: tuple[str, int, int]) -> range:
+def _rows_of(block: nn.Module, projection: Projection) -> range:
     path, part, count = projection
     layer: Any = block.get_submodule(path)
     each = layer.out_features // count

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ...errors import UserError
+from ...residual.design import precise
 from .around import around
 from .rotation import run
 
 __all__ = ["Compressed"]
+
+_IGNORED = -100  # as in torch's cross entropy
 
 
 class Compressed:
@@ -23,7 +28,8 @@ class Compressed:
     logits for the second.
 
     Attributes:
-        model: the StepsNet, to be trained; it is complete without what stands beside it.
+        model: the StepsNet, to be trained; it is complete without what stands beside it. It may be replaced by what
+            wraps it, such as DistributedDataParallel.
         teacher: the given network's function with its stream rotated, frozen: its first C_i channels are what the
             blocks of step i are to make.
         widths, depths: of the model's steps.
@@ -33,6 +39,9 @@ class Compressed:
         self.model = model.requires_grad_(True).train()
         self.teacher = teacher.requires_grad_(False).eval()
         self.widths, self.depths = tuple(widths), tuple(depths)
+        blocks = [around(network).blocks for network in (model, teacher)]
+        ends = [(end - 1, width) for end, depth, width in zip(accumulate(depths), depths, widths) if depth]
+        self._ends = [[(of_one[index], width) for index, width in ends] for of_one in blocks]
 
     def to(self, *args: Any, **kwargs: Any) -> Compressed:
         """Both networks to a device or a precision, as ``nn.Module.to``."""
@@ -47,11 +56,16 @@ class Compressed:
 
         Args:
             inputs: images (B, C, H, W) or token ids (B, N).
+
+        Raises:
+            UserError: the model is compiled, so that its blocks are not seen.
         """
-        with torch.no_grad(), self._streams(self.teacher) as targets:
+        with torch.no_grad(), _watching(self._ends[1]) as targets:
             run(self.teacher, inputs)
-        with self._streams(self.model) as found:
+        with _watching(self._ends[0]) as found:
             run(self.model, inputs)
+        if len(found) != len(targets):
+            raise UserError("stream_loss: the model's blocks are not seen, expected a model that is not compiled yet")
         errors = [(y - t).square().sum() / t.square().sum() for y, t in zip(found, targets)]
         return torch.stack(errors).mean()
 
@@ -61,33 +75,39 @@ class Compressed:
         Args:
             inputs: images (B, C, H, W) with their classes (B) as labels, or token ids (B, N) with the tokens that
                 follow each (B, N), -100 where there is none.
+
+        Raises:
+            UserError: labels of another shape, or none that counts.
         """
         with torch.no_grad():
-            theirs = run(self.teacher, inputs).flatten(0, -2).float()
-        ours, labels = run(self.model, inputs).flatten(0, -2).float(), labels.flatten()
-        counted = labels != -100
-        divergence = F.kl_div(F.log_softmax(ours, -1), F.log_softmax(theirs, -1), reduction="none", log_target=True)
-        divergence = (divergence.sum(-1) * counted).sum() / counted.sum()
+            theirs = precise(run(self.teacher, inputs))
+        ours = precise(run(self.model, inputs))
+        if labels.shape != ours.shape[:-1] or labels.is_floating_point():
+            raise UserError(f"labels: got {tuple(labels.shape)}, expected whole numbers {tuple(ours.shape[:-1])}")
+        counted = labels != _IGNORED
+        if not counted.any():
+            raise UserError(f"labels: got {_IGNORED} alone, expected some that count")
+        ours, theirs, labels = ours[counted], theirs[counted], labels[counted]
+        divergence = F.kl_div(
+            F.log_softmax(ours, -1), F.log_softmax(theirs, -1), reduction="batchmean", log_target=True
+        )
         return 0.5 * F.cross_entropy(ours, labels) + 0.5 * divergence
 
-    @contextmanager
-    def _streams(self, network: nn.Module) -> Iterator[list[Tensor]]:
-        """The first C_i channels behind each step that has blocks, while the network runs."""
-        blocks, found, hooks, end = around(network).blocks, [], [], 0
 
-        def keep(width: int) -> Any:
-            def hook(block: nn.Module, args: Any, output: Any) -> None:
-                y = output[0] if isinstance(output, tuple) else output
-                found.append(y[..., :width].float())
+@contextmanager
+def _watching(ends: Sequence[tuple[nn.Module, int]]) -> Iterator[list[Tensor]]:
+    """The first channels behind the given blocks, in their order, while their network runs."""
+    found: list[Tensor] = []
 
-            return hook
+    def keep(width: int) -> Any:
+        def hook(block: nn.Module, args: Any, output: Any) -> None:
+            found.append(precise((output[0] if isinstance(output, tuple) else output)[..., :width]))
 
-        for width, depth in zip(self.widths, self.depths):
-            end += depth
-            if depth:
-                hooks.append(blocks[end - 1].register_forward_hook(keep(width)))
-        try:
-            yield found
-        finally:
-            for handle in hooks:
-                handle.remove()
+        return hook
+
+    hooks = [block.register_forward_hook(keep(width)) for block, width in ends]
+    try:
+        yield found
+    finally:
+        for handle in hooks:
+            handle.remove()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,19 +10,23 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import UserError
+from ...residual.branches import BranchParts
 from .around import Around, branches
 
 __all__ = ["Statistics", "greedy_rotation", "run", "watch"]
 
+_BATCH = 64
+
 
 @dataclass(frozen=True)
 class Statistics:
-    """Sums over the tokens of the calibration, in float64.
+    """Sums over the tokens of the calibration.
 
     Args:
         moments: (C, C) of each block: second moments of what its branches read behind the norm, and of what they write
             in units of the stream's RMS, each with trace 1.
-        inner: for each block and branch, (K, K): second moments of what its last layer reads.
+        inner: for each block and branch, second moments of what its last layer reads: (H, D, D) of an attention of H
+            heads of D channels, (K,) of an MLP of K hidden units.
     """
 
     moments: list[Tensor]
@@ -32,39 +36,58 @@ class Statistics:
 class _Watched:
     """One branch, while batches run through the network."""
 
-    def __init__(self, block: nn.Module, parts: Any):
+    def __init__(self, block: nn.Module, parts: BranchParts):
         norm, last = block.get_submodule(parts.norm), block.get_submodule(parts.last)
+        attention: Any = block.get_submodule(parts.layer)
+        self.head_size = attention.head_dim if parts.projections else None
         self.sums: dict[str, Tensor] = {}
-        self.size: Tensor | None = None  # RMS of the stream in front of the branch, (…, 1)
+        self.size = torch.empty(0)  # RMS of the stream in front of the branch, (…, 1)
         self.hooks = [
             norm.register_forward_hook(self._read),
-            last.register_forward_pre_hook(lambda layer, args: self._add("inner", args[0])),
-            last.register_forward_hook(lambda layer, args, output: self._add("written", output / self.size)),
+            last.register_forward_pre_hook(lambda layer, args: self._activated(args[0])),
+            last.register_forward_hook(lambda layer, args, output: self._written(output)),
         ]
 
     def _read(self, norm: nn.Module, args: Any, output: Tensor) -> None:
         self.size = args[0].float().square().mean(-1, keepdim=True).sqrt()
-        self._add("read", output)
+        self._add("read", _second(output.float().flatten(0, -2)))
 
-    def _add(self, name: str, values: Tensor) -> None:
-        rows = values.flatten(0, -2).double()
-        self.sums[name] = self.sums.get(name, 0.0) + (rows.T @ rows).cpu()
+    def _activated(self, values: Tensor) -> None:
+        rows = values.float().flatten(0, -2)  # (T, K)
+        if self.head_size is None:
+            self._add("inner", rows.square().sum(0))
+        else:
+            heads = rows.unflatten(-1, (-1, self.head_size))  # (T, H, D)
+            self._add("inner", torch.einsum("thd,the->hde", heads, heads))
+
+    def _written(self, output: Tensor) -> None:
+        relative = torch.where(self.size > 0, output / self.size, 0.0)  # padding may have a stream of zeros
+        self._add("written", _second(relative.float().flatten(0, -2)))
+
+    def _add(self, name: str, found: Tensor) -> None:
+        self.sums[name] = self.sums.get(name, 0.0) + found.double().cpu()
 
     def moment(self) -> Tensor:
         return torch.stack([self.sums[name] / self.sums[name].trace() for name in ("read", "written")]).sum(0)
 
 
+def _second(rows: Tensor) -> Tensor:
+    return rows.T @ rows
+
+
 @torch.no_grad()
-def watch(model: Any, parts: Around, batches: Iterable[Tensor]) -> Statistics:
+def watch(model: Any, parts: Around, calibration: Any) -> Statistics:
     """Raises UserError where there is no batch, or one that the model does not take."""
     watched = [[_Watched(block, one) for one in branches(block)] for block in parts.blocks]
     device, seen = next(model.parameters()).device, 0
     try:
-        for batch in batches:
+        for batch in _batches(calibration):
             seen += len(batch)
-            run(model, batch.to(device))
-    except (RuntimeError, IndexError, AssertionError, TypeError, AttributeError) as error:
-        raise UserError(f"calibration: the model does not take it: {str(error).splitlines()[0]}") from error
+            try:
+                run(model, batch.to(device))
+            except Exception as error:  # whatever a model says of inputs that are not its own
+                said = f"{type(error).__name__}: {error}".splitlines()[0]
+                raise UserError(f"calibration: the model does not take {tuple(batch.shape)}: {said}") from error
     finally:
         for handle in (handle for block in watched for one in block for handle in one.hooks):
             handle.remove()
@@ -76,18 +99,40 @@ def watch(model: Any, parts: Around, batches: Iterable[Tensor]) -> Statistics:
     return Statistics(moments, [[one.sums["inner"] for one in block] for block in watched])
 
 
+def _batches(calibration: Any) -> Iterator[Tensor]:
+    """Inputs in batches that fit: of a tensor, of several, or of what a DataLoader yields, labels and all."""
+    if not isinstance(calibration, Iterable) or isinstance(calibration, (str, Mapping)):
+        raise UserError(
+            f"calibration: got {type(calibration).__name__}, expected a tensor of inputs, or batches of them"
+        )
+    for batch in [calibration] if isinstance(calibration, Tensor) else calibration:
+        inputs = batch
+        if isinstance(batch, Mapping):
+            inputs = batch.get("input_ids", batch.get("pixel_values"))
+        elif isinstance(batch, Sequence) and batch:
+            inputs = batch[0]  # (images, labels)
+        if not isinstance(inputs, Tensor) or inputs.ndim not in (2, 4):
+            got = f"{tuple(inputs.shape)}" if isinstance(inputs, Tensor) else type(inputs).__name__
+            raise UserError(f"calibration: got {got}, expected images (B, C, H, W) or token ids (B, N)")
+        yield from inputs.split(_BATCH)
+
+
 def run(model: Any, inputs: Tensor) -> Tensor:
     """Images (B, C, H, W) -> logits (B, classes), or token ids (B, N) -> logits (B, N, tokens)."""
-    if hasattr(model, "config"):
-        return model(input_ids=inputs, use_cache=False).logits
-    return model(inputs)
+    found = model(input_ids=inputs, use_cache=False) if inputs.ndim == 2 else model(inputs)
+    return getattr(found, "logits", found)
 
 
 def greedy_rotation(moments: Sequence[Tensor], widths: Sequence[int], depths: Sequence[int]) -> Tensor:
-    """(C, C) orthogonal: step by step the leading directions of its blocks in the complement of those before."""
+    """(C, C) orthogonal: step by step the leading directions of its blocks in the complement of those before.
+
+    A step without blocks asks for none, and the next takes its place.
+    """
     width = widths[-1]
     found, first = torch.zeros(width, 0, dtype=torch.float64), 0
     for c, depth in zip(widths, depths):
+        if not depth:
+            continue
         moment = sum(moments[first : first + depth], torch.zeros(width, width, dtype=torch.float64))
         first += depth
         outside = torch.eye(width, dtype=torch.float64) - found @ found.T
