@@ -1,4 +1,4 @@
-# make demo    a 96-block Steps-DeiT against its baseline on handwritten digits, with a report (some 4 minutes on 2 idle cores)
+# make demo    a 24-block Steps-DeiT against its baseline on digits, both tuned, with a report (some 4 minutes on 2 idle cores)
 # make test    everything that CI checks
 # make docs    these pages and the API reference as a site: docs/_build/html/index.html
 # They make .venv with the pinned versions of constraints.txt on first use.
@@ -9,7 +9,7 @@ BIN := .venv/bin
 .PHONY: demo test lint unit contract docs readme clean
 
 demo: .venv/installed
-	$(BIN)/stepsnet compare digits/deep --run $(RUN) --auto-resume
+	$(BIN)/stepsnet compare digits/tuned --run $(RUN) --auto-resume
 
 test: lint unit contract docs
 

@@ -75,7 +75,7 @@ def connect_steps(
     """A StepsNet with each step's blocks in a design; a container with names of its own keeps them."""
     if any(isinstance(network, ConnectedSequence) for network in container.networks):
         raise UserError("residual: the steps have a design already, expected a StepsNet without one")
-    if container.dim != -1:
+    if container.dim != -1 and design_of(design) is not None:
         raise UserError(
             f"residual: got a StepsNet of channels in dimension {container.dim}, expected channels last, -1"
         )

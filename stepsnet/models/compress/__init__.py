@@ -1,4 +1,8 @@
-"""A trained network of one width as the start of a StepsNet of less compute, and how it is distilled: convert.py."""
+"""A trained network of one width as the start of a StepsNet of less compute.
+
+convert.py is :func:`stepsnet.compress` and says which ways it goes; around.py folds the norms and rotates the stream,
+rotation.py chooses the rotation, cut.py cuts the blocks, and distill.py has the losses.
+"""
 
 from .convert import compress
 from .distill import Compressed
