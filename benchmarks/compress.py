@@ -12,7 +12,7 @@ The protocol, written before the runs:
 - *Teacher*: a ViT of 8 blocks of 64 channels, 4 heads, on 16 patches of CIFAR-10, average pooling, without stochastic
   depth; 45,000 training images, 8 epochs of batches of 128, AdamW at 2e-3 with a cosine, seed 0. One teacher for all.
 - *Student*: a StepsNet of 32, 48 and 64 channels with 2, 3 and 3 blocks and 2, 3 and 4 heads, RMSNorm: block for
-  block the teacher's, at 0.64 of its compute.
+  block the teacher's, at 0.66 of its compute.
 - *Inheritance*: the teacher's LayerNorms become RMSNorms (the mean is taken off what writes to the stream, the affine
   part goes into what reads it), the stream is rotated by one orthogonal Q, the blocks are cut to the first C_i
   channels with the norm's divisor kept, √C in place of √C_i, and to the heads and hidden units of the highest scores,

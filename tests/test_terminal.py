@@ -105,7 +105,7 @@ def test_help_and_mistyped_verbs_and_options(capsys):
     ("words", "expected"),
     [
         (["tr"], {"train"}),
-        (["train", "digits/t"], {"digits/tiny"}),
+        (["train", "digits/ti"], {"digits/tiny"}),
         (["sweep", "evidence/t"], {"evidence/tinyshakespeare"}),
         (["train", "digits/tiny", "--dry"], {"--dry-run"}),
         (["plan", "--profile", "b"], {"bowtie"}),
