@@ -110,8 +110,7 @@ class Connection(DesignPart):
         unit: what is joined: each residual "branch" of a block, the "block" as a whole, or all "branches" together.
         wiring: how the stream begins and ends.
         options: names and defaults; a value has to be of the default's type.
-        needs: what has to be declared (branches.py): "norm" and "linears" of every branch, "values" and "projections"
-            of one.
+        needs: what has to be declared: "norm" and "linears" of every branch, "values" or "projections" of one.
         scales_branches: whether a scale of its own stands behind each branch, beside which LayerScale has no meaning.
         starts_as_plain: whether the network computes what the plain one does before it is trained, up to rounding.
     """
