@@ -50,7 +50,7 @@ class Compressed:
         return self
 
     def stream_loss(self, inputs: Tensor) -> Tensor:
-        """The mean over the steps of |y_i - t_i|² / |t_i|², a number.
+        """The mean over the steps of ``|y_i - t_i|² / |t_i|²``, a number.
 
         y_i is the stream behind step i and t_i the first C_i channels of the teacher's behind the same block.
 
