@@ -68,7 +68,7 @@ DEEP = dataclasses.replace(
 TUNED = dataclasses.replace(
     DEEP,
     name="digits/tuned",
-    title="24 blocks in three steps, against 24 of one width, both at their best rate and until they have flattened",
+    title="24 blocks in three steps against 24 of one width, each tuned: level within the spread of five seeds",
     model=_steps(24),
     baseline=_one_width(24),
     epochs=72,

@@ -72,6 +72,7 @@ def write_report(runs: Sequence[Path], out: Path, title: str | None = None, forc
     html = environment.from_string(files(__package__).joinpath("page.html").read_text(encoding="utf-8"))
     text = html.render(
         title=title,
+        about=_about(loaded),
         sentence=sentence,
         tiles=tiles,
         figures=inline,
@@ -92,6 +93,12 @@ def write_report(runs: Sequence[Path], out: Path, title: str | None = None, forc
     outdated = [name for name in every if name not in contents]
     write_own_files(page.parent, contents, outdated, force)
     return page
+
+
+def _about(runs: Sequence[Run]) -> str:
+    """What their recipe says of itself, where all runs are of one."""
+    titles = {str(run.config.get("title") or "") for run in runs}
+    return titles.pop() if len(titles) == 1 else ""
 
 
 def figures_of(groups: Sequence[Group]) -> dict[str, ReportFigure | None]:
