@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from residual_networks import JOINED, OPTIONS, STEPS, WIDTH, deit, stirred
+from residual_networks import JOINED, OPTIONS, STEPS, WIDTH, deit, stirred, train
 from timm.models.eva import EvaBlock
 from timm.models.resnet import Bottleneck
 from timm.models.vision_transformer import Block
@@ -93,14 +93,7 @@ def test_gradients_reach_the_first_and_the_last_block_and_every_parameter(name, 
 @EVERY
 def test_it_trains_in_steps_and_recomputed_blocks_have_the_same_gradients(name):
     model = deit(name, **STEPS)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    losses = []
-    for _ in range(40):
-        loss = F.cross_entropy(model(IMAGES), LABELS)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
+    losses = train(model, IMAGES, LABELS, updates=40)
     assert losses[-1] < 0.75 * losses[0]
 
     def gradients(network):

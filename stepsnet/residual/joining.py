@@ -54,6 +54,8 @@ def connect(
     """
     members = list(blocks) if isinstance(blocks, Iterable) else [blocks]
     if isinstance(blocks, StepsNet) and not isinstance(blocks, ConnectedSequence):
+        if any(isinstance(module, ConnectedBlock) for module in blocks.modules()):
+            raise UserError("residual: the steps have a design already, expected a StepsNet without one")
         if width is not None:
             raise UserError(f"residual: width: got {width} for a StepsNet, expected none: its steps have their own")
         return connect_steps(blocks, design, options, first, num_blocks)
@@ -73,8 +75,6 @@ def connect_steps(
     container: StepsNet, design: str, options: Mapping[str, Any], first: int = 1, num_blocks: int | None = None
 ) -> StepsNet:
     """A StepsNet with each step's blocks in a design; a container with names of its own keeps them."""
-    if any(isinstance(network, ConnectedSequence) for network in container.networks):
-        raise UserError("residual: the steps have a design already, expected a StepsNet without one")
     if container.dim != -1 and design_of(design) is not None:
         raise UserError(
             f"residual: got a StepsNet of channels in dimension {container.dim}, expected channels last, -1"

@@ -27,7 +27,7 @@ from ...plan import StepPlan, check_steps
 from ..stepify.convert import stepify
 from ..stepify.plan import check_plan, fields_of
 from .around import Around, around, branches, fold_norms, rotate
-from .cut import cut_block, heads_of
+from .cut import cut_block, heads_and_groups
 from .distill import Compressed
 from .rotation import Statistics, greedy_rotation, watch
 
@@ -127,14 +127,14 @@ def _plan(parts: Around, steps: Any, plan: Mapping[str, Any] | StepPlan | None) 
 
 def _with_heads(parts: Around, widths: tuple[int, ...], depths: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
     """Heads of the model's own size. Where they are not as wide as the stream, as many as in proportion."""
-    heads, groups = heads_of(parts.blocks[0])
+    heads, groups = heads_and_groups(parts.blocks[0])
     num_heads = tuple(groups * max(1, round(heads * width / parts.width / groups)) for width in widths)
     return {"widths": widths, "depths": depths, "num_heads": num_heads}
 
 
 def _unit(parts: Around) -> int:
     """A width with whole heads, and whole groups of heads that share keys and values, where heads tile the width."""
-    heads, groups = heads_of(parts.blocks[0])
+    heads, groups = heads_and_groups(parts.blocks[0])
     if parts.width % heads:
         return 8 if parts.width >= 64 else 4
     return parts.width // heads * groups

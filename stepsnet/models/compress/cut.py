@@ -9,18 +9,17 @@ from torch import Tensor, nn
 
 from ...errors import UserError
 from ...residual.branches import BranchParts, Projection
+from ...residual.linears import heads_of, inputs_of_last
 from .around import branches
 
-__all__ = ["cut_block", "heads_of"]
+__all__ = ["cut_block", "heads_and_groups"]
 
 
-def heads_of(block: nn.Module) -> tuple[int, int]:
+def heads_and_groups(block: nn.Module) -> tuple[int, int]:
     """How many heads, and how many of them share keys and values."""
     attention = next(one for one in branches(block) if one.projections)
-    size = _head_size(block, attention)
     queries, keys = (_rows_of(block, projection) for projection in (attention.projections or ())[:2])
-    heads = len(queries) // size
-    return heads, heads // (len(keys) // size)
+    return heads_of(block, attention), len(queries) // len(keys)
 
 
 @torch.no_grad()
@@ -41,8 +40,8 @@ def cut_block(block: nn.Module, whole: nn.Module, inner: list[Tensor], width: in
         if parts.projections:
             rows, columns = _of_heads(block, whole, parts, moment.to(to_channels), to_channels)
         else:
-            narrow: Any = block.get_submodule(parts.last)
-            columns = _highest(moment.to(to_channels) * to_channels.square().sum(0), narrow.in_features)
+            scores = moment.to(to_channels) * to_channels.square().sum(0)
+            columns = _highest(scores, inputs_of_last(block, parts))
             rows = _rows(whole, [(one, columns) for one in parts.hidden])
         for path, kept in rows.items():
             _copy(block.get_submodule(path), whole.get_submodule(path), kept, slice(width))
@@ -61,11 +60,12 @@ def _of_heads(
     block: nn.Module, whole: nn.Module, parts: BranchParts, moment: Tensor, to_channels: Tensor
 ) -> tuple[dict[str, Tensor], Tensor]:
     """For each layer of an attention the rows that stay, and the columns of its last."""
-    size, (heads, shared) = _head_size(whole, parts), heads_of(whole)
+    heads, shared = heads_and_groups(whole)
+    size = inputs_of_last(whole, parts) // heads
     by_head = to_channels.unflatten(-1, (heads, size))  # (C_i, H, D)
     scores = torch.einsum("chd,hde,che->h", by_head, moment, by_head)  # of what each head adds to the channels
-    last: Any = block.get_submodule(parts.last)
-    groups = _highest(scores.unflatten(0, (-1, shared)).sum(1), last.in_features // size // shared)
+    kept_inputs = inputs_of_last(block, parts)
+    groups = _highest(scores.unflatten(0, (-1, shared)).sum(1), kept_inputs // size // shared)
     kept = (groups[:, None] * shared + torch.arange(shared)).flatten()
     entries = [_entries(heads, size) for heads in (kept, groups, groups)]
     return _rows(whole, list(zip(parts.projections or (), entries))), entries[0]
@@ -93,11 +93,6 @@ def _rows_of(block: nn.Module, projection: Projection) -> range:
     layer: Any = block.get_submodule(path)
     each = layer.out_features // count
     return range(part * each, (part + 1) * each)
-
-
-def _head_size(block: nn.Module, attention: BranchParts) -> int:
-    module: Any = block.get_submodule(attention.layer)
-    return module.head_dim
 
 
 def _copy(layer: Any, whole: Any, rows: Any, columns: Any) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 import torch.fx
 from torch import Tensor, nn
 
-from ...errors import UserError
 from ...plan import check_steps
 from ...residual.connected import ConnectedSequence
 from ...residual.design import Wiring
@@ -163,8 +162,6 @@ def _(
     container: StepSequence, design: str, options: Mapping[str, Any], first: int = 1, num_blocks: int | None = None
 ) -> StepSequence:
     """In place: the container keeps the names of its blocks. Leading blocks stay as they are."""
-    if container.wirings:
-        raise UserError("residual: the steps have a design already, expected a StepsNet without one")
     wirings = wire_steps(container.blocks_of_steps(), container.widths, design, options, first, num_blocks)
     if wirings is not None:
         container.wirings = nn.ModuleList(wirings)  # type: ignore[assignment]
