@@ -69,6 +69,23 @@ def test_the_embedding_is_scaled(model, ids):
     assert not torch.allclose(model(ids).logits, expected)
 
 
+def test_the_embedding_may_start_at_a_deviation_of_its_own(tmp_path):
+    """The head keeps its start where it is not tied, padding stays 0, and saved weights are not drawn anew."""
+    torch.manual_seed(0)
+    options = {**ARGS, "vocab_size": 500, "tie_word_embeddings": False, "pad_token_id": 3}
+    model = StepsTransformerForCausalLM(StepsTransformerConfig(**options, embedding_initializer_range=1.0))
+    embedding = model.model.embed_tokens.weight
+    others = torch.cat((embedding[:3], embedding[4:]))
+    assert others.std().item() == pytest.approx(1.0, rel=0.05) and others.mean().abs() < 0.05
+    assert not embedding[3].any()
+    assert model.lm_head.weight.std().item() == pytest.approx(0.02, rel=0.05)
+    model.save_pretrained(tmp_path)
+    loaded = StepsTransformerForCausalLM.from_pretrained(tmp_path)
+    assert torch.equal(loaded.model.embed_tokens.weight, embedding)
+    with pytest.raises(ValueError, match=r"embedding_initializer_range: got 0.0, expected a number above 0"):
+        StepsTransformerConfig(**ARGS, embedding_initializer_range=0.0)
+
+
 class Called(nn.Module):
     """A decoder layer with what it needs besides its input."""
 

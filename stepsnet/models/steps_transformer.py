@@ -7,6 +7,7 @@ between them, which follows the rule of :class:`stepsnet.StepsNet`. With one ste
 the same keys, weights and logits. What stepify makes of a model of transformers is in transformer_steps.py.
 """
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -61,6 +62,8 @@ class StepsTransformerConfig(LlamaConfig):
         residual_options: those of the design, such as ``{"streams": 4}``.
         embedding_scale: factor of the embedding's output. LLaMA has 1, which leaves z_0 at the standard deviation of
             the initialization, 0.02: the residuals of a step then grow far larger than the channels that wait.
+        embedding_initializer_range: standard deviation at which the embedding starts; by default ``initializer_range``,
+            as all weights. A tied head starts at it too.
         norm_slices: widths of the slices that the last norm normalizes each by itself, of a grown model; by default
             the whole.
         **kwargs: other arguments of LlamaConfig. ``hidden_size`` and ``num_hidden_layers`` follow from the steps.
@@ -83,6 +86,7 @@ class StepsTransformerConfig(LlamaConfig):
     num_key_value_heads: PerStep = None
     intermediate_size: PerStep = None
     embedding_scale: float = 1.0
+    embedding_initializer_range: float | None = None
     residual: str = "plain"
     residual_options: dict[str, Any] | None = None
     norm_slices: list[int] | None = None
@@ -106,6 +110,9 @@ class StepsTransformerConfig(LlamaConfig):
         for name in ("num_key_value_heads", "intermediate_size"):
             if len(getattr(self, name)) != steps:
                 raise ValueError(f"{name}: got {getattr(self, name)}, expected one per width of {self.widths}")
+        start = self.embedding_initializer_range
+        if start is not None and not 0 < start < math.inf:
+            raise ValueError(f"embedding_initializer_range: got {start}, expected a number above 0")
         if self.norm_slices and sum(self.norm_slices) != self.hidden_size:
             raise ValueError(f"norm_slices: got {self.norm_slices}, expected the sum {self.hidden_size}, the width")
         for width, heads, shared in zip(self.widths, self.num_attention_heads, self.num_key_value_heads):
@@ -161,7 +168,7 @@ class StepsTransformerPreTrainedModel(LlamaPreTrainedModel):
 
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
-        if isinstance(module, DesignPart):
+        if isinstance(module, DesignPart | ScaledEmbedding):
             module.init_weights()
 
     def _initialize_weights(self, module: nn.Module, *args: Any, **kwargs: Any) -> None:
@@ -177,6 +184,15 @@ class ScaledEmbedding(nn.Embedding):
     def __init__(self, config: StepsTransformerConfig):
         super().__init__(config.vocab_size, config.hidden_size, config.pad_token_id)
         self.scale = config.embedding_scale
+        self.initializer_range = config.embedding_initializer_range
+
+    def init_weights(self) -> None:
+        """Where the embedding starts at a standard deviation of its own; else it starts as transformers starts it."""
+        if self.initializer_range is None or getattr(self.weight, "_is_hf_initialized", False):  # weights of a file
+            return
+        nn.init.normal_(self.weight, std=self.initializer_range)
+        if self.padding_idx is not None:
+            nn.init.zeros_(self.weight[self.padding_idx])
 
     def forward(self, input: Tensor) -> Tensor:
         embedded = super().forward(input)

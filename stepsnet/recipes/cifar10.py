@@ -32,6 +32,16 @@ def _steps(blocks: int) -> ModelSpec:
     return _deit((24, 34, 48), DEPTHS[blocks], (2, 2, 3))
 
 
+def _swin(in_stage_3: Sequence[Sequence[int]], in_stage_4: Sequence[Sequence[int]]) -> ModelSpec:
+    """Swin-T or Steps-Swin-T with an eighth of all widths and windows of 4×4; (widths, depths, heads) of two stages."""
+    stages = (((12,), (2,), (1,)), ((24,), (2,), (2,)), in_stage_3, in_stage_4)
+    widths, depths, heads = zip(*stages)
+    images = {"patch_size": 2, "window_size": 4, "drop_path_rate": 0.0}
+    return ModelSpec(
+        "steps_swin_tiny_patch4_window7_224", {**images, "widths": widths, "depths": depths, "num_heads": heads}
+    )
+
+
 SHALLOW = ClassificationRecipe(
     name="cifar10/shallow",
     title="24 blocks in three steps, against 24 of one width at the same compute",
@@ -55,10 +65,18 @@ DEEP = dataclasses.replace(
     model=_steps(96),
     baseline=_one_width(96),
 )
-
+# Table 11's last two rows, with an eighth of their widths
+SWIN = dataclasses.replace(
+    SHALLOW,
+    name="cifar10/swin",
+    title="a Swin of 26 blocks, with its two last stages in steps, against Swin's 12 at the same compute",
+    model=_swin(((24, 34, 48), (6, 3, 3), (2, 2, 4)), ((24, 34, 48, 68), (4, 2, 2, 2), (2, 2, 4, 4))),
+    baseline=_swin(((48,), (6,), (4,)), ((96,), (2,), (8,))),
+)
 
 RECIPES = by_name(
     SHALLOW,
     DEEP,
+    SWIN,
     *(recipe for blocks in DEPTHS for recipe in depth_pair(DEEP, blocks, _one_width(blocks), _steps(blocks))),
 )
