@@ -51,6 +51,21 @@ def test_a_stopped_run_resumes_inside_its_epoch(tmp_path, whole):
     assert metrics == expected_metrics and lines_without_speed(tmp_path) == lines_without_speed(folder)
 
 
+def test_a_signal_that_also_ends_a_compiler_is_no_fault(tmp_path, whole):
+    """Ctrl-C reaches every process of the terminal; the run goes on from its last checkpoint."""
+
+    class Compiling(Stopping):
+        def loss(self, model, batch):
+            loss = super().loss(model, batch)
+            if self.seen == self.at:
+                raise RuntimeError("CppCompileError")
+            return loss
+
+    with pytest.raises(Interrupted, match=r"^stopped by SIGTERM; `stepsnet resume .*` goes on from there"):
+        fit(tmp_path, Compiling(at=8))
+    assert fit(tmp_path)[1] == whole[0][1]
+
+
 def test_a_finished_run_is_left_as_it_is(whole):
     (_, metrics, _), folder = whole
     before = (folder / "metrics.jsonl").read_bytes()

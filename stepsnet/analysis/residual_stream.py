@@ -89,11 +89,13 @@ def observe_stream(
 def stream_line(model: nn.Module, loss_scale: float) -> Iterator[dict[str, Any]]:
     """:func:`observe_stream` in an update in training, as a line for ``metrics.jsonl``.
 
+    A compiled model runs eagerly here, as in :func:`measure_stream`.
+
     Yields:
         A dictionary that is filled when the context ends.
     """
     line: dict[str, Any] = {}
-    with observe_stream(model, loss_scale=loss_scale) as blocks:
+    with torch.compiler.set_stance("force_eager"), observe_stream(model, loss_scale=loss_scale) as blocks:
         yield line
     line |= as_line(blocks, "update")
 

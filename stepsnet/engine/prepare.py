@@ -20,8 +20,6 @@ def prepare(model: nn.Module, settings: TrainingSettings, context: DistributedCo
     """The model on its device with what the settings put around it, and its optimizer."""
     if settings.parallel == "fsdp" and settings.amp_dtype == "float16":
         raise UserError("amp_dtype: got float16 with parallel=fsdp, expected bfloat16: ranks would scale differently")
-    if settings.stream_interval and settings.compile:
-        raise UserError(f"stream_interval: got {settings.stream_interval} with compile, which leaves hooks out")
     model.to(context.device)
     sharded = context.world_size > 1 and settings.parallel == "fsdp"
     averages = None

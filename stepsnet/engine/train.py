@@ -73,11 +73,16 @@ def train(
         report: is given what a display shows (console.py).
 
     Raises:
-        Interrupted: on SIGINT or SIGTERM, after the update and a checkpoint.
+        Interrupted: on SIGINT or SIGTERM, after the update and a checkpoint, or at once where the update fails then.
         UserError: the loss or a weight is not finite, a batch does not fit, or the folder cannot be written.
     """
     with catch_signals() as caught:
-        return Trainer(model, task, settings, folder, context, report, caught).run()
+        try:
+            return Trainer(model, task, settings, folder, context, report, caught).run()
+        except RuntimeError as error:
+            if caught:  # a signal reaches a whole group of processes, a compiler that the run waits for among them
+                raise Interrupted(caught[0], folder=folder) from error
+            raise
 
 
 class Trainer:
