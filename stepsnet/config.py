@@ -117,7 +117,10 @@ class TrainingSettings:
         default=0, ge=0, le=2**31, description="epochs between measurements of the residual stream; 0: never"
     )
     stream_interval: int = Field(
-        default=0, ge=0, le=2**31, description="updates between such measurements in training, which run eagerly; 0: never"
+        default=0,
+        ge=0,
+        le=2**31,
+        description="updates between such measurements in training, which run eagerly; 0: never",
     )
 
     def epochs_at(self, step: int) -> int:

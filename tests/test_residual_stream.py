@@ -216,7 +216,8 @@ def test_measuring_in_training_and_at_epochs_ends_does_not_change_the_run(tmp_pa
 def test_updates_of_a_compiled_model_are_measured_too(tmp_path):
     """The second of three updates is compiled."""
     (_, eager), (_, compiled) = (
-        trained(tmp_path / name, "stream_interval=3", "stream_epochs=0", f"compile={name}") for name in ("false", "true")
+        trained(tmp_path / name, "stream_interval=3", "stream_epochs=0", f"compile={name}")
+        for name in ("false", "true")
     )
     assert [line["step"] for line in compiled] == [1, 3]
     for ours, expected in zip(compiled, eager):
