@@ -23,15 +23,15 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ...errors import UserError
 from ...plan import StepPlan
 from ..stepify.plan import check_plan
+from .of_timm import grown_vit
 from .plan import RoundTo
 
-__all__ = ["create", "drawn_like", "grow", "silence"]
+__all__ = ["grow"]
 
 
 def grow(
@@ -64,19 +64,10 @@ def grow(
     _check_options(model, steps, plan, round_to)
     library = sys.modules.get("transformers")
     if library is not None and isinstance(model, library.PreTrainedModel):
-        from .of_transformers import grown_transformer
+        from .of_transformers import grown_transformer  # only where transformers is there
 
         return grown_transformer(model, steps, plan, round_to)
-    from .of_timm import grown_vit
-
     return grown_vit(model, steps, plan, round_to)
-
-
-def create(**kwargs: Any) -> nn.Module:
-    """:func:`grow` for a :class:`~stepsnet.config.ModelSpec`: ``{"name": "grow", "args": {"model": RUN, …}}``."""
-    from .spec import create
-
-    return create(**kwargs)
 
 
 def _check_options(model: Any, steps: Any, plan: Any, round_to: Any) -> None:
@@ -87,20 +78,3 @@ def _check_options(model: Any, steps: Any, plan: Any, round_to: Any) -> None:
     if round_to != "heads" and (not isinstance(round_to, int) or isinstance(round_to, bool) or round_to < 1):
         raise UserError(f"round_to: got {round_to!r}, expected 'heads' or a whole number of at least 1")
     check_plan(plan)
-
-
-@torch.no_grad()
-def drawn_like(trained: Tensor, more: int, dim: int) -> Tensor:
-    """The tensor with ``more`` entries behind its own along ``dim``, of a normal distribution as wide as its own."""
-    shape = list(trained.shape)
-    shape[dim] = more
-    drawn = torch.randn(shape, dtype=trained.dtype, device=trained.device) * trained.std(correction=0)
-    return torch.cat((trained, drawn), dim)
-
-
-@torch.no_grad()
-def silence(block: nn.Module, outputs: tuple[str, ...] | Any) -> None:
-    """Let a block leave the stream as it is: zeros in the modules that make what it adds."""
-    for path in outputs:
-        for parameter in block.get_submodule(path).parameters(recurse=False):
-            parameter.zero_()

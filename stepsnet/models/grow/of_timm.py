@@ -21,7 +21,7 @@ from ..stepify.containers import Container, Example
 from ..stepify.plan import ContainerPlan
 from ..stepify.rebuild import get_path
 from ..stepify.sequence import StepSequence
-from .convert import drawn_like, silence
+from .new_weights import drawn_like, silence
 from .plan import RoundTo, plan_growth
 
 __all__ = ["grown_vit"]

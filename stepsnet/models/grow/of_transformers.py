@@ -19,7 +19,7 @@ from ..stepify.plan import ContainerPlan
 from ..stepify.rebuild import get_path
 from ..steps_transformer import StepsTransformerConfig
 from ..transformer_steps import FAMILIES, Family, head_size_of, steps_class
-from .convert import drawn_like, silence
+from .new_weights import drawn_like, silence
 from .plan import RoundTo, plan_growth
 
 __all__ = ["grown_transformer"]
