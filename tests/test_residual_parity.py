@@ -1,10 +1,13 @@
 """Designs of the residual stream against implementations of others, with copied weights.
 
-What is not among the packages of the tests is skipped; docs/depth-bench.md says with which versions it was compared.
+docs/depth-bench.md says what is compared with what, and what differs.
 """
 
+import deep_cross_attention
+import hyper_connections
 import pytest
 import torch
+from fla.ops.attnres.naive import naive_attnres
 from residual_networks import WIDTH, stirred
 from timm.models.vision_transformer import Block
 from torch import nn
@@ -42,10 +45,9 @@ def test_mhc_has_the_coefficients_of_deepseeks_model():
 
 def test_hyper_connections_are_those_of_an_independent_package():
     """It has RMSNorm with a weight in place of the paper's LayerNorm, which is put in here, and ends in a sum."""
-    package = pytest.importorskip("hyper_connections", reason="the package hyper-connections")
     ours = stirred(HyperConnections(Place(WIDTH, 2, 4, 1, 2), {"streams": 4, "dynamic": True}), 0.3)
     branch = torch.nn.Linear(WIDTH, WIDTH)
-    theirs = package.HyperConnections(4, dim=WIDTH, branch=branch, layer_index=1)
+    theirs = hyper_connections.HyperConnections(4, dim=WIDTH, branch=branch, layer_index=1)
     theirs.norm = torch.nn.LayerNorm(WIDTH, elementwise_affine=False)
     with torch.no_grad():
         theirs.static_alpha.copy_(torch.cat((ours.A_m[:, None], ours.A_r.view(4, 4)), 1))
@@ -97,7 +99,6 @@ def test_laurel_is_that_of_gemma_3n_without_its_norm():
 )
 def test_attention_residuals_are_those_of_flash_linear_attention(name, options, size):
     """Its RMSNorm has a weight beside w; it decides on groups by their size, and so do we after division."""
-    naive_attnres = pytest.importorskip("fla.ops.attnres.naive", reason="the package fla-core").naive_attnres
     blocks = [Block(WIDTH, 2) for _ in range(5)]
     network = stirred(stepsnet.residual.connect(blocks, name, **options), 0.2).eval()
     weight = torch.rand(WIDTH) + 0.5
@@ -120,9 +121,8 @@ def test_attention_residuals_are_those_of_flash_linear_attention(name, options, 
 
 def test_a_grn_of_deep_cross_attention_is_that_of_an_independent_package():
     """It has an RMSNorm in front of w, which is taken out here, and starts w at random where the paper has 0."""
-    package = pytest.importorskip("deep_cross_attention", reason="the package deep-cross-attention")
     ours = stirred(DeepCrossAttention(Place(WIDTH, 4, 6, 4, 6), {"last": 0}).grn, 0.5)
-    theirs = package.GRN(WIDTH, num_layers=4, num_outputs=3)
+    theirs = deep_cross_attention.GRN(WIDTH, num_layers=4, num_outputs=3)
     theirs.to_aggregate[0] = nn.Identity()
     with torch.no_grad():
         theirs.to_aggregate[1].weight.copy_(ours.w.T)
