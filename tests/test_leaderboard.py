@@ -87,3 +87,14 @@ def test_a_leaderboard_says_what_is_there_and_what_is_not(pages, tmp_path):
     assert lines[-1] == "![Test top-1 accuracy by blocks, a curve a design](figures/toy.png)"
     module.leaderboard_figure(study)
     assert (tmp_path / "toy.png").stat().st_size > 5000
+
+
+def test_until_the_last_point_is_run_the_one_before_ranks(pages, tmp_path):
+    module, _ = pages
+    contenders = [{"name": name, "points": {4: {}, 8: {}}} for name in ("plain", "other")]
+    study = str(declared(tmp_path, contenders=contenders, criteria=[], claims=[]))
+    found = [*records(Cell("plain", 4), [40.0, 41.0]), *records(Cell("other", 4), [50.0, 51.0])]
+    for record in found:
+        (tmp_path / "results" / "toy" / f"{record['run']}.json").write_text(json.dumps(record))
+    rows = module.leaderboard_table(study).splitlines()[2:]
+    assert [row.split(" | ")[0].strip("| ") for row in rows[:2]] == ["other", "plain"]

@@ -23,19 +23,20 @@ _STEPS, _PLAIN = "arXiv 2511.14329", "arXiv 1603.05027"
 
 
 def leaderboard(study: Study, results: Mapping[str, Mapping[str, Any]]) -> str:
-    """Markdown: a row a contender, the best at the last point first, those with a seed that diverged behind, and
-    those without results there last.
+    """Markdown: a row a contender, the best at the last point with results first, those with a seed that diverged
+    behind, and those without results there last.
 
     Parameters and MACs are those of a contender's runs at its last point, the traffic of the residual stream is
     relative to the first contender's.
     """
     rows = {(row["contender"], row["point"]): row for row in rows_of(study, results)}
     points = sorted({cell.point for cell in study.cells})
+    ranked_at = max((point for (_, point), row in rows.items() if row["seeds"]), default=points[-1])
     metric = find_metric(study.metric)
     (there, total), first = progress(study, results), study.contenders[0]
 
     def place(contender: Contender) -> tuple[int, float]:
-        row = rows.get((_label(contender), points[-1]), {"test": [], "seeds": []})
+        row = rows.get((_label(contender), ranked_at), {"test": [], "seeds": []})
         values = row["test"]
         mean = statistics.fmean(values) * (-1 if metric.higher_is_better else 1) if values else math.inf
         has_diverged = len(row["seeds"]) > len(values)  # worse than any score
