@@ -33,8 +33,13 @@ class Checked:
     lines: list[str]  # to be told before the training
 
 
-def check_grid(recipes: Sequence[Recipe], seeds: Sequence[int], jobs: int) -> list[Checked]:
+def check_grid(
+    recipes: Sequence[Recipe], seeds: Sequence[int], jobs: int, data: DataOnce | None = None
+) -> list[Checked]:
     """Find mistakes before anything is written or trained. Data that several recipes share are opened once.
+
+    Args:
+        data: what earlier calls have opened.
 
     Raises:
         UserError: too few jobs, seeds that repeat, a model that cannot be built, or data or weights that do not exist
@@ -52,7 +57,7 @@ def check_grid(recipes: Sequence[Recipe], seeds: Sequence[int], jobs: int) -> li
     if not in_bounds or not seeds or len(set(seeds)) != len(seeds):
         got = f"{str(jobs)[:40]} and {str(list(seeds))[:80]}"
         raise UserError(f"--jobs and --seeds: got {got}, expected at least 1 job and distinct seeds of at least 0")
-    found, data = [], DataOnce()
+    found, data = [], data or DataOnce()
     for recipe in map(with_sources, recipes):
         opened = data.open(recipe)
         recipe, lines = resolve(recipe, opened)

@@ -51,6 +51,8 @@ def run_study(study: Study, more: Sequence[str], overrides: Sequence[str], optio
         return write_study(study, there, folder)
 
     if options.render:
+        if not results.is_dir():
+            raise UserError(f"--results: {results} does not exist, expected a folder with the results of runs")
         check_models(study, options.data, open_data=False)  # results are rendered where the data are not, too
         check_results(study, results, options.data)
         say(write() if options.run else render_study(study, read_results(results, study)))

@@ -16,12 +16,13 @@ from ..provenance import without_folders
 from ..run_folder import lock_folder
 from ..runs.launch import Job, run_all
 from .declare import Cell, Study
-from .results import diverged_record, read_results, record_of, settings_of, write_record
-from .run_plan import Planned, check_models, due, recipe_of
+from .results import check_one_data_set, diverged_record, read_results, record_of, settings_of, write_record
+from .run_plan import Planned, check_models, due, is_planned, recipe_of
 
 __all__ = ["check_results", "conduct"]
 
-_NOT_FINITE = ": got nan at", ": got inf at", ": got -inf at"  # what a run says whose loss is not finite
+# what a run says whose loss is not finite, in training or on the test split
+_NOT_FINITE = tuple(f": got {value}{after}" for value in ("nan", "inf", "-inf") for after in (" at", ", expected"))
 
 
 def conduct(
@@ -39,7 +40,7 @@ def conduct(
 ) -> None:
     """Tune every cell, run the final seeds at the chosen rate, and score each at its end; ``jobs`` runs at once.
 
-    A run that diverges is a result; one that fails otherwise is named at the end, and the others go on without it.
+    A run that diverges is a result. One that fails otherwise is named at the end; its cell is left, the others go on.
 
     Args:
         folder: for the runs.
@@ -60,6 +61,7 @@ def conduct(
         if not resume and place.exists() and any(place.iterdir()):
             raise UserError(f"{option}: {place} is not empty, expected a new folder (--resume runs what is missing)")
     there = check_results(study, results, data)
+    check_one_data_set(there, data or study.data or None)
     command = " ".join(["stepsnet", *map(shlex.quote, map(without_folders, sys.argv[1:]))])
     planned: dict[str, Planned] = {}
     failed: dict[str, str] = {}
@@ -73,7 +75,7 @@ def conduct(
         started = planned.keys() - {job.name for job in waiting}
         waiting.clear()
         for run in due(study, there, cells):
-            if run.name in started:
+            if run.name in started or any(planned[name].cell == run.cell for name in failed):
                 continue
             config = folder / "recipes" / f"{run.name}.yaml"
             write_atomically(config, to_yaml(recipe(run)))
@@ -90,7 +92,8 @@ def conduct(
             record = diverged_record(study, run, recipe(run), said, command)
         else:
             failed[name] = said
-            return len(failed) < 3  # one may be an accident
+            waiting[:] = [other for other in waiting if planned[other.name].cell != run.cell]
+            return True
         write_record(results, record)
         there[name] = record
         if run.kind == "final":
@@ -112,16 +115,29 @@ def check_results(study: Study, results: Path, data: str | None = None) -> dict[
     """The results in a folder.
 
     Raises:
-        UserError: one was made under other settings than the declaration's, or cannot be read.
+        UserError: one was made under other settings than the declaration's, on other data than the others, at a rate
+            or with a seed that is not declared, or cannot be read.
     """
     there = read_results(results, study)
     for name, record in there.items():
         if not any(str(cell) == f"{record['contender']}@{record['point']}" for cell in study.cells):
             raise UserError(f"results: {name} is of {record['contender']}@{record['point']}, which is not declared")
+        variants = study.contender(record["contender"]).variants or {"": {}}
+        if record["variant"] not in variants:
+            raise UserError(
+                f"results: {name} is of the variant {record['variant']!r}, expected one of {list(variants)}"
+            )
         cell = study.cell(f"{record['contender']}@{record['point']}", "results")
         run = Planned(cell, record["kind"], record["variant"], record["rate"], record["seed"])
         ours = settings_of(recipe_of(study, run, data))
         for key, value in ours.items():
             if record["settings"].get(key, value) != value:
                 raise UserError(f"results: {name} was made with {key} {record['settings'][key]!r}, got {value!r}")
+        if run.name != name:
+            raise UserError(f"results: {name} holds the record of {run.name}, expected its own")
+        if not is_planned(study, run, there):
+            raise UserError(
+                f"results: {name} is of no rate or seed that the study declares; what has been run is not left out"
+            )
+    check_one_data_set(there)
     return there

@@ -10,7 +10,7 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 _MOST_RATE, _MOST_LETTERS = 1e6, 100
-_DECIDED = {"name", "task", "lr", "seed", "score_test"}  # of each run, by the study
+_DECIDED = {"name", "task", "data", "lr", "seed", "score_test"}  # of each run, by the study
 DECLARED = Path(__file__).parent / "declared"  # the studies that come with the package
 
 
@@ -182,9 +182,20 @@ def read_study(path: Path) -> Study:
         entries = values.get(key)
         for entry in entries if isinstance(entries, list) else [entries]:
             _known_keys(entry, kind, f"{path}: {key}")
-    study = _typed(values, str(path))
+    study = _with_own_files(_typed(values, str(path)), path.parent)
     _check(study)
     return study
+
+
+def _with_own_files(study: Study, folder: Path) -> Study:
+    """The study with recipes that are files beside its own."""
+
+    def of(recipe: str) -> str:
+        beside = folder / recipe
+        return str(beside) if recipe.endswith((".yaml", ".yml")) and beside.is_file() else recipe
+
+    contenders = tuple(replace(contender, recipe=of(contender.recipe)) for contender in study.contenders)
+    return replace(study, recipe=of(study.recipe), contenders=contenders)
 
 
 def _known_keys(values: Any, kind: type, where: str) -> None:
@@ -245,6 +256,7 @@ def _check(study: Study) -> None:
         raise UserError(f"flatness.key: got {flat.key!r}, expected a split and a metric, such as train_clean_loss")
     _check_settings("settings", study.settings)
     _distinct("contenders", [contender.name for contender in study.contenders])
+    _distinct("labels", [contender.label or contender.name for contender in study.contenders])
     _distinct("criteria", [criterion.name for criterion in study.criteria])
     for contender in study.contenders:
         if not re.fullmatch(r"[A-Za-z0-9_-]+", contender.name):
@@ -268,6 +280,8 @@ def _check(study: Study) -> None:
         if not (0 < criterion.level < 1 and 0 <= criterion.margin < math.inf):
             got = f"level {criterion.level} and margin {criterion.margin}"
             raise UserError(f"criteria: {criterion.name}: got {got}, expected 0 to 1 and at least 0")
+        if criterion.expect == "not_above" and not criterion.margin:
+            raise UserError(f"criteria: {criterion.name}: got not_above without a margin, expected one above 0")
     known = [criterion.name for criterion in study.criteria]
     for claim in study.claims:
         for name in claim.criteria or ("",):

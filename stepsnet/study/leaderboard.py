@@ -74,7 +74,7 @@ def _score(study: Study, row: Mapping[str, Any] | None, spec: str) -> str:
         doubts += [f"{diverged} of {len(row['seeds'])} diverged"] * (diverged > 0)
         doubts += ["rate at an edge"] * bool(row["at_edge"]) + ["not converged"] * (not long_enough)
         return f"{score} ({', '.join(doubts)})" if doubts else score
-    if row["seeds"]:
+    if row["seeds"] or row["never_trained"]:
         return "diverged"
     return f"in tuning, {len(row['tried'])} runs" if row["tried"] else "not yet run"
 

@@ -21,7 +21,7 @@ from ..report.words import count, number
 from ..summary_stats import format_mean_std
 from .declare import Cell, Study
 from .results import flatness_of
-from .run_plan import choice_of, progress
+from .run_plan import choice_of, never_trained, progress
 from .verdict import Judged, finals_of, judge_study
 
 __all__ = ["draw_study", "render_study", "rows_of", "write_study"]
@@ -60,6 +60,7 @@ def rows_of(study: Study, results: Results) -> list[dict[str, Any]]:
                 "rate": choice.rate if choice else None,
                 "variant": choice.variant if choice else None,
                 "at_edge": choice.at_edge if choice else None,
+                "never_trained": never_trained(study, cell, results),
                 "seeds": list(finals),
                 "test": _values(finals, f"{study.scored_on}_{study.metric}"),
                 "val": _values(finals, f"{study.tuned_on}_{study.metric}"),
@@ -104,6 +105,7 @@ def _cells_table(study: Study, rows: Sequence[Mapping[str, Any]]) -> str:
         size = [row["blocks"] or "–", count(row["params"]), count(row["macs"])]
         diverged = len(row["seeds"]) - len(row["test"])
         seeds = f"{len(row['seeds'])}, {diverged} diverged" if diverged else len(row["seeds"])
+        seeds = "diverged at every rate" if row["never_trained"] else seeds
         cells.append([row["contender"], row["point"], *size, rate, seeds, *scores, moved])
     return markdown_table(headers, cells, "l" + "r" * (len(headers) - 1))
 

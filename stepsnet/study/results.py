@@ -20,7 +20,15 @@ from ..report.load_runs import load_run
 from .declare import Study
 from .run_plan import Planned
 
-__all__ = ["diverged_record", "flatness_of", "read_results", "record_of", "settings_of", "write_record"]
+__all__ = [
+    "check_one_data_set",
+    "diverged_record",
+    "flatness_of",
+    "read_results",
+    "record_of",
+    "settings_of",
+    "write_record",
+]
 
 # of summary.json; the widths, one a block, are in the recipe
 _KEPT = ("seed", "epochs", "lr", "batch_size", "data", "split", "samples", "text", "blocks", "layers", "params", "macs")
@@ -36,24 +44,55 @@ _CURVE = (
     "val_loss",
     "val_top1",
 )
-_NEEDED = ("contender", "point", "kind", "variant", "rate", "seed", "settings")  # of a record, to find its place
+# of a record, to find its place
+_NEEDED: dict[str, Any] = {"run": str, "contender": str, "point": int, "kind": str, "variant": str}
+_NEEDED |= {"rate": (int, float), "seed": int, "settings": dict}
+_OF_DATA = ("train_samples", "holdout", "tokenizer", "vocab_size")  # settings that decide what is trained on
 _MEASUREMENTS = {"tuning": 1, "final": 4}  # of the residual stream that are kept, the first and the last among them
 
 
 def read_results(folder: Path, study: Study) -> dict[str, dict[str, Any]]:
-    """Records by the name of their run; files of other studies are left out.
+    """Records by the name of their run; what is no record of a run is left out.
 
     Raises:
-        UserError: a file that cannot be read, or that lacks what the record of a run has.
+        UserError: a file that cannot be read, that lacks what the record of a run has, or is of another study, whose
+            runs may have the same names.
     """
     found = {}
     for file in sorted(folder.glob("*.json")):
         record = read_json(file, "results")
-        if isinstance(record, dict) and record.get("study") == study.name and "run" in record:
-            if lost := [key for key in _NEEDED if key not in record]:
-                raise UserError(f"results: {file} has no {lost[0]}, expected a file as a run of the study leaves it")
+        if isinstance(record, dict) and "study" in record and "run" in record:
+            if record["study"] != study.name:
+                raise UserError(
+                    f"results: {file} is of the study {record['study']}, expected a folder for {study.name}"
+                )
+            for key, kind in _NEEDED.items():
+                if not isinstance(record.get(key), kind) or isinstance(record[key], bool):
+                    got = f"{key} {str(record[key])[:40]!r}" if key in record else f"no {key}"
+                    raise UserError(f"results: {file} has {got}, expected a file as a run of the study leaves it")
             found[record["run"]] = record
     return found
+
+
+def check_one_data_set(records: Mapping[str, Mapping[str, Any]], data: str | None = None) -> None:
+    """Raises UserError where runs were trained on data of several names, or of several sizes under equal settings.
+
+    Args:
+        data: what further runs are to be trained on.
+    """
+    expected = without_folders(data) if data else None
+    sizes: dict[str, tuple[Any, str]] = {}
+    for run, record in records.items():
+        if "data" not in record:  # of one that diverged
+            continue
+        expected = expected or record["data"]
+        if record["data"] != expected:
+            raise UserError(f"results: {run} was trained on {record['data']}, expected one data set, {expected}")
+        of_data = json.dumps([record["settings"].get(key) for key in _OF_DATA])
+        size = {key: record[key] for key in ("samples", "text") if key in record}
+        first, of = sizes.setdefault(of_data, (size, run))
+        if size != first:
+            raise UserError(f"results: {run} was trained on {size}, {of} on {first}, expected one data set")
 
 
 def settings_of(recipe: Recipe) -> dict[str, Any]:
@@ -73,7 +112,12 @@ def record_of(study: Study, planned: Planned, recipe: Recipe, run: Path, command
         command: that of the study, without folders of this machine.
     """
     loaded = load_run(run)
-    curve = [{key: _short(line[key]) for key in _CURVE if key in line} for line in loaded.epochs.values()]
+    needed = f"{study.tuned_on if planned.kind == 'tuning' else study.scored_on}_{study.metric}"
+    if needed not in loaded.summary.get("metrics", {}):
+        given = ", ".join(loaded.summary.get("metrics", {})) or "none"
+        raise UserError(f"metric: {planned.name} has no {needed}, expected one of what it measured: {given}")
+    keys = dict.fromkeys((*_CURVE, study.flatness.key))
+    curve = [{key: _short(line[key]) for key in keys if key in line} for line in loaded.epochs.values()]
     measured = loaded.stream_at_updates
     kept = [measured[step] for step in _spaced(sorted(measured), _MEASUREMENTS[planned.kind])]
     summary = {key: loaded.summary[key] for key in (*_KEPT, *_KEPT_TOO) if key in loaded.summary}
@@ -113,7 +157,7 @@ def flatness_of(study: Study, curve: list[dict[str, Any]]) -> float | None:
     """
     flat = study.flatness
     points = [(line["epoch"], line[flat.key]) for line in curve if line.get(flat.key) is not None]
-    if len(points) < 2 or points[-1][1] == 0:
+    if len(points) < 2:
         return None
     begin = points[-1][0] * (1 - flat.share)
     if begin < points[0][0]:
@@ -121,7 +165,8 @@ def flatness_of(study: Study, curve: list[dict[str, Any]]) -> float | None:
     for (left, before), (right, after) in pairwise(points):
         if left <= begin <= right:
             start = before + (after - before) * (begin - left) / (right - left)
-            return abs(points[-1][1] - start) / start
+            moved = abs(points[-1][1] - start)
+            return moved / start if start else math.inf if moved else 0.0
     return None
 
 

@@ -18,11 +18,25 @@ from ..metrics import higher_is_better
 from ..models.build import build_model
 from ..overrides import override
 from ..recipes import find_or_read
-from ..runs.check import DataOnce
-from ..tasks import resolve
+from ..runs.check import DataOnce, check_grid
 from .declare import Cell, Study
 
-__all__ = ["Choice", "Planned", "check_models", "choice_of", "due", "progress", "recipe_of"]
+__all__ = [
+    "Choice",
+    "Planned",
+    "check_models",
+    "choice_of",
+    "due",
+    "is_planned",
+    "never_trained",
+    "progress",
+    "recipe_of",
+]
+
+_GIVEN = {  # the metrics of a task's runs, the one of its training batches first
+    "classification": ("top1", "top5", "loss"),
+    "language": ("loss", "perplexity", "bits_per_character", "word_perplexity"),
+}
 
 
 @dataclass(frozen=True)
@@ -79,42 +93,86 @@ def recipe_of(study: Study, planned: Planned, data: str | None = None) -> Recipe
     if planned.kind == "tuning":
         length = study.tuning.length
         changes["epochs"] = max(1, round(recipe.epochs * length))
-        changes["warmup_epochs"] = recipe.warmup_epochs * changes["epochs"] / recipe.epochs
+        share = changes["epochs"] / recipe.epochs
+        if abs(share - length) > length / 2:
+            got = f"{length:g} of {recipe.epochs} epoch{'s' * (recipe.epochs > 1)}"
+            raise UserError(f"tuning.length: {planned.cell}: got {got}, expected about a whole number of epochs")
+        changes["warmup_epochs"] = recipe.warmup_epochs * share
+        changes["milestones"] = tuple(max(1, round(epoch * share)) for epoch in recipe.milestones)
     return dataclasses.replace(recipe, **changes)
 
 
-def check_models(study: Study, data: str | None = None, open_data: bool = True) -> dict[Cell, int]:
-    """Build every cell's model on the meta device; returns multiply-accumulates.
+def check_models(study: Study, data: str | None = None, open_data: bool = True) -> dict[tuple[Cell, str], int]:
+    """Build the model of every cell and variant on the meta device; returns multiply-accumulates.
 
     Args:
         data: in place of the declaration's.
-        open_data: where a recipe leaves something of its model to them; otherwise that cell's model is not built.
+        open_data: whether the data are opened, once where several cells have the same; otherwise models are not built
+            of which a recipe leaves something to them.
 
     Raises:
-        UserError: a recipe or model that cannot be made, or compute that differs from the first contender's at a
-            point by more than ``macs_tolerance``, of a contender that does not say why.
+        UserError: a recipe, data or a model that cannot be made or do not fit, what the study rests on and its runs do
+            not give, or compute that differs from the first contender's at a point by more than ``macs_tolerance``, of
+            a contender that does not say why.
     """
-    found: dict[Cell, int] = {}
+    _check_names(study)
+    found: dict[tuple[Cell, str], int] = {}
     opened = DataOnce()
     for cell in study.cells:
         for variant in study.contender(cell.contender).variants or {"": {}}:
-            recipe = recipe_of(study, Planned(cell, "final", variant, study.tuning.rates[0], study.seeds[0]), data)
-            if recipe.task == "classification" and not getattr(recipe, "holdout", None):
-                raise UserError(f"{cell}: got no holdout, expected training images to choose by, beside the test split")
-            if leaves_open(recipe):
-                if not open_data:
-                    continue
-                recipe, _ = resolve(recipe, opened.open(recipe))
-            found[cell] = macs_of(recipe)
-    for cell, macs in found.items():
-        first = next(other for other in found if other.point == cell.point)
-        off = macs / found[first] - 1
+            runs = [Planned(cell, kind, variant, study.tuning.rates[0], study.seeds[0]) for kind in ("tuning", "final")]
+            _, recipe = (recipe_of(study, run, data) for run in runs)
+            _check_gives(study, cell, recipe)
+            if open_data:
+                try:
+                    recipe = check_grid([recipe], [0], 1, opened)[0].recipe
+                except UserError as error:
+                    raise UserError(f"{cell}: {error}") from None
+            elif leaves_open(recipe):
+                continue
+            found[cell, variant] = macs_of(recipe)
+    for (cell, variant), macs in found.items():
+        first, first_macs = next((other, found[other, v]) for other, v in found if other.point == cell.point)
+        off = macs / first_macs - 1
         if abs(off) > study.macs_tolerance and not study.contender(cell.contender).unequal:
             raise UserError(
-                f"{cell}: got {macs / 1e6:.2f}M multiply-accumulates, {off:+.1%} of {first}'s, expected within "
-                f"{study.macs_tolerance:.0%} (or `unequal`, which says why)"
+                f"{cell}{f', {variant}' if variant else ''}: got {macs / 1e6:.2f}M multiply-accumulates, {off:+.1%} of "
+                f"{first}'s, expected within {study.macs_tolerance:.0%} (or `unequal`, which says why)"
             )
     return found
+
+
+def _check_names(study: Study) -> None:
+    """Raises UserError where two runs have one name, as those of a-1 at 2 and of a at 1 in a variant 2- would."""
+    runs = [
+        Planned(cell, "tuning", variant, rate, study.tuning.seed)
+        for cell in study.cells
+        for variant in study.contender(cell.contender).variants or [""]
+        for rate in study.tuning.rates
+    ]
+    of_name: dict[str, Planned] = {}
+    for run in runs:
+        if (other := of_name.setdefault(run.name, run)) != run:
+            raise UserError(
+                f"contenders: got {other.cell} and {run.cell} with runs named {run.name}, expected one each"
+            )
+
+
+def _check_gives(study: Study, cell: Cell, recipe: Any) -> None:
+    """Raises UserError where the runs have no images to choose by, or lack the metric or the loss that is declared."""
+    if recipe.task == "classification" and not recipe.holdout:
+        raise UserError(f"{cell}: got no holdout, expected training images to choose by, beside the test split")
+    given = _GIVEN.get(recipe.task)
+    if given and study.metric not in given:
+        raise UserError(f"metric: got {study.metric!r} of {cell}, {recipe.task}, expected one of {', '.join(given)}")
+    split = next(
+        split for split in ("train_clean", "train_mixed", "train", "val") if study.flatness.key.startswith(split)
+    )
+    metric = study.flatness.key.removeprefix(f"{split}_")
+    if split == "train_clean" and not getattr(recipe, "clean_samples", 0):
+        raise UserError(f"flatness.key: got {study.flatness.key}, and {cell} has clean_samples 0, expected at least 1")
+    if given and metric not in (given if split == "val" else ("loss", *given[:1])):
+        raise UserError(f"flatness.key: got {study.flatness.key}, which the runs of {cell} do not measure")
 
 
 def macs_of(recipe: Recipe) -> int:
@@ -164,10 +222,23 @@ def choice_of(study: Study, cell: Cell, results: Mapping[str, Mapping[str, Any]]
     return Choice(best.variant, best.rate, best.rate in (min(rates), max(rates)), len(grid))
 
 
+def never_trained(study: Study, cell: Cell, results: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Whether every rate diverged, of a grid that does not grow further."""
+    grid = _grid(study, cell, results)
+    return all(planned.name in results for planned in grid) and _best(study, grid, results) is None
+
+
+def is_planned(study: Study, planned: Planned, results: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Whether a run is among those that the declaration asks for, as far as the grids have grown."""
+    tuning = {one.rate for one in _grid(study, planned.cell, results) if one.variant == planned.variant}
+    seeds = study.seeds if planned.kind == "final" else (study.tuning.seed,)
+    return planned.kind in ("tuning", "final") and planned.rate in tuning and planned.seed in seeds
+
+
 def progress(study: Study, results: Mapping[str, Mapping[str, Any]]) -> tuple[int, int]:
     """How many runs have ended, and how many there will be, as far as the grids have grown."""
     tuning = [planned.name for cell in study.cells for planned in _grid(study, cell, results)]
-    finals = [f"{cell.contender}-{cell.point}" for cell in study.cells for _ in study.seeds]
+    finals = [cell for cell in study.cells if not never_trained(study, cell, results) for _ in study.seeds]
     there = sum(name in results for name in tuning)
     for cell in study.cells:
         choice = choice_of(study, cell, results)
@@ -179,21 +250,30 @@ def progress(study: Study, results: Mapping[str, Mapping[str, Any]]) -> tuple[in
 
 
 def _grid(study: Study, cell: Cell, results: Mapping[str, Mapping[str, Any]]) -> list[Planned]:
-    """The tuning runs of a cell, as far as the results so far make the grid grow."""
+    """The tuning runs of a cell, as far as the results so far make the grid of each variant grow."""
     tuning, variants = study.tuning, list(study.contender(cell.contender).variants) or [""]
     rates = {variant: list(tuning.rates) for variant in variants}
     while True:
         grid = [Planned(cell, "tuning", variant, rate, tuning.seed) for variant in variants for rate in rates[variant]]
         if any(planned.name not in results for planned in grid):
             return grid
-        best = _best(study, grid, results)
-        if best is None:  # every rate diverged: lower ones
-            best = Planned(cell, "tuning", variants[0], min(rates[variants[0]]), tuning.seed)
-        tried = sorted(rates[best.variant])
-        if len(tried) >= tuning.most_rates or tried[0] < best.rate < tried[-1]:
+        more = {
+            variant: _next_rate(study, [one for one in grid if one.variant == variant], results) for variant in rates
+        }
+        if not any(more.values()):
             return grid
-        more = tried[0] ** 2 / tried[1] if best.rate == tried[0] else tried[-1] ** 2 / tried[-2]
-        rates[best.variant].append(float(f"{more:.6g}"))
+        for variant, rate in more.items():
+            rates[variant] += [rate] if rate else []
+
+
+def _next_rate(study: Study, grid: Sequence[Planned], results: Mapping[str, Mapping[str, Any]]) -> float | None:
+    """By which the grid of a variant grows: beyond its edge, where the best is there; None where it is whole."""
+    tried = sorted(planned.rate for planned in grid)
+    best = _best(study, grid, results)
+    rate = tried[0] if best is None else best.rate  # every rate diverged: lower ones
+    if len(tried) >= study.tuning.most_rates or tried[0] < rate < tried[-1]:
+        return None
+    return float(f"{tried[0] ** 2 / tried[1] if rate == tried[0] else tried[-1] ** 2 / tried[-2]:.6g}")
 
 
 def _best(study: Study, grid: Sequence[Planned], results: Mapping[str, Mapping[str, Any]]) -> Planned | None:

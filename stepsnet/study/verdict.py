@@ -11,11 +11,12 @@ from typing import Any, Literal
 from ..metrics import higher_is_better
 from .declare import Cell, Claim, Criterion, Study
 from .results import flatness_of
-from .run_plan import Planned, choice_of
+from .run_plan import Planned, choice_of, never_trained
 
 __all__ = ["Judged", "Outcome", "Said", "finals_of", "interval", "judge", "judge_claim", "judge_study", "outcome"]
 
 LEAST_SEEDS, LEAST_LEVEL, MOST_CHANGE, LEAST_SHARE = 3, 0.95, 0.02, 0.1  # of what a claim rests on
+CLEAN_LOSS = "train_clean_loss"  # which a schedule of augmentation or dropout does not move
 
 Result = Literal["for", "against", "undecided", "not yet"]
 Results = Mapping[str, Mapping[str, Any]]
@@ -84,6 +85,9 @@ def judge(study: Study, criterion: Criterion, results: Results) -> Judged:
     rate was chosen at the edge of a grid that could not grow.
     """
     cells = [study.cell(text, criterion.name) for text in (criterion.left, criterion.right)]
+    for cell in cells:
+        if never_trained(study, cell, results):
+            return Judged(criterion.name, "undecided", reason=f"{cell} has diverged at every rate")
     left, right = (finals_of(study, cell, results) for cell in cells)
     missing = sum(len(study.seeds) - len(found) for found in (left, right))
     if missing:
@@ -149,6 +153,8 @@ def _too_lenient(study: Study, claim: Claim) -> str:
     flat = study.flatness
     if len(study.seeds) < LEAST_SEEDS:
         return f"{len(study.seeds)} seeds, expected at least {LEAST_SEEDS}"
+    if flat.key != CLEAN_LOSS:
+        return f"runs are long enough by {flat.key}, expected {CLEAN_LOSS}"
     if flat.within > MOST_CHANGE or flat.share < LEAST_SHARE:
         got = f"runs may change by {flat.within:.0%} over their last {flat.share:.0%}"
         return f"{got}, expected at most {MOST_CHANGE:.0%} over {LEAST_SHARE:.0%}"
