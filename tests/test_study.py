@@ -19,6 +19,7 @@ from stepsnet.residual import DESIGNS
 from stepsnet.runs.train import train_run
 from stepsnet.study import conductor
 from stepsnet.study.declare import Cell, find_study, studies
+from stepsnet.study.leaderboard import leaderboard
 from stepsnet.study.render import render_study
 from stepsnet.study.results import flatness_of, settings_of
 from stepsnet.study.run_plan import Planned, check_models, choice_of, due, progress, recipe_of
@@ -149,6 +150,16 @@ def test_the_grid_grows_at_its_edges(tmp_path):
     assert progress(study, tuned(cell, scores)) == (5, 5 + 3 + 4)
     everything = {0.001: None, 0.002: None, 0.004: None}
     assert [p.rate for p in due(study, tuned(cell, everything)) if p.cell == cell] == [0.0005]
+    everything |= {0.0005: None, 0.00025: None}  # five rates, none of which trained: it has a verdict
+    there = tuned(cell, everything)
+    assert [p for p in due(study, there) if p.cell == cell] == [] and progress(study, there) == (5, 5 + 3 + 2)
+    judged = judge(study, study.criteria[0], there)
+    assert (judged.verdict, judged.reason) == ("undecided", "plain@1 has diverged at every rate")
+    there = {
+        name: {**record, "contender": "plain", "point": 1, "variant": "", "rate": float(name.split("-lr")[1][:-6])}
+        for name, record in there.items()
+    }
+    assert "| diverged at every rate |" in render_study(study, there) and "| diverged |" in leaderboard(study, there)
 
 
 def test_what_is_due_follows_the_order(tmp_path):
@@ -168,6 +179,10 @@ def test_tuning_is_a_shorter_run_and_a_final_one_is_scored(tmp_path):
     changed = {key for key, value in settings_of(last).items() if settings_of(tuning)[key] != value}
     assert changed == {"epochs", "warmup_epochs", "score_test"}
     assert last.model.args["depths"] == [2] and last.baseline is None
+    settings = TOY["settings"] | {"epochs": 30, "sched": "multistep", "milestones": [15, 25]}
+    study = study_of(tmp_path, settings=settings, tuning={**TOY["tuning"], "length": 0.2})
+    tuning = recipe_of(study, Planned(Cell("plain", 2), "tuning", "", 0.002, 0))
+    assert (tuning.epochs, tuning.milestones) == (6, (3, 5))
 
 
 def test_variants_are_tuned_beside_the_rates(tmp_path):
@@ -184,6 +199,12 @@ def test_variants_are_tuned_beside_the_rates(tmp_path):
     found = choice_of(study, cell, there)
     assert (found.variant, found.rate, found.at_edge) == ("b", 0.002, False)
     check_models(study)
+    # the best rate of the worse variant is at its edge: it could still become the better one
+    for planned in (Planned(cell, "tuning", "a", 0.004, 0), Planned(cell, "tuning", "a", 0.002, 0)):
+        there[planned.name] = {"metrics": {"val_top1": planned.rate}}
+    study = dataclasses.replace(study, tuning=dataclasses.replace(study.tuning, most_rates=4))
+    assert choice_of(study, cell, there) is None
+    assert [(p.variant, p.rate) for p in due(study, there)] == [("a", 0.008)]
 
 
 # two-sided 95% quantiles of Student's t, from a printed table
@@ -236,10 +257,19 @@ def test_verdicts(tmp_path, differences, expect, margin, verdict):
         ({"flatness": {"share": 0.5, "within": 10.0}}, "runs may change by 1000% over their last 50%"),
         ({"flatness": {"share": 0.01, "within": 0.02}}, "runs may change by 2% over their last 1%"),
         ({"criteria": [criterion | {"level": 0.5}]}, "an interval of 50%, expected at least 95%"),
+        ({"flatness": {"key": "train_loss"}}, "long enough by train_loss, expected train_clean_loss"),
     ):
         rules = {"seeds": [1, 2, 3], "criteria": [criterion], "flatness": {"share": 0.5, "within": 0.02}} | lenient
         said = judge_study(study_of(tmp_path, **rules), there).claims[0]
         assert said.verdict == "undecided" and (verdict == "undecided" or reason in said.text)
+
+
+def test_what_is_due_is_printed_with_what_the_seeds_can_decide(tmp_path, capsys):
+    status, out, _ = run("sweep", declared(tmp_path, seeds=[1, 2, 3]), "--dry-run", "--run", tmp_path, capsys=capsys)
+    lines = out.splitlines()
+    reach = f"{T_95[2] / math.sqrt(3):.1f} standard deviations of the paired differences"
+    assert status == 0 and lines[0] == f"an interval of 95% over 3 seeds reaches {reach} to each side"
+    assert lines[1].startswith("0 of 12 runs of toy are there") and len(lines) == 2 + 6
 
 
 def test_less_is_better_of_a_loss(tmp_path):
@@ -284,6 +314,11 @@ def test_flatness_is_the_relative_change_over_the_last_part(tmp_path):
     curve = [{"epoch": epoch, "train_clean_loss": 2.0 - 0.1 * epoch} for epoch in range(1, 16)]
     assert flatness_of(study, curve) == pytest.approx((0.65 - 0.5) / 0.65)  # from epoch 13.5 to 15
     assert flatness_of(study, curve[:1]) is None and flatness_of(study, [{"epoch": 3}]) is None
+    ends = [
+        [{"epoch": 1, "train_clean_loss": a}, {"epoch": 2, "train_clean_loss": b}] for a, b in ((1, 0), (0, 1), (0, 0))
+    ]
+    study = study_of(tmp_path, flatness={"share": 0.5, "within": 0.02})
+    assert [flatness_of(study, end) for end in ends] == [1.0, math.inf, 0.0]
 
 
 def test_the_shipped_studies_hold():
@@ -299,17 +334,21 @@ def test_the_shipped_studies_hold():
 
 
 def test_a_run_that_fails_is_named_and_one_that_diverges_is_a_result(tmp_path, monkeypatch, capsys):
-    said = {"plain-1-tuning-lr0.004-seed0": "stepsnet: loss: got nan at update 3, expected a finite number"}
+    said = {"plain-2-tuning-lr0.004-seed0": "stepsnet: loss: got nan at update 3, expected a finite number"}
     said["plain-1-tuning-lr0.002-seed0"] = "stepsnet: cannot write: no space"
 
     def run_all(waiting, jobs, display, ended):
         for job in list(waiting):
             if job.name in said:
+                waiting.remove(job)
                 assert ended(job, 2, said[job.name])
+        left.extend(job.name for job in waiting)
 
+    left = []
     monkeypatch.setattr(conductor, "run_all", run_all)
     status, _, err = run("sweep", declared(tmp_path), "--run", tmp_path / "run", capsys=capsys)
     assert status == 2 and "1 of the study's runs failed, such as plain-1-tuning-lr0.002-seed0" in err
+    assert left == ["plain-2-tuning-lr0.001-seed0", "plain-2-tuning-lr0.002-seed0"]  # the other cell goes on
     records = [json.loads(file.read_text()) for file in (tmp_path / "run" / "results").glob("*.json")]
     assert [record["rate"] for record in records] == [0.004] and "got nan" in records[0]["diverged"]
 

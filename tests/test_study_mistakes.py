@@ -5,7 +5,10 @@ import json
 import pytest
 from toy_study import TOY, declared, run
 
-from stepsnet.study.declare import studies
+from stepsnet.overrides import to_yaml
+from stepsnet.recipes import find_recipe
+from stepsnet.study.declare import read_study, studies
+from stepsnet.study.run_plan import check_models
 
 
 def change(**of_contender):
@@ -13,6 +16,8 @@ def change(**of_contender):
 
 
 WIDE = {"name": "wide", "points": {2: {"model.args.widths": [32], "model.args.depths": [1]}}}
+LIKE_PLAIN = {"model.args.widths": [16], "model.args.depths": [2]}
+TWINS = (("a", 1, {"variants": {"2": {}}}), ("a-1", 2, {}))
 
 
 @pytest.mark.parametrize(
@@ -57,6 +62,32 @@ WIDE = {"name": "wide", "points": {2: {"model.args.widths": [32], "model.args.de
         ),
         ({"recipe": "pennfudan/tiny"}, "recipe: got 'pennfudan/tiny'"),
         ({"seed": 3}, "unknown key 'seed'"),
+        ({"settings": {**TOY["settings"], "data": "digits"}}, "settings: got data among the settings"),
+        ({"metric": "miou"}, "metric: got 'miou' of plain@1, classification, expected one of top1, top5, loss"),
+        ({"settings": {**TOY["settings"], "clean_samples": 0}}, "flatness.key: got train_clean_loss, and plain@1 has"),
+        ({"flatness": {"key": "train_clean_miou"}}, "flatness.key: got train_clean_miou, which the runs of plain@1"),
+        ({"settings": {**TOY["settings"], "holdout": 5000}}, "plain@1: holdout: got 5000"),
+        ({"settings": {**TOY["settings"], "epochs": 1}}, "tuning.length: plain@1: got 0.5 of 1 epoch"),
+        (
+            {"criteria": [{**TOY["criteria"][0], "expect": "not_above", "margin": 0.0}]},
+            "got not_above without a margin",
+        ),
+        (
+            {"contenders": [*TOY["contenders"], {**TOY["contenders"][0], "name": "b", "label": "plain"}]},
+            "got plain twice",
+        ),
+        (
+            {
+                "contenders": [{"name": name, "points": {point: {}}, **more} for name, point, more in TWINS],
+                **{"criteria": [], "claims": []},
+            },
+            "got a@1 and a-1@2 with runs named a-1-2-tuning-lr0.001-seed0",
+        ),
+        # the first of two variants is checked too
+        (
+            {"contenders": [*TOY["contenders"], {**WIDE, "variants": {"wide": {}, "like": LIKE_PLAIN}}]},
+            "wide@2, wide: got 0.22M multiply-accumulates",
+        ),
         ({"claims": [{"text": "Depth helps.", "criteria": ["gain"]}]}, "claims.0.denial: got none, expected one"),
     ],
 )
@@ -66,15 +97,87 @@ def test_a_mistake_is_one_line_before_anything_is_trained(tmp_path, capsys, chan
     assert not (tmp_path / "run").exists()
 
 
-def test_a_damaged_result_is_one_line(tmp_path, capsys):
-    file = declared(tmp_path)
-    results = tmp_path / "results"
+RECORD = {
+    "study": "toy",
+    "run": "plain-1-tuning-lr0.001-seed0",
+    "contender": "plain",
+    "point": 1,
+    "kind": "tuning",
+    "variant": "",
+    "rate": 0.001,
+    "seed": 0,
+    "settings": {},
+    "data": "digits",
+    "samples": {"train": 128, "evaluated": 100},
+    "metrics": {"val_top1": 50.0},
+}
+FINAL = {**RECORD, "run": "plain-1-final-lr0.001-seed1", "kind": "final", "seed": 1}
+
+
+@pytest.mark.parametrize(
+    "record, words",
+    [
+        (
+            {"study": "toy", "run": "plain-1-tuning"},
+            "has no contender, expected a file as a run of the study leaves it",
+        ),
+        ({**RECORD, "rate": "fast"}, "has rate 'fast', expected a file as a run of the study leaves it"),
+        ({**RECORD, "seed": None}, "has seed 'None', expected"),
+        ({**RECORD, "study": "other"}, "is of the study other, expected a folder for toy"),
+        ({**RECORD, "run": "plain-1-tuning-lr0.002-seed0"}, "holds the record of plain-1-tuning-lr0.001-seed0"),
+        ({**RECORD, "contender": "wide", "run": "wide-1-tuning-lr0.001-seed0"}, "is of wide@1, which is not declared"),
+        ({**RECORD, "variant": "b", "run": "plain-1-b-tuning-lr0.001-seed0"}, "is of the variant 'b', expected one of"),
+        ({**FINAL, "seed": 7, "run": "plain-1-final-lr0.001-seed7"}, "is of no rate or seed that the study declares"),
+        ({**RECORD, "rate": 0.003, "run": "plain-1-tuning-lr0.003-seed0"}, "what has been run is not left out"),
+        ({**FINAL, "data": "folder:b"}, "was trained on digits, expected one data set, folder:b"),
+        ({**FINAL, "samples": {"train": 999}}, "was trained on {'samples': {'train': 128"),
+    ],
+)
+def test_a_result_that_does_not_belong_is_one_line(tmp_path, capsys, record, words):
+    file, results = declared(tmp_path), tmp_path / "results"
     results.mkdir()
-    (results / "a.json").write_text(json.dumps({"study": "toy", "run": "plain-1-tuning", "contender": "plain"}))
+    for one in (RECORD, record):
+        (results / f"{one['run']}.json").write_text(json.dumps(one))
     for option in ("--render", "--dry-run"):
         status, _, err = run("sweep", file, option, "--results", results, "--run", tmp_path / "run", capsys=capsys)
-        assert status == 2 and "a.json has no point, expected a file as a run of the study leaves it" in err
-        assert len(err.splitlines()) == 1
+        assert status == 2 and words in err and len(err.splitlines()) == 1, err
+
+
+def test_results_of_other_data_are_not_gone_on_with(tmp_path, capsys):
+    results = tmp_path / "results"
+    results.mkdir()
+    (results / "a.json").write_text(json.dumps({**RECORD, "data": "folder:a"}))
+    arguments = (
+        "sweep",
+        declared(tmp_path, data="digits"),
+        "--results",
+        results,
+        "--run",
+        tmp_path / "run",
+        "--resume",
+    )
+    status, _, err = run(*arguments, capsys=capsys)
+    assert status == 2 and "was trained on folder:a, expected one data set, digits" in err
+    status, _, err = run(*arguments[:2], "--render", "--results", tmp_path / "typo", capsys=capsys)
+    assert status == 2 and "typo does not exist, expected a folder with the results of runs" in err
+
+
+def test_a_text_without_a_test_split_is_refused_before_anything_is_trained(tmp_path, capsys):
+    text = tmp_path / "a.txt"
+    text.write_text("to be or not to be " * 200)
+    settings = {"epochs": 2, "clean_samples": 2, "model.args.widths": [16], "model.args.num_attention_heads": [1]}
+    changes = {"recipe": "tinyshakespeare/shallow", "data": f"text:{text}", "metric": "loss", "settings": settings}
+    arguments = ("sweep", declared(tmp_path, **changes), "--run", tmp_path / "run")
+    status, _, err = run(*arguments, capsys=capsys)
+    assert status == 2 and "has no split 'test'" in err and not (tmp_path / "run").exists()
+
+
+def test_a_recipe_beside_the_study_is_found_from_anywhere(tmp_path):
+    (tmp_path / "recipe.yaml").write_text(to_yaml(find_recipe("digits/tiny")))
+    study = read_study(declared(tmp_path, recipe="recipe.yaml"))
+    assert study.recipe == str(tmp_path / "recipe.yaml") and check_models(study).keys() == {
+        *((c, "") for c in study.cells)
+    }
 
 
 def test_a_study_declares_all_but_the_machine(tmp_path, capsys):

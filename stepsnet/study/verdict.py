@@ -13,7 +13,18 @@ from .declare import Cell, Claim, Criterion, Study
 from .results import flatness_of
 from .run_plan import Planned, choice_of, never_trained
 
-__all__ = ["Judged", "Outcome", "Said", "finals_of", "interval", "judge", "judge_claim", "judge_study", "outcome"]
+__all__ = [
+    "Judged",
+    "Outcome",
+    "Said",
+    "finals_of",
+    "half_width",
+    "interval",
+    "judge",
+    "judge_claim",
+    "judge_study",
+    "outcome",
+]
 
 LEAST_SEEDS, LEAST_LEVEL, MOST_CHANGE, LEAST_SHARE = 3, 0.95, 0.02, 0.1  # of what a claim rests on
 CLEAN_LOSS = "train_clean_loss"  # which a schedule of augmentation or dropout does not move
@@ -60,13 +71,17 @@ def interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float
     Raises:
         ValueError: fewer than two values.
     """
-    from scipy import stats
-
     if len(values) < 2:
         raise ValueError(f"interval: got {len(values)} values, expected at least 2")
-    mean = statistics.fmean(values)
-    half = float(stats.t.ppf((1 + level) / 2, len(values) - 1)) * statistics.stdev(values) / math.sqrt(len(values))
+    mean, half = statistics.fmean(values), half_width(len(values), level) * statistics.stdev(values)
     return mean, mean - half, mean + half
+
+
+def half_width(count: int, level: float = 0.95) -> float:
+    """Of the t-interval of ``count`` values, in their standard deviations: t / √n."""
+    from scipy import stats
+
+    return float(stats.t.ppf((1 + level) / 2, count - 1)) / math.sqrt(count)
 
 
 def finals_of(study: Study, cell: Cell, results: Results) -> dict[int, Mapping[str, Any]]:

@@ -29,8 +29,9 @@ _EVALUATION_BATCH_SIZE = 32  # windows
 
 
 def open_data(recipe: LanguageRecipe, data: str, run: Path | None = None) -> TextData:
-    """Raises UserError where the data do not exist."""
+    """Raises UserError where the data do not exist, or lack the split that is evaluated now or at the run's end."""
     data, _, split = data.partition("@")  # DATA@test evaluates the test split
+    split = split or "test" * (recipe.score_test and run is None)
     own = load_tokenizer(run / "tokenizer.json") if run else None
     return load_text(data, recipe.tokenizer, recipe.vocab_size, own, recipe.holdout, split)
 
