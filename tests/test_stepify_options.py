@@ -95,6 +95,39 @@ class ByKeyword(nn.Module):
         return x
 
 
+class OfFixedDepth(ByKeyword):
+    def forward(self, x):
+        for i in range(4):
+            x = self.layers[i](x)
+        return x
+
+
+class Summed(ByKeyword):
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x) + x
+        return x
+
+
+@pytest.mark.parametrize(
+    "kind, words",
+    [
+        (
+            OfFixedDepth,
+            "OfFixedDepth never runs layers.4 to layers.5 of its 6 blocks: it runs as many as it had before",
+        ),
+        (
+            Summed,
+            r"Summed adds what goes into layers.0 \(Activated\) to what comes out of it, expected blocks that return",
+        ),
+    ],
+)
+def test_models_whose_blocks_would_be_silently_wrong_are_refused(kind, words):
+    """The blocks of later steps would never run; the channels that wait would be doubled by each block."""
+    with pytest.raises(UserError, match=words):
+        stepsnet.stepify(kind(), 2, example=torch.randn(2, 5, 32), plan={"widths": (16, 32), "depths": (4, 2)})
+
+
 def test_blocks_that_are_called_by_keyword_are_refused():
     with pytest.raises(UserError, match=r"layers.0 \(Activated\) gets its input by keyword, expected it as the first"):
         stepsnet.stepify(ByKeyword(), 2, example=torch.randn(2, 5, 32))

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from ...errors import UserError
 from ...macs import count_forward
@@ -75,7 +76,8 @@ def find_containers(model: nn.Module, example: Example) -> list[Container]:
     """The containers in the order of the model's modules, which in a hierarchical model is that of its stages.
 
     Raises:
-        UserError: there is none; a block changes the width or the resolution behind others that keep them; no adapter.
+        UserError: there is none; a block changes the width or the resolution behind others that keep them; no adapter;
+            the model adds a block's input to its output, which is for the block to do.
     """
     in_place = next((path for path, module in model.named_modules() if isinstance(module, StepsNet)), None)
     if in_place is not None:
@@ -85,7 +87,9 @@ def find_containers(model: nn.Module, example: Example) -> list[Container]:
         )
     candidates = dict(_candidates(model))
     by_keyword: set[nn.Module] = set()
-    calls = trace_blocks(model, [block for blocks in candidates.values() for block in blocks], example, by_keyword)
+    every = [block for blocks in candidates.values() for block in blocks]
+    with _SummedOutside(every) as summed:
+        calls = trace_blocks(model, every, example, by_keyword)
     found: list[Container] = []
     refused: list[tuple[int, str]] = []
     inside: set[nn.Module] = set()
@@ -108,6 +112,12 @@ def find_containers(model: nn.Module, example: Example) -> list[Container]:
             refused.append((sum(p.numel() for b in blocks for p in b.parameters()), _refusal(path, blocks, changing)))
             continue
         dim = adapter.dim or dim
+        kind = type(blocks[lead]).__name__
+        if summed.found.intersection(blocks):
+            raise UserError(
+                f"stepify: {type(model).__name__} adds what goes into {path}.{lead} ({kind}) to what "
+                "comes out of it, expected blocks that return x + F(x) themselves: move the sum into their forward pass"
+            )
         found.append(
             Container(path, blocks, adapter, lead, first.shape_in[dim], dim, Example(first.args, first.kwargs))
         )
@@ -158,6 +168,35 @@ def trace_blocks(
             reason = " ".join(str(error).split())[:200] or type(error).__name__
             raise UserError(f"stepify: {type(model).__name__} does not take the example input ({reason})") from error
     return calls
+
+
+class _SummedOutside(TorchFunctionMode):
+    """Notes the blocks whose input is added to what they have returned, while it is entered."""
+
+    def __init__(self, blocks: list[nn.Module]):
+        super().__init__()
+        self.blocks = blocks
+        self.calls: list[tuple[nn.Module, Any, Any]] = []  # kept, so that no other tensor takes their place in memory
+        self.found: set[nn.Module] = set()
+        self.hooks = ExitStack()
+
+    def __enter__(self) -> _SummedOutside:
+        for block in self.blocks:
+            hook = block.register_forward_hook(lambda block, args, output: self.calls.append((block, args[:1], output)))
+            self.hooks.callback(hook.remove)
+        return super().__enter__()
+
+    def __exit__(self, *exception: Any) -> None:
+        self.hooks.close()
+        super().__exit__(*exception)
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "") in ("add", "add_", "__add__", "__radd__", "__iadd__"):
+            one, other, *_ = (*args, *(kwargs or {}).values(), None, None)
+            for block, given, returned in self.calls:
+                if given and ((one is given[0] and other is returned) or (other is given[0] and one is returned)):
+                    self.found.add(block)
+        return func(*args, **(kwargs or {}))
 
 
 def _channel_dim(block: nn.Module, ndim: int) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any, Literal, get_args
 
 import torch
@@ -19,6 +20,7 @@ from ...plan import Profile, StepPlan
 from .build import build_in_steps
 from .containers import Container, Example, find_containers
 from .plan import Match, check_plan, given_plans, search_plan
+from .sequence import StepSequence
 
 __all__ = ["OPTIONS", "create", "example_of", "model_and_example", "stepify"]
 
@@ -170,15 +172,29 @@ def example_of(model: nn.Module, given: Tensor | None = None) -> Example:
 
 
 def _check_that_it_runs(result: nn.Module, call: Example) -> None:
-    """Without data. A part outside of the blocks can hold something for each block or head, as some positions do."""
+    """Without data. A part outside of the blocks can hold something for each block or head, as some positions do, and a
+    model can run as many blocks as it was made with.
+    """
+    sequences = [(path, module) for path, module in result.named_modules() if isinstance(module, StepSequence)]
+    called: set[nn.Module] = set()
     try:
-        call.macs(result)
+        with ExitStack() as stack:
+            for block in (block for _, sequence in sequences for block in sequence.blocks):
+                stack.callback(block.register_forward_hook(lambda block, *_: called.add(block)).remove)
+            call.macs(result)
     except (AssertionError, IndexError, RuntimeError, TypeError, ValueError) as error:
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise UserError(
             f"stepify: {type(result).__name__} does not run with its blocks in steps, since a part of it is made for "
             f"so many blocks or heads ({reason})"
         ) from error
+    for path, sequence in sequences:
+        if left_out := [i for i, block in enumerate(sequence.blocks) if block not in called]:
+            blocks = f"{path}.{left_out[0]}" + (f" to {path}.{left_out[-1]}" if len(left_out) > 1 else "")
+            raise UserError(
+                f"stepify: {type(result).__name__} never runs {blocks} of its {len(sequence.blocks)} blocks: it "
+                f"runs as many as it had before, expected a loop over all that are in {path}"
+            )
 
 
 def _is_of_transformers(model: nn.Module) -> bool:
