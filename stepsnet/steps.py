@@ -45,7 +45,7 @@ class StepsNet(nn.Module):
     Raises:
         ValueError: widths that are not positive integers, or not one network per width; in the forward pass, an
             input of another width, or a network that changes its width.
-        TypeError: a network that is not an ``nn.Module``.
+        TypeError: a network that is not an ``nn.Module``, or one without a forward pass.
     """
 
     def __init__(self, networks: Iterable[nn.Module], widths: Sequence[int], dim: int = -1):
@@ -57,8 +57,11 @@ class StepsNet(nn.Module):
         if len(networks) != len(widths):
             raise ValueError(f"networks: got {len(networks)}, expected one per width of {widths}")
         for step, network in enumerate(networks, 1):
-            if not isinstance(network, nn.Module):
-                raise TypeError(f"network {step}: got {type(network).__name__}, expected an nn.Module")
+            if not isinstance(network, nn.Module) or isinstance(network, nn.ModuleList | nn.ModuleDict):
+                kind = type(network).__name__
+                raise TypeError(
+                    f"network {step}: got {kind}, expected an nn.Module that can be called, as nn.Sequential"
+                )
         self.networks = nn.ModuleList(networks)
         self.widths = widths
         self.width = max(widths)  # C

@@ -124,7 +124,8 @@ def test_every_page_is_in_the_site():
 
 def test_the_first_page_is_short_and_says_what_is_missing():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert len(text.splitlines()) <= 150
+    written = re.sub(r"<!-- begin: .*?<!-- end -->\n", "", text, flags=re.DOTALL)  # tables grow with the results
+    assert len(written.splitlines()) <= 140
     for said in ("The paper", "argues that", "arXiv:2511.14329", "not on PyPI", "make demo", "make test", "GPU\n  yet"):
         assert said in text, said
 

@@ -140,6 +140,8 @@ DEIT_ERRORS = [
     (dict(num_heads=(1, 5, 2)), "num_heads: got 5, expected a divisor of the width 48"),
     (dict(num_heads=(1, 0, 2)), "num_heads: got 0, expected a divisor of the width 48"),
     (dict(num_heads=(1, 2)), r"num_heads: got \(1, 2\), expected one per width of \(32, 48, 64\)"),
+    (dict(embed_dim=96), "embed_dim: got 96, expected widths= and depths=, with an entry for each step"),
+    (dict(num_heads=3), "num_heads: got 3, expected a list with an entry for each step or stage"),
 ]
 STAGED_ERRORS = [
     (dict(widths=((16,), (32,), (64,))), r"widths: got \(\(16,\), \(32,\), \(64,\)\), expected 4 sequences"),

@@ -112,6 +112,8 @@ def test_what_it_does_not_cover_stays_as_it_is():
     assert "forward" not in stepsnet.optimize(nn.Linear(3, 3), "training", compile=False).__dict__
     with pytest.raises(UserError, match="optimize: got for_='infer', expected inference or training"):
         stepsnet.optimize(model, "infer")
+    with pytest.raises(UserError, match="optimize: got 'resnet18', expected a model"):
+        stepsnet.optimize("resnet18")
     with pytest.raises(UserError, match="compile: no sequence of blocks was found"):
         stepsnet.optimize(model, "training")
 

@@ -315,7 +315,7 @@ def test_blocks_that_a_design_is_not_for_are_refused():
     connected = stepsnet.residual.connect([Block(WIDTH, 2)], "mhc")
     with pytest.raises(UserError, match="has a design already"):
         stepsnet.residual.connect(connected.blocks, "laurel")
-    with pytest.raises(UserError, match=r"the width of Linear is not known: width="):
+    with pytest.raises(UserError, match="the width of Linear is not known, expected width=C, or branches"):
         stepsnet.residual.connect([torch.nn.Linear(4, 4)], "dense_former")
 
 

@@ -177,7 +177,14 @@ def test_compiled_blocks_are_measured_eagerly():
     assert as_line(measure_stream(compiled, loss), "epoch_end") == as_line(expected, "epoch_end")
 
 
-def test_a_model_without_blocks_is_refused():
+def test_what_has_no_stream_or_no_loss_is_refused():
+    vit = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=2, embed_dim=12)
+    with pytest.raises(
+        UserError, match=r"loss: got shape \(2, 1000\), expected a function of the model that returns one"
+    ):
+        measure_stream(vit, lambda model: model(torch.randn(2, 3, 32, 32)))
+    with pytest.raises(UserError, match="loss: got Tensor, expected a function of the model"):
+        measure_stream(vit, torch.randn(2, 3, 32, 32))
     with pytest.raises(UserError, match="Linear has no sequence of residual blocks"):
         measure_stream(nn.Linear(3, 3), lambda model: model(torch.ones(3)).sum())
 

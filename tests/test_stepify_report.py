@@ -12,6 +12,7 @@ from stepsnet.analysis.complexity import count_complexity
 from stepsnet.analysis.memory import activation_bytes
 from stepsnet.cli import _parser, main
 from stepsnet.commands.options import recipe_and_folder
+from stepsnet.config import ModelSpec
 from stepsnet.overrides import override
 from stepsnet.recipes.any_model import stepify_pair
 from stepsnet.tasks.classification.task import build
@@ -88,6 +89,12 @@ def test_a_pair_of_any_model_as_a_recipe(tmp_path, capsys):
     assert recipe.batch_size == 4 and recipe.model.args == {"model": "convnext_atto", "steps": 2}
     assert recipe.baseline.name == "convnext_atto" and str(folder) == "runs/stepify-convnext_atto"
     assert recipe.data == data
+    # an argument of the model is both models', and so is a scale of the stream; what is said of the baseline is its own
+    options.overrides += ["model.args.patch_size=2", "model.args.stream_scale=3", "baseline.args.num_classes=7"]
+    recipe, _ = recipe_and_folder(options)
+    assert recipe.model.args == {"model": "convnext_atto", "steps": 2, "patch_size": 2, "stream_scale": 3}
+    one_step = {"model": "convnext_atto", "steps": 1, "stream_scale": 3}
+    assert recipe.baseline == ModelSpec("stepify", {**one_step, "num_classes": 7, "patch_size": 2})
     recipe = override(stepify_pair("convnext_atto", data), ["batch_size=4", "img_size=64"])
     for key, one in (("model", recipe), ("baseline", recipe)):
         one = override(one, [f"{key}.args.num_classes=2"])

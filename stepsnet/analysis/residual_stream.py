@@ -42,10 +42,15 @@ def measure_stream(
         One entry per block, in the order of execution. Each stage of a hierarchical model starts from its own z_0.
 
     Raises:
-        UserError: the model has no sequence of blocks.
+        UserError: the model has no sequence of blocks, or the loss is no number.
     """
+    if not callable(loss):
+        raise UserError(f"loss: got {type(loss).__name__}, expected a function of the model that returns one number")
     with torch.compiler.set_stance("force_eager"), observe_stream(model, dim) as blocks:
         value = loss(model)
+        if not isinstance(value, Tensor) or value.numel() != 1:
+            got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+            raise UserError(f"loss: got {got}, expected a function of the model that returns one number")
         if value.requires_grad:
             value.backward()
     model.zero_grad(set_to_none=True)

@@ -118,7 +118,7 @@ def recipe_and_folder(options: argparse.Namespace) -> tuple[Recipe, Path]:
     from ..consent import ask_for, check_asked_for
     from ..overrides import override
     from ..recipes import find_or_read
-    from ..recipes.any_model import with_vocabulary
+    from ..recipes.any_model import with_like_baseline, with_vocabulary
     from ..run_folder import folder_name
 
     if getattr(options, "model", None):
@@ -131,7 +131,7 @@ def recipe_and_folder(options: argparse.Namespace) -> tuple[Recipe, Path]:
         recipe = dataclasses.replace(recipe, data=options.data)
     recipe = override(recipe, options.overrides)
     if getattr(options, "model", None):
-        recipe = with_vocabulary(recipe)
+        recipe = with_vocabulary(with_like_baseline(recipe, typed_keys(options)))
     is_file = bool(options.recipe) and options.recipe.endswith((".yaml", ".yml"))
     if is_file:
         check_asked_for(recipe, Path(options.recipe), typed_keys(options))

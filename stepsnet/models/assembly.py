@@ -57,7 +57,19 @@ def assemble(
 
 
 def with_defaults(architecture: dict, overrides: dict) -> dict:
-    """An architecture of the paper with a caller's changes; new widths choose their heads anew."""
+    """An architecture of the paper with a caller's changes; new widths choose their heads anew.
+
+    Raises:
+        ValueError: what the baselines of timm take, one number for the whole model.
+    """
+    for name in ("embed_dim", "depth"):
+        if name in overrides:
+            raise ValueError(
+                f"{name}: got {overrides[name]}, expected widths= and depths=, with an entry for each step"
+            )
+    for name in ("widths", "depths", "num_heads"):
+        if isinstance(overrides.get(name), int | float | str):
+            raise ValueError(f"{name}: got {overrides[name]!r}, expected a list with an entry for each step or stage")
     if "widths" in overrides:
         overrides = {"num_heads": None, **overrides}
     merged = {**architecture, **overrides}

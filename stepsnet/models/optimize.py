@@ -50,6 +50,8 @@ def optimize(
     if for_ not in PURPOSES:
         known = " or ".join(PURPOSES)
         raise UserError(f"optimize: got for_={for_!r}, expected {known}{nearest(str(for_), PURPOSES)}")
+    if not isinstance(model, nn.Module):
+        raise UserError(f"optimize: got {str(model)[:40]!r}, expected a model")
     if isinstance(model.__dict__.get("forward"), FrozenForward):
         del model.forward
     on_cpu = next((p.device.type for p in model.parameters()), "cpu") == "cpu"

@@ -46,6 +46,9 @@ def read_pretrained(source: str | Path, key: str) -> dict[str, Tensor]:
     Raises:
         UserError: nothing can be read there, or what is there are not finite weights.
     """
+    if not isinstance(source, str | Path):
+        kind = type(source).__name__
+        raise UserError(f"{key}: got a {kind}, expected the folder of a run or a checkpoint file, or timm:NAME")
     name, path = str(source), Path(source)
     if name.startswith("timm:"):
         weights = _read_timm(name.removeprefix("timm:"), key)

@@ -8,6 +8,7 @@ not the best of any model: choose the learning rate for both (docs/your-model.md
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from ..config import Augment, ClassificationRecipe, LanguageRecipe, ModelSpec, R
 from ..errors import UserError
 from ..reading import read_json
 
-__all__ = ["stepify_pair", "with_vocabulary"]
+__all__ = ["stepify_pair", "with_like_baseline", "with_vocabulary"]
 
 _VOCABULARY, _TOKENS = 4096, 256
 _NOT_FIELDS = ("architectures", "transformers_version", "auto_map", "torch_dtype", "dtype", "_name_or_path")
@@ -45,6 +46,26 @@ def stepify_pair(name: str, data: str) -> Recipe:
         augment=Augment(scale=(0.35, 1.0), ratio=(3 / 4, 4 / 3), hflip=0.5),
         stream_epochs=10,
     )
+
+
+def with_like_baseline(recipe: Recipe, given: Collection[str]) -> Recipe:
+    """The pair with the arguments of the StepsNet's model, and the scale of its stream, in the baseline too.
+
+    Args:
+        given: the keys of the recipe that the user has set; ``baseline.args`` among them are kept.
+    """
+    from ..models.stepify import OPTIONS
+
+    model, baseline = recipe.model, recipe.baseline
+    if model.name != "stepify" or baseline is None or any(key in ("baseline", "baseline.name") for key in given):
+        return recipe
+    own = {key.removeprefix("baseline.args.") for key in given}
+    of_model = {key: value for key, value in model.args.items() if key not in OPTIONS | {"model"} | own}
+    args = {**baseline.args, **of_model}
+    if (scale := model.args.get("stream_scale", 1.0)) != 1.0 and "stream_scale" not in own:
+        one_step = {"model": model.args["model"], "steps": 1, "stream_scale": scale}
+        return dataclasses.replace(recipe, baseline=ModelSpec("stepify", {**one_step, **args}))
+    return dataclasses.replace(recipe, baseline=ModelSpec(baseline.name, args))
 
 
 def with_vocabulary(recipe: Recipe) -> Recipe:

@@ -33,8 +33,9 @@ def connect(
 ) -> nn.Sequential | StepsNet:
     """Residual blocks in a design, in place of the ``nn.Sequential`` that holds them.
 
-    ``model.blocks = stepsnet.residual.connect(model.blocks, "mhc", streams=4)``. The blocks are taken over as they
-    are: their weights keep their names, and those of the design stand beside them in ``connections``. "fixup",
+    ``model.blocks = stepsnet.residual.connect(model.blocks, "mhc", streams=4)``. The blocks themselves are put in the
+    design, not copies: ``copy.deepcopy`` keeps a plain network. Their weights keep their names, and those of the design
+    stand beside them in ``connections``. "fixup",
     "deepnorm" and "rezero" are start values too: they draw the blocks' linear layers anew, so that trained weights are
     lost. Only "plain" leaves an ``nn.Sequential``.
 
@@ -286,4 +287,8 @@ def _width_of(blocks: Sequence[nn.Module], parts: Sequence[Sequence[BranchParts]
         raise UserError(f"residual: width: got {given}, but the blocks' norms have {next(iter(found))} channels")
     if given or found:
         return given or next(iter(found))
-    raise UserError(f"residual: the width of {type(blocks[0]).__name__ if blocks else 'no block'} is not known: width=")
+    kind = type(blocks[0]).__name__ if blocks else "no block"
+    raise UserError(
+        f"residual: the width of {kind} is not known, expected width=C, or branches that are declared by paths which "
+        "begin with the norm"
+    )

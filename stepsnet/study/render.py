@@ -93,7 +93,15 @@ def _cells_table(study: Study, rows: Sequence[Mapping[str, Any]]) -> str:
     metric = find_metric(study.metric)
     unit = f" ({metric.unit})" if metric.unit else ""
     with_top1 = any(row["clean_top1"] for row in rows)
-    headers = ["contender", study.point, "blocks", "parameters", "MACs", "rate", "seeds"]
+    headers = [
+        "contender",
+        "point" if study.point == "blocks" else study.point,
+        "blocks",
+        "parameters",
+        "MACs",
+        "rate",
+        "seeds",
+    ]
     headers += [f"test {metric.name}{unit}", f"held-out {metric.name}{unit}", "train loss, clean"]
     headers += [*["train accuracy, clean (%)"] * with_top1, f"loss moved in the last {study.flatness.share:.0%}"]
     cells = []

@@ -104,7 +104,7 @@ def _check_options(
         if name == "blocks" and value is None:
             continue
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise UserError(f"{name}: got {str(value)[:40]}, expected a whole number of at least 1")
+            raise UserError(f"{name}: got {repr(value)[:40]}, expected a whole number of at least 1")
     if match not in get_args(Match):
         raise UserError(f"match: got {match!r}, expected {' or '.join(get_args(Match))}")
     if stages is not None and (isinstance(stages, str) or not isinstance(stages, Sequence)):
