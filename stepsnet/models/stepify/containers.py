@@ -192,7 +192,7 @@ class _SummedOutside(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         if getattr(func, "__name__", "") in ("add", "add_", "__add__", "__radd__", "__iadd__"):
-            one, other, *_ = (*args, *(kwargs or {}).values(), None, None)
+            one, other, *_ = [*args, *dict(kwargs or {}).values(), None, None]
             for block, given, returned in self.calls:
                 if given and ((one is given[0] and other is returned) or (other is given[0] and one is returned)):
                     self.found.add(block)
