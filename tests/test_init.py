@@ -153,7 +153,7 @@ def test_weights_of_another_kind_of_model_are_refused(tmp_path):
     model = timm.create_model("test_steps_deit", **SMALL)
     with pytest.raises(UserError, match="fits no layer of the model, expected weights of a model like it"):
         start_from(model, saved(tmp_path, timm.create_model("test_resnet")))
-    with pytest.raises(UserError, match="init: got a .*dict, expected the folder of a run or a checkpoint file"):
+    with pytest.raises(UserError, match=r"init: got a .*dict, expected the folder of a run or a checkpoint file"):
         start_from(model, dict(model.state_dict()))
     narrow = timm.create_model("test_vit", **SMALL, embed_dim=24, num_heads=1)
     with pytest.raises(UserError, match=r"cls_token: \(1, 1, 64\), \(1, 1, 24\) there"):

@@ -10,11 +10,17 @@ from stepsnet.cli import main
 from stepsnet.commands.recipes import explain
 from stepsnet.overrides import override, read_recipe
 from stepsnet.recipes import RECIPES, find_recipe
+from stepsnet.study.declare import studies
 
 ONE_OF_EACH_TASK = ["digits/tiny", "cifar10/shallow", "camvid/tiny", "pennfudan/mask_rcnn", "python-docs/tiny"]
 
 
 @pytest.mark.parametrize("name", ONE_OF_EACH_TASK)
+def test_a_study_is_printed_as_it_is_declared(capsys):
+    assert main(["recipes", "stepify/convnext"]) == 0
+    assert capsys.readouterr().out.rstrip() == studies()["stepify/convnext"].read_text(encoding="utf-8").rstrip()
+
+
 def test_what_is_printed_is_the_recipe_with_every_key_explained(name, tmp_path, capsys):
     assert main(["recipes", name]) == 0
     said = capsys.readouterr().out

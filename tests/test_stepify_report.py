@@ -102,9 +102,23 @@ def test_a_pair_of_any_model_as_a_recipe(tmp_path, capsys):
         (batch,) = [task.example_batch(torch.device("cpu"))]
         loss, _ = task.loss(model.eval(), batch)
         assert batch[0].shape[1:] == (3, 64, 64) and loss.isfinite()
+    assert stepify_pair("convnext_atto", "digits").augment is None  # which take none
     assert main(["compare", "--model", "convnext_atto"]) == 2
     assert "--data: got none beside --model convnext_atto" in capsys.readouterr().err
     assert main(["compare", "digits/tiny", "--model", "convnext_atto", "--data", data]) == 2
     assert "got convnext_atto beside the recipe digits/tiny" in capsys.readouterr().err
     assert main(["compare"]) == 2
     assert "recipe: got none" in capsys.readouterr().err
+
+
+def test_a_model_and_a_design_of_ones_own_are_shown(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "of_my_own.py").write_text(
+        "import timm\nfrom timm.models import register_model\nimport stepsnet.residual\n\n@register_model\n"
+        "def my_small_vit(**kwargs):\n"
+        "    return timm.create_model('vit_tiny_patch16_224', **{'embed_dim': 48, 'depth': 4, **kwargs})\n"
+    )
+    assert main(["stepify", "my_small_vit", "img_size=32", "--import", "of_my_own"]) == 0
+    assert "blocks (Block): 48×4" in capsys.readouterr().out
+    assert main(["models", "--import", "nothing_of_mine"]) == 2
+    assert "import: found no module 'nothing_of_mine'" in capsys.readouterr().err

@@ -119,7 +119,7 @@ _ROWS = {
 
 def _readable(field: str, value: int) -> str:
     unit = {"params": 1e6, "macs": 1e9, "activation_bytes": 2**20}.get(field)
-    return str(value) if unit is None else f"{value / unit:.3f}" if value >= 0.1 * unit else f"{value / unit:.2g}"
+    return str(value) if unit is None else f"{value / unit:.3f}" if value >= 0.1 * unit else f"{value / unit:.3g}"
 
 
 def describe_stepify(model: nn.Module | str, steps: int = 3, **options: Any) -> StepifyReport:

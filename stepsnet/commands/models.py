@@ -8,11 +8,13 @@ import json
 
 from ..markdown import markdown_table
 from ..terminal import say
+from .options import add_import_option, import_modules
 
 HELP = "list the models, their baselines and sizes; the designs of the residual stream and their costs"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_import_option(parser)
     parser.add_argument("--json", action="store_true")
     parser.add_argument(
         "--residual",
@@ -22,6 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
+    import_modules(options)
     if options.residual:
         _show_designs(options.json)
     else:

@@ -16,8 +16,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "add_grid_options",
+    "add_import_option",
     "add_jobs_option",
     "add_run_options",
+    "import_modules",
     "integers",
     "place",
     "recipe_and_folder",
@@ -73,6 +75,25 @@ def say_forecasts(recipes: Sequence[tuple[Recipe, str]], runs: str, folder: Path
 
         found = [forecast(recipe, label) for recipe, label in recipes]
     say(render_forecasts(found, f"{runs} would be in {folder}"))
+
+
+def add_import_option(parser: argparse.ArgumentParser) -> None:
+    """For commands that take no recipe, which would name them under ``import``."""
+    parser.add_argument(
+        "--import",
+        dest="imports",
+        metavar="MODULE",
+        action="append",
+        default=[],
+        help="a module of yours to import first",
+    )
+
+
+def import_modules(options: argparse.Namespace) -> None:
+    """Import what :func:`add_import_option` has got. Raises UserError where that fails."""
+    from ..user_modules import import_user_modules
+
+    import_user_modules(options.imports)
 
 
 def whole(least: int, most: int = 2**31) -> Callable[[str], int]:

@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "patterns",
         metavar="NAME",
         nargs="*",
-        help="one recipe or a .yaml file, which are explained, or patterns such as 'cifar10/*'",
+        help="one recipe or a .yaml file, which are explained, a study, or patterns such as 'cifar10/*'",
     )
     parser.add_argument("--json", action="store_true")
 
@@ -34,7 +34,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     from ..overrides import read_recipe
     from ..recipes import RECIPES, matching
+    from ..study.declare import studies
 
+    if len(options.patterns) == 1 and options.patterns[0] in studies():
+        say(studies()[options.patterns[0]].read_text(encoding="utf-8").rstrip())
+        return
     if len(options.patterns) == 1 and options.patterns[0].endswith((".yaml", ".yml")):
         found, is_one = [read_recipe(Path(options.patterns[0]))], True
     else:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import UserError
 from ..terminal import say
-from .options import integers, whole
+from .options import add_import_option, import_modules, integers, whole
 
 if TYPE_CHECKING:
     from ..analysis.stepify_report import StepifyReport
@@ -33,12 +33,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--heads", metavar="N,N,…", type=integers, help="attention heads of each step")
     parser.add_argument("--round-to", type=whole(1), help="a multiple that the widths are rounded to, such as 8 or 64")
     parser.add_argument("--stream-scale", type=float, default=1.0, help="factor of the stream where it begins")
+    add_import_option(parser)
     parser.add_argument("--json", action="store_true")
 
 
 def run(options: argparse.Namespace) -> None:
     from ..console import working
 
+    import_modules(options)
     with working("building both models"):
         report = _describe(options)
     say(json.dumps(report.as_dict()) if options.json else str(report))
