@@ -16,11 +16,6 @@ ONE_OF_EACH_TASK = ["digits/tiny", "cifar10/shallow", "camvid/tiny", "pennfudan/
 
 
 @pytest.mark.parametrize("name", ONE_OF_EACH_TASK)
-def test_a_study_is_printed_as_it_is_declared(capsys):
-    assert main(["recipes", "stepify/convnext"]) == 0
-    assert capsys.readouterr().out.rstrip() == studies()["stepify/convnext"].read_text(encoding="utf-8").rstrip()
-
-
 def test_what_is_printed_is_the_recipe_with_every_key_explained(name, tmp_path, capsys):
     assert main(["recipes", name]) == 0
     said = capsys.readouterr().out
@@ -70,3 +65,8 @@ def test_an_unknown_key_says_where_the_keys_are(tmp_path, capsys):
     assert main(["train", str(tmp_path / "mine.yaml")]) == 2
     assert "unknown key 'model.arg', expected one of a recipe's (did you mean model.args" in capsys.readouterr().err
     assert override(find_recipe("digits/tiny"), ["model.args.mine=1"]).model.args["mine"] == 1
+
+
+def test_a_study_is_printed_as_it_is_declared(capsys):
+    assert main(["recipes", "stepify/convnext"]) == 0
+    assert capsys.readouterr().out.rstrip() == studies()["stepify/convnext"].read_text(encoding="utf-8").rstrip()

@@ -297,7 +297,7 @@ WRONG = [
         dict(plan=dict(widths=(384,), depths=(14,))),
         "Eva does not run with its blocks in steps, since a part of it is made for so many blocks or heads",
     ),
-    ("vit_tiny_patch16_224", dict(steps="3"), "steps: got 3, expected a whole number"),
+    ("vit_tiny_patch16_224", dict(steps="3"), "steps: got '3', expected a whole number"),
     ("vit_tiny_patch16_224", dict(stages="1"), "stages: got '1', expected a list of numbers"),
     ("vit_tiny_patch16_224", dict(stages=["a"]), "stages: got 'a' among them"),
     ("vit_tiny_patch16_224", dict(plan=3), "plan: got 3, expected widths and depths"),

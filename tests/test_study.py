@@ -268,8 +268,8 @@ def test_what_is_due_is_printed_with_what_the_seeds_can_decide(tmp_path, capsys)
     status, out, _ = run("sweep", declared(tmp_path, seeds=[1, 2, 3]), "--dry-run", "--run", tmp_path, capsys=capsys)
     lines = out.splitlines()
     reach = f"{T_95[2] / math.sqrt(3):.1f} standard deviations of the paired differences"
-    assert status == 0 and lines[0] == f"an interval of 95% over 3 seeds reaches {reach} to each side"
-    assert lines[1].startswith("0 of 12 runs of toy are there") and len(lines) == 2 + 6
+    assert status == 0 and lines[-1] == f"an interval of 95% over 3 seeds reaches {reach} to each side"
+    assert lines[0].startswith("0 of 12 runs of toy are there") and len(lines) == 2 + 6
 
 
 def test_less_is_better_of_a_loss(tmp_path):

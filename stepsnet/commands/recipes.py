@@ -34,10 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     from ..overrides import read_recipe
     from ..recipes import RECIPES, matching
-    from ..study.declare import studies
 
-    if len(options.patterns) == 1 and options.patterns[0] in studies():
-        say(studies()[options.patterns[0]].read_text(encoding="utf-8").rstrip())
+    if len(options.patterns) == 1 and (declaration := _study(options.patterns[0])):
+        say(declaration)
         return
     if len(options.patterns) == 1 and options.patterns[0].endswith((".yaml", ".yml")):
         found, is_one = [read_recipe(Path(options.patterns[0]))], True
@@ -50,6 +49,13 @@ def run(options: argparse.Namespace) -> None:
         say(explain(found[0]))
     else:
         _say_list(found)
+
+
+def _study(name: str) -> str | None:
+    """The declaration of a study that comes with the package."""
+    from ..study.declare import studies
+
+    return studies()[name].read_text(encoding="utf-8").rstrip() if name in studies() else None
 
 
 def _say_list(found: Sequence[Recipe]) -> None:

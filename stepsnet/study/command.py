@@ -70,9 +70,9 @@ def run_study(study: Study, more: Sequence[str], overrides: Sequence[str], optio
 
 def _next_runs(study: Study, there: Mapping[str, Any], cells: Sequence[Cell]) -> str:
     done, expected = progress(study, there)
-    lines = []
+    lines = [f"{done} of {expected} runs of {study.name} are there, as far as the grids of rates have grown; due are:"]
+    lines += [f"  {run.name}" for run in due(study, there, cells)]
     for level in sorted({criterion.level for criterion in study.criteria}):
         half = f"{half_width(len(study.seeds), level):.1f} standard deviations of the paired differences"
         lines.append(f"an interval of {level:.0%} over {len(study.seeds)} seeds reaches {half} to each side")
-    lines += [f"{done} of {expected} runs of {study.name} are there, as far as the grids of rates have grown; due are:"]
-    return "\n".join(lines + [f"  {run.name}" for run in due(study, there, cells)])
+    return "\n".join(lines)
