@@ -14,7 +14,7 @@ from stepsnet.cli import _parser, main
 from stepsnet.commands.options import recipe_and_folder
 from stepsnet.config import ModelSpec
 from stepsnet.overrides import override
-from stepsnet.recipes.any_model import stepify_pair
+from stepsnet.recipes.any_model import stepify_pair, with_like_baseline
 from stepsnet.tasks.classification.task import build
 
 VIT = dict(img_size=32, patch_size=8, embed_dim=48, depth=4, num_heads=3, num_classes=7)
@@ -95,6 +95,9 @@ def test_a_pair_of_any_model_as_a_recipe(tmp_path, capsys):
     assert recipe.model.args == {"model": "convnext_atto", "steps": 2, "patch_size": 2, "stream_scale": 3}
     one_step = {"model": "convnext_atto", "steps": 1, "stream_scale": 3}
     assert recipe.baseline == ModelSpec("stepify", {**one_step, "num_classes": 7, "patch_size": 2})
+    sized = override(stepify_pair("vit_tiny_patch16_224", data), ["model.args.img_size=64"])
+    both = with_like_baseline(sized, ["img_size", "model.args.img_size"])  # a key of the recipe is not one of the model
+    assert both.baseline.args == {"img_size": 64}
     recipe = override(stepify_pair("convnext_atto", data), ["batch_size=4", "img_size=64"])
     for key, one in (("model", recipe), ("baseline", recipe)):
         one = override(one, [f"{key}.args.num_classes=2"])

@@ -55,7 +55,8 @@ def _study(name: str) -> str | None:
     """The declaration of a study that comes with the package."""
     from ..study.declare import studies
 
-    return studies()[name].read_text(encoding="utf-8").rstrip() if name in studies() else None
+    file = studies().get(name)
+    return None if file is None else file.read_text(encoding="utf-8").rstrip()
 
 
 def _say_list(found: Sequence[Recipe]) -> None:

@@ -60,7 +60,8 @@ def with_like_baseline(recipe: Recipe, given: Collection[str]) -> Recipe:
     model, baseline = recipe.model, recipe.baseline
     if model.name != "stepify" or baseline is None or any(key in ("baseline", "baseline.name") for key in given):
         return recipe
-    own = {key.removeprefix("baseline.args.") for key in given}
+    prefix = "baseline.args."
+    own = {key.removeprefix(prefix) for key in given if key.startswith(prefix)}
     of_model = {key: value for key, value in model.args.items() if key not in OPTIONS | {"model"} | own}
     args = {**baseline.args, **of_model}
     if (scale := model.args.get("stream_scale", 1.0)) != 1.0 and "stream_scale" not in own:

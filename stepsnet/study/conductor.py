@@ -71,7 +71,7 @@ def conduct(
         return override(recipe_of(study, run, data), free)
 
     def fill() -> None:
-        """Queue the runs that can start now and have not started, the most valuable first."""
+        """Queue the runs that can start now and have not, of cells without a failure, the most valuable first."""
         started = planned.keys() - {job.name for job in waiting}
         waiting.clear()
         for run in due(study, there, cells):
@@ -92,7 +92,7 @@ def conduct(
             record = diverged_record(study, run, recipe(run), said, command)
         else:
             failed[name] = said
-            waiting[:] = [other for other in waiting if planned[other.name].cell != run.cell]
+            fill()
             return True
         write_record(results, record)
         there[name] = record

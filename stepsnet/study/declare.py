@@ -68,6 +68,12 @@ class Flatness:
     share: float = 0.1
     within: float = 0.02
 
+    @property
+    def parts(self) -> tuple[str, str] | None:
+        """The split and the metric of ``key``; None for another."""
+        found = re.fullmatch(rf"(train|train_clean|train_mixed|val)_({'|'.join(METRICS)})", self.key)
+        return found and (found[1], found[2])
+
 
 @dataclass(frozen=True, kw_only=True)
 class Criterion:
@@ -252,7 +258,7 @@ def _check(study: Study) -> None:
         raise UserError(f"seeds: got {tuning.seed} among them, the tuning's seed; expected others, which chose nothing")
     if not (0 < flat.share < 1 and flat.within > 0):
         raise UserError(f"flatness: got share {flat.share} and within {flat.within}, expected shares above 0")
-    if not re.fullmatch(rf"(train|train_clean|train_mixed|val)_({'|'.join(METRICS)})", flat.key):
+    if flat.parts is None:
         raise UserError(f"flatness.key: got {flat.key!r}, expected a split and a metric, such as train_clean_loss")
     _check_settings("settings", study.settings)
     _distinct("contenders", [contender.name for contender in study.contenders])

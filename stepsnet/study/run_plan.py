@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
+from torch import nn
 
 from ..config import ClassificationRecipe, LanguageRecipe, Recipe
 from ..errors import UserError
@@ -120,17 +121,19 @@ def check_models(study: Study, data: str | None = None, open_data: bool = True) 
     opened = DataOnce()
     for cell in study.cells:
         for variant in study.contender(cell.contender).variants or {"": {}}:
-            runs = [Planned(cell, kind, variant, study.tuning.rates[0], study.seeds[0]) for kind in ("tuning", "final")]
-            _, recipe = (recipe_of(study, run, data) for run in runs)
+            final = Planned(cell, "final", variant, study.tuning.rates[0], study.seeds[0])
+            recipe_of(study, dataclasses.replace(final, kind="tuning"), data)  # it can be made
+            recipe, model = recipe_of(study, final, data), None
             _check_gives(study, cell, recipe)
             if open_data:
                 try:
-                    recipe = check_grid([recipe], [0], 1, opened)[0].recipe
+                    checked = check_grid([recipe], [0], 1, opened)[0]
                 except UserError as error:
                     raise UserError(f"{cell}: {error}") from None
+                recipe, model = checked.recipe, checked.model
             elif leaves_open(recipe):
                 continue
-            found[cell, variant] = macs_of(recipe)
+            found[cell, variant] = macs_of(recipe, model)
     for (cell, variant), macs in found.items():
         first, first_macs = next((other, found[other, v]) for other, v in found if other.point == cell.point)
         off = macs / first_macs - 1
@@ -143,7 +146,7 @@ def check_models(study: Study, data: str | None = None, open_data: bool = True) 
 
 
 def _check_names(study: Study) -> None:
-    """Raises UserError where two runs have one name, as those of a-1 at 2 and of a at 1 in a variant 2- would."""
+    """Raises UserError where two runs have one name, as those of a-1 at 2 and of a at 1 in its variant 2 would."""
     runs = [
         Planned(cell, "tuning", variant, rate, study.tuning.seed)
         for cell in study.cells
@@ -165,23 +168,23 @@ def _check_gives(study: Study, cell: Cell, recipe: Any) -> None:
     given = _GIVEN.get(recipe.task)
     if given and study.metric not in given:
         raise UserError(f"metric: got {study.metric!r} of {cell}, {recipe.task}, expected one of {', '.join(given)}")
-    split = next(
-        split for split in ("train_clean", "train_mixed", "train", "val") if study.flatness.key.startswith(split)
-    )
-    metric = study.flatness.key.removeprefix(f"{split}_")
+    assert study.flatness.parts is not None  # checked when it was read
+    split, metric = study.flatness.parts
     if split == "train_clean" and not getattr(recipe, "clean_samples", 0):
         raise UserError(f"flatness.key: got {study.flatness.key}, and {cell} has clean_samples 0, expected at least 1")
     if given and metric not in (given if split == "val" else ("loss", *given[:1])):
         raise UserError(f"flatness.key: got {study.flatness.key}, which the runs of {cell} do not measure")
 
 
-def macs_of(recipe: Recipe) -> int:
+def macs_of(recipe: Recipe, model: nn.Module | None = None) -> int:
+    """Of the recipe's model, which is built on the meta device where it is not given."""
     from ..analysis.complexity import count_complexity, count_language_model
     from ..models.build import input_size_of
     from ..tasks.classification.input_size import input_size
 
-    with torch.device("meta"):
-        model = build_model(recipe.model)
+    if model is None:
+        with torch.device("meta"):
+            model = build_model(recipe.model)
     if isinstance(recipe, LanguageRecipe):
         return count_language_model(model, recipe.seq_len).macs
     size = input_size(recipe, model) if isinstance(recipe, ClassificationRecipe) else input_size_of(recipe.model, model)
