@@ -85,6 +85,11 @@ def test_a_study_from_tuning_to_the_claim(tmp_path, capsys, in_process):
     assert "9 of 10 runs." in rendered and "Nothing is claimed yet" in rendered and "Depth" not in rendered
     status, _, err = run(*arguments, "--resume", capsys=capsys)
     assert status == 0 and len(in_process) == before + 1
+    # a criterion that the runs do not know decides nothing
+    wider = [TOY["criteria"][0] | {"margin": 50.0}]
+    status, late, _ = run("sweep", declared(tmp_path, criteria=wider), "--results", results, "--render", capsys=capsys)
+    assert status == 0 and "| undecided: declared, or changed, when 4 of its final runs had ended |" in late
+    assert "changed" not in out and "**undecided**: Nothing is claimed" in late
     # results of other settings are not taken for these
     status, _, err = run("sweep", declared(tmp_path, metric="loss"), "--results", results, "--render", capsys=capsys)
     assert status == 0
@@ -283,6 +288,21 @@ def test_less_is_better_of_a_loss(tmp_path):
             there[Planned(cell, "final", "", 0.002, seed).name] = {"metrics": {"test_loss": loss}, "curve": flat}
     judged = judge(study, study.criteria[0], there)
     assert judged.verdict == "for" and judged.mean == pytest.approx(0.4995)
+
+
+def test_a_contender_may_be_declared_later_than_the_one_it_is_held_against(tmp_path):
+    study = study_of(tmp_path, seeds=[1, 2, 3], flatness={"share": 0.5, "within": 0.02})
+    low, high = Cell("plain", 1), Cell("plain", 2)
+    before, after = final(low, 0.002, (50.0, 51.0, 52.0)), final(high, 0.002, (60.0, 61.0, 62.1))
+    for record in before.values():
+        record["criteria"] = []
+    for record in after.values():
+        record["criteria"] = [study.rule(study.criteria[0])]
+    there = tuned(low, MIDDLE) | tuned(high, MIDDLE) | before | after
+    assert judge(study, study.criteria[0], there).verdict == "for"
+    next(iter(after.values()))["criteria"] = ["another"]
+    judged = judge(study, study.criteria[0], there)
+    assert judged.reason == "declared, or changed, when 4 of its final runs had ended" and judged.mean > 0
 
 
 def test_nothing_is_claimed_of_runs_that_are_not_sound(tmp_path):

@@ -161,6 +161,13 @@ class Study:
     def folder(self) -> str:
         return self.name.replace("/", "-")
 
+    def rule(self, criterion: Criterion) -> str:
+        """All that a verdict is given by, in a line: final runs record it, so that one declared after them is seen."""
+        expected = f"{criterion.left} {criterion.expect} {criterion.right} by {self.metric}"
+        flat = self.flatness
+        flattened = f"{flat.key} within {flat.within:g} over the last {flat.share:g}"
+        return f"{expected}, margin {criterion.margin:g}, level {criterion.level:g}, {flattened}"
+
 
 def studies() -> dict[str, Path]:
     """The studies that come with the package, by name."""

@@ -164,13 +164,15 @@ def draw_study(study: Study, results: Results) -> Figure | None:
                 of_label = sorted((r for r in rows if r["contender"] == label and r[key]), key=lambda r: r["point"])
                 if not of_label:
                     continue
-                colour, x = OKABE_ITO[place % len(OKABE_ITO)], [row["point"] for row in of_label]
+                aside = 2 ** ((place + 0.5) / len(labels) - 0.5) if len(points) == 1 else 1  # not on one another
+                colour, x = OKABE_ITO[place % len(OKABE_ITO)], [row["point"] * aside for row in of_label]
                 values = [row[key] for row in of_label]
                 ax.fill_between(x, list(map(min, values)), list(map(max, values)), color=colour, alpha=0.15)
                 if len(x) == 1:
                     ax.vlines(x, min(values[0]), max(values[0]), color=colour, alpha=0.5)
-                marker = "o" if len(study.contenders[place].points) > 1 else "Dsv^P*X"[place % 7]
-                line = f"{marker}{'-' if place < len(OKABE_ITO) else '--'}"  # where there are more than colours
+                more = place >= len(OKABE_ITO)  # than there are colours
+                marker = "os"[more] if len(study.contenders[place].points) > 1 else "Dsv^P*X"[place % 7]
+                line = marker + ("--" if more else "-")
                 ax.plot(x, [statistics.fmean(v) for v in values], line, color=colour, label=label, markersize=4)
         if there < all_of:
             axes[0].set_title(f"{there} of {all_of} runs")

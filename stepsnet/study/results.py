@@ -171,6 +171,7 @@ def flatness_of(study: Study, curve: list[dict[str, Any]]) -> float | None:
 
 
 def _head(study: Study, planned: Planned, command: str) -> dict[str, Any]:
+    own = [study.rule(one) for one in study.criteria if str(planned.cell) in (one.left, one.right)]
     return {
         "study": study.name,
         "run": planned.name,
@@ -181,6 +182,7 @@ def _head(study: Study, planned: Planned, command: str) -> dict[str, Any]:
         "rate": planned.rate,
         "seed": planned.seed,
         "command": command,
+        **({"criteria": own} if planned.kind == "final" else {}),
     }
 
 

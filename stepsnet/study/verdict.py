@@ -96,8 +96,8 @@ def finals_of(study: Study, cell: Cell, results: Results) -> dict[int, Mapping[s
 def judge(study: Study, criterion: Criterion, results: Results) -> Judged:
     """The verdict of a criterion: ``not yet`` until all of its runs have ended.
 
-    It is ``undecided`` whatever the interval where a run diverged or was still changing at its end, or where a
-    rate was chosen at the edge of a grid that could not grow.
+    It is ``undecided`` whatever the interval where a run diverged or was still changing at its end, where a rate was
+    chosen at the edge of a grid that could not grow, or where the criterion was declared when runs of both were there.
     """
     cells = [study.cell(text, criterion.name) for text in (criterion.left, criterion.right)]
     for cell in cells:
@@ -116,7 +116,7 @@ def judge(study: Study, criterion: Criterion, results: Results) -> Judged:
                 return Judged(criterion.name, "undecided", reason=f"{cell} has diverged with seed {seed}")
     differences = tuple(sign * (a - b) for a, b in zip(*values))
     mean, low, high = interval(differences, criterion.level)
-    reason = _unsound(study, cells, (left, right), results)
+    reason = _declared_late(study, criterion, (left, right)) or _unsound(study, cells, (left, right), results)
     verdict = "undecided" if reason else _verdict(criterion, low, high)
     return Judged(criterion.name, verdict, mean, low, high, differences, reason)
 
@@ -126,6 +126,13 @@ def _verdict(criterion: Criterion, low: float, high: float) -> Result:
     if criterion.expect == "not_above":
         above, matched = matched, above
     return "for" if above else "against" if matched else "undecided"
+
+
+def _declared_late(study: Study, criterion: Criterion, finals: Sequence[Mapping[int, Any]]) -> str:
+    """Where final runs of both sides know nothing of the criterion: their difference could be seen before it."""
+    rule = study.rule(criterion)
+    late = [sum("criteria" in run and rule not in run["criteria"] for run in side.values()) for side in finals]
+    return f"declared, or changed, when {sum(late)} of its final runs had ended" if all(late) else ""
 
 
 def _unsound(study: Study, cells: Sequence[Cell], finals: Sequence[Mapping[int, Any]], results: Results) -> str:
