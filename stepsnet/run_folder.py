@@ -191,16 +191,17 @@ def open_run_folder(folder: Path, recipe: Recipe, resume: Resume = False, is_gri
 
 
 @contextmanager
-def lock_folder(folder: Path, writes: bool = True) -> Iterator[None]:
+def lock_folder(folder: Path, writes: bool = True, wait: float = 0.0) -> Iterator[None]:
     """Hold the folder's lock, which the operating system releases however the process ends; make the folder if needed.
 
     Args:
         writes: False on ranks that write nothing, which need no lock.
+        wait: seconds for which another process may still hold it.
 
     Raises:
         UserError: another process holds it, or the folder cannot be written.
     """
-    lock = FileLock(folder / _LOCK, timeout=0)
+    lock = FileLock(folder / _LOCK, timeout=wait)
     try:
         if writes:
             folder.mkdir(parents=True, exist_ok=True)

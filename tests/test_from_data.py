@@ -179,7 +179,7 @@ def test_a_comparison_is_checked_with_its_data_before_the_first_run(tmp_path, ca
     opened, started = [], []
     read = classification.open_images
     monkeypatch.setattr(classification, "open_images", lambda name: opened.append(name) or read(name))
-    monkeypatch.setattr("stepsnet.runs.launch.run_all", lambda waiting, *_: started.extend(waiting))
+    monkeypatch.setattr("stepsnet.runs.grid.run_all", lambda waiting, *_: started.extend(waiting))
     monkeypatch.setattr("stepsnet.report.write_report", lambda *_: None)
     arguments = ["compare", "cifar10/shallow", f"data=folder:{data}", *SHALLOW, "epochs=1", "--run", str(run)]
     vit = tmp_path / "vit.safetensors"

@@ -1,5 +1,7 @@
 """Children of a comparison: what they are given, whatever one prints, and however it or the parent ends."""
 
+import dataclasses
+import io
 import json
 import os
 import signal
@@ -14,8 +16,10 @@ from stepsnet.errors import UserError, exit_status
 from stepsnet.overrides import override, read_recipe
 from stepsnet.recipes import find_recipe
 from stepsnet.run_folder import lock_folder, updates_done
+from stepsnet.runs import grid as grids
 from stepsnet.runs import launch
-from stepsnet.runs.launch import Contender, Job, run_all, train_grid
+from stepsnet.runs.grid import Contender, train_grid
+from stepsnet.runs.launch import Job, run_all
 
 
 class Shown(list):
@@ -54,6 +58,28 @@ def test_a_child_that_fails_is_named_with_its_reason(monkeypatch, code, said):
         run_child(monkeypatch, code)
 
 
+def test_a_child_waits_for_the_last_checkpoint_of_the_one_before(tmp_path, monkeypatch):
+    job, order = Job("a", "a", "a.yaml", str(tmp_path / "a")), []
+    read_end, write_end = os.pipe()
+    other = forked(lambda: hold(tmp_path / "a", write_end))
+    os.read(read_end, 1)
+    monkeypatch.setattr(launch, "_stop_with_parent", lambda: None)
+    monkeypatch.setattr("stepsnet.runs.train.train_run", lambda *_: order.append(status_of(other)))
+    monkeypatch.setattr("stepsnet.overrides.read_recipe", lambda _: None)
+    monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps(dataclasses.asdict(job)) + "\n"))
+    launch._run_job()
+    assert order == [0]
+    too_long = pytest.raises(UserError, match="in use by a run that is still alive")
+    with lock_folder(tmp_path / "a"), too_long, lock_folder(tmp_path / "a", wait=0.05):
+        pass
+
+
+def hold(folder, told):
+    with lock_folder(folder):
+        os.write(told, b".")
+        time.sleep(0.5)
+
+
 def test_a_fault_of_the_program_stays_one(monkeypatch, capsys):
     code = "import sys; sys.stdin.readline(); print('stepsnet: this is a fault'); sys.exit(70)"
     assert exit_status(lambda: run_child(monkeypatch, code)) == 70
@@ -66,7 +92,7 @@ def started(monkeypatch):
     jobs = []
     monkeypatch.setattr(launch.os, "sched_getaffinity", lambda process: set(range(8)), raising=False)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr(launch, "run_all", lambda waiting, at_once, display: jobs.append(waiting))
+    monkeypatch.setattr(grids, "run_all", lambda waiting, at_once, display: jobs.append(waiting))
     return jobs
 
 

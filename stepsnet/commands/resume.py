@@ -67,7 +67,7 @@ def _recipes(folder: Path) -> dict[str, Recipe]:
 
 def _sweep(folder: Path) -> list[Recipe]:
     """The recipes of a sweep. Raises UserError where the folder is that of something else."""
-    from ..runs.launch import run_name
+    from ..runs.grid import run_name
 
     found = _recipes(folder)
     for name, recipe in found.items():

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError, nearest
 from ..runs.check import Checked, check_grid, tell
-from ..runs.launch import Contender, train_grid
+from ..runs.grid import Contender, train_grid
 from ..terminal import counted, say
 from .options import add_grid_options, add_run_options, say_forecasts
 
@@ -79,7 +79,7 @@ def run(options: argparse.Namespace) -> None:
     folder = options.run or Path("runs") / "sweep"
     seeds = options.seeds or [0]
     if options.dry_run:
-        from ..runs.launch import plan_grid
+        from ..runs.grid import plan_grid
 
         contenders, _ = _contenders(recipes, seeds, options.jobs)
         plan_grid(contenders, folder, seeds, options.jobs, options.resume)

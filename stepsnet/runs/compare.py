@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ..from_data import with_baseline
 from ..summary_stats import mean_and_std
 from .check import check_grid, tell
-from .launch import Contender, train_grid
+from .grid import Contender, train_grid
 
 if TYPE_CHECKING:
     from ..config import Recipe

@@ -1,0 +1,159 @@
+"""A comparison or a sweep: each of several recipes with each seed, trained in a folder of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from ..errors import UserError
+from .launch import Job, run_all, share_of_cores
+
+if TYPE_CHECKING:
+    from ..config import Recipe
+    from ..console import Display
+    from ..run_folder import Resume
+
+__all__ = ["Contender", "plan_grid", "run_name", "train_grid"]
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A recipe among others that are trained with the same seeds."""
+
+    name: str  # of its runs
+    label: str  # of what it is, in reports
+    recipe: Recipe
+
+
+def train_grid(
+    contenders: Sequence[Contender],
+    folder: Path,
+    seeds: Sequence[int] | None,
+    jobs: int,
+    display: Display,
+    resume: Resume = False,
+    recipe: Recipe | None = None,
+) -> list[Path]:
+    """Train each contender with each seed in a folder of its own, ``jobs`` at once; returns the folders.
+
+    What has ended under this very recipe is left as it is.
+
+    Args:
+        seeds: of every contender; None: each has that of its recipe.
+        resume: as of a run (run_folder.py).
+        recipe: of a comparison, to be written as its ``config.yaml``.
+
+    Raises:
+        UserError: the folder is not empty or there is nothing to resume in it, it holds a run of another recipe, or a
+            run failed. Interrupted: a signal.
+    """
+    from ..files import remove_temporaries
+    from ..run_folder import lock_folder, open_run_folder
+
+    plan_grid(contenders, folder, seeds, jobs, resume, recipe)
+    with lock_folder(folder):
+        waiting, runs, texts = plan_grid(contenders, folder, seeds, jobs, resume, recipe)
+        remove_temporaries(folder)
+        _write_recipes(folder, texts)
+        if recipe:  # where this is, every recipe is
+            open_run_folder(folder, recipe, resume, is_grid=True)
+        run_all(waiting, jobs, display)
+    return runs
+
+
+def plan_grid(
+    contenders: Sequence[Contender],
+    folder: Path,
+    seeds: Sequence[int] | None,
+    jobs: int,
+    resume: Resume = False,
+    recipe: Recipe | None = None,
+) -> tuple[list[Job], list[Path], dict[str, str]]:
+    """The jobs that are left, the folders of all runs, and the files of their recipes; nothing is written.
+
+    Raises:
+        UserError: the mistakes that :func:`train_grid` finds before it starts a run.
+    """
+    _check_folder(folder, resume, recipe, {contender.name for contender in contenders} if recipe else None)
+    return _plan(contenders, folder, seeds, jobs, resume)
+
+
+def _check_folder(folder: Path, resume: Resume, recipe: Recipe | None, only: set[str] | None) -> None:
+    """Raises UserError where the folder is not that of a comparison with ``recipe``, or else of a sweep.
+
+    Args:
+        only: the contenders that may be in it.
+    """
+    from ..run_folder import RECIPES, check_run_folder, check_there, names_in
+
+    names = names_in(folder)
+    runs = [file.stem for file in (folder / RECIPES).glob("*.yaml")]
+    allowed = {run_name(name, 0) for name in only or ()}
+    if only and (other := next((run for run in runs if re.sub(r"\d+$", "0", run) not in allowed), None)):
+        raise UserError(f"--run: {folder} is that of a sweep, with {other}; `stepsnet resume {folder}` goes on with it")
+    if recipe:
+        check_run_folder(folder, recipe, resume, is_grid=True)
+    elif "config.yaml" in names:
+        raise UserError(f"--run: {folder} is that of a run or a comparison; `stepsnet resume {folder}` goes on with it")
+    elif names and RECIPES not in names:
+        raise UserError(f"--run: {folder} is not empty, expected a new folder or that of a sweep")
+    elif names and not resume:
+        raise UserError(f"--run: {folder} is not empty, expected a new folder (--resume trains what is missing in it)")
+    elif not names:
+        check_there(folder, resume)
+
+
+def _plan(
+    contenders: Sequence[Contender], folder: Path, seeds: Sequence[int] | None, jobs: int, resume: Resume
+) -> tuple[list[Job], list[Path], dict[str, str]]:
+    """As :func:`plan_grid`, in a folder that has been checked."""
+    from ..overrides import read_recipe, to_yaml
+    from ..run_folder import RECIPES, check_run_folder, has_ended
+
+    own = [(contender, contender.recipe.seed) for contender in contenders]
+    pairs = own if seeds is None else [(contender, seed) for seed in seeds for contender in contenders]
+    share = share_of_cores(min(jobs, len(pairs)))
+    waiting: list[Job] = []
+    runs: list[Path] = []
+    texts: dict[str, str] = {}
+    for contender, seed in pairs:
+        run = folder / run_name(contender.name, seed)
+        if run in runs:
+            raise UserError(f"name: got {contender.name} twice, expected names that differ: both go into {run}")
+        runs.append(run)
+        config = folder / RECIPES / f"{run.name}.yaml"
+        # kept from the first start on, whatever is left to run then: results depend on it in their rounding
+        threads = contender.recipe.threads or (read_recipe(config).threads if config.exists() else None) or share
+        recipe = dataclasses.replace(contender.recipe, baseline=None, seed=seed, threads=threads)
+        how: Literal["auto", "extend"] = "extend" if resume == "extend" and run.is_dir() else "auto"
+        check_run_folder(run, recipe, how)
+        texts[config.name] = to_yaml(recipe)
+        if not (has_ended(run, recipe) and (run / "report.html").exists()):
+            name = f"{contender.name}, seed {seed}" if len({seed for _, seed in pairs}) > 1 else contender.name
+            waiting.append(Job(name, contender.label, str(config), str(run), how, threads, told=True))
+    return waiting, runs, texts
+
+
+def run_name(contender: str, seed: int) -> str:
+    """The name of a run's folder in a comparison or a sweep."""
+    from ..run_folder import folder_name
+
+    return f"{folder_name(contender.lower())}-seed{seed}"
+
+
+def _write_recipes(folder: Path, texts: dict[str, str]) -> None:
+    """All at once where there are none: ``stepsnet resume`` takes those that are there for the whole grid."""
+    from ..files import write_atomically
+    from ..run_folder import RECIPES
+
+    there = folder / RECIPES
+    beside = there if there.exists() else folder / f".{RECIPES}.{secrets.token_hex(8)}.tmp"
+    for name, text in texts.items():
+        write_atomically(beside / name, text)
+    if beside != there:
+        beside.rename(there)
