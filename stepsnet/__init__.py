@@ -22,9 +22,10 @@ if TYPE_CHECKING:
     from .models.grow import grow
     from .models.optimize import optimize
     from .models.stepify import stepify
-    from .models.stepify.adapters import branches_of, register_block
+    from .models.stepify.adapters import register_block
     from .models.steps_transformer import StepsTransformerConfig, StepsTransformerForCausalLM
     from .plan import StepPlan, plan_steps
+    from .residual.known_blocks import branches_of
     from .runs.results import Comparison, Run
     from .steps import ReverseStepsNet, StepsNet
     from .tasks import register_task
@@ -71,7 +72,7 @@ _HOMES = {
     "StepsTransformerForCausalLM": "models.steps_transformer",
     "UserError": "errors",
     "baseline_of": "models",
-    "branches_of": "models.stepify.adapters",
+    "branches_of": "residual.known_blocks",
     "compare": "api",
     "compress": "models.compress",
     "describe_stepify": "analysis.stepify_report",

@@ -10,8 +10,9 @@ from timm.models import vision_transformer as vit
 from torch import nn
 
 from stepsnet.errors import UserError
-from stepsnet.models.stepify.adapters import adapter_of, branches_of, signature_of
+from stepsnet.models.stepify.adapters import adapter_of, signature_of
 from stepsnet.models.stepify.rebuild import Roles, rebuild
+from stepsnet.residual.known_blocks import branches_of
 
 WIDTHS, TOKENS = (48, 32), 16
 ALL_OF_VIT = dict(

@@ -20,7 +20,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 import stepsnet
 from stepsnet.errors import UserError
-from stepsnet.residual import connect
+from stepsnet.residual import connect, declare_branches
 from stepsnet.residual.branches import BoundBranch
 
 IMAGES = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
@@ -47,7 +47,7 @@ def test_a_connected_model_is_saved_whole(name):
 
 @pytest.mark.parametrize("family", ["eva02_tiny_patch14_224", "beit_base_patch16_224"])
 def test_the_declared_branches_of_other_families_are_joined(family):
-    """DenseFormer begins as the plain network; the others take the norms, which stepify's adapters declare alone."""
+    """DenseFormer begins as the plain network; the others take the norms, which are declared by paths."""
     plain = vit(family)
     for block in plain.blocks:
         block.gamma_1 = block.gamma_2 = None  # ReZero has a scale of its own
@@ -95,8 +95,10 @@ class Scaled(nn.Module):
 
 
 def test_branches_without_a_norm_are_joined():
-    stepsnet.register_block(Scaled, lambda block, width, heads: Scaled(width), branches=["act", "gain fc"])
     blocks, x = [Scaled(7) for _ in range(2)], torch.randn(2, 7, 7)
+    with pytest.raises(UserError, match=r"those of Scaled are not declared; .*declare_branches\(Scaled, \[…\]\)"):
+        connect(blocks, "mhc", width=7)
+    declare_branches(Scaled, ["act", "gain fc"])
     expected = nn.Sequential(*blocks)(x)
     torch.testing.assert_close(connect(blocks, "dense_former", width=7)(x), expected)
 

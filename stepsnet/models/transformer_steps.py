@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import transformers
 from huggingface_hub.dataclasses import strict
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import AutoConfig
 
 from ..plan import check_steps
@@ -37,7 +37,6 @@ class Family:
         layers: where the base model has the list of its layers.
         sizes: (config, width, heads) -> the fields of the configuration that a layer of that width has.
         head_rule: as for BlockAdapter; rotary positions are made for one head size, which therefore stays.
-        branches: as for BlockAdapter.
         outputs: as for BlockAdapter; the last norm of such a family is ``norm`` of its base model.
     """
 
@@ -46,7 +45,6 @@ class Family:
     layers: str
     sizes: Callable[[Any, int, int | None], dict[str, Any]]
     head_rule: HeadRule
-    branches: tuple[Any, ...] | None = None
     outputs: tuple[str, ...] | None = None
 
     @property
@@ -92,25 +90,15 @@ def _mamba_sizes(config: Any, width: int, heads: int | None) -> dict[str, Any]:
     return {"hidden_size": width, "intermediate_size": int(config.expand * width), "time_step_rank": rank}
 
 
-_DECODER = ("input_layernorm self_attn*", "post_attention_layernorm mlp")
 _OUTPUTS = ("self_attn.o_proj", "mlp.down_proj")
 FAMILIES: dict[str, Family] = {
-    "llama": Family("LlamaConfig", "LlamaDecoderLayer", "layers", _rotary_sizes, "any", _DECODER, _OUTPUTS),
-    "qwen2": Family("Qwen2Config", "Qwen2DecoderLayer", "layers", _rotary_sizes, "any", _DECODER, _OUTPUTS),
-    "qwen3": Family("Qwen3Config", "Qwen3DecoderLayer", "layers", _rotary_sizes, "any", _DECODER, _OUTPUTS),
-    "gpt2": Family("GPT2Config", "GPT2Block", "h", _gpt2_sizes, "divide", ("ln_1 attn*", "ln_2 mlp")),
+    "llama": Family("LlamaConfig", "LlamaDecoderLayer", "layers", _rotary_sizes, "any", _OUTPUTS),
+    "qwen2": Family("Qwen2Config", "Qwen2DecoderLayer", "layers", _rotary_sizes, "any", _OUTPUTS),
+    "qwen3": Family("Qwen3Config", "Qwen3DecoderLayer", "layers", _rotary_sizes, "any", _OUTPUTS),
+    "gpt2": Family("GPT2Config", "GPT2Block", "h", _gpt2_sizes, "divide"),
     "bert": Family("BertConfig", "BertLayer", "encoder.layer", _bert_sizes, "divide"),
-    "mamba": Family("MambaConfig", "MambaBlock", "layers", _mamba_sizes, "divide", ("norm mixer*",)),
+    "mamba": Family("MambaConfig", "MambaBlock", "layers", _mamba_sizes, "divide"),
 }
-
-
-def family_of_layer(layer: nn.Module) -> Family | None:
-    """The row of a layer, plain or in steps."""
-    return next((row for row in FAMILIES.values() if row.layer in _names_of(layer)), None)
-
-
-def _names_of(layer: nn.Module) -> list[str]:
-    return [cls.__name__ for cls in type(layer).__mro__ if cls.__module__.startswith("transformers.")]
 
 
 def head_size_of(config: Any) -> int:

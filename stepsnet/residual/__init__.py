@@ -5,6 +5,7 @@ import timm  # noqa: F401 - first: with timm the models are registered, which ne
 from .connected import ConnectedBlock, ConnectedSequence
 from .design import Connection, DesignPart, Place, Wiring
 from .joining import connect, design_of, wire
+from .known_blocks import declare_branches
 from .table import DESIGNS
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "Place",
     "Wiring",
     "connect",
+    "declare_branches",
     "design_of",
     "wire",
 ]

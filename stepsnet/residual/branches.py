@@ -1,8 +1,8 @@
-"""What the residual branches of a block are: a row for each class of blocks, with the parts that designs work on."""
+"""A residual branch of a block by its parts, which designs work on; which blocks have which is in known_blocks.py."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["BoundBranch", "BranchParts", "SilentBranch", "parts_of", "through"]
+__all__ = ["BoundBranch", "BranchParts", "Projection", "SilentBranch", "through"]
 
 
 Projection = tuple[str, int, int]  # path of a linear layer, a part of its output, of how many equal parts
@@ -110,72 +110,3 @@ class SilentBranch:
 
     def attend(self, x_q: Tensor, x_k: Tensor, x_v: Tensor) -> Tensor:
         return torch.zeros_like(x_q)
-
-
-_AFTER_1, _AFTER_2 = ("ls1", "drop_path1"), ("ls2", "drop_path2")
-_FUSED = ("attn.qkv", 0, 3), ("attn.qkv", 1, 3), ("attn.qkv", 2, 3)
-_GPT2 = ("attn.c_attn", 0, 3), ("attn.c_attn", 1, 3), ("attn.c_attn", 2, 3)
-_APART = ("self_attn.q_proj", 0, 1), ("self_attn.k_proj", 0, 1), ("self_attn.v_proj", 0, 1)
-_GATED = ("mlp.gate_proj", 0, 1), ("mlp.up_proj", 0, 1)
-_ROTARY = (
-    BranchParts("input_layernorm", "self_attn", takes_arguments=True, projections=_APART, last="self_attn.o_proj"),
-    BranchParts("post_attention_layernorm", "mlp", hidden=_GATED, last="mlp.down_proj"),
-)
-
-
-def _of_timm(block: Any) -> Sequence[BranchParts]:
-    """timm's Block takes MLPs of several classes."""
-    mlp = block.mlp
-    hidden: tuple[Projection, ...] = ()
-    kind = f"{type(mlp).__module__}.{type(mlp).__qualname__}"
-    if kind == "timm.layers.mlp.Mlp":
-        hidden = (("mlp.fc1", 0, 1),)
-    elif kind == "timm.layers.mlp.SwiGLU":
-        hidden = (("mlp.fc1_g", 0, 1), ("mlp.fc1_x", 0, 1))
-    elif kind == "timm.layers.mlp.GluMlp":  # the gate and what it is multiplied with, in one layer
-        gate = int(mlp.gate_last)
-        hidden = (("mlp.fc1", gate, 2), ("mlp.fc1", 1 - gate, 2))
-    return (
-        BranchParts("norm1", "attn", _AFTER_1, takes_arguments=True, projections=_FUSED, last="attn.proj"),
-        BranchParts("norm2", "mlp", _AFTER_2, hidden=hidden, last="mlp.fc2"),
-    )
-
-
-# by the name of the class, so that no library is imported for a row
-_PARTS: dict[str, Sequence[BranchParts] | Callable[[Any], Sequence[BranchParts]]] = {
-    "timm.models.vision_transformer.Block": _of_timm,
-    "transformers.models.llama.modeling_llama.LlamaDecoderLayer": _ROTARY,
-    "transformers.models.qwen2.modeling_qwen2.Qwen2DecoderLayer": _ROTARY,
-    "transformers.models.qwen3.modeling_qwen3.Qwen3DecoderLayer": _ROTARY,
-    "transformers.models.gpt2.modeling_gpt2.GPT2Block": (
-        BranchParts("ln_1", "attn", takes_arguments=True, projections=_GPT2, last="attn.c_proj"),
-        BranchParts("ln_2", "mlp", hidden=(("mlp.c_fc", 0, 1),), last="mlp.c_proj"),
-    ),
-}
-
-
-def parts_of(block: nn.Module) -> Sequence[BranchParts] | None:
-    """The branches of a block: by its row here, or as the adapters of stepify and ``register_block`` declare them."""
-    cls = type(block)
-    if (found := _PARTS.get(f"{cls.__module__}.{cls.__qualname__}")) is not None:
-        return found(block) if callable(found) else found
-    from ..models.stepify.adapters import declared_branches  # not above: the families there are built of what is here
-
-    declared = declared_branches(block)
-    return None if declared is None else [_parts_along(one, block) for one in declared]
-
-
-def _parts_along(declared: str | Callable[..., Tensor], block: nn.Module) -> BranchParts:
-    """The parts on a declared way, such as "norm1 attn* gamma_1 drop_path1"; a function has none."""
-    if callable(declared):
-        return BranchParts(function=declared)
-    paths = declared.split()
-    norm = paths.pop(0) if len(paths) > 1 and _is_norm(attrgetter(paths[0].rstrip("*"))(block)) else ""
-    layer, *after = paths
-    return BranchParts(norm, layer.rstrip("*"), tuple(after), takes_arguments=layer.endswith("*"))
-
-
-def _is_norm(module: Any) -> bool:
-    """A layer of no parts, whose weight is one number a channel."""
-    weight = getattr(module, "weight", None)
-    return isinstance(weight, Tensor) and weight.ndim == 1 and next(module.children(), None) is None

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from ..errors import UserError, nearest
 from ..plan import MOST_BLOCKS, MOST_CHANNELS, Profile
 from ..steps import StepsNet
-from .branches import BranchParts, parts_of
+from .branches import BranchParts
 from .connected import ConnectedBlock, ConnectedSequence, connected_class
 from .design import Connection, Place, Wiring, check_options
+from .known_blocks import parts_of
 from .linears import heads_of, inputs_of_last, misses_linear
 from .table import DESIGNS
 
@@ -247,7 +248,10 @@ def _parts_for(block: nn.Module, name: str, design: type[Connection]) -> Sequenc
         raise UserError(f"residual: {kind} has convolutions over images (B, C, H, W), expected blocks of channels last")
     parts = parts_of(block)
     if parts is None and design.unit != "block":
-        raise UserError(f"residual: {name} joins the branches of a block, and those of {kind} are not declared")
+        raise UserError(
+            f"residual: {name} joins the branches of a block, and those of {kind} are not declared; "
+            f"stepsnet.residual.declare_branches({kind}, […]) says them"
+        )
     for part in design.needs:
         declared = [bool(getattr(one, part)) for one in parts or ()]
         if not (all(declared) if part in ("norm", "linears") else any(declared)) or not declared:

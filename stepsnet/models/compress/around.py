@@ -18,7 +18,8 @@ from timm.models.vision_transformer import LayerScale, VisionTransformer
 from torch import Tensor, nn
 
 from ...errors import UserError
-from ...residual.branches import BranchParts, parts_of
+from ...residual.branches import BranchParts
+from ...residual.known_blocks import parts_of
 from ...residual.linears import linear_paths, misses_linear
 from ...steps import StepsNet
 from ..blocks import blocks_of

@@ -1,20 +1,19 @@
-"""How residual blocks are built at another width, and what their branches are: one row for each class of blocks."""
+"""How residual blocks are built at another width: one row for each class of blocks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ...errors import UserError
-from ...residual.branches import through
+from ...residual.known_blocks import Branch, declare_branches
 from .rebuild import Roles, get_path, rebuild, sizes_of
 
-__all__ = ["BlockAdapter", "adapter_of", "branches_of", "declared_branches", "register_block"]
+__all__ = ["BlockAdapter", "adapter_of", "register_block"]
 
 Rebuild = Callable[[Any, int, int | None], nn.Module]
 # What a width has to be: one that heads divide, whose size may change; the same, and their size is even, as rotary
@@ -33,9 +32,6 @@ class BlockAdapter:
         head_size: (block) -> D.
         kv_groups: (block) -> query heads for each key and value head; the heads stay a multiple of it.
         drop_paths: the paths of stochastic depth in the block, a module or None; every new block gets its own rate.
-        branches: what is added to the residual stream, in order. Each is the paths that the stream goes through, such
-            as "norm1 attn* ls1 drop_path1", where "*" marks what takes the block's other arguments, and a parameter
-            is multiplied; or a function (block, x, …) -> branch. None: the block is no sum of the stream and branches.
         outputs: the paths of the modules that make what is added; with their weights and biases at zero, the block
             leaves the stream as it is. None: not known, and then a model of such blocks does not grow.
         initialize: (model, original blocks), the initialization of a whole model with such blocks, as its library
@@ -51,7 +47,6 @@ class BlockAdapter:
     head_size: Callable[[Any], int] | None = None
     kv_groups: Callable[[Any], int] = lambda block: 1
     drop_paths: Sequence[str] = ()
-    branches: Sequence[str | Callable[..., Tensor]] | None = None
     outputs: Sequence[str] | None = None
     initialize: Callable[[Any, Sequence[Any]], None] | None = None
     start: dict[str, float] | None = None
@@ -66,7 +61,7 @@ def register_block(
     rebuild: Rebuild,
     *,
     heads: str | None = None,
-    branches: Sequence[str | Callable[..., Tensor]] | None = None,
+    branches: Sequence[Branch] | None = None,
     dim: int | None = None,
 ) -> None:
     """Let :func:`stepsnet.stepify` build blocks of a class of your own at other widths.
@@ -75,11 +70,13 @@ def register_block(
         rebuild: (block, width, heads) -> a new, initialized block like this one for a residual stream of ``width``
             channels; ``heads`` is None unless the next argument is given.
         heads: where a block has its number of attention heads, such as "attn.num_heads"; it has to divide the width.
-        branches: what the block adds to the stream, see :class:`BlockAdapter`.
+        branches: what the block adds to the residual stream, see :func:`stepsnet.residual.declare_branches`.
         dim: the channel dimension, 1 or -1; by default 1 where a block of images (B, C, H, W) has convolutions.
     """
     of_block = (lambda block: get_path(block, heads)) if heads else (lambda block: None)
-    _ADAPTERS[block_class] = BlockAdapter(rebuild, num_heads=of_block, branches=branches, dim=dim)
+    _ADAPTERS[block_class] = BlockAdapter(rebuild, num_heads=of_block, dim=dim)
+    if branches is not None:
+        declare_branches(block_class, branches)
 
 
 def declare(block_class: type[nn.Module], roles: Roles | Callable[[Any], Roles], **options: Any) -> None:
@@ -111,29 +108,6 @@ def adapter_of(block: nn.Module, width: int) -> BlockAdapter | None:
     return found
 
 
-def branches_of(block: nn.Module) -> list[Callable[..., Tensor]] | None:
-    """What a block adds to the residual stream, in order: x = x + branch(x, …) for each is the block.
-
-    None where that is not what the block does, or where it is not declared: a ResNet's block passes the sum through
-    an activation, a post-norm block through a norm.
-    """
-    declared = declared_branches(block)
-    if declared is None:
-        return None
-    return [partial(_along, one, block) if isinstance(one, str) else partial(one, block) for one in declared]
-
-
-def declared_branches(block: nn.Module) -> Sequence[str | Callable[..., Tensor]] | None:
-    """As they stand in the row of the block's class, see :class:`BlockAdapter`."""
-    if _is_of("transformers", block):
-        from ..transformer_steps import family_of_layer
-
-        row: Any = family_of_layer(block)
-    else:
-        row = _declared(block)
-    return None if row is None else row.branches
-
-
 def _declared(block: nn.Module) -> BlockAdapter | None:
     if _is_of("timm", block):
         from . import adapters_timm  # noqa: F401 - declares its rows
@@ -142,13 +116,6 @@ def _declared(block: nn.Module) -> BlockAdapter | None:
 
 def _is_of(library: str, block: nn.Module) -> bool:
     return any(cls.__module__.partition(".")[0] == library for cls in type(block).__mro__)
-
-
-def _along(paths: str, block: nn.Module, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    for path in paths.split():
-        part = get_path(block, path.rstrip("*"))
-        x = through(part, x, *args, **kwargs) if path.endswith("*") else through(part, x)
-    return x
 
 
 def _takes_its_width(block: nn.Module, width: int) -> bool:

@@ -1,4 +1,4 @@
-"""timm's residual blocks: the roles of their sizes, their branches, and how timm initializes their models.
+"""timm's residual blocks: the roles of their sizes, and how timm initializes their models.
 
 The rates of dropout, activations, windows and other options stay those of the block that is rebuilt.
 """
@@ -13,7 +13,6 @@ from timm.layers import AttentionRope, GluMlp
 from timm.models import beit, convnext, eva, metaformer, mlp_mixer, resnet, swin_transformer, swin_transformer_v2
 from timm.models import vision_transformer as vit
 from timm.models._manipulate import named_apply
-from torch import Tensor
 
 from .adapters import HeadRule, declare
 from .rebuild import Roles
@@ -36,7 +35,6 @@ _QKV = {
     "attn.gate": "C A",
     "attn.proj": "A C",
 }
-_PRE_NORM = ("norm1 attn* ls1 drop_path1", "norm2 mlp ls2 drop_path2")
 
 
 def _init_weights(model: Any, originals: Sequence[Any]) -> None:
@@ -79,7 +77,6 @@ declare(
     _VIT,
     head_rule=_vit_heads,
     drop_paths=("drop_path1", "drop_path2"),
-    branches=_PRE_NORM,
     outputs=("attn.proj", "mlp.fc2"),
     initialize=_init_weights,
 )
@@ -88,7 +85,6 @@ declare(
     _VIT,
     head_rule=_vit_heads,
     drop_paths=("drop_path1", "drop_path2"),
-    branches=("attn* norm1 drop_path1", "mlp norm2 drop_path2"),
     initialize=_init_weights,
 )
 
@@ -109,7 +105,6 @@ declare(
         )
     ),
     drop_paths=("drop_path1", "drop_path2"),
-    branches=("norm1 attn* gamma_1 drop_path1", "norm2 mlp gamma_2 drop_path2"),
     initialize=_init_weights,
 )
 
@@ -134,7 +129,6 @@ declare(
     head_rule=_eva_heads,
     kv_groups=lambda block: getattr(block.attn, "num_kv_groups", 1),
     drop_paths=("drop_path1", "drop_path2"),
-    branches=("norm1 attn* gamma_1 drop_path1", "norm2 mlp gamma_2 drop_path2"),
     initialize=_init_weights,
 )
 declare(
@@ -142,19 +136,10 @@ declare(
     _EVA,
     head_rule=_eva_heads,
     drop_paths=("drop_path1", "drop_path2"),
-    branches=("attn* norm1 drop_path1", "mlp norm2 drop_path2"),
     initialize=_init_weights,
 )
 
 # ---- Swin (swin_transformer.py) and Swin-V2 (swin_transformer_v2.py)
-
-
-def _windows(block: Any, x: Tensor) -> Tensor:
-    return block.drop_path1(block._attn(block.norm1(x)))
-
-
-def _windows_v2(block: Any, x: Tensor) -> Tensor:
-    return block.drop_path1(block.norm1(block._attn(x)))
 
 
 _WINDOWS = {"attn.relative_position_index": "* *", "attn_mask": "* * *"}
@@ -169,7 +154,6 @@ declare(
     ),
     head_rule=lambda block: "divide" if block.attn.proj.in_features == block.dim else "any",
     drop_paths=("drop_path1", "drop_path2"),
-    branches=(_windows, "norm2 mlp drop_path2"),
     initialize=_init_weights,
 )
 declare(
@@ -189,7 +173,6 @@ declare(
         )
     ),
     drop_paths=("drop_path1", "drop_path2"),
-    branches=(_windows_v2, "mlp norm2 drop_path2"),
     initialize=_init_weights,
 )
 
@@ -200,15 +183,10 @@ def _init_convnext(model: Any, originals: Sequence[Any]) -> None:
     named_apply(convnext._init_weights, model)
 
 
-def _convnext_branch(block: Any, x: Tensor) -> Tensor:
-    return block(x) - x
-
-
 declare(
     convnext.ConvNeXtBlock,
     _with_mlp(Roles({"conv_dw": "C", "norm": "C", "gamma": "C"})),
     drop_paths=("drop_path",),
-    branches=(_convnext_branch,),
     initialize=_init_convnext,
     start={"gamma": 1e-6},
     dim=1,
@@ -217,19 +195,10 @@ declare(
 # ---- MLP-Mixer, ResMLP, gMLP (mlp_mixer.py): tokens are mixed by T hidden units
 
 
-def _mixed_tokens(block: Any, x: Tensor) -> Tensor:
-    return block.drop_path(block.mlp_tokens(block.norm1(x).transpose(1, 2)).transpose(1, 2))
-
-
-def _linear_tokens(block: Any, x: Tensor) -> Tensor:
-    return block.drop_path(block.ls1 * block.linear_tokens(block.norm1(x).transpose(1, 2)).transpose(1, 2))
-
-
 declare(
     mlp_mixer.MixerBlock,
     _with_mlp(Roles({"norm?": "C"}), "mlp_channels", "mlp_tokens"),
     drop_paths=("drop_path",),
-    branches=(_mixed_tokens, "norm2 mlp_channels drop_path"),
     initialize=_init_weights,
 )
 declare(
@@ -238,7 +207,6 @@ declare(
         Roles({"norm?.alpha": "* * C", "norm?.beta": "* * C", "ls?": "C", "linear_tokens": "* *"}), "mlp_channels"
     ),
     drop_paths=("drop_path",),
-    branches=(_linear_tokens, "norm2 mlp_channels ls2 drop_path"),
     initialize=_init_weights,
     start={"norm?.alpha": 1.0, "norm?.beta": 0.0, "ls?": 1e-4},
 )
@@ -254,21 +222,10 @@ declare(
         }
     ),
     drop_paths=("drop_path",),
-    branches=("norm mlp_channels drop_path",),
     initialize=_init_weights,
 )
 
 # ---- PoolFormer, ConvFormer, CAFormer (metaformer.py): by convolutions or by attention over tokens
-
-
-def _metaformer_mixer(block: Any, x: Tensor) -> Tensor:
-    mixed = block.layer_scale1(block.drop_path1(block.token_mixer(block.norm1(x))))
-    return mixed + (block.res_scale1(x) - x)  # a learned scale of the stream is part of what is added
-
-
-def _metaformer_mlp(block: Any, x: Tensor) -> Tensor:
-    mixed = block.layer_scale2(block.drop_path2(block.mlp(block.norm2(x))))
-    return mixed + (block.res_scale2(x) - x)
 
 
 _SCALES = ("layer_scale1", "layer_scale2", "res_scale1", "res_scale2")
@@ -296,7 +253,6 @@ declare(
         )
     ),
     drop_paths=("drop_path1", "drop_path2"),
-    branches=(_metaformer_mixer, _metaformer_mlp),
     initialize=_init_weights,
     start={
         **{"layer_scale?.scale": 1e-5, "res_scale?.scale": 1.0},

@@ -73,7 +73,6 @@ def layers_of_transformer(model: Any, example: Example) -> Container:
         head_rule=lambda layer: family.head_rule,
         head_size=lambda layer: head_size_of(config),
         kv_groups=lambda layer: _heads_per_group(config),
-        branches=family.branches,
         dim=-1,
     )
     call = trace_blocks(model, layers[:1], example)[layers[0]]

@@ -1,0 +1,173 @@
+"""What the blocks of timm and transformers add to the residual stream: a row for each class.
+
+Such a block is x = x + F(x, …) for each F of its row, in order. Blocks that pass the sum through an activation or a
+norm, as those of ResNet and BERT, have no row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from operator import attrgetter
+from typing import Any
+
+from torch import Tensor, nn
+
+from .branches import BoundBranch, BranchParts, Projection
+
+__all__ = ["Branch", "branches_of", "declare_branches", "parts_of"]
+
+# F by its parts; as the paths that the stream goes through, such as "norm1 attn* ls1 drop_path1", where "*" marks what
+# takes the block's other arguments, and a parameter is multiplied; or as a function (block, x, …) -> F(x)
+Branch = BranchParts | str | Callable[..., Tensor]
+
+
+def declare_branches(block_class: type[nn.Module], branches: Sequence[Branch]) -> None:
+    """Say what blocks of a class of your own add to the residual stream, so that designs can join them.
+
+    Args:
+        branches: in order, x = x + F(x, …) for each. F is the paths that the stream goes through, such as
+            "norm1 attn* ls1 drop_path1", where "*" marks what takes the block's other arguments, and a parameter is
+            multiplied; a function (block, x, …) -> F(x), which hides the norm; or its :class:`BranchParts`.
+    """
+    _DECLARED[block_class] = branches
+
+
+def parts_of(block: nn.Module) -> Sequence[BranchParts] | None:
+    """The branches of a block with their parts, as far as they are known; None for blocks of a class without a row."""
+    row = _row_of(block)
+    return None if row is None else [_parts_along(one, block) for one in row]
+
+
+def branches_of(block: nn.Module) -> list[Callable[..., Tensor]] | None:
+    """What a block adds to the residual stream, in order: x = x + branch(x, …) for each is the block.
+
+    None where that is not what the block does, or where it is not declared: a ResNet's block passes the sum through
+    an activation, a post-norm block through a norm.
+    """
+    parts = parts_of(block)
+    return None if parts is None else [partial(_branch, block, one) for one in parts]
+
+
+def _branch(block: nn.Module, parts: BranchParts, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    return BoundBranch(block, parts, args, kwargs)(x)
+
+
+def _row_of(block: nn.Module) -> Sequence[Branch] | None:
+    """That of the block's own class; layers of transformers in steps are of classes derived from the library's."""
+    cls = type(block)
+    if cls in _DECLARED:
+        return _DECLARED[cls]
+    known = (one for one in cls.__mro__ if one is cls or one.__module__.startswith("transformers."))
+    row = next((_ROWS[name] for one in known if (name := f"{one.__module__}.{one.__qualname__}") in _ROWS), None)
+    return row(block) if callable(row) else row
+
+
+def _parts_along(declared: Branch, block: nn.Module) -> BranchParts:
+    if isinstance(declared, BranchParts):
+        return declared
+    if callable(declared):
+        return BranchParts(function=declared)
+    paths = declared.split()
+    norm = paths.pop(0) if len(paths) > 1 and _is_norm(attrgetter(paths[0].rstrip("*"))(block)) else ""
+    layer, *after = paths
+    return BranchParts(norm, layer.rstrip("*"), tuple(after), takes_arguments=layer.endswith("*"))
+
+
+def _is_norm(module: Any) -> bool:
+    """A layer of no parts, whose weight is one number a channel."""
+    weight = getattr(module, "weight", None)
+    return isinstance(weight, Tensor) and weight.ndim == 1 and next(module.children(), None) is None
+
+
+# ---- timm
+
+_FUSED = ("attn.qkv", 0, 3), ("attn.qkv", 1, 3), ("attn.qkv", 2, 3)
+_GAMMA = ("norm1 attn* gamma_1 drop_path1", "norm2 mlp gamma_2 drop_path2")
+_NORM_BEHIND = ("attn* norm1 drop_path1", "mlp norm2 drop_path2")
+
+
+def _vit(block: Any) -> Sequence[BranchParts]:
+    """Block takes MLPs of several classes."""
+    mlp = block.mlp
+    hidden: tuple[Projection, ...] = ()
+    kind = f"{type(mlp).__module__}.{type(mlp).__qualname__}"
+    if kind == "timm.layers.mlp.Mlp":
+        hidden = (("mlp.fc1", 0, 1),)
+    elif kind == "timm.layers.mlp.SwiGLU":
+        hidden = (("mlp.fc1_g", 0, 1), ("mlp.fc1_x", 0, 1))
+    elif kind == "timm.layers.mlp.GluMlp":  # the gate and what it is multiplied with, in one layer
+        gate = int(mlp.gate_last)
+        hidden = (("mlp.fc1", gate, 2), ("mlp.fc1", 1 - gate, 2))
+    behind_1, behind_2 = ("ls1", "drop_path1"), ("ls2", "drop_path2")
+    return (
+        BranchParts("norm1", "attn", behind_1, takes_arguments=True, projections=_FUSED, last="attn.proj"),
+        BranchParts("norm2", "mlp", behind_2, hidden=hidden, last="mlp.fc2"),
+    )
+
+
+def _windows(block: Any, x: Tensor) -> Tensor:
+    return block.drop_path1(block._attn(block.norm1(x)))
+
+
+def _windows_v2(block: Any, x: Tensor) -> Tensor:
+    return block.drop_path1(block.norm1(block._attn(x)))
+
+
+def _convnext(block: Any, x: Tensor) -> Tensor:
+    return block(x) - x
+
+
+def _mixed_tokens(block: Any, x: Tensor) -> Tensor:
+    return block.drop_path(block.mlp_tokens(block.norm1(x).transpose(1, 2)).transpose(1, 2))
+
+
+def _linear_tokens(block: Any, x: Tensor) -> Tensor:
+    return block.drop_path(block.ls1 * block.linear_tokens(block.norm1(x).transpose(1, 2)).transpose(1, 2))
+
+
+def _metaformer_mixer(block: Any, x: Tensor) -> Tensor:
+    mixed = block.layer_scale1(block.drop_path1(block.token_mixer(block.norm1(x))))
+    return mixed + (block.res_scale1(x) - x)  # a learned scale of the stream is part of what is added
+
+
+def _metaformer_mlp(block: Any, x: Tensor) -> Tensor:
+    mixed = block.layer_scale2(block.drop_path2(block.mlp(block.norm2(x))))
+    return mixed + (block.res_scale2(x) - x)
+
+
+# ---- transformers
+
+_APART = ("self_attn.q_proj", 0, 1), ("self_attn.k_proj", 0, 1), ("self_attn.v_proj", 0, 1)
+_GATED = ("mlp.gate_proj", 0, 1), ("mlp.up_proj", 0, 1)
+_ROTARY = (
+    BranchParts("input_layernorm", "self_attn", takes_arguments=True, projections=_APART, last="self_attn.o_proj"),
+    BranchParts("post_attention_layernorm", "mlp", hidden=_GATED, last="mlp.down_proj"),
+)
+_CONV1D = ("attn.c_attn", 0, 3), ("attn.c_attn", 1, 3), ("attn.c_attn", 2, 3)
+_GPT2 = (
+    BranchParts("ln_1", "attn", takes_arguments=True, projections=_CONV1D, last="attn.c_proj"),
+    BranchParts("ln_2", "mlp", hidden=(("mlp.c_fc", 0, 1),), last="mlp.c_proj"),
+)
+
+# by the name of the class, so that no library is imported for a row; a function makes the row of a block
+_ROWS: dict[str, Sequence[Branch] | Callable[[Any], Sequence[Branch]]] = {
+    "timm.models.vision_transformer.Block": _vit,
+    "timm.models.vision_transformer.ResPostBlock": _NORM_BEHIND,
+    "timm.models.beit.Block": _GAMMA,
+    "timm.models.eva.EvaBlock": _GAMMA,
+    "timm.models.eva.EvaBlockPostNorm": _NORM_BEHIND,
+    "timm.models.swin_transformer.SwinTransformerBlock": (_windows, "norm2 mlp drop_path2"),
+    "timm.models.swin_transformer_v2.SwinTransformerV2Block": (_windows_v2, "mlp norm2 drop_path2"),
+    "timm.models.convnext.ConvNeXtBlock": (_convnext,),
+    "timm.models.mlp_mixer.MixerBlock": (_mixed_tokens, "norm2 mlp_channels drop_path"),
+    "timm.models.mlp_mixer.ResBlock": (_linear_tokens, "norm2 mlp_channels ls2 drop_path"),
+    "timm.models.mlp_mixer.SpatialGatingBlock": ("norm mlp_channels drop_path",),
+    "timm.models.metaformer.MetaFormerBlock": (_metaformer_mixer, _metaformer_mlp),
+    "transformers.models.llama.modeling_llama.LlamaDecoderLayer": _ROTARY,
+    "transformers.models.qwen2.modeling_qwen2.Qwen2DecoderLayer": _ROTARY,
+    "transformers.models.qwen3.modeling_qwen3.Qwen3DecoderLayer": _ROTARY,
+    "transformers.models.gpt2.modeling_gpt2.GPT2Block": _GPT2,
+    "transformers.models.mamba.modeling_mamba.MambaBlock": ("norm mixer*",),
+}
+_DECLARED: dict[type[nn.Module], Sequence[Branch]] = {}
