@@ -98,3 +98,5 @@ def test_until_the_last_point_is_run_the_one_before_ranks(pages, tmp_path):
         (tmp_path / "results" / "toy" / f"{record['run']}.json").write_text(json.dumps(record))
     rows = module.leaderboard_table(study).splitlines()[2:]
     assert [row.split(" | ")[0].strip("| ") for row in rows[:2]] == ["other", "plain"]
+    assert all(row.split(" | ")[3:6] == ["12.00 k", "3.00 M", "1.00"] for row in rows[:2])  # its costs too
+    assert "Costs at 4 blocks;" in "".join(rows)

@@ -26,8 +26,8 @@ def leaderboard(study: Study, results: Mapping[str, Mapping[str, Any]]) -> str:
     """Markdown: a row a contender, the best at the last point with results first, those with a seed that diverged
     behind, and those without results there last.
 
-    Parameters and MACs are those of a contender's runs at its last point, the traffic of the residual stream is
-    relative to the first contender's.
+    Costs are those at the last point with results: parameters and MACs of a contender's runs there, and the traffic of
+    the residual stream relative to the first contender's.
     """
     rows = {(row["contender"], row["point"]): row for row in rows_of(study, results)}
     points = sorted({cell.point for cell in study.cells})
@@ -42,18 +42,22 @@ def leaderboard(study: Study, results: Mapping[str, Mapping[str, Any]]) -> str:
         has_diverged = len(row["seeds"]) > len(values)  # worse than any score
         return 2 if not row["seeds"] else int(has_diverged), mean
 
-    plain, lines = _traffic(study, first), []
+    def costed_at(contender: Contender) -> int:
+        return ranked_at if ranked_at in contender.points else max(contender.points)
+
+    plain, lines = _traffic(study, first, costed_at(first)), []
     for contender in sorted(study.contenders, key=place):
-        traffic, last = _traffic(study, contender), rows[_label(contender), max(contender.points)]
+        at = costed_at(contender)
+        traffic, row = _traffic(study, contender, at), rows[_label(contender), at]
         scores = [_score(study, rows.get((_label(contender), point)), metric.spec) for point in points]
         relative = f"{traffic / plain:.2f}" if traffic and plain else "–"
-        sizes = [count(last["params"]), count(last["macs"]), relative]
-        lines.append([_label(contender), *scores, *sizes, _source(_args(study, contender))])
+        sizes = [count(row["params"]), count(row["macs"]), relative]
+        lines.append([_label(contender), *scores, *sizes, _source(_args(study, contender, at))])
     unit = f" ({metric.unit})" if metric.unit else ""
     headers = ["design", *(f"{point} {study.point}" for point in points), "parameters", "MACs", "traffic", "source"]
     note = (
         f"Test {metric.name}{unit}, mean ± sample standard deviation over {len(study.seeds)} seeds; {there} of {total} "
-        f"runs have ended. Costs at the largest number of {study.point}; the stream's traffic as a multiple of "
+        f"runs have ended. Costs at {ranked_at} {study.point}; the stream's traffic as a multiple of "
         f"{_label(first)}'s."
     )
     return markdown_table(headers, lines, "l" + "r" * (len(headers) - 2) + "l") + "\n\n" + note
@@ -76,12 +80,13 @@ def _score(study: Study, row: Mapping[str, Any] | None, spec: str) -> str:
         return f"{score} ({', '.join(doubts)})" if doubts else score
     if row["seeds"] or row["never_trained"]:
         return "diverged"
-    return f"in tuning, {len(row['tried'])} runs" if row["tried"] else "not yet run"
+    tried = len(row["tried"])
+    return f"in tuning, {tried} run{'s' * (tried != 1)}" if tried else "not yet run"
 
 
-def _args(study: Study, contender: Contender) -> Mapping[str, Any]:
-    """Arguments of the contender's model at its last point."""
-    cell = Cell(contender.name, max(contender.points))
+def _args(study: Study, contender: Contender, point: int) -> Mapping[str, Any]:
+    """Arguments of the contender's model."""
+    cell = Cell(contender.name, point)
     variant = next(iter(contender.variants), "")
     return recipe_of(study, Planned(cell, "final", variant, study.tuning.rates[0], study.seeds[0])).model.args
 
@@ -90,9 +95,9 @@ def _design(args: Mapping[str, Any]) -> str:
     return args.get("residual") or args.get("depth_method") or "plain"
 
 
-def _traffic(study: Study, contender: Contender) -> float | None:
+def _traffic(study: Study, contender: Contender, point: int) -> float | None:
     """Numbers read and written between the branches per token; None for a model without declared widths."""
-    args = _args(study, contender)
+    args = _args(study, contender, point)
     if not {"widths", "depths"} <= args.keys():
         return None
     widths, depths = args["widths"], args["depths"]
