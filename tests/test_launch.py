@@ -59,25 +59,36 @@ def test_a_child_that_fails_is_named_with_its_reason(monkeypatch, code, said):
 
 
 def test_a_child_waits_for_the_last_checkpoint_of_the_one_before(tmp_path, monkeypatch):
-    job, order = Job("a", "a", "a.yaml", str(tmp_path / "a")), []
-    read_end, write_end = os.pipe()
-    other = forked(lambda: hold(tmp_path / "a", write_end))
-    os.read(read_end, 1)
+    job, shown = Job("a", "a", "a.yaml", str(tmp_path / "a")), []
+    (holds, held), (let_go, go) = os.pipe(), os.pipe()
+
+    def hold():
+        with lock_folder(tmp_path / "a"):
+            os.write(held, b".")
+            os.read(let_go, 1)
+
+    class Display:
+        def show(self, event):
+            shown.append(event["text"])
+            os.write(go, b".")
+
+    def train(*_):
+        with lock_folder(tmp_path / "a"):  # which is free by now
+            shown.append("trained")
+
+    other = forked(hold)
+    os.read(holds, 1)
     monkeypatch.setattr(launch, "_stop_with_parent", lambda: None)
-    monkeypatch.setattr("stepsnet.runs.train.train_run", lambda *_: order.append(status_of(other)))
+    monkeypatch.setattr(launch, "_events", Display)
+    monkeypatch.setattr("stepsnet.runs.train.train_run", train)
     monkeypatch.setattr("stepsnet.overrides.read_recipe", lambda _: None)
     monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps(dataclasses.asdict(job)) + "\n"))
     launch._run_job()
-    assert order == [0]
+    note = "waits until the run before it has written its last checkpoint, at most 60 s"
+    assert shown == [note, "trained"] and status_of(other) == 0
     too_long = pytest.raises(UserError, match="in use by a run that is still alive")
     with lock_folder(tmp_path / "a"), too_long, lock_folder(tmp_path / "a", wait=0.05):
         pass
-
-
-def hold(folder, told):
-    with lock_folder(folder):
-        os.write(told, b".")
-        time.sleep(0.5)
 
 
 def test_a_fault_of_the_program_stays_one(monkeypatch, capsys):

@@ -20,7 +20,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 import stepsnet
 from stepsnet.errors import UserError
-from stepsnet.residual import connect, declare_branches
+from stepsnet.residual import BranchParts, connect, declare_branches
 from stepsnet.residual.branches import BoundBranch
 
 IMAGES = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
@@ -98,9 +98,82 @@ def test_branches_without_a_norm_are_joined():
     blocks, x = [Scaled(7) for _ in range(2)], torch.randn(2, 7, 7)
     with pytest.raises(UserError, match=r"those of Scaled are not declared; .*declare_branches\(Scaled, \[…\]\)"):
         connect(blocks, "mhc", width=7)
+    for wrong in ("act", [], [3]):
+        with pytest.raises(UserError, match=r"branches of Scaled: got .*, expected a list of paths"):
+            declare_branches(Scaled, wrong)
+    declare_branches(Scaled, ["act", "gain fcc"])
+    with pytest.raises(UserError, match="branches of Scaled: got the path 'fcc', which leads nowhere in it"):
+        connect(blocks, "mhc", width=7)
+    assert all(type(block) is Scaled for block in blocks)
     declare_branches(Scaled, ["act", "gain fc"])
     expected = nn.Sequential(*blocks)(x)
     torch.testing.assert_close(connect(blocks, "dense_former", width=7)(x), expected)
+
+
+class Conditioned(nn.Module):
+    """A block whose norms take what it is called with, or have no weights."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.norm1, self.norm2 = Shifted(width), nn.LayerNorm(width, elementwise_affine=False)
+        self.fc1, self.fc2 = Shifted(width), nn.Linear(width, width)
+
+    def forward(self, x, shift):
+        x = x + self.fc1(self.norm1(x, shift), shift)
+        return x + self.fc2(self.norm2(x))
+
+
+class Shifted(nn.Linear):
+    def __init__(self, width):
+        super().__init__(width, width)
+
+    def forward(self, x, shift):
+        return super().forward(x + shift)
+
+
+def test_any_part_of_a_branch_may_take_the_blocks_arguments():
+    declare_branches(Conditioned, ["norm1* fc1*", "norm2 fc2"])
+    block, x, shift = Conditioned(7), torch.randn(2, 5, 7), torch.randn(7)
+    first, second = stepsnet.branches_of(block)
+    z = x + first(x, shift)
+    torch.testing.assert_close(z + second(z), block(x, shift))
+    expected = block(x, shift)
+    (joined,) = connect([block], "complete_p", width=7)  # of one block: branches times 1
+    torch.testing.assert_close(joined(x, shift), expected)
+
+
+class Plain(nn.Module):
+    """The block of a user's own, with an MLP alone."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+        self.mlp = nn.Sequential(self.up, nn.GELU(), self.down)
+
+    def forward(self, x):
+        return x + self.mlp(self.norm(x))
+
+
+def test_designs_that_work_on_linear_layers_take_a_block_of_ones_own():
+    declare_branches(Plain, ["norm mlp"])
+    with pytest.raises(UserError, match="linears of a branch, which Plain does not declare; its BranchParts in"):
+        connect([Plain(8)], "fixup")
+    declare_branches(Plain, [BranchParts("norm", "mlp", hidden=(("up", 0, 1),), last="down")])
+    blocks, x = [Plain(8) for _ in range(4)], torch.randn(2, 5, 8)
+    joined, expected = connect(blocks, "fixup"), x
+    for block in joined.blocks:
+        nn.init.normal_(block.down.weight, std=0.1)
+        expected = expected + block.mlp(expected)  # no norm; shifts start at 0, gains at 1
+    torch.testing.assert_close(joined(x), expected)
+
+
+def test_a_layer_derived_from_a_librarys_has_no_row_of_its():
+    class Longer(LlamaDecoderLayer):
+        def forward(self, hidden_states, *args, **kwargs):
+            return super().forward(hidden_states, *args, **kwargs) + hidden_states
+
+    layer = Longer(LlamaConfig(hidden_size=32, intermediate_size=48, num_attention_heads=2), 0)
+    assert stepsnet.branches_of(layer) is None
 
 
 def test_a_refusal_changes_nothing():

@@ -83,10 +83,17 @@ def test_a_study_from_tuning_to_the_claim(tmp_path, capsys, in_process):
     (results / f"{in_process[-1]}.json").unlink()
     status, rendered, err = run("sweep", file, "--results", results, "--render", capsys=capsys)
     assert "9 of 10 runs." in rendered and "Nothing is claimed yet" in rendered and "Depth" not in rendered
+    # a criterion that the runs do not know decides nothing, and they keep those that they were started under
+    wider = [TOY["criteria"][0] | {"margin": 50.0}]
+    declared(tmp_path, criteria=wider)
     status, _, err = run(*arguments, "--resume", capsys=capsys)
     assert status == 0 and len(in_process) == before + 1
-    # a criterion that the runs do not know decides nothing
-    wider = [TOY["criteria"][0] | {"margin": 50.0}]
+    rule = (
+        "plain@2 above plain@1 by top1, margin 1, level 0.95, seeds 1 2, train_clean_loss within 10 over the last 0.5"
+    )
+    for name in in_process:
+        record = json.loads((results / f"{name}.json").read_text())
+        assert record.get("criteria") == ([rule] if record["kind"] == "final" else None)
     status, late, _ = run("sweep", declared(tmp_path, criteria=wider), "--results", results, "--render", capsys=capsys)
     assert status == 0 and "| undecided: declared, or changed, when 4 of its final runs had ended |" in late
     assert "changed" not in out and "**undecided**: Nothing is claimed" in late

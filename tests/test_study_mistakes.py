@@ -122,6 +122,7 @@ FINAL = {**RECORD, "run": "plain-1-final-lr0.001-seed1", "kind": "final", "seed"
             "has no contender, expected a file as a run of the study leaves it",
         ),
         ({**RECORD, "rate": "fast"}, "has rate 'fast', expected a file as a run of the study leaves it"),
+        ({**RECORD, "criteria": None}, "has criteria 'None', expected a list of sentences"),
         ({**RECORD, "seed": None}, "has seed 'None', expected"),
         ({**RECORD, "study": "other"}, "is of the study other, expected a folder for toy"),
         ({**RECORD, "run": "plain-1-tuning-lr0.002-seed0"}, "holds the record of plain-1-tuning-lr0.001-seed0"),

@@ -2,6 +2,7 @@
 
 import timm  # noqa: F401 - first: with timm the models are registered, which need what follows
 
+from .branches import BranchParts
 from .connected import ConnectedBlock, ConnectedSequence
 from .design import Connection, DesignPart, Place, Wiring
 from .joining import connect, design_of, wire
@@ -10,6 +11,7 @@ from .table import DESIGNS
 
 __all__ = [
     "DESIGNS",
+    "BranchParts",
     "ConnectedBlock",
     "ConnectedSequence",
     "Connection",

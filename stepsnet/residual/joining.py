@@ -249,13 +249,16 @@ def _parts_for(block: nn.Module, name: str, design: type[Connection]) -> Sequenc
     parts = parts_of(block)
     if parts is None and design.unit != "block":
         raise UserError(
-            f"residual: {name} joins the branches of a block, and those of {kind} are not declared; "
-            f"stepsnet.residual.declare_branches({kind}, […]) says them"
+            f"residual: {name} joins the branches of a block, and those of {kind} are not declared; where it is "
+            f"x + F(x), stepsnet.residual.declare_branches({kind}, […]) says them"
         )
     for part in design.needs:
         declared = [bool(getattr(one, part)) for one in parts or ()]
         if not (all(declared) if part in ("norm", "linears") else any(declared)) or not declared:
-            raise UserError(f"residual: {name} works on the {part} of a branch, which {kind} does not declare")
+            raise UserError(
+                f"residual: {name} works on the {part} of a branch, which {kind} does not declare; its BranchParts in "
+                "stepsnet.residual.declare_branches would"
+            )
     for one in parts or ():
         if "linears" in design.needs and (path := misses_linear(block, one)):
             raise UserError(f"residual: {name}: {path} of {kind} is no linear layer, expected one")

@@ -13,7 +13,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from .branches import BoundBranch, BranchParts, Projection
+from ..errors import UserError
+from .branches import BoundBranch, BranchParts, Projection, through
 
 __all__ = ["Branch", "branches_of", "declare_branches", "parts_of"]
 
@@ -28,15 +29,33 @@ def declare_branches(block_class: type[nn.Module], branches: Sequence[Branch]) -
     Args:
         branches: in order, x = x + F(x, …) for each. F is the paths that the stream goes through, such as
             "norm1 attn* ls1 drop_path1", where "*" marks what takes the block's other arguments, and a parameter is
-            multiplied; a function (block, x, …) -> F(x), which hides the norm; or its :class:`BranchParts`.
+            multiplied; a function (block, x, …) -> F(x), which hides the norm; or its :class:`BranchParts`, for the
+            designs that work on linear layers.
+
+    Raises:
+        UserError: something else.
     """
-    _DECLARED[block_class] = branches
+    kinds = (str, BranchParts)
+    if isinstance(branches, str) or not branches or not all(isinstance(b, kinds) or callable(b) for b in branches):
+        expected = 'a list of paths such as "norm1 attn*", functions or BranchParts'
+        raise UserError(f"residual: branches of {block_class.__name__}: got {branches!r}, expected {expected}")
+    _DECLARED[block_class] = tuple(branches)
 
 
 def parts_of(block: nn.Module) -> Sequence[BranchParts] | None:
-    """The branches of a block with their parts, as far as they are known; None for blocks of a class without a row."""
-    row = _row_of(block)
-    return None if row is None else [_parts_along(one, block) for one in row]
+    """The branches of a block with their parts, as far as they are known; None for blocks of a class without a row.
+
+    Raises:
+        UserError: a declared path leads nowhere in the block.
+    """
+    cls = type(block)
+    row = _DECLARED.get(cls) or _ROWS.get(f"{cls.__module__}.{cls.__qualname__}")
+    if row is None:
+        return None
+    found = [_parts_along(one, block) for one in (row(block) if callable(row) else row)]
+    for path in (path for one in found for path in (one.norm, one.layer, *one.after) if path):
+        _at(block, path)
+    return found
 
 
 def branches_of(block: nn.Module) -> list[Callable[..., Tensor]] | None:
@@ -53,25 +72,34 @@ def _branch(block: nn.Module, parts: BranchParts, x: Tensor, *args: Any, **kwarg
     return BoundBranch(block, parts, args, kwargs)(x)
 
 
-def _row_of(block: nn.Module) -> Sequence[Branch] | None:
-    """That of the block's own class; layers of transformers in steps are of classes derived from the library's."""
-    cls = type(block)
-    if cls in _DECLARED:
-        return _DECLARED[cls]
-    known = (one for one in cls.__mro__ if one is cls or one.__module__.startswith("transformers."))
-    row = next((_ROWS[name] for one in known if (name := f"{one.__module__}.{one.__qualname__}") in _ROWS), None)
-    return row(block) if callable(row) else row
-
-
 def _parts_along(declared: Branch, block: nn.Module) -> BranchParts:
+    """The parts on declared paths that are "norm layer* after …"; others, as a function, are walked along."""
     if isinstance(declared, BranchParts):
         return declared
     if callable(declared):
         return BranchParts(function=declared)
     paths = declared.split()
-    norm = paths.pop(0) if len(paths) > 1 and _is_norm(attrgetter(paths[0].rstrip("*"))(block)) else ""
-    layer, *after = paths
-    return BranchParts(norm, layer.rstrip("*"), tuple(after), takes_arguments=layer.endswith("*"))
+    parts = [_at(block, path.rstrip("*")) for path in paths]
+    begins = int(len(paths) > 1 and not paths[0].endswith("*") and _is_norm(parts[0]))
+    norm, layer, after = "".join(paths[:begins]), paths[begins], tuple(paths[begins + 1 :])
+    if any(path.endswith("*") for path in after):
+        return BranchParts(function=partial(_along, paths))
+    return BranchParts(norm, layer.rstrip("*"), after, takes_arguments=layer.endswith("*"))
+
+
+def _along(paths: Sequence[str], block: nn.Module, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    for path in paths:
+        part = attrgetter(path.rstrip("*"))(block)
+        x = through(part, x, *args, **kwargs) if path.endswith("*") else through(part, x)
+    return x
+
+
+def _at(block: nn.Module, path: str) -> Any:
+    try:
+        return attrgetter(path)(block)
+    except AttributeError:
+        kind = type(block).__name__
+        raise UserError(f"residual: branches of {kind}: got the path {path!r}, which leads nowhere in it") from None
 
 
 def _is_norm(module: Any) -> bool:

@@ -177,10 +177,17 @@ def _run_job() -> Any:
     job = Job(**json.loads(sys.stdin.readline()))
     threading.Thread(target=_stop_with_parent, daemon=True).start()
     folder = Path(job.folder)
-    with lock_folder(folder, wait=_LAST_CHECKPOINT):
-        pass
+    events = _events()
+    try:
+        with lock_folder(folder):
+            pass
+    except UserError:
+        text = f"waits until the run before it has written its last checkpoint, at most {_LAST_CHECKPOINT:.0f} s"
+        events.show({"kind": "note", "text": text})
+        with lock_folder(folder, wait=_LAST_CHECKPOINT):
+            pass
     with recorded_command("train", job.config, "--run", job.folder):
-        return train_run(read_recipe(Path(job.config)), folder, _events(), job.resume, job.label, job.told)
+        return train_run(read_recipe(Path(job.config)), folder, events, job.resume, job.label, job.told)
 
 
 def _stop_with_parent() -> None:

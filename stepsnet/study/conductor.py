@@ -16,7 +16,16 @@ from ..provenance import without_folders
 from ..run_folder import lock_folder
 from ..runs.launch import Job, run_all
 from .declare import Cell, Study
-from .results import check_one_data_set, diverged_record, read_results, record_of, settings_of, write_record
+from .results import (
+    check_one_data_set,
+    diverged_record,
+    note_criteria,
+    noted_criteria,
+    read_results,
+    record_of,
+    settings_of,
+    write_record,
+)
 from .run_plan import Planned, check_models, due, is_planned, recipe_of
 
 __all__ = ["check_results", "conduct"]
@@ -79,6 +88,8 @@ def conduct(
                 continue
             config = folder / "recipes" / f"{run.name}.yaml"
             write_atomically(config, to_yaml(recipe(run)))
+            if run.kind == "final":
+                note_criteria(config, folder / run.name, study, run.cell)
             planned[run.name] = run
             contender = study.contender(run.cell.contender)
             waiting.append(Job(run.name, contender.label or contender.name, str(config), str(folder / run.name)))
@@ -94,6 +105,7 @@ def conduct(
             failed[name] = said
             fill()
             return True
+        record |= noted_criteria(Path(job.config))
         write_record(results, record)
         there[name] = record
         if run.kind == "final":

@@ -161,12 +161,17 @@ class Study:
     def folder(self) -> str:
         return self.name.replace("/", "-")
 
+    def rules_of(self, cell: Cell) -> list[str]:
+        """Those of the criteria that are about a cell."""
+        return [self.rule(one) for one in self.criteria if str(cell) in (one.left, one.right)]
+
     def rule(self, criterion: Criterion) -> str:
-        """All that a verdict is given by, in a line: final runs record it, so that one declared after them is seen."""
+        """What a verdict is given by, in a line: final runs record it, so that what is declared after them is seen."""
         expected = f"{criterion.left} {criterion.expect} {criterion.right} by {self.metric}"
         flat = self.flatness
         flattened = f"{flat.key} within {flat.within:g} over the last {flat.share:g}"
-        return f"{expected}, margin {criterion.margin:g}, level {criterion.level:g}, {flattened}"
+        seeds = " ".join(map(str, sorted(self.seeds)))
+        return f"{expected}, margin {criterion.margin:g}, level {criterion.level:g}, seeds {seeds}, {flattened}"
 
 
 def studies() -> dict[str, Path]:

@@ -17,13 +17,16 @@ from ..files import write_atomically
 from ..provenance import without_folders
 from ..reading import read_json
 from ..report.load_runs import load_run
-from .declare import Study
+from ..run_folder import has_begun
+from .declare import Cell, Study
 from .run_plan import Planned
 
 __all__ = [
     "check_one_data_set",
     "diverged_record",
     "flatness_of",
+    "note_criteria",
+    "noted_criteria",
     "read_results",
     "record_of",
     "settings_of",
@@ -70,6 +73,9 @@ def read_results(folder: Path, study: Study) -> dict[str, dict[str, Any]]:
                 if not isinstance(record.get(key), kind) or isinstance(record[key], bool):
                     got = f"{key} {str(record[key])[:40]!r}" if key in record else f"no {key}"
                     raise UserError(f"results: {file} has {got}, expected a file as a run of the study leaves it")
+            rules = record.get("criteria", [])
+            if not isinstance(rules, list) or not all(isinstance(rule, str) for rule in rules):
+                raise UserError(f"results: {file} has criteria {str(rules)[:40]!r}, expected a list of sentences")
             found[record["run"]] = record
     return found
 
@@ -136,6 +142,18 @@ def diverged_record(study: Study, planned: Planned, recipe: Recipe, said: str, c
     return {**_head(study, planned, command), "settings": settings_of(recipe), "diverged": without_folders(said)}
 
 
+def note_criteria(recipe: Path, run: Path, study: Study, cell: Cell) -> None:
+    """Write beside the recipe of a final run the criteria that it is started under; once it has begun they stay."""
+    if not has_begun(run):
+        write_atomically(recipe.with_suffix(".criteria.json"), json.dumps(study.rules_of(cell)))
+
+
+def noted_criteria(recipe: Path) -> dict[str, Any]:
+    """The criteria as the record of a final run has them; nothing for other runs."""
+    noted = recipe.with_suffix(".criteria.json")
+    return {"criteria": read_json(noted, "criteria")} if noted.exists() else {}
+
+
 def write_record(folder: Path, record: Mapping[str, Any]) -> None:
     write_atomically(folder / f"{record['run']}.json", _text(record))
 
@@ -171,7 +189,6 @@ def flatness_of(study: Study, curve: list[dict[str, Any]]) -> float | None:
 
 
 def _head(study: Study, planned: Planned, command: str) -> dict[str, Any]:
-    own = [study.rule(one) for one in study.criteria if str(planned.cell) in (one.left, one.right)]
     return {
         "study": study.name,
         "run": planned.name,
@@ -182,7 +199,6 @@ def _head(study: Study, planned: Planned, command: str) -> dict[str, Any]:
         "rate": planned.rate,
         "seed": planned.seed,
         "command": command,
-        **({"criteria": own} if planned.kind == "final" else {}),
     }
 
 

@@ -70,7 +70,8 @@ def register_block(
         rebuild: (block, width, heads) -> a new, initialized block like this one for a residual stream of ``width``
             channels; ``heads`` is None unless the next argument is given.
         heads: where a block has its number of attention heads, such as "attn.num_heads"; it has to divide the width.
-        branches: what the block adds to the residual stream, see :func:`stepsnet.residual.declare_branches`.
+        branches: what the block adds to the residual stream, see :func:`stepsnet.residual.declare_branches`; None
+            leaves what has been declared.
         dim: the channel dimension, 1 or -1; by default 1 where a block of images (B, C, H, W) has convolutions.
     """
     of_block = (lambda block: get_path(block, heads)) if heads else (lambda block: None)
