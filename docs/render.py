@@ -10,6 +10,7 @@ A block between ``<!-- begin: NAME … -->`` and ``<!-- end -->`` is replaced by
     methods FOLDER                 runs of methods for depth, one row per method
     digits                         the deep pair on digits, a wide plain network, and logistic regression
     study NAME, leaderboard NAME   a declared study as far as its runs have ended: by cell, or a row a contender
+    study-keys                     the keys of a study's declaration
     verdicts NAME…                 the criteria of declared studies that have a verdict
     analysis FILE TABLE            what ``stepsnet analyze --json`` printed
     speed FILE                     what ``stepsnet bench`` wrote
@@ -49,6 +50,7 @@ TABLES = {
     "analysis": render_runs.analysis_table,
     "study": render_runs.study_table,
     "leaderboard": render_runs.leaderboard_table,
+    "study-keys": render_runs.study_keys,
     "verdicts": render_runs.verdicts_table,
     "paper-depths": render_runs.paper_depths,
     "benchmarks": render_benchmarks.benchmarks_table,

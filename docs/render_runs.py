@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+import re
 import statistics
 
 from render_parts import FIGURES, RESULTS, mean_difference, mean_std, origin, table_of_numbers
@@ -12,7 +14,7 @@ from stepsnet.metrics import find_metric, format_metric, metric_label
 from stepsnet.paper.tables import all_rows, printed_rows
 from stepsnet.recipes import ablations
 from stepsnet.runs.compare import summarize
-from stepsnet.study.declare import Study, find_study
+from stepsnet.study.declare import Claim, Contender, Criterion, Flatness, Study, Tuning, find_study
 from stepsnet.study.leaderboard import leaderboard
 from stepsnet.study.render import draw_study, render_study
 from stepsnet.study.results import read_results
@@ -219,6 +221,28 @@ def difference(ours: list[dict], theirs: list[dict], key: str = "val_top1") -> s
     a, b = by_seed(ours, key), by_seed(theirs, key)
     pairs = [a[seed] - b[seed] for seed in sorted(a) if seed in b]
     return format_mean_std(pairs, f"+{find_metric(key).spec}", std_spec=find_metric(key).spec)
+
+
+def study_keys() -> str:
+    """The keys of a declaration with their defaults, as the comments beside them explain them."""
+    of = {
+        "": Study,
+        "contenders": Contender,
+        "tuning": Tuning,
+        "flatness": Flatness,
+        "criteria": Criterion,
+        "claims": Claim,
+    }
+    field = re.compile(r"^    (?P<key>\w+): [^=#]+?(?: = (?P<default>.+?))?(?:  # (?P<about>.+))?$", re.MULTILINE)
+    rows = []
+    for group, cls in of.items():
+        for found in field.finditer(inspect.getsource(cls)):
+            default = (
+                (found["default"] or "").replace("field(default_factory=dict)", "{}").replace("Flatness()", "below")
+            )
+            key = f"{group}.{found['key']}" if group else found["key"]
+            rows.append([f"`{key}`", f"`{default}`" if default else "to be given", found["about"] or ""])
+    return markdown_table(["key", "default", "what it is"], rows, "lll")
 
 
 def leaderboard_table(name: str) -> str:

@@ -1,4 +1,4 @@
-"""What the designs of the residual stream, and a StepsNet, cost beside the plain one of like compute."""
+"""What the designs of the residual stream, and a StepsNet, cost beside the plain one of about the same compute."""
 
 from __future__ import annotations
 

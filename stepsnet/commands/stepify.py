@@ -13,7 +13,7 @@ from .options import add_import_option, import_modules, integers, whole
 if TYPE_CHECKING:
     from ..analysis.stepify_report import StepifyReport
 
-HELP = "show any timm or transformers model as a StepsNet of like compute"
+HELP = "show a timm or transformers model as a StepsNet of about the same compute"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,4 @@
-"""A recipe for a pair that is in no table: any model of timm or transformers, and its StepsNet of like compute.
+"""A recipe for a pair that is in no table: a model of timm or transformers, and its StepsNet of about the same compute.
 
 `stepsnet compare --model convnext_atto --data folder:PATH`, or `--model transformers:FOLDER --data text:FILE`, where
 FOLDER has a ``config.json``. The settings are a beginning for some thousands of images, or some million characters, and
@@ -34,7 +34,7 @@ def stepify_pair(name: str, data: str) -> Recipe:
     name = name.removeprefix("timm:")
     return ClassificationRecipe(
         name=f"stepify/{name}",
-        title=f"{name} in three steps, against {name} itself at like compute",
+        title=f"{name} in three steps, against {name} itself at about the same compute",
         data=data,
         model=ModelSpec("stepify", {"model": name, "steps": 3}),
         baseline=ModelSpec(name),
@@ -94,7 +94,7 @@ def _language_pair(folder: Path, data: str) -> LanguageRecipe:
     name = f"{folder.resolve().name} ({fields['model_type']})"
     return LanguageRecipe(
         name=f"stepify/{fields['model_type']}",
-        title=f"{name} in three steps, against {name} itself at like compute",
+        title=f"{name} in three steps, against {name} itself at about the same compute",
         data=data,
         model=ModelSpec("stepify", {"model": "causal_lm", "steps": 3, "tokens": tokens, **fields}),
         baseline=ModelSpec("causal_lm", fields),

@@ -1,4 +1,4 @@
-"""CIFAR-10 in small: 10,000 of its training images, 16 tokens, minutes per epoch on one core.
+"""CIFAR-10 at small scale: 10,000 of its training images, 16 tokens, minutes per epoch on one core.
 
 `stepsnet compare cifar10/shallow --data cifar10:PATH`, or `folder:PATH` for images in folders;
 `stepsnet sweep 'cifar10/steps_*' 'cifar10/fixed_width_*' --data …` trains all depths. docs/evidence.md has the

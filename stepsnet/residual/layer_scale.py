@@ -21,7 +21,7 @@ __all__ = ["LayerScale"]
 
 
 class LayerScale(Connection):
-    title = "a learned gain per channel of each branch, which starts small"
+    title = "a learned gain per channel of each branch, which starts small (0: by depth)"
     source = "arXiv 2103.17239, Eq. 4"
     scales_branches = True
     options = {"initial": 0.0}  # noqa: RUF012 - 0: the paper's by depth

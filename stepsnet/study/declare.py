@@ -1,7 +1,7 @@
 """The declaration of a study: a YAML file that is read into frozen dataclasses; a mistake in it is one line.
 
 A contender is a model in one setting at several *points*, such as depths. Contenders at the same point are to be of
-like compute. A *cell* is a contender at a point; it is written ``contender@point``.
+about the same compute. A *cell* is a contender at a point; it is written ``contender@point``.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Tuning:
     """How the rate of each cell is chosen: the best by the study's metric on the held-out split, at a run's end."""
 
     rates: tuple[float, ...]  # the grid; while the best is at an edge, it grows by the ratio there
-    seed: int = 0
+    seed: int = 0  # of the tuning runs
     length: float = 1 / 3  # share of the full length, warm-up included
     most_rates: int = 8  # the grid grows no further
 
@@ -64,9 +64,9 @@ class Tuning:
 class Flatness:
     """A run is long enough if ``key`` changes by less than ``within``, relatively, over the last ``share`` of it."""
 
-    key: str = "train_clean_loss"
-    share: float = 0.1
-    within: float = 0.02
+    key: str = "train_clean_loss"  # what is looked at
+    share: float = 0.1  # of a run, its last
+    within: float = 0.02  # the relative change there is to be less
 
     @property
     def parts(self) -> tuple[str, str] | None:
@@ -87,21 +87,21 @@ class Criterion:
     and undecided else. ``margin`` is the smallest difference that would matter, in the metric's unit.
     """
 
-    name: str
+    name: str  # in the table of verdicts
     left: str  # contender@point
-    right: str
-    expect: Literal["above", "not_above"] = "above"
-    margin: float = 0.0
-    level: float = 0.95
+    right: str  # contender@point, that it is held against
+    expect: Literal["above", "not_above"] = "above"  # whether left is to be better than right, or not
+    margin: float = 0.0  # the smallest difference that would matter, in the metric's unit
+    level: float = 0.95  # of the interval
 
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
     """A sentence that may be stated if all of its criteria are met, and its denial, if one is met the other way."""
 
-    text: str
-    denial: str
-    criteria: tuple[str, ...]
+    text: str  # printed where all of its criteria are met
+    denial: str  # printed where one of them is met the other way
+    criteria: tuple[str, ...]  # by name
 
 
 @dataclass(frozen=True)
@@ -117,23 +117,23 @@ class Cell:
 class Study:
     """``settings`` are applied first, then those of the contender, of its point and of its variant."""
 
-    name: str
-    question: str
-    recipe: str
+    name: str  # after which the folders are called
+    question: str  # what it is to answer
+    recipe: str  # a recipe's name, or a .yaml file beside this one
     data: str = ""  # by default the recipe's
-    settings: dict[str, Any] = field(default_factory=dict)
-    metric: str = "top1"
+    settings: dict[str, Any] = field(default_factory=dict)  # overrides of the recipe, of all runs
+    metric: str = "top1"  # by which runs are chosen and scored, such as loss
     point: str = "blocks"  # what a point counts
-    tuning: Tuning
+    tuning: Tuning  # how each contender's rate is chosen
     seeds: tuple[int, ...]  # of the final runs
-    tuned_on: Literal["val"] = "val"
+    tuned_on: Literal["val"] = "val"  # the split that settings are chosen by
     scored_on: Literal["test"] = "test"  # once, at each final run's end
     macs_tolerance: float = 0.03  # largest difference from the first contender at a point, relatively
-    flatness: Flatness = Flatness()
-    contenders: tuple[Contender, ...]
+    flatness: Flatness = Flatness()  # when a run is long enough
+    contenders: tuple[Contender, ...]  # the first is the one whose compute the others are to have
     order: tuple[tuple[str, ...], ...] = ()  # groups of cells, the first first; what is not named comes last
-    criteria: tuple[Criterion, ...] = ()
-    claims: tuple[Claim, ...] = ()
+    criteria: tuple[Criterion, ...] = ()  # which differences are judged, and how
+    claims: tuple[Claim, ...] = ()  # what may be stated of them
 
     @cached_property
     def cells(self) -> tuple[Cell, ...]:

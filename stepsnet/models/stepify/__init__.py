@@ -1,4 +1,4 @@
-"""Any residual model as a StepsNet of like compute.
+"""Any residual model as a StepsNet of about the same compute.
 
 convert.py is :func:`stepsnet.stepify`; containers.py finds the blocks, plan.py chooses widths and depths, build.py puts
 new blocks in steps (sequence.py), of_transformers.py does so for the other library. What a class of blocks needs for

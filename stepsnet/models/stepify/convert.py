@@ -1,4 +1,4 @@
-"""Any residual model as a StepsNet of like compute: its blocks at several widths, and everything else as it was.
+"""Any residual model as a StepsNet of about the same compute: its blocks at several widths, all else as it was.
 
 ``stepify("convnext_atto", steps=3)``, or ``stepify(model, steps=3)`` for a model that exists. What a block class needs
 for that is a row of adapters_timm.py; what the result is, is StepSequence.
