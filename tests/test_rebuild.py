@@ -10,7 +10,8 @@ from timm.models import vision_transformer as vit
 from torch import nn
 
 from stepsnet.errors import UserError
-from stepsnet.models.stepify.adapters import adapter_of, signature_of
+from stepsnet.models.stepify.adapters import declare, register_block, signature_of
+from stepsnet.models.stepify.find_adapter import adapter_of
 from stepsnet.models.stepify.rebuild import Roles, rebuild
 from stepsnet.residual.known_blocks import branches_of
 
@@ -117,6 +118,18 @@ def test_branches_take_what_the_block_takes():
     attention, mlp = branches_of(block)
     z = x + attention(x, attn_mask=mask)
     torch.testing.assert_close(z + mlp(z), block(x, attn_mask=mask))
+
+
+def test_what_a_user_registers_stands_before_the_table():
+    class Own(vit.Block):
+        pass
+
+    def own(block, width, heads):
+        return Own(width, 4)
+
+    register_block(Own, own)
+    declare(Own, Roles({}))  # as a row of the table, which is read when the first block of timm is met
+    assert adapter_of(Own(48, 4), 48).rebuild is own
 
 
 def test_nothing_is_lost_silently():

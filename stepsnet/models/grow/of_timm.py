@@ -15,9 +15,10 @@ from ...errors import UserError
 from ...plan import StepPlan
 from ...steps import StepsNet
 from ..slice_norm import widened_norm
-from ..stepify.adapters import BlockAdapter, adapter_of
+from ..stepify.adapters import BlockAdapter
 from ..stepify.build import initialized_blocks, spread_drop_path
 from ..stepify.containers import Container, Example
+from ..stepify.find_adapter import adapter_of
 from ..stepify.plan import ContainerPlan
 from ..stepify.rebuild import get_path
 from ..stepify.sequence import StepSequence

@@ -6,14 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import torch
 from torch import nn
 
 from ...errors import UserError
 from ...residual.known_blocks import Branch, declare_branches
 from .rebuild import Roles, get_path, rebuild, sizes_of
 
-__all__ = ["BlockAdapter", "adapter_of", "register_block"]
+__all__ = ["ADAPTERS", "BlockAdapter", "declare", "rebuilt", "register_block", "signature_of"]
 
 Rebuild = Callable[[Any, int, int | None], nn.Module]
 # What a width has to be: one that heads divide, whose size may change; the same, and their size is even, as rotary
@@ -53,7 +52,7 @@ class BlockAdapter:
     dim: int | None = None
 
 
-_ADAPTERS: dict[type[nn.Module], BlockAdapter] = {}
+ADAPTERS: dict[type[nn.Module], BlockAdapter] = {}
 
 
 def register_block(
@@ -75,7 +74,7 @@ def register_block(
         dim: the channel dimension, 1 or -1; by default 1 where a block of images (B, C, H, W) has convolutions.
     """
     of_block = (lambda block: get_path(block, heads)) if heads else (lambda block: None)
-    _ADAPTERS[block_class] = BlockAdapter(rebuild, num_heads=of_block, dim=dim)
+    ADAPTERS[block_class] = BlockAdapter(rebuild, num_heads=of_block, dim=dim)
     if branches is not None:
         declare_branches(block_class, branches)
 
@@ -95,50 +94,7 @@ def declare(block_class: type[nn.Module], roles: Roles | Callable[[Any], Roles],
         head_size=lambda block: sizes_of(roles_of(block), block)["D"],
         **options,
     )
-    _ADAPTERS[block_class] = adapter
-
-
-def adapter_of(block: nn.Module, width: int) -> BlockAdapter | None:
-    """The adapter of a block's class, or one that calls a constructor which takes the width and nothing else.
-
-    Such a constructor has to make the same block at the block's own ``width``: then nothing else was said to it.
-    """
-    found = _declared(block)
-    if found is None and _takes_its_width(block, width):
-        return BlockAdapter(lambda block, width, heads: type(block)(width))
-    return found
-
-
-def _declared(block: nn.Module) -> BlockAdapter | None:
-    if _is_of("timm", block):
-        from . import adapters_timm  # noqa: F401 - declares its rows
-    return _ADAPTERS.get(type(block))
-
-
-def _is_of(library: str, block: nn.Module) -> bool:
-    return any(cls.__module__.partition(".")[0] == library for cls in type(block).__mro__)
-
-
-def _takes_its_width(block: nn.Module, width: int) -> bool:
-    state = torch.random.get_rng_state()
-    try:
-        again = type(block)(width)
-    except Exception:  # whatever a constructor does with arguments that it does not expect
-        return False
-    finally:
-        torch.random.set_rng_state(state)
-    return signature_of(again) == signature_of(block) and all(
-        _equal_attributes(one, other) for one, other in zip(again.modules(), block.modules())
-    )
-
-
-def _equal_attributes(one: nn.Module, other: nn.Module) -> bool:
-    """Whether nothing was said to a constructor that the other was not told; in doubt, it was."""
-    mine, theirs = ({k: v for k, v in vars(m).items() if k not in _OF_TORCH} for m in (one, other))
-    try:
-        return mine.keys() == theirs.keys() and all(v is theirs[k] or bool(v == theirs[k]) for k, v in mine.items())
-    except (RuntimeError, TypeError, ValueError):  # tensors of several numbers, and what cannot be compared
-        return False
+    ADAPTERS.setdefault(block_class, adapter)  # a user may have registered the class before the table was read
 
 
 def signature_of(block: nn.Module, ignored: Sequence[str] = ()) -> list[Any]:
@@ -161,7 +117,6 @@ def signature_of(block: nn.Module, ignored: Sequence[str] = ()) -> list[Any]:
 
 
 _PER_BLOCK = {"training", "layer_idx"}
-_OF_TORCH = {"training", "_parameters", "_buffers", "_modules", *(name for name in vars(nn.Module()) if "hook" in name)}
 
 
 def rebuilt(adapter: BlockAdapter, block: nn.Module, width: int, heads: int | None, where: str) -> nn.Module:

@@ -14,7 +14,8 @@ from torch.overrides import TorchFunctionMode
 from ...errors import UserError
 from ...macs import count_forward
 from ...steps import StepsNet
-from .adapters import BlockAdapter, adapter_of
+from .adapters import BlockAdapter
+from .find_adapter import adapter_of
 
 __all__ = ["Container", "Example", "find_containers", "trace_blocks"]
 

@@ -1,0 +1,56 @@
+"""Which adapter a block has: the row of its class, or its constructor where that takes the width and nothing else."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from .adapters import ADAPTERS, BlockAdapter, signature_of
+
+__all__ = ["adapter_of"]
+
+
+def adapter_of(block: nn.Module, width: int) -> BlockAdapter | None:
+    """The adapter of a block's class, or one that calls a constructor which takes the width and nothing else.
+
+    Such a constructor has to make the same block at the block's own ``width``: then nothing else was said to it.
+    """
+    found = _declared(block)
+    if found is None and _takes_its_width(block, width):
+        return BlockAdapter(lambda block, width, heads: type(block)(width))
+    return found
+
+
+def _declared(block: nn.Module) -> BlockAdapter | None:
+    if _is_of("timm", block):
+        from . import adapters_timm  # noqa: F401 - declares its rows
+    return ADAPTERS.get(type(block))
+
+
+def _is_of(library: str, block: nn.Module) -> bool:
+    return any(cls.__module__.partition(".")[0] == library for cls in type(block).__mro__)
+
+
+def _takes_its_width(block: nn.Module, width: int) -> bool:
+    state = torch.random.get_rng_state()
+    try:
+        again = type(block)(width)
+    except Exception:  # whatever a constructor does with arguments that it does not expect
+        return False
+    finally:
+        torch.random.set_rng_state(state)
+    return signature_of(again) == signature_of(block) and all(
+        _equal_attributes(one, other) for one, other in zip(again.modules(), block.modules())
+    )
+
+
+def _equal_attributes(one: nn.Module, other: nn.Module) -> bool:
+    """Whether nothing was said to a constructor that the other was not told; in doubt, it was."""
+    mine, theirs = ({k: v for k, v in vars(m).items() if k not in _OF_TORCH} for m in (one, other))
+    try:
+        return mine.keys() == theirs.keys() and all(v is theirs[k] or bool(v == theirs[k]) for k, v in mine.items())
+    except (RuntimeError, TypeError, ValueError):  # tensors of several numbers, and what cannot be compared
+        return False
+
+
+_OF_TORCH = {"training", "_parameters", "_buffers", "_modules", *(name for name in vars(nn.Module()) if "hook" in name)}
