@@ -1,0 +1,63 @@
+"""The order of the rooms in docs/design.md, and that no files of the package import each other in a circle."""
+
+import ast
+import re
+from graphlib import TopologicalSorter
+from itertools import chain
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "stepsnet"
+FILES = {
+    ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): file
+    for file in PACKAGE.rglob("*.py")
+}
+# of which type checkers and lazy attributes alone import what they name
+FRONT = {"stepsnet", "stepsnet.__main__", "stepsnet.cli"}
+
+
+def imported(name, file):
+    """The package's files that a file imports, wherever in it, but for those of type checkers."""
+    skipped = set()
+    package = name if file.name == "__init__.py" else name.rpartition(".")[0]
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            skipped |= set(chain.from_iterable(map(ast.walk, node.body)))
+    for node in ast.walk(tree):
+        if node in skipped or not isinstance(node, ast.ImportFrom) or not node.level:
+            continue
+        base = package.split(".")[: len(package.split(".")) - node.level + 1]
+        module = ".".join([*base, *([node.module] if node.module else [])])
+        for one in node.names:
+            yield f"{module}.{one.name}" if f"{module}.{one.name}" in FILES else module
+
+
+GRAPH = {name: set(imported(name, file)) - {name} for name, file in FILES.items() if name not in FRONT}
+
+
+def rooms():
+    """Those of docs/design.md, from the top, as lists of the modules that stand on one floor."""
+    text = re.search(r"A room may import those.*?\n\n", (ROOT / "docs" / "design.md").read_text(), re.DOTALL)[0]
+    for floor in text.partition(": ")[2].split(", "):
+        yield [f"stepsnet.{name.removesuffix('.py')}" for name in re.findall(r"`([\w.]+)`", floor)]
+
+
+def test_no_circle():
+    list(TopologicalSorter(GRAPH).static_order())
+
+
+def test_imports_run_downwards():
+    floor_of = {room: number for number, floor in enumerate(rooms()) for room in floor}
+    assert len(floor_of) >= 14 and all(room in FILES for room in floor_of)
+
+    def floor(name):
+        return next((number for room, number in floor_of.items() if f"{name}.".startswith(f"{room}.")), None)
+
+    upwards = [
+        f"{name} imports {other}"
+        for name, others in GRAPH.items()
+        for other in others
+        if None not in (floor(name), floor(other)) and floor(other) < floor(name)
+    ]
+    assert not upwards
