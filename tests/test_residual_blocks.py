@@ -98,7 +98,7 @@ def test_branches_without_a_norm_are_joined():
     blocks, x = [Scaled(7) for _ in range(2)], torch.randn(2, 7, 7)
     with pytest.raises(UserError, match=r"those of Scaled are not declared; .*declare_branches\(Scaled, \[…\]\)"):
         connect(blocks, "mhc", width=7)
-    for wrong in ("act", [], [3]):
+    for wrong in ("act", [], [3], 3, [" "], [BranchParts("norm")]):
         with pytest.raises(UserError, match=r"branches of Scaled: got .*, expected a list of paths"):
             declare_branches(Scaled, wrong)
     declare_branches(Scaled, ["act", "gain fcc"])

@@ -35,8 +35,13 @@ def declare_branches(block_class: type[nn.Module], branches: Sequence[Branch]) -
     Raises:
         UserError: something else.
     """
-    kinds = (str, BranchParts)
-    if isinstance(branches, str) or not branches or not all(isinstance(b, kinds) or callable(b) for b in branches):
+
+    def is_one(branch: Any) -> bool:
+        if isinstance(branch, BranchParts):
+            return bool(branch.layer or branch.function)
+        return bool(branch.split()) if isinstance(branch, str) else callable(branch)
+
+    if not isinstance(branches, list | tuple) or not branches or not all(map(is_one, branches)):
         expected = 'a list of paths such as "norm1 attn*", functions or BranchParts'
         raise UserError(f"residual: branches of {block_class.__name__}: got {branches!r}, expected {expected}")
     _DECLARED[block_class] = tuple(branches)
