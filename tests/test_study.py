@@ -95,7 +95,7 @@ def test_a_study_from_tuning_to_the_claim(tmp_path, capsys, in_process):
         record = json.loads((results / f"{name}.json").read_text())
         assert record.get("criteria") == ([rule] if record["kind"] == "final" else None)
     status, late, _ = run("sweep", declared(tmp_path, criteria=wider), "--results", results, "--render", capsys=capsys)
-    assert status == 0 and "| undecided: declared, or changed, when 4 of its final runs had ended |" in late
+    assert status == 0 and "| undecided: declared, changed or given seeds when 4 of its final runs had begun |" in late
     assert "changed" not in out and "**undecided**: Nothing is claimed" in late
     # results of other settings are not taken for these
     status, _, err = run("sweep", declared(tmp_path, metric="loss"), "--results", results, "--render", capsys=capsys)
@@ -309,7 +309,7 @@ def test_a_contender_may_be_declared_later_than_the_one_it_is_held_against(tmp_p
     assert judge(study, study.criteria[0], there).verdict == "for"
     next(iter(after.values()))["criteria"] = ["another"]
     judged = judge(study, study.criteria[0], there)
-    assert judged.reason == "declared, or changed, when 4 of its final runs had ended" and judged.mean > 0
+    assert judged.reason == "declared, changed or given seeds when 4 of its final runs had begun" and judged.mean > 0
 
 
 def test_nothing_is_claimed_of_runs_that_are_not_sound(tmp_path):

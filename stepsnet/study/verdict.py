@@ -132,7 +132,7 @@ def _declared_late(study: Study, criterion: Criterion, finals: Sequence[Mapping[
     """Where final runs of both sides know nothing of the criterion: their difference could be seen before it."""
     rule = study.rule(criterion)
     late = [sum("criteria" in run and rule not in run["criteria"] for run in side.values()) for side in finals]
-    return f"declared, or changed, when {sum(late)} of its final runs had ended" if all(late) else ""
+    return f"declared, changed or given seeds when {sum(late)} of its final runs had begun" if all(late) else ""
 
 
 def _unsound(study: Study, cells: Sequence[Cell], finals: Sequence[Mapping[int, Any]], results: Results) -> str:
