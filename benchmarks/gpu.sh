@@ -5,7 +5,7 @@
 #   benchmarks/gpu.sh [--device cuda] [--quick] [--out gpu-results] [--data DATA] [PART …]
 #
 #   tests   the device-dependent tests: every family in bfloat16, compiled, recomputed, sharded; detectors, segmenters;
-#           the residual stream; resuming to the bit
+#           the residual stream, in every design of it; compress; resuming to the bit
 #   speed   Steps models against their baselines at batch 1 and 256, each at its best setting
 #   memory  Fig. 6b to 6d: throughput, latency and memory of Table 5b's models
 #   pair    a StepsNet and its baseline of 96 blocks on CIFAR-10: DATA is cifar10:PATH or folder:PATH (with --quick

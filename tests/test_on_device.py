@@ -23,8 +23,10 @@ from stepsnet.device import autocast
 from stepsnet.models.blocks import blocks_of, recompute_blocks
 from stepsnet.models.build import build_model
 from stepsnet.models.compilation import compile_blocks
+from stepsnet.models.compress import compress
 from stepsnet.overrides import override
 from stepsnet.recipes import find_recipe
+from stepsnet.residual import DESIGNS, connect
 from stepsnet.runs.train import train_run
 
 DEVICE = torch.device(os.environ.get("STEPSNET_TEST_DEVICE", "cpu"))
@@ -32,6 +34,7 @@ ON_CPU = DEVICE.type == "cpu"
 LANGUAGE = {"widths": [32, 48, 64], "depths": [2, 1, 1], "num_attention_heads": [1, 2, 2], "vocab_size": 96}
 FAMILIES = ["deit"] if ON_CPU else [*TINY, "language"]
 EVERY = pytest.mark.parametrize("family", FAMILIES)
+IMAGES = torch.randn(16, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 
 
 def make(family):
@@ -45,6 +48,18 @@ def sample(family):
     if family == "language":
         return torch.randint(LANGUAGE["vocab_size"], (2, 24), generator=torch.Generator().manual_seed(1))
     return image_of(family)
+
+
+def small_vit(design="plain"):
+    """With every weight a little off its start, so that no gain is 0 or 1."""
+    torch.manual_seed(0)
+    shape = dict(img_size=32, patch_size=8, num_classes=5, embed_dim=64, depth=6, num_heads=8)
+    model = timm.create_model("vit_tiny_patch16_224", **shape)
+    model.blocks = connect(model.blocks, design)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.05)
+    return model.eval()
 
 
 def outputs_and_gradients(model, x, amp_dtype="float32"):
@@ -86,6 +101,28 @@ def test_outputs_and_gradients_are_those_of_the_cpu(family):
     assert error(there, logits) < 1e-4 and worst(their_gradients, gradients) < 1e-3
     half, half_gradients = outputs_and_gradients(model, x, "bfloat16")
     assert error(half, logits) < 0.1 and all(gradient.isfinite().all() for gradient in half_gradients.values())
+
+
+@pytest.mark.parametrize("design", ["mhc"] if ON_CPU else DESIGNS)
+def test_designs_of_the_stream_are_those_of_the_cpu(design):
+    model = small_vit(design)
+    logits, gradients = outputs_and_gradients(model, IMAGES)
+    there, their_gradients = outputs_and_gradients(model.to(DEVICE), IMAGES)
+    assert error(there, logits) < 1e-4 and worst(their_gradients, gradients) < 1e-3
+    half, half_gradients = outputs_and_gradients(model, IMAGES, "bfloat16")
+    assert error(half, logits) < 0.1 and all(gradient.isfinite().all() for gradient in half_gradients.values())
+    if not ON_CPU and design in ("mhc", "dense_former"):  # the two kinds of streams; each takes half a minute
+        compile_blocks(model)
+        compiled, their_gradients = outputs_and_gradients(model, IMAGES)
+        assert error(compiled, logits) < 1e-4 and worst(their_gradients, gradients) < 1e-3
+
+
+def test_a_model_is_compressed_alike():
+    model = small_vit()
+    expected = compress(model, IMAGES, 2).model.eval()(IMAGES)
+    there = compress(model.to(DEVICE), IMAGES.to(DEVICE), 2)
+    assert error(there.model.eval()(IMAGES.to(DEVICE)).detach().cpu(), expected) < 1e-2
+    assert there.stream_loss(IMAGES.to(DEVICE)).isfinite()
 
 
 @pytest.mark.skipif(ON_CPU, reason="compiled blocks on a CPU are in test_engine_blocks.py and test_models_training.py")
