@@ -10,8 +10,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LM
 from stepsnet.cli import main
 from stepsnet.config import ModelSpec
 from stepsnet.errors import UserError
-from stepsnet.models.build import build_model
+from stepsnet.models.build import build_model, context_of
 from stepsnet.recipes.any_model import stepify_pair
+from stepsnet.tasks.deployment import of_tokens
+from stepsnet.tasks.language.assets import save_assets
+from stepsnet.tasks.language.data import load_text
+from stepsnet.tasks.language.inspection import continued
 
 FIELDS = {"n_embd": 64, "n_layer": 4, "n_head": 4, "n_positions": 32, "vocab_size": 300}
 
@@ -41,6 +45,18 @@ def test_mistakes(args, expected):
     with pytest.raises(UserError, match=expected) as raised:
         build_model(ModelSpec("causal_lm", args))
     assert len(str(raised.value).splitlines()) == 1
+
+
+def test_a_model_without_an_end_of_its_positions(tmp_path):
+    fields = {"hidden_size": 32, "num_hidden_layers": 2, "state_size": 4}
+    data = load_text("python-docs", "characters", None)
+    size = data.tokenizer.get_vocab_size()
+    model = build_model(ModelSpec("causal_lm", {"model_type": "mamba", "vocab_size": size, **fields}))
+    assert context_of(model.config) is None and context_of(GPT2Config(n_positions=7)) == 7
+    save_assets(model, data.tokenizer, tmp_path)
+    assert AutoTokenizer.from_pretrained(tmp_path).model_max_length > 1e9
+    assert continued(model.eval(), data.tokenizer, data.splits["val"].tokens, 64, torch.device("cpu"))
+    assert of_tokens(model).preprocessing == {} and of_tokens(model).shape[0] > 0
 
 
 @pytest.fixture(scope="module")

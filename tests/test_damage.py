@@ -68,6 +68,19 @@ def test_a_checkpoint_that_replaces_another_can_be_killed_at_any_moment(stopped,
     assert events > 15
 
 
+def test_a_checkpoint_is_not_given_up_for_a_later_one_that_is_damaged(tmp_path, whole):
+    three = dataclasses.replace(ONE, keep_checkpoints=3, checkpoint_interval=4)
+    with pytest.raises(Interrupted, match="after update 9"):
+        fit(tmp_path, Stopping(at=9), settings=three)
+    for step in (8, 9):
+        (tmp_path / "checkpoints" / f"step-{step:08d}" / "state.pt").write_bytes(b"")
+    with pytest.raises(Interrupted, match="after update 6"):
+        fit(tmp_path, Stopping(at=1), settings=ONE)
+    model, _, told = fit(tmp_path, settings=ONE)
+    assert {"kind": "note", "text": "resumed after update 6"} in told
+    assert all(torch.equal(tensor, whole[0][name]) for name, tensor in model.state_dict().items())
+
+
 def test_a_checkpoint_is_read_under_its_temporary_name(stopped):
     (stopped / "checkpoints" / "step-00000010").rename(stopped / "checkpoints" / ".step-00000010")
     assert read_weights(stopped).keys() == make_model().state_dict().keys()

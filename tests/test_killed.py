@@ -109,17 +109,18 @@ def test_a_run_killed_anywhere_ends_as_if_it_had_not_been(pictures, tmp_path):
         assert torch.equal(tensor, expected_tensors[name]), name
 
 
-def test_sigterm_to_the_whole_group_leaves_a_checkpoint(pictures, tmp_path):
-    """As torchrun, Slurm and systemd send it: the loader's workers must not die of it before the run has saved."""
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_to_the_whole_group_leaves_a_checkpoint(pictures, tmp_path, number):
+    """As torchrun, Slurm and a closed terminal send it: the workers must not die of it before the run has saved."""
     endless = ["workers=2", "epochs=500", "checkpoint_interval=0", "stream_epochs=0"]
     process = start(pictures, tmp_path / "run", *endless, start_new_session=True)
     lines = tmp_path / "run" / "metrics.jsonl"
     while not (lines.exists() and lines.stat().st_size):
         assert process.poll() is None, process.communicate()[0]
         time.sleep(0.05)
-    os.killpg(process.pid, signal.SIGTERM)
+    os.killpg(process.pid, number)
     out = process.communicate(timeout=120)[0]
-    assert process.returncode == 128 + signal.SIGTERM and "stopped by SIGTERM after update" in out, out
+    assert process.returncode == 128 + number and f"stopped by {number.name} after update" in out, out
     checkpoint, _ = latest(tmp_path / "run" / "checkpoints")
     assert f"after update {checkpoint.state['position']['step']};" in out
 

@@ -339,3 +339,8 @@ def test_hugging_face_text_is_read(tmp_path):
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps({"text": line + "\n"}) + "\n" for line in part))
     data = load_text(f"hfds:{tmp_path}", "characters", None)
     assert data.tokenizer.decode(data.splits["train"].tokens.tolist()) == "".join(f"{line}\n" for line in lines[:20])
+    for name, part in (("train", lines[:20]), ("validation", lines[20:])):  # rows without a line's end are documents
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in part))
+    data = load_text(f"hfds:{tmp_path}", "characters", None)
+    read = data.tokenizer.decode(data.splits["train"].tokens.tolist(), skip_special_tokens=False)
+    assert read.count(END_OF_TEXT) in (19, 20) and read.replace(END_OF_TEXT, "") == "".join(lines[:20])

@@ -265,6 +265,8 @@ def test_blocks_of_ones_own():
     ours = stepsnet.stepify(net, example=x)  # the constructor takes the width plainly
     assert isinstance(ours[1], StepsNet) and ours[1].widths == (16, 24, 32) and ours(x).shape == x.shape
     assert torch.equal(stepsnet.stepify(net, 1, example=x)(x), net(x))
+    with pytest.raises(UserError, match="holds one block several times, expected blocks with weights of their own"):
+        stepsnet.stepify(nn.Sequential(*[Plain(32)] * 4), example=x)
     own = nn.Sequential(*(Own(32, 0.5) for _ in range(4)))
     with pytest.raises(UserError, match=r"4 blocks of Own, which has no adapter.*register_block\(Own, rebuild\)"):
         stepsnet.stepify(own, example=x)

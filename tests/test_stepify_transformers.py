@@ -1,6 +1,7 @@
 """A model of transformers as a StepsNet: one contract for every family, through the library's own ways."""
 
 import copy
+import math
 import pickle
 
 import pytest
@@ -166,6 +167,48 @@ def test_a_layer_is_the_librarys_at_its_width(name):
     z = x + branches[0](x, **kwargs)
     z = z + branches[1](z) if len(branches) > 1 else z
     torch.testing.assert_close(z, native(x, **kwargs))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_weights_start_as_the_library_starts_a_model_of_so_many_layers(name):
+    model_class, config, _ = MODELS[name]
+    torch.manual_seed(0)
+    ours = stepsnet.stepify(model_class(config), plan={"widths": (32, 64), "depths": (3, 3)})
+    fields = {key: value for key, value in config.to_dict().items() if key != "layer_types"}
+    native = model_class(type(config)(**{**fields, "num_hidden_layers": 6}))
+    inside = FAMILIES[name].layers
+    for key, expected in native.base_model.get_submodule(f"{inside}.5").named_parameters():
+        found = ours.base_model.get_parameter(f"{inside}.5.{key}")
+        assert found.std().item() == pytest.approx(expected.std().item(), rel=0.15, abs=1e-4), key
+    if name == "gpt2":
+        last = ours.transformer.h[5].mlp.c_proj.weight.std().item()
+        assert last == pytest.approx(0.02 / math.sqrt(2 * 6), rel=0.05)
+
+
+def test_a_layer_that_its_configuration_does_not_make_is_refused():
+    model_class, config, _ = MODELS["llama"]
+    for change, said in (
+        (
+            lambda m: setattr(m.model.layers[2], "mlp", torch.nn.Sequential(torch.nn.Linear(64, 64))),
+            "got Sequential, exp",
+        ),
+        (lambda m: setattr(m.model.layers[1].mlp, "up_proj", torch.nn.Linear(64, 9)), "got the shape"),
+        (lambda m: setattr(m.model.layers[0], "more", torch.nn.Linear(64, 64)), "got Linear, expected nothing"),
+    ):
+        model = model_class(config)
+        change(model)
+        with pytest.raises(UserError, match=f"stepify: LlamaForCausalLM, layer [012], .*: {said}"):
+            stepsnet.stepify(model, steps=2)
+
+
+def test_half_precision_leaves_the_positions_theirs():
+    model_class, config, _ = MODELS["llama"]
+    model = model_class(config).to(torch.bfloat16)
+    model.model.rotary_emb.inv_freq = model_class(config).model.rotary_emb.inv_freq  # as from_pretrained leaves them
+    ours = stepsnet.stepify(model, steps=2)
+    assert ours.model.rotary_emb.inv_freq.dtype == torch.float32 and ours.lm_head.weight.dtype == torch.bfloat16
+    assert {p.dtype for p in ours.parameters()} == {torch.bfloat16}
+    torch.testing.assert_close(ours.model.embed_tokens.weight, model.model.embed_tokens.weight, rtol=0, atol=0)
 
 
 def test_the_stream_is_measured_scaled_and_masked():

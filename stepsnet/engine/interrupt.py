@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM: noticed at once, obeyed after a whole update and a checkpoint."""
+"""SIGINT, SIGTERM and SIGHUP: noticed at once, obeyed after a whole update and a checkpoint."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from pathlib import Path
 
 from ..errors import Stopped
 
-__all__ = ["Interrupted", "catch_signals"]
+__all__ = ["SIGNALS", "Interrupted", "catch_signals"]
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupted(Stopped):
@@ -25,9 +27,11 @@ class Interrupted(Stopped):
 
 @contextmanager
 def catch_signals() -> Iterator[list[int]]:
-    """Collect the numbers of SIGINT and SIGTERM in a list while the block runs."""
+    """Collect the numbers of SIGINT, SIGTERM and SIGHUP (of a terminal that is closed) while the block runs."""
     caught: list[int] = []
-    numbers = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
+    numbers = list(SIGNALS) if threading.current_thread() is threading.main_thread() else []
+    if numbers and signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # under nohup
+        numbers.remove(signal.SIGHUP)
     previous = {number: signal.signal(number, lambda received, frame: caught.append(received)) for number in numbers}
     try:
         yield caught

@@ -172,7 +172,9 @@ def _publish(folder: Path, temporary: Path, final: Path, keep: int, best: int | 
     flush(temporary / SUMS)
     flush(temporary)
     _rename_over(temporary, final)
-    for old in sorted(folder.glob("step-*"), reverse=True)[keep:]:
+    # a later one is damaged, since the run went on from before it
+    until_now = [path for path in sorted(folder.glob("step-*"), reverse=True) if path.name <= final.name]
+    for old in until_now[keep:]:
         if best is None or old.name != f"step-{best:08d}":
             shutil.rmtree(old)
     for leftover in (*folder.glob(".step-*"), *folder.glob(".old-*")):

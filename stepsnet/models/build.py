@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+from typing import Any
 
 import timm
 import torch
@@ -15,7 +16,7 @@ from ..device import host_memory
 from ..errors import UserError, in_a_line, nearest
 from ..plan import MOST_BLOCKS
 
-__all__ = ["DETECTORS", "build_model", "check_model_name", "input_size_of"]
+__all__ = ["DETECTORS", "build_model", "context_of", "check_model_name", "input_size_of"]
 
 _LARGE = 1024  # a size from which on weights may take more memory than there is
 _DEPTHS = ("depth", "depths", "layers", "num_layers", "num_hidden_layers", "stage_depths")
@@ -118,6 +119,11 @@ def check_model_name(spec: ModelSpec) -> None:
     if spec.name not in NOT_IN_TIMM and not timm.is_model(spec.name):
         known = [*NOT_IN_TIMM, *timm.list_models()]
         raise UserError(f"model: got {spec.name!r}, expected a timm or StepsNet model{nearest(spec.name, known)}")
+
+
+def context_of(config: Any) -> int | None:
+    """The tokens that a language model of transformers has positions for; None for one without, such as Mamba."""
+    return getattr(config, "max_position_embeddings", None)
 
 
 def input_size_of(spec: ModelSpec, model: nn.Module) -> tuple[int, int, int]:

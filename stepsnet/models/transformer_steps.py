@@ -245,6 +245,8 @@ def steps_class(model_class: Any) -> Any:
     layer = FAMILIES[name].layer
     namespace = {
         "__init__": __init__,
+        # in others than its own classes the library leaves modules without parameters as they are, such as GPT-2's MLPs
+        "is_custom_code": classmethod(lambda cls: False),
         "__module__": __name__,
         "__doc__": f"{model_class.__name__} with its layers in steps.",
         "config_class": steps_config_class(name),

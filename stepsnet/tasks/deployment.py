@@ -28,13 +28,16 @@ class Deployment:
 
 def of_tokens(model: Any, tokenizer: str | None = None) -> Deployment:
     """How a language model is called."""
-    tokens = min(_TOKENS, model.config.max_position_embeddings)
+    from ..models.build import context_of
+
+    context = context_of(model.config)
+    tokens = _TOKENS if context is None else min(_TOKENS, context)
     return Deployment(
         task="language",
         input="input_ids",
         dtype="int64",
         axes=("batch", "tokens"),
         shape=(tokens,),
-        preprocessing={"max_tokens": model.config.max_position_embeddings},
+        preprocessing={} if context is None else {"max_tokens": context},
         tokenizer=tokenizer,
     )

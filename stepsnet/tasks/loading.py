@@ -98,6 +98,7 @@ def _end(workers: Sequence[BaseProcess]) -> None:
 
 
 def _ignore_signals(worker: int) -> None:
-    # a terminal sends Ctrl-C to the workers too, torchrun and schedulers send SIGTERM; the run ends its workers itself
-    for number in (signal.SIGINT, signal.SIGTERM):
+    # a terminal sends Ctrl-C and its end to the workers too, torchrun and schedulers send SIGTERM; the run ends its
+    # workers itself
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)

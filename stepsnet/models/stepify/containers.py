@@ -101,6 +101,8 @@ def find_containers(model: nn.Module, example: Example) -> list[Container]:
             refused.append((sum(p.numel() for b in blocks for p in b.parameters()), reason))
         if blocks[0] in inside or not all(block in calls for block in blocks):
             continue
+        if len(set(blocks)) < len(blocks):
+            raise UserError(f"stepify: {path} holds one block several times, expected blocks with weights of their own")
         lead = next((i for i, block in enumerate(blocks) if calls[block].keeps_shape), len(blocks))
         changing = [i for i, block in enumerate(blocks) if i >= lead and not calls[block].keeps_shape]
         if lead == len(blocks):

@@ -66,6 +66,7 @@ def layers_of_transformer(model: Any, example: Example) -> Container:
         raise UserError(f"stepify: {type(model).__name__} has add_cross_attention, expected a model without it")
     family = FAMILIES[name]
     layers = list(get_path(model.base_model, family.layers))
+    _check_layers(model, layers)
     heads = getattr(config, "num_attention_heads", None)
     adapter = BlockAdapter(
         rebuild=lambda layer, width, heads: layer_of(name, config, family.sizes(config, width, heads), 0),
@@ -80,6 +81,31 @@ def layers_of_transformer(model: Any, example: Example) -> Container:
     return Container(path, layers, adapter, 0, config.hidden_size, -1, Example(call.args, call.kwargs))
 
 
+def _check_layers(model: Any, layers: list[nn.Module]) -> None:
+    """Raises UserError where a layer is not as the configuration makes it: it would be built without the change."""
+    for index, layer in enumerate(layers):
+        with torch.device("meta"):
+            expected = layer_of(model.config.model_type, model.config, {}, index)
+        ours, theirs = (_built(one) for one in (expected, layer))
+        for path in dict.fromkeys((*ours, *theirs)):
+            if ours.get(path) != theirs.get(path):
+                where = f"layer {index}{path and f', {path}'}"
+                raise UserError(
+                    f"stepify: {type(model).__name__}, {where}: got {_named(theirs.get(path))}, expected "
+                    f"{_named(ours.get(path))}, as transformers builds it from model.config"
+                )
+
+
+def _built(layer: nn.Module) -> dict[str, Any]:
+    """The class of each module of a layer, and the shape of each parameter."""
+    found: dict[str, Any] = {path: type(module) for path, module in layer.named_modules()}
+    return found | {path: tuple(parameter.shape) for path, parameter in layer.named_parameters()}
+
+
+def _named(built: Any) -> str:
+    return built.__name__ if isinstance(built, type) else f"the shape {built}" if built else "nothing"
+
+
 def in_steps(model: Any, container: Container, plan: ContainerPlan, stream_scale: float) -> nn.Module:
     """A new model of the Steps class, initialized by the library, with the given one's weights outside of the layers.
 
@@ -91,7 +117,9 @@ def in_steps(model: Any, container: Container, plan: ContainerPlan, stream_scale
     config = steps_config_of(model.config, plan, stream_scale)
     parameter = next(model.parameters())
     with torch.device(parameter.device):
-        result = steps_class(model.__class__)(config).to(parameter.dtype)
+        result = steps_class(model.__class__)(config)
+    for own in result.parameters():  # buffers, such as rotary frequencies, keep their precision
+        own.data = own.data.to(parameter.dtype)
     ours, theirs = (_outside(one, container.path) for one in (result, model))
     different = [key for key in ours.keys() ^ theirs.keys()]
     different += [key for key in ours.keys() & theirs.keys() if ours[key].shape != theirs[key].shape]
@@ -100,9 +128,8 @@ def in_steps(model: Any, container: Container, plan: ContainerPlan, stream_scale
             f"stepify: {type(model).__name__}.{sorted(different)[0]} is not as its configuration makes it, expected a "
             "model that transformers can build from model.config"
         )
-    with torch.no_grad():
-        for key, tensor in ours.items():
-            tensor.copy_(theirs[key])
+    for key, tensor in ours.items():
+        tensor.data = theirs[key].detach().clone()
     generation = getattr(model, "generation_config", None)
     if generation is not None:
         result.generation_config = copy.deepcopy(generation)

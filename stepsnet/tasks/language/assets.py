@@ -9,6 +9,7 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from ...files import write_atomically
+from ...models.build import context_of
 from .data import END_OF_TEXT
 
 __all__ = ["save_assets"]
@@ -22,11 +23,11 @@ def save_assets(model: Any, tokenizer: Tokenizer, folder: Path) -> None:
     AutoTokenizer asks too, since it reads the model's config first, though the tokenizer has no code of its own. Where
     stepsnet has been imported, the classes are registered and nothing is asked.
     """
-    context, end = model.config.max_position_embeddings, tokenizer.token_to_id(END_OF_TEXT)
+    context, end = context_of(model.config), tokenizer.token_to_id(END_OF_TEXT)
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         eos_token=END_OF_TEXT,
-        model_max_length=context,
+        **({} if context is None else {"model_max_length": context}),
         model_input_names=["input_ids", "attention_mask"],  # the model takes no token types
     )
     fast.save_pretrained(folder)

@@ -190,7 +190,9 @@ def _hugging_face(path: str) -> Texts:
         if key:
             if "text" not in loaded[key].column_names:
                 raise UserError(f"data: hfds:{path} has the columns {loaded[key].column_names}, expected text")
-            found[split] = ["".join(loaded[key]["text"])]  # WikiText's lines end with line breaks
+            rows = list(loaded[key]["text"])
+            is_text = all(not row or row.endswith("\n") for row in rows)  # by lines, as WikiText; others are documents
+            found[split] = ["".join(rows)] if is_text else rows
         elif split != "test":
             raise UserError(f"data: hfds:{path} has the splits {list(loaded)}, expected train and validation")
     return found

@@ -9,6 +9,7 @@ import torch
 from tokenizers import Tokenizer
 
 from ...inspection import Section, Text, Texts
+from ...models.build import context_of
 from .data import END_OF_TEXT
 
 __all__ = ["continued"]
@@ -25,7 +26,8 @@ def continued(
     The same seed and prompts give every model the same chances. The random state is the caller's to keep.
     """
     size = min(_PROMPT, seq_len // 2)
-    new = min(_NEW, model.config.max_position_embeddings - size)
+    context = context_of(model.config)
+    new = _NEW if context is None else min(_NEW, context - size)
     starts = [0, len(tokens) // 2]
     if size < 1 or new < 1 or len(tokens) < 2 * size:
         return []

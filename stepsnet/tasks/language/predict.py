@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerFast, TextStreamer
 
 from ...config import LanguageRecipe
 from ...errors import UserError
+from ...models.build import context_of
 from ..prediction import PredictInputs, Prediction
 from .data import END_OF_TEXT, load_tokenizer
 
@@ -41,10 +42,11 @@ def predict(run: Path, recipe: LanguageRecipe, inputs: PredictInputs) -> list[Pr
     ids = tokenizer.encode(inputs.prompt, add_special_tokens=False).ids
     if not ids:
         raise UserError(f"--prompt: got {inputs.prompt!r}, expected some text")
-    if len(ids) + tokens > config.max_position_embeddings:
+    context = context_of(config)
+    if context is not None and len(ids) + tokens > context:
         raise UserError(
             f"predict: got a prompt of {len(ids)} tokens and {tokens} to generate, expected at most "
-            f"{config.max_position_embeddings} together, the model's context"
+            f"{context} together, the model's context"
         )
     sampling: dict[str, Any] = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {}
     prompt = torch.tensor([ids], device=device)  # (1, tokens)

@@ -17,7 +17,7 @@ from ...config import LanguageRecipe
 from ...engine.task import BatchShard, Task
 from ...errors import UserError
 from ...inspection import Section
-from ...models.build import build_model
+from ...models.build import build_model, context_of
 from ..loading import order_of_pass, sample_of_run
 from .assets import save_assets
 from .data import Split, TextData, load_text, load_tokenizer
@@ -69,8 +69,8 @@ def _check_vocabulary(model: Any, text: TextData) -> None:
 
 def _check_positions(model: Any, seq_len: int) -> None:
     """Raises UserError where learned positions, which end, are fewer than a sequence's; rotary ones go on."""
-    most = getattr(model.config, "max_position_embeddings", seq_len)
-    if most < seq_len and getattr(model.config, "rope_parameters", None) is None:
+    most = context_of(model.config)
+    if most is not None and most < seq_len and getattr(model.config, "rope_parameters", None) is None:
         raise UserError(f"seq_len: got {seq_len}, expected at most the model's {most} positions")
 
 
