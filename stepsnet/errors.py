@@ -5,7 +5,7 @@
 2    a mistake in what was given, such as an unknown key
 70   a fault of the program; the line says where its traceback is
 74   standard output cannot be written; what goes to files is there
-130  interrupted, by Ctrl-C; 143 by SIGTERM
+130  interrupted, by Ctrl-C; 143 by SIGTERM, 129 by SIGHUP
 141  the reader of standard output has gone
 ==== ============================================================
 """

@@ -16,7 +16,7 @@ from ..device import host_memory
 from ..errors import UserError, in_a_line, nearest
 from ..plan import MOST_BLOCKS
 
-__all__ = ["DETECTORS", "build_model", "context_of", "check_model_name", "input_size_of"]
+__all__ = ["DETECTORS", "build_model", "check_model_name", "context_of", "input_size_of"]
 
 _LARGE = 1024  # a size from which on weights may take more memory than there is
 _DEPTHS = ("depth", "depths", "layers", "num_layers", "num_hidden_layers", "stage_depths")

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Job", "run_all", "share_of_cores"]
 
-
 _LAST_CHECKPOINT = 60.0  # seconds that the child of a parent that was killed may take before it lets its folder go
 
 

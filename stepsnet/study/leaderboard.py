@@ -13,6 +13,7 @@ from ..metrics import find_metric
 from ..report.words import count
 from ..residual import DESIGNS
 from ..summary_stats import format_mean_std
+from ..terminal import counted
 from .declare import Cell, Contender, Study
 from .render import rows_of
 from .run_plan import Planned, progress, recipe_of
@@ -45,14 +46,15 @@ def leaderboard(study: Study, results: Mapping[str, Mapping[str, Any]]) -> str:
     def costed_at(contender: Contender) -> int:
         return ranked_at if ranked_at in contender.points else max(contender.points)
 
-    plain, lines = _traffic(study, first, costed_at(first)), []
+    plain, lines = _traffic(_args(study, first, costed_at(first))), []
     for contender in sorted(study.contenders, key=place):
         at = costed_at(contender)
-        traffic, row = _traffic(study, contender, at), rows[_label(contender), at]
+        args, row = _args(study, contender, at), rows[_label(contender), at]
+        traffic = _traffic(args)
         scores = [_score(study, rows.get((_label(contender), point)), metric.spec) for point in points]
         relative = f"{traffic / plain:.2f}" if traffic and plain else "–"
         sizes = [count(row["params"]), count(row["macs"]), relative]
-        lines.append([_label(contender), *scores, *sizes, _source(_args(study, contender, at))])
+        lines.append([_label(contender), *scores, *sizes, _source(args)])
     unit = f" ({metric.unit})" if metric.unit else ""
     headers = ["design", *(f"{point} {study.point}" for point in points), "parameters", "MACs", "traffic", "source"]
     note = (
@@ -80,8 +82,7 @@ def _score(study: Study, row: Mapping[str, Any] | None, spec: str) -> str:
         return f"{score} ({', '.join(doubts)})" if doubts else score
     if row["seeds"] or row["never_trained"]:
         return "diverged"
-    tried = len(row["tried"])
-    return f"in tuning, {tried} run{'s' * (tried != 1)}" if tried else "not yet run"
+    return f"in tuning, {counted(len(row['tried']), 'run')}" if row["tried"] else "not yet run"
 
 
 def _args(study: Study, contender: Contender, point: int) -> Mapping[str, Any]:
@@ -95,9 +96,8 @@ def _design(args: Mapping[str, Any]) -> str:
     return args.get("residual") or args.get("depth_method") or "plain"
 
 
-def _traffic(study: Study, contender: Contender, point: int) -> float | None:
+def _traffic(args: Mapping[str, Any]) -> float | None:
     """Numbers read and written between the branches per token; None for a model without declared widths."""
-    args = _args(study, contender, point)
     if not {"widths", "depths"} <= args.keys():
         return None
     widths, depths = args["widths"], args["depths"]

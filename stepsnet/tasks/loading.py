@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from ..engine.interrupt import SIGNALS
 from ..engine.randomness import data_order
 
 __all__ = ["loaded", "order_of_pass", "sample_of_run"]
@@ -100,5 +101,5 @@ def _end(workers: Sequence[BaseProcess]) -> None:
 def _ignore_signals(worker: int) -> None:
     # a terminal sends Ctrl-C and its end to the workers too, torchrun and schedulers send SIGTERM; the run ends its
     # workers itself
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)

@@ -22,13 +22,9 @@ def adapter_of(block: nn.Module, width: int) -> BlockAdapter | None:
 
 
 def _declared(block: nn.Module) -> BlockAdapter | None:
-    if _is_of("timm", block):
+    if any(cls.__module__.startswith("timm.") for cls in type(block).__mro__):
         from . import adapters_timm  # noqa: F401 - declares its rows
     return ADAPTERS.get(type(block))
-
-
-def _is_of(library: str, block: nn.Module) -> bool:
-    return any(cls.__module__.partition(".")[0] == library for cls in type(block).__mro__)
 
 
 def _takes_its_width(block: nn.Module, width: int) -> bool:
