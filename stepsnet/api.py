@@ -22,7 +22,7 @@ from .provenance import recorded_command
 from .recipes import find_or_read
 from .run_folder import RECIPES, Resume, folder_name, names_in, read_run_recipe
 from .runs.compare import compare as run_comparison
-from .runs.results import Comparison, Run, is_comparison
+from .runs.results import Comparison, Run
 from .runs.train import train_run
 
 __all__ = ["compare", "load", "resume", "train"]
@@ -123,7 +123,7 @@ def load(folder: str | Path) -> Run | Comparison:
     Raises:
         UserError: the folder is neither.
     """
-    return Comparison(folder) if is_comparison(_path(folder)) else Run(folder)
+    return Comparison(folder) if RECIPES in names_in(_path(folder)) else Run(folder)
 
 
 def _path(folder: Any) -> Path:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = [
     "RECIPES",
     "Resume",
+    "check_length",
     "check_place",
     "check_run_folder",
     "check_there",
@@ -43,6 +45,7 @@ __all__ = [
     "lock_folder",
     "names_in",
     "open_run_folder",
+    "put_aside",
     "read_run_recipe",
     "read_weights",
     "updates_done",
@@ -53,6 +56,7 @@ __all__ = [
 Resume = bool | Literal["auto", "extend"]
 
 RECIPES = "recipes"
+_RESULTS = ("report.html", "figures", "inspection.json", "model.safetensors")
 _CONFIG, _LOCK = "config.yaml", ".lock"
 # what a start leaves in a folder before the first update, the files of the tasks among it
 _OF_A_START = re.compile(
@@ -152,12 +156,25 @@ def _continued(folder: Path, recipe: Recipe, resume: Resume) -> Recipe:
             raise UserError(f"--run: {folder} holds a run with {key} {theirs.get(key)!r}, got {ours[key]!r}{hint}")
     done = updates_done(folder)
     _check_checkpoints(folder, done, there.epochs != recipe.epochs)
+    lines = [line for line in read_metrics(folder) if line["kind"] == "epoch" and line.get("epoch")]
+    if lines and there.epochs != recipe.epochs:
+        check_length(folder, recipe.epochs, lines[-1]["step"] // lines[-1]["epoch"])
     earlier = there.earlier_epochs
     if done and there.epochs != recipe.epochs:
         until_now = there.epochs_at(done - 1)
         earlier = tuple(entry for entry in earlier if entry[0] < done)
         earlier += ((done, until_now),) if until_now != recipe.epochs else ()
     return dataclasses.replace(recipe, earlier_epochs=earlier, threads=recipe.threads or there.threads)
+
+
+def check_length(folder: Path, epochs: int, steps_per_epoch: int) -> None:
+    """Raises UserError where the run in a folder has already been trained for longer."""
+    done = updates_done(folder)
+    if done > epochs * steps_per_epoch:
+        raise UserError(
+            f"epochs: got {epochs}, expected at least {-(-done // steps_per_epoch)}: {folder} has done {done} updates, "
+            f"{steps_per_epoch} an epoch"
+        )
 
 
 def _check_checkpoints(folder: Path, done: int, extends: bool) -> None:
@@ -182,12 +199,20 @@ def open_run_folder(folder: Path, recipe: Recipe, resume: Resume = False, is_gri
         write_atomically(config, to_yaml(resolved))
     summary = read_summary(folder)
     if summary and not _is_of(summary, resolved):
-        aside = folder / f"epochs-{summary['epochs']}"
-        aside.mkdir(exist_ok=True)
-        for name in ("report.html", "model.safetensors", "summary.json"):  # the last says that something is to be moved
-            if (folder / name).exists():
-                os.replace(folder / name, aside / name)
+        # the last says that something is to be moved
+        put_aside(folder, summary["epochs"], [*_RESULTS, "summary.json"])
     return resolved
+
+
+def put_aside(folder: Path, epochs: int, names: Sequence[str]) -> None:
+    """Move what is there of these, the results of so many epochs, to ``epochs-N/``. The caller holds the lock."""
+    aside = folder / f"epochs-{epochs}"
+    for name in names:
+        if (folder / name).exists():
+            aside.mkdir(exist_ok=True)
+            if (aside / name).is_dir():  # of an earlier time that it had so many
+                shutil.rmtree(aside / name)
+            os.replace(folder / name, aside / name)
 
 
 @contextmanager

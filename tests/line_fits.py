@@ -12,6 +12,7 @@ from torch import nn
 from stepsnet.config import TrainingSettings
 from stepsnet.engine.distributed import DistributedContext
 from stepsnet.engine.randomness import data_order
+from stepsnet.engine.task import Task
 from stepsnet.engine.train import train
 
 SETTINGS = TrainingSettings(
@@ -21,7 +22,7 @@ ALONE = DistributedContext(0, 1, torch.device("cpu"))
 CLOCKS = ("samples_per_second", "memory_gib")
 
 
-class Points:
+class Points(Task):
     """A line to be fitted; a dropout in the model shows whether randomness is a function of the step."""
 
     steps_per_epoch, batch_size, monitor = 5, 4, "score"

@@ -7,7 +7,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import stepsnet
 from stepsnet.cli import main
+from stepsnet.errors import UserError
+from stepsnet.runs.launch import Failure
 
 SMALL = ["epochs=2", "batch_size=128", "model.args.depths=[1,1,1]", "baseline.args.depths=[2]"]
 NAMES = [f"{label}-seed{seed}" for label in ("stepsnet", "baseline") for seed in (0, 1)]
@@ -49,6 +52,29 @@ def test_both_are_trained_with_every_seed(both, capsys):
     assert out.splitlines()[-1].startswith(f"report: {both / 'report.html'}")
     page = (both / "report.html").read_text()
     assert "most frequent mistake" in page and page.count("data:image/png") == 2 * 12  # of the first seed of each
+
+
+def test_a_comparison_that_goes_on_has_no_results_until_it_has_ended(both, tmp_path, capsys, monkeypatch):
+    folder = shutil.copytree(both, tmp_path / "both")
+    before = {file: file.read_bytes() for file in folder.rglob("*") if file.suffix in (".json", ".html", ".yaml")}
+    status, _, err = run("resume", folder, "epochs=1", capsys=capsys)  # fewer than it has had
+    assert status == 2 and "epochs: got 1, expected at least 2: " in err and "has done 22 updates, 11 an epoch" in err
+    assert all(file.read_bytes() == content for file, content in before.items())
+    monkeypatch.setattr("stepsnet.runs.grid.run_all", lambda waiting, *_: [Failure(waiting[0].name, 2, "no")])
+    status, _, err = run("resume", folder, "epochs=3", capsys=capsys)
+    assert status == 2 and "4 of 4 runs failed" not in err and "1 of 4 runs failed, such as StepsNet, seed 0: no" in err
+    for name in ("comparison.json", "report.html"):
+        assert (folder / "epochs-2" / name).read_bytes() == before[folder / name]
+    assert not (folder / "comparison.json").exists()
+    with pytest.raises(UserError, match="expected the folder of one that has ended"):
+        stepsnet.load(folder)
+    # with a seed more, what there is stays right
+    other = shutil.copytree(both, tmp_path / "other")
+    command = ["compare", "digits/tiny", "--run", other, "--seeds", "0,1,2", "--resume", *SMALL]
+    assert run(*command, capsys=capsys)[0] == 2
+    shutil.copytree(other / "stepsnet-seed0", other / "stepsnet-seed2")
+    (other / "stepsnet-seed2" / "summary.json").unlink()
+    assert stepsnet.load(other).seeds == [0, 1]
 
 
 def test_eval_scores_each_run_and_what_differs(both, capsys):

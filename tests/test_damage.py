@@ -175,7 +175,7 @@ def test_what_is_not_finite_at_the_end_is_no_result(tmp_path, what):
         return model
 
     settings = dataclasses.replace(SETTINGS, epochs=1, warmup_epochs=0)
-    with pytest.raises(UserError, match=rf"{what}: got nan at update 1, .*lower lr \(now 0.05\)"):
+    with pytest.raises(UserError, match=rf"{what}: got nan at update 1, .*a lower lr \(now 0.05\)"):
         fit(tmp_path / "run", Short(), settings, make)
     assert not list((tmp_path / "run").rglob("step-*"))
 

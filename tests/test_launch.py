@@ -4,6 +4,7 @@ import dataclasses
 import io
 import json
 import os
+import re
 import signal
 import sys
 import time
@@ -12,14 +13,15 @@ import pytest
 from forks import forked, status_of
 
 from stepsnet.cli import main
-from stepsnet.errors import UserError, exit_status
+from stepsnet.commands.sweep import sweep
+from stepsnet.errors import Fault, UserError, exit_status
 from stepsnet.overrides import override, read_recipe
 from stepsnet.recipes import find_recipe
 from stepsnet.run_folder import lock_folder, updates_done
 from stepsnet.runs import grid as grids
 from stepsnet.runs import launch
 from stepsnet.runs.grid import Contender, train_grid
-from stepsnet.runs.launch import Job, run_all
+from stepsnet.runs.launch import Failure, Job, error_of, run_all
 
 
 class Shown(list):
@@ -33,7 +35,8 @@ def run_child(monkeypatch, code):
         launch.subprocess, "Popen", lambda command, **kwargs: popen([sys.executable, "-c", code], **kwargs)
     )
     shown = Shown()
-    run_all([Job("a", "a", "config.yaml", "folder")], 1, shown)
+    if failed := run_all([Job("a", "a", "config.yaml", "folder")], 1, shown):
+        raise error_of(failed, 1)
     return shown
 
 
@@ -91,10 +94,26 @@ def test_a_child_waits_for_the_last_checkpoint_of_the_one_before(tmp_path, monke
         pass
 
 
+def test_a_run_that_diverges_keeps_no_other_from_its_start(tmp_path):
+    small = ["epochs=2", "warmup_epochs=0", "train_samples=64", "batch_size=32", "stream_epochs=0", "opt=sgd"]
+    recipes = [override(find_recipe("digits/tiny"), [*small, f"lr={lr}"]) for lr in (1e6, 1e-3)]
+    recipes = [dataclasses.replace(recipe, name=name) for recipe, name in zip(recipes, ("high", "low"))]
+    folder = tmp_path / "sweep"
+    for resume in (False, True):  # and a second time: it diverges again, and nothing else is trained
+        with pytest.raises(UserError) as raised:
+            sweep(recipes, folder, [0], 1, Shown(), resume)
+        number = "1 of 2 runs failed, such as high" if not resume else "run high failed"
+        assert re.match(rf"{number}: \w+: got (nan|inf) at update .*a new run may have a lower lr", str(raised.value))
+        assert [row["recipe"] for row in json.loads((folder / "sweep.json").read_text())] == ["low"]
+        assert "low" in (folder / "report.html").read_text()
+
+
 def test_a_fault_of_the_program_stays_one(monkeypatch, capsys):
     code = "import sys; sys.stdin.readline(); print('stepsnet: this is a fault'); sys.exit(70)"
     assert exit_status(lambda: run_child(monkeypatch, code)) == 70
     assert capsys.readouterr().err == "stepsnet: run a failed: this is a fault\n"
+    both = error_of([Failure("a", 2, "stepsnet: data: no"), Failure("b", 70, "stepsnet: this is a fault")], 3)
+    assert isinstance(both, Fault) and str(both) == "2 of 3 runs failed, such as b: this is a fault"
 
 
 @pytest.fixture
@@ -103,7 +122,7 @@ def started(monkeypatch):
     jobs = []
     monkeypatch.setattr(launch.os, "sched_getaffinity", lambda process: set(range(8)), raising=False)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr(grids, "run_all", lambda waiting, at_once, display: jobs.append(waiting))
+    monkeypatch.setattr(grids, "run_all", lambda waiting, at_once, display: jobs.append(waiting) or [])
     return jobs
 
 

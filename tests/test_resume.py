@@ -61,7 +61,8 @@ def test_a_run_goes_on_for_more_epochs_and_its_config_alone_replays_that(trained
     lines = [json.loads(line) for line in (copy / "metrics.jsonl").read_text().splitlines()]
     used = {line["step"]: line["lr"] for line in lines if line["kind"] == "step"}
     assert used[5] == rates[0] and used[4] < used[5] and rates[1] == 5e-6  # the old end of the cosine
-    for name in ("model.safetensors", "summary.json", "report.html"):  # the result of the shorter run
+    # the result of the shorter run
+    for name in ("model.safetensors", "summary.json", "report.html", "inspection.json", "figures/loss.csv"):
         assert (copy / "epochs-2" / name).read_bytes() == (trained / name).read_bytes()
     assert json.loads((copy / "summary.json").read_text())["epochs"] == 4
 
@@ -85,6 +86,25 @@ def test_a_run_goes_on_for_more_epochs_and_its_config_alone_replays_that(trained
     shutil.rmtree(copy / "checkpoints")
     assert "has no checkpoint left to go on from" in refused("resume", copy, "epochs=9", capsys=capsys)
     assert run("resume", copy, capsys=capsys)[0] == 0
+
+
+@pytest.mark.trains_in_a_fork
+def test_a_run_does_not_go_on_with_data_of_another_length(tmp_path, capsys):
+    text = tmp_path / "a@b.txt"  # which is a name and no split
+    text.write_text("step by step\n" * 400)
+    small = ["batch_size=4", "seq_len=64", "epoch_updates=4", "stream_epochs=0", "tokenizer=characters"]
+    small += ["vocab_size=null", "epochs=1", "device=cpu"]
+    folder = tmp_path / "run"
+    assert main(["train", "python-docs/tiny", "--data", f"text:{text}", "--run", str(folder), *small]) == 0
+    capsys.readouterr()
+    for length, tokens in ((401, "train 4691, evaluated 522"), (399, "train 4668, evaluated 519")):
+        text.write_text("step by step\n" * length)
+        err = refused("resume", folder, "epochs=2", capsys=capsys)
+        assert f"--resume: the data have {tokens}, updates an epoch 4; expected those that the run began with: " in err
+        assert "train 4680, evaluated 520, updates an epoch 4" in err
+    text.rename(tmp_path / "elsewhere.txt").write_text("step by step\n" * 400)
+    assert run("resume", folder, "epochs=2", "--data", f"text:{tmp_path / 'elsewhere.txt'}@val", capsys=capsys)[0] == 0
+    assert json.loads((folder / "summary.json").read_text())["epochs"] == 2
 
 
 def test_only_what_changes_no_result_may_change(trained, copy, tmp_path, capsys):

@@ -36,7 +36,7 @@ def in_process(monkeypatch):
             job = waiting.pop(0)
             names.append(job.name)
             train_run(read_recipe(Path(job.config)), Path(job.folder), display, "auto", job.label)
-            assert ended(job, 0, "")
+            ended(job, 0, "")
 
     monkeypatch.setattr(conductor, "run_all", run_all)
     monkeypatch.setattr("stepsnet.runs.train.write_report", lambda *_: None)  # a second each
@@ -368,13 +368,13 @@ def test_a_run_that_fails_is_named_and_one_that_diverges_is_a_result(tmp_path, m
         for job in list(waiting):
             if job.name in said:
                 waiting.remove(job)
-                assert ended(job, 2, said[job.name])
+                ended(job, 2, said[job.name])
         left.extend(job.name for job in waiting)
 
     left = []
     monkeypatch.setattr(conductor, "run_all", run_all)
     status, _, err = run("sweep", declared(tmp_path), "--run", tmp_path / "run", capsys=capsys)
-    assert status == 2 and "1 of the study's runs failed, such as plain-1-tuning-lr0.002-seed0" in err
+    assert status == 2 and "1 of 2 runs failed, such as plain-1-tuning-lr0.002-seed0: cannot write: no space" in err
     assert left == ["plain-2-tuning-lr0.001-seed0", "plain-2-tuning-lr0.002-seed0"]  # the other cell goes on
     records = [json.loads(file.read_text()) for file in (tmp_path / "run" / "results").glob("*.json")]
     assert [record["rate"] for record in records] == [0.004] and "got nan" in records[0]["diverged"]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError, nearest
 from ..runs.check import Checked, check_grid, tell
-from ..runs.grid import Contender, train_grid
+from ..runs.grid import SWEEP_FILE, Contender, train_grid
 from ..terminal import counted, say
 from .options import add_grid_options, add_run_options, say_forecasts
 
@@ -118,7 +118,8 @@ def sweep(
     The report has the figure of Fig. 1 where the recipes are of several depths.
 
     Each run is an ordinary ``stepsnet train`` in a folder of its own. A sweep that was stopped, or that grows by
-    recipes or seeds, trains only what is missing.
+    recipes or seeds, trains only what is missing. Where a run fails, such as one that diverges, the others are trained
+    and reported.
 
     Args:
         seeds: of every recipe; None: each has its own.
@@ -131,17 +132,16 @@ def sweep(
             another recipe, or a run failed.
     """
     from ..files import write_atomically
-    from ..report import write_report
     from ..run_records import read_summary
 
     contenders, checked = _contenders(recipes, seeds, jobs)
     if not (folder.exists() and any(folder.iterdir())):
         tell(display, [contender.name for contender in contenders], checked)
-    runs = train_grid(contenders, folder, seeds, jobs, display, resume)
-    rows = [{key: summary[key] for key in KEPT} for run in runs if (summary := read_summary(run))]
-    write_atomically(folder / "sweep.json", json.dumps(rows, indent=1) + "\n")
+    trained = train_grid(contenders, folder, seeds, jobs, display, resume)
+    rows = [{key: summary[key] for key in KEPT} for run in trained.runs if (summary := read_summary(run))]
+    write_atomically(folder / SWEEP_FILE, json.dumps(rows, indent=1) + "\n")
     families = dict.fromkeys(recipe.name.partition("/")[0] for recipe in recipes)
-    write_report(runs, folder / "report.html", f"{', '.join(families)}: {_count(recipes)} recipes")
+    trained.write_report(folder / "report.html", f"{', '.join(families)}: {_count(recipes)} recipes")
     return rows
 
 

@@ -19,7 +19,7 @@ from ..models.blocks import is_transformers_model
 from ..models.build import DETECTORS, build_model, input_size_of
 from ..models.transfer import read_pretrained
 from ..run_folder import read_run_recipe
-from ..runs.compare import COMPARISON_FILE
+from ..runs.grid import COMPARISON_FILE
 from ..tasks import describe_deployment
 from ..tasks.deployment import Deployment, of_tokens
 from ..tasks.publication import trained_model

@@ -104,6 +104,13 @@ class Task(Protocol):
         """A small batch of the validation split, for ``loss``; no augmentation touches it."""
         ...
 
+    def sizes(self) -> dict[str, int]:
+        """How much the data have to ``"train"`` and to be ``"evaluated"``, such as images; by default nothing.
+
+        A run does not go on with other numbers: what an epoch is, and the order in it, depend on them.
+        """
+        return {}
+
     def facts(self) -> dict[str, Any]:
         """What ``summary.json`` says of the data; by default nothing."""
         return {}

@@ -171,8 +171,8 @@ class Updater:
 def diverged(what: str, value: float, step: int, settings: TrainingSettings, more: str = "") -> UserError:
     """What a run ends with whose numbers are not finite."""
     return UserError(
-        f"{what}: got {value} at update {step}, expected a finite number{more}; the last checkpoint is kept: "
-        f"lower lr (now {scaled_lr(settings):g}), lengthen warmup_epochs or set clip_grad"
+        f"{what}: got {value} at update {step}, expected a finite number{more}; the last checkpoint is kept; "
+        f"a new run may have a lower lr (now {scaled_lr(settings):g}), longer warmup_epochs or clip_grad"
     )
 
 

@@ -15,7 +15,7 @@ from ..files import write_atomically
 from ..reading import dump_yaml
 from ..run_folder import read_run_recipe
 from ..run_records import read_summary
-from ..runs.compare import COMPARISON_FILE
+from ..runs.grid import COMPARISON_FILE
 from ..tasks import publish
 from .card import render_card
 from .redact import public_recipe

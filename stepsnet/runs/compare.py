@@ -10,16 +10,14 @@ from typing import TYPE_CHECKING, Any
 from ..from_data import with_baseline
 from ..summary_stats import mean_and_std
 from .check import check_grid, tell
-from .grid import Contender, train_grid
+from .grid import COMPARISON_FILE, Contender, train_grid
 
 if TYPE_CHECKING:
     from ..config import Recipe
     from ..console import Display
     from ..run_folder import Resume
 
-__all__ = ["COMPARISON_FILE", "compare", "contenders_of", "summarize"]
-
-COMPARISON_FILE = "comparison.json"  # in the folder of a comparison that has ended
+__all__ = ["compare", "contenders_of", "summarize"]
 
 
 def compare(
@@ -28,14 +26,14 @@ def compare(
     """Train both models with every seed, ``jobs`` at once, and write ``comparison.json`` and ``report.html``.
 
     Each run is an ordinary ``stepsnet train`` in a folder of its own, with its share of the cores; a
-    comparison that was stopped is resumed run by run.
+    comparison that was stopped is resumed run by run. Where a run fails the others are trained and reported; there is
+    no ``comparison.json`` then, since a mean over the seeds that went well would be of a choice.
 
     Raises:
         UserError: the recipe has no baseline, the folder is not empty, or a run failed.
         Interrupted: a signal.
     """
     from ..files import write_atomically
-    from ..report import write_report
     from ..run_folder import check_run_folder, has_begun
     from ..run_records import read_summary
 
@@ -46,10 +44,10 @@ def compare(
     if is_new:
         tell(display, [contender.name for contender in contenders], [steps, baseline])
         recipe = with_baseline(steps.recipe, baseline.recipe)
-    runs = train_grid(contenders, folder, seeds, jobs, display, resume, recipe)
-    summary = summarize([summary for run in runs if (summary := read_summary(run))])
+    trained = train_grid(contenders, folder, seeds, jobs, display, resume, recipe)
+    trained.write_report(folder / "report.html", f"{recipe.name}: StepsNet and its baseline")
+    summary = summarize([summary for run in trained.runs if (summary := read_summary(run))])
     write_atomically(folder / COMPARISON_FILE, json.dumps(summary, indent=2) + "\n")
-    write_report(runs, folder / "report.html", f"{recipe.name}: StepsNet and its baseline")
     return summary
 
 

@@ -11,14 +11,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from ..errors import UserError
-from .launch import Job, run_all, share_of_cores
+from .launch import Failure, Job, error_of, run_all, share_of_cores
 
 if TYPE_CHECKING:
     from ..config import Recipe
     from ..console import Display
     from ..run_folder import Resume
 
-__all__ = ["Contender", "plan_grid", "run_name", "train_grid"]
+__all__ = ["Contender", "Trained", "plan_grid", "run_name", "train_grid"]
+
+# what a grid's folder holds of its runs together
+COMPARISON_FILE, SWEEP_FILE = "comparison.json", "sweep.json"
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,25 @@ class Contender:
     recipe: Recipe
 
 
+@dataclass(frozen=True)
+class Trained:
+    """The folders of a grid's runs, and those that have failed of the runs that were left to train."""
+
+    runs: list[Path]
+    failed: list[Failure]
+    trained: int
+
+    def write_report(self, page: Path, title: str) -> None:
+        """Write the page of all runs that have begun. Raises UserError where runs have failed, then."""
+        from ..report import write_report
+        from ..run_folder import has_begun
+
+        if begun := [run for run in self.runs if has_begun(run)]:
+            write_report(begun, page, title)
+        if self.failed:
+            raise error_of(self.failed, self.trained)
+
+
 def train_grid(
     contenders: Sequence[Contender],
     folder: Path,
@@ -38,10 +60,11 @@ def train_grid(
     display: Display,
     resume: Resume = False,
     recipe: Recipe | None = None,
-) -> list[Path]:
-    """Train each contender with each seed in a folder of its own, ``jobs`` at once; returns the folders.
+) -> Trained:
+    """Train each contender with each seed in a folder of its own, ``jobs`` at once.
 
-    What has ended under this very recipe is left as it is.
+    What has ended under this very recipe is left as it is. A run that fails, such as one that diverges, keeps no other
+    from its start. Results of runs that now get other epochs are put aside in ``epochs-N/``.
 
     Args:
         seeds: of every contender; None: each has that of its recipe.
@@ -49,11 +72,11 @@ def train_grid(
         recipe: of a comparison, to be written as its ``config.yaml``.
 
     Raises:
-        UserError: the folder is not empty or there is nothing to resume in it, it holds a run of another recipe, or a
-            run failed. Interrupted: a signal.
+        UserError: the folder is not empty or there is nothing to resume in it, or it holds a run of another recipe.
+            Interrupted: a signal.
     """
     from ..files import remove_temporaries
-    from ..run_folder import lock_folder, open_run_folder
+    from ..run_folder import lock_folder, open_run_folder, put_aside, read_summary
 
     plan_grid(contenders, folder, seeds, jobs, resume, recipe)
     with lock_folder(folder):
@@ -62,8 +85,11 @@ def train_grid(
         _write_recipes(folder, texts)
         if recipe:  # where this is, every recipe is
             open_run_folder(folder, recipe, resume, is_grid=True)
-        run_all(waiting, jobs, display)
-    return runs
+        lengths = {(read_summary(Path(job.folder)) or {}).get("epochs", 0) for job in waiting}
+        if earlier := lengths - {0, *(contender.recipe.epochs for contender in contenders)}:
+            put_aside(folder, max(earlier), ["report.html", "figures", COMPARISON_FILE, SWEEP_FILE])
+        count = len(waiting)
+        return Trained(runs, run_all(waiting, jobs, display), count)
 
 
 def plan_grid(

@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +26,7 @@ from ..errors import Fault, UserError, exit_status
 if TYPE_CHECKING:
     from ..console import Display
 
-__all__ = ["Job", "run_all", "share_of_cores"]
+__all__ = ["Failure", "Job", "error_of", "run_all", "share_of_cores"]
 
 _LAST_CHECKPOINT = 60.0  # seconds that the child of a parent that was killed may take before it lets its folder go
 
@@ -44,7 +44,16 @@ class Job:
     told: bool = False  # what is to be said before the training has been said
 
 
-Ended = Callable[[Job, int, str], bool]
+@dataclass(frozen=True)
+class Failure:
+    """A run that has failed: its name, its exit status and its last line of output."""
+
+    name: str
+    status: int
+    said: str
+
+
+Ended = Callable[[Job, int, str], None]
 
 
 def share_of_cores(processes: int) -> int:
@@ -55,23 +64,30 @@ def share_of_cores(processes: int) -> int:
 
 
 def run_all(
-    waiting: list[Job], jobs: int, display: Display, ended: Ended = lambda job, status, said: status == 0
-) -> None:
-    """Run all jobs, ``jobs`` at once.
+    waiting: list[Job], jobs: int, display: Display, ended: Ended = lambda job, status, said: None
+) -> list[Failure]:
+    """Run all jobs, ``jobs`` at once; returns those that have failed, which keep no other from its start.
 
     Args:
         waiting: may be changed by ``ended``, which is called with each job, its exit status and its last line of
-            output, and says whether to go on.
+            output.
 
     Raises:
-        UserError: a run failed. Interrupted: a signal.
+        Interrupted: a signal.
     """
-    if waiting:
-        _Launcher(waiting, jobs, display, ended).run()
+    return _Launcher(waiting, jobs, display, ended).run() if waiting else []
+
+
+def error_of(failed: Sequence[Failure], runs: int) -> UserError | Fault:
+    """What is raised for those of so many runs that have failed; a fault of the program stays one."""
+    one = next((failure for failure in failed if failure.status == Fault.status), failed[0])
+    said = one.said.removeprefix("stepsnet: ") or "no output"
+    which = f"run {one.name} failed" if runs == 1 else f"{len(failed)} of {runs} runs failed, such as {one.name}"
+    return (Fault if one.status == Fault.status else UserError)(f"{which}: {said}")
 
 
 class _Launcher:
-    """Starts the jobs, shows their events, and stops all of them when one fails or a signal arrives."""
+    """Starts the jobs, shows their events, and stops all of them when a signal arrives."""
 
     def __init__(self, waiting: list[Job], jobs: int, display: Display, ended: Ended):
         self.waiting, self.at_once, self.display, self.ended = waiting, jobs, display, ended
@@ -80,33 +96,26 @@ class _Launcher:
         self.running: dict[str, subprocess.Popen] = {}
         self.jobs: dict[str, Job] = {}
         self.last_line: dict[str, str] = {}
-        self.statuses: dict[str, int] = {}
-        self.failed: list[str] = []
+        self.failed: list[Failure] = []
         self.told: set[subprocess.Popen] = set()
 
-    def run(self) -> None:
+    def run(self) -> list[Failure]:
         from ..engine.interrupt import Interrupted, catch_signals
 
         with catch_signals() as caught:
             try:
-                while self.waiting or self.running:
-                    stopping = bool(caught or self.failed)
-                    if stopping and not self.running:
-                        break
-                    while self.waiting and len(self.running) < self.at_once and not stopping:
+                while self.running or (self.waiting and not caught):
+                    while self.waiting and len(self.running) < self.at_once and not caught:
                         self.start(self.waiting.pop(0))
                     self.handle_next_line(bool(caught))
-                    if caught or self.failed:
+                    if caught:
                         self.stop_children()
             finally:
                 for process in self.running.values():
                     process.kill()
             if caught:
                 raise Interrupted(caught[0])
-        if self.failed:
-            first = self.failed[0]
-            said = self.last_line.get(first, "no output").removeprefix("stepsnet: ")
-            raise (Fault if self.statuses[first] == Fault.status else UserError)(f"run {first} failed: {said}")
+        return self.failed
 
     def start(self, job: Job) -> None:
         process = subprocess.Popen(
@@ -140,7 +149,7 @@ class _Launcher:
             return
         if line is None:
             process = self.running.pop(name)
-            status = self.statuses[name] = process.wait()
+            status = process.wait()
             assert process.stdin is not None
             with suppress(BrokenPipeError):
                 process.stdin.close()
@@ -148,8 +157,10 @@ class _Launcher:
                 self.last_line[name] = f"it was killed by {signal.Signals(-status).name}"
             if status:
                 self.display.show({"run": name, "kind": "end"})
-            if not interrupted and not self.ended(self.jobs[name], status, self.last_line.get(name, "")):
-                self.failed.append(name)
+            if not interrupted:
+                said = self.last_line.get(name, "")
+                self.failed += [Failure(name, status, said)] if status else []
+                self.ended(self.jobs[name], status, said)
             return
         try:
             event = json.loads(line)

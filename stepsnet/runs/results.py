@@ -19,14 +19,14 @@ from ..run_records import read_summary
 from ..tasks import predict
 from ..tasks.images import as_image
 from ..tasks.prediction import PredictInputs, load_trained
-from .compare import COMPARISON_FILE
 from .evaluate import evaluate_run
+from .grid import COMPARISON_FILE
 
 if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
 
-__all__ = ["Comparison", "Run", "is_comparison"]
+__all__ = ["Comparison", "Run"]
 
 
 class Run:
@@ -147,13 +147,15 @@ class Comparison:
     def __init__(self, folder: str | Path):
         """Raises UserError where the folder is not that of a comparison that has ended."""
         self.folder = Path(folder)
-        if not is_comparison(self.folder):
+        if not (self.folder / COMPARISON_FILE).is_file():
             raise UserError(
                 f"comparison: got {folder}, expected the folder of one that has ended (no {COMPARISON_FILE})"
             )
         self.summary: dict[str, Any] = json.loads((self.folder / COMPARISON_FILE).read_text(encoding="utf-8"))
         self.seeds: list[int] = self.summary["seeds"]
-        runs = {(run.summary["label"], run.seed): Run(run.folder) for run in map(load_run, find_runs([self.folder]))}
+        # one of seeds that were added since may not have ended
+        ended = [run for run in map(load_run, find_runs([self.folder])) if run.summary]
+        runs = {(run.summary["label"], run.seed): Run(run.folder) for run in ended}
         self.steps = [runs[STEPS, seed] for seed in self.seeds]
         self.baseline = [runs[BASELINE, seed] for seed in self.seeds]
 
@@ -197,8 +199,3 @@ class Comparison:
     @property
     def _folders(self) -> Sequence[Path]:
         return [run.folder for run in (*self.steps, *self.baseline)]
-
-
-def is_comparison(folder: Path) -> bool:
-    """Whether the folder is that of a comparison that has ended."""
-    return (folder / COMPARISON_FILE).is_file()

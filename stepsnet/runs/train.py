@@ -21,6 +21,7 @@ from ..engine.distributed import DistributedContext, init_distributed, pick_devi
 from ..engine.optim import rate_at
 from ..engine.task import BatchShard, Task
 from ..engine.train import TrainResult, train
+from ..engine.update import diverged
 from ..errors import UserError
 from ..files import write_atomically
 from ..models.blocks import widths_of
@@ -31,6 +32,7 @@ from ..provenance import provenance, without_folders
 from ..report import write_report
 from ..run_folder import (
     Resume,
+    check_length,
     check_run_folder,
     has_begun,
     has_ended,
@@ -154,11 +156,7 @@ def _new_length(recipe: Recipe, folder: Path, task: Task) -> list[str]:
         UserError: it has already been trained for longer.
     """
     done, steps = updates_done(folder), task.steps_per_epoch
-    if done > recipe.epochs * steps:
-        raise UserError(
-            f"epochs: got {recipe.epochs}, expected at least {-(-done // steps)}: {folder} has done {done} updates, "
-            f"{steps} an epoch"
-        )
+    check_length(folder, recipe.epochs, steps)
     if not recipe.earlier_epochs or recipe.earlier_epochs[-1][0] != done:
         return []
     before = recipe.earlier_epochs[-1][1]
@@ -240,5 +238,5 @@ def _score_test(recipe: Recipe, folder: Path, weights: dict[str, torch.Tensor]) 
     device = pick_device(recipe.device)
     scores = task.evaluate(model.to(device).eval(), BatchShard(), device)
     if not math.isfinite(scores.get("loss", 0.0)):
-        raise UserError(f"test_loss: got {scores['loss']}, expected a finite number: lower lr (now {recipe.lr:g})")
+        raise diverged("test_loss", scores["loss"], updates_done(folder), recipe)
     return {f"test_{name}": value for name, value in scores.items()}

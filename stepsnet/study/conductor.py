@@ -14,7 +14,7 @@ from ..files import write_atomically
 from ..overrides import override, to_yaml
 from ..provenance import without_folders
 from ..run_folder import lock_folder
-from ..runs.launch import Job, run_all
+from ..runs.launch import Failure, Job, error_of, run_all
 from .declare import Cell, Study
 from .results import (
     check_one_data_set,
@@ -73,7 +73,8 @@ def conduct(
     check_one_data_set(there, data or study.data or None)
     command = " ".join(["stepsnet", *map(shlex.quote, map(without_folders, sys.argv[1:]))])
     planned: dict[str, Planned] = {}
-    failed: dict[str, str] = {}
+    failed: list[Failure] = []
+    run_here: list[str] = []  # those that have ended, whichever way
     waiting: list[Job] = []
 
     def recipe(run: Planned) -> Any:
@@ -84,7 +85,7 @@ def conduct(
         started = planned.keys() - {job.name for job in waiting}
         waiting.clear()
         for run in due(study, there, cells):
-            if run.name in started or any(planned[name].cell == run.cell for name in failed):
+            if run.name in started or any(planned[failure.name].cell == run.cell for failure in failed):
                 continue
             config = folder / "recipes" / f"{run.name}.yaml"
             write_atomically(config, to_yaml(recipe(run)))
@@ -94,24 +95,24 @@ def conduct(
             contender = study.contender(run.cell.contender)
             waiting.append(Job(run.name, contender.label or contender.name, str(config), str(folder / run.name)))
 
-    def ended(job: Job, status: int, said: str) -> bool:
+    def ended(job: Job, status: int, said: str) -> None:
         name = job.name
         run = planned[name]
+        run_here.append(name)
         if status == 0:
             record = record_of(study, run, recipe(run), folder / name, command)
         elif any(words in said for words in _NOT_FINITE):
             record = diverged_record(study, run, recipe(run), said, command)
         else:
-            failed[name] = said
+            failed.append(Failure(name, status, said))
             fill()
-            return True
+            return
         record |= noted_criteria(Path(job.config))
         write_record(results, record)
         there[name] = record
         if run.kind == "final":
             after()
         fill()
-        return True
 
     folder.mkdir(parents=True, exist_ok=True)
     with lock_folder(folder):
@@ -119,8 +120,7 @@ def conduct(
         if waiting:
             run_all(waiting, jobs, display, ended)
     if failed:
-        name, said = next(iter(failed.items()))
-        raise UserError(f"{len(failed)} of the study's runs failed, such as {name}: {said or 'no output'}")
+        raise error_of(failed, len(run_here))
 
 
 def check_results(study: Study, results: Path, data: str | None = None) -> dict[str, dict[str, Any]]:

@@ -280,9 +280,11 @@ class Classification(Task):
         """The class names, so that a run can be used where its data are not."""
         save_classes(folder, self.data.classes)
 
+    def sizes(self) -> dict[str, int]:
+        return {"train": len(self.data.train), "evaluated": len(self.data.val)}
+
     def facts(self) -> dict[str, Any]:
-        sizes = {"train": len(self.data.train), "evaluated": len(self.data.val)}
-        return {"split": self.data.evaluated, "samples": sizes, "undecodable": len(self.undecodable)}
+        return {"split": self.data.evaluated, "samples": self.sizes(), "undecodable": len(self.undecodable)}
 
     def notices(self) -> list[str]:
         new = list(self.undecodable)[self.reported :]

@@ -216,10 +216,13 @@ class Detection(Task):
                 found[index] = found_objects(objects, split.images[index]["id"], list(split.labels))
         return pictures_of(split, found)
 
+    def sizes(self) -> dict[str, int]:
+        return {"train": len(self.data.train), "evaluated": len(self.data.val)}
+
     def facts(self) -> dict[str, Any]:
         return {
             "split": self.data.evaluated,
-            "images": {"train": len(self.data.train), "evaluated": len(self.data.val)},
+            "images": self.sizes(),
             "left_out": [dataclasses.asdict(left_out) for left_out in self._left_out()],
             "class_objects": objects_by_class(self.data.val.split),
             **{f"class_{metric}": of_class for metric, of_class in self.by_class.items()},

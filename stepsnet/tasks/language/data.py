@@ -22,6 +22,7 @@ from ...checkpoint import SUMS, sha256
 from ...console import progress_bar
 from ...errors import UserError, nearest
 from ...files import cache_folder, locked_entry, say_damaged
+from ..splits import SPLITS
 
 __all__ = ["Split", "TextData", "Texts", "load_text", "load_tokenizer"]
 
@@ -162,6 +163,9 @@ def _read(path: Path) -> str:
     try:
         content = path.read_bytes()
     except OSError as error:
+        name, at, split = str(path).rpartition("@")
+        if at and Path(name).exists():
+            raise UserError(f"data: {name} has no split {split!r}, expected one of {', '.join(SPLITS)}") from None
         raise UserError(f"data: cannot read {path}: {error.strerror}") from None
     try:
         text = content.decode("utf-8")

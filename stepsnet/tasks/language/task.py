@@ -19,6 +19,7 @@ from ...errors import UserError
 from ...inspection import Section
 from ...models.build import build_model, context_of
 from ..loading import order_of_pass, sample_of_run
+from ..splits import split_of
 from .assets import save_assets
 from .data import Split, TextData, load_text, load_tokenizer
 from .inspection import continued
@@ -30,10 +31,10 @@ _EVALUATION_BATCH_SIZE = 32  # windows
 
 def open_data(recipe: LanguageRecipe, data: str, run: Path | None = None) -> TextData:
     """Raises UserError where the data do not exist, or lack the split that is evaluated now or at the run's end."""
-    data, _, split = data.partition("@")  # DATA@test evaluates the test split
-    split = split or "test" * (recipe.score_test and run is None)
+    data, split = split_of(data)
+    needed = "test" if recipe.score_test and run is None else split
     own = load_tokenizer(run / "tokenizer.json") if run else None
-    return load_text(data, recipe.tokenizer, recipe.vocab_size, own, recipe.holdout, split)
+    return load_text(data, recipe.tokenizer, recipe.vocab_size, own, recipe.holdout, needed)
 
 
 def build(
@@ -42,7 +43,7 @@ def build(
     """Raises UserError where the model or the data do not exist, or do not fit each other."""
     data = data or recipe.data
     text = opened or open_data(recipe, data, run)
-    split = data.partition("@")[2]
+    _, split = split_of(data)
     model: Any = build_model(recipe.model)
     _check_vocabulary(model, text)
     _check_positions(model, recipe.seq_len)
@@ -55,8 +56,8 @@ def build(
         seed=recipe.seed,
         epoch_updates=recipe.epoch_updates,
         stride=recipe.eval_stride,
-        evaluated=split or "val",
-        clean_samples=0 if split else recipe.clean_samples,
+        evaluated=split,
+        clean_samples=recipe.clean_samples if split == "val" else 0,
     )
     return model, task
 
@@ -225,6 +226,11 @@ class LanguageModelling(Task):
     def save_assets(self, model: nn.Module, folder: Path) -> None:
         """The tokenizer and the config, with which transformers' from_pretrained reads the run's folder."""
         save_assets(model, self.text.tokenizer, folder)
+
+    def sizes(self) -> dict[str, int]:
+        """In tokens."""
+        splits = {"train": "train", "evaluated": self.evaluated}
+        return {name: len(self.text.splits[split].tokens) for name, split in splits.items()}
 
     def facts(self) -> dict[str, Any]:
         sizes = {name: vars(split) | {"tokens": len(split.tokens)} for name, split in self.text.splits.items()}

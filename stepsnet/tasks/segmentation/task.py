@@ -251,6 +251,12 @@ class Segmentation(Task):
         """The class names, so that a run can be used where its data are not."""
         save_classes(folder, self.data.classes)
 
+    def sizes(self) -> dict[str, int]:
+        return {
+            "train": len(self.data.splits["train"].pairs),
+            "evaluated": len(self.data.splits[self.evaluated].pairs),
+        }
+
     def facts(self) -> dict[str, Any]:
         images = {name: len(split.pairs) for name, split in self.data.splits.items()}
         return {
