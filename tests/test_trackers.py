@@ -32,8 +32,21 @@ def test_metrics_go_to_tensorboard_and_where_they_are_sent(tmp_path, monkeypatch
     events.Reload()
     assert [(e.step, e.value) for e in events.Scalars("val_loss")] == [(s, pytest.approx(v)) for s, v in epochs]
     assert [e.step for e in events.Scalars("grad_norm")] == [2, 4, 6, 8, 10, 12, 14]
-    assert sent[0]["name"] == "run" and sent[0]["config"]["lr"] == SETTINGS.lr
+    name = sent[0]["name"]
+    assert name.startswith("run-") and (tmp_path / "run" / "tracker.txt").read_text() == name and sent[0]["config"]["lr"] == SETTINGS.lr
     assert [(step, values["val_loss"]) for step, values in sent[1:] if "val_loss" in values] == epochs
+    sent.clear()  # another folder of that name is another run; the same one is found again, wherever it is
+    (tmp_path / "other").mkdir()
+    trained_with(tmp_path / "other" / "run", tracker="trackio")
+    assert sent[0]["name"] not in (name, "run")
+    (tmp_path / "run").rename(tmp_path / "moved")
+    sent.clear()
+    trained_with(tmp_path / "moved", tracker="trackio")
+    assert sent[0]["name"] == name and sent[0]["resume"] == "allow"
+    (tmp_path / "moved" / "tracker.txt").unlink()  # as of a version that had only the folder's name
+    sent.clear()
+    trained_with(tmp_path / "moved", tracker="trackio")
+    assert sent[0]["name"] == "moved"
 
 
 def test_tensorboard_by_name_is_required(tmp_path, monkeypatch):

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import importlib
+import secrets
 import threading
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
+from ..files import write_atomically
 
 __all__ = ["Tracker", "open_trackers"]
 
@@ -36,7 +38,7 @@ def open_trackers(tracker: str | None, folder: Path, step: int, config: Mapping[
     elif tracker == "tensorboard":
         raise UserError(f"tracker: {tracker} is not installed, expected `pip install stepsnet[{tracker}]`")
     if tracker in ("trackio", "wandb"):
-        opened.append(_service(tracker, folder, config))
+        opened.append(_service(tracker, folder, _name_of(folder, step), config))
     return opened
 
 
@@ -69,15 +71,27 @@ def _without_tensorboards(arguments: Any, print_it: Callable[[Any], object] = th
         print_it(arguments)
 
 
-def _service(name: str, folder: Path, config: Mapping[str, Any]) -> Tracker:
-    """trackio or wandb, which have the same calls; a resumed run is found again by its folder's name."""
+def _name_of(folder: Path, step: int) -> str:
+    """What the run in a folder is called among all runs of a user, in ``tracker.txt``.
+
+    Several folders have one name, as the ``stepsnet-seed0`` of each comparison, and a folder may move. A run of a
+    version that kept no name has its folder's.
+    """
+    file = folder / "tracker.txt"
+    if not file.exists():
+        write_atomically(file, folder.name if step else f"{folder.name}-{secrets.token_hex(4)}")
+    return file.read_text(encoding="utf-8").strip()
+
+
+def _service(tracker: str, folder: Path, name: str, config: Mapping[str, Any]) -> Tracker:
+    """trackio or wandb, which have the same calls; a resumed run is found again by its name."""
     try:
-        service = importlib.import_module(name)
+        service = importlib.import_module(tracker)
     except ImportError:
-        raise UserError(f"tracker: {name} is not installed, expected `pip install stepsnet[{name}]`") from None
-    own = {"embed": False} if name == "trackio" else {"id": folder.name, "dir": str(folder)}
+        raise UserError(f"tracker: {tracker} is not installed, expected `pip install stepsnet[{tracker}]`") from None
+    own = {"embed": False} if tracker == "trackio" else {"id": name, "dir": str(folder)}
     try:
-        run = service.init(project="stepsnet", name=folder.name, config=dict(config), resume="allow", **own)
+        run = service.init(project="stepsnet", name=name, config=dict(config), resume="allow", **own)
     except Exception as error:  # what a network or a missing key may raise
-        raise UserError(f"tracker: {name} would not start: {' '.join(str(error).split())[:300]}") from None
+        raise UserError(f"tracker: {tracker} would not start: {' '.join(str(error).split())[:300]}") from None
     return lambda values, step: run.log(dict(values), step=step)

@@ -70,6 +70,11 @@ class TrainState:
             tensors["averages"] = untied(self.averages.module, get_model_state_dict(self.averages.module))
         return tensors
 
+    def _beyond_parameters(self) -> dict[str, Any]:
+        """What an optimizer has that is of no parameter, such as Kron's random state."""
+        state = self.optimizer.state_dict()
+        return {key: value for key, value in state.items() if key not in ("state", "param_groups")}
+
     def save(self, folder: Path, step: int, state: Mapping[str, Any], keep: int, best: int | None = None) -> Path:
         """Write a checkpoint, then remove all but the latest ``keep`` and that of step ``best``.
 
@@ -92,7 +97,7 @@ class TrainState:
                     save_weights(temporary / "model.safetensors", tensors["model"])
                     if self.averages:
                         save_weights(temporary / "averages.safetensors", tensors["averages"])
-                    state = {**state, "optimizer": tensors["optimizer"]}
+                    state = {**state, "optimizer": tensors["optimizer"], "of_optimizer": self._beyond_parameters()}
                 _save(dict(state), temporary / "state.pt")
                 _publish(folder, temporary, final, keep, best)
             self.context.barrier()
@@ -114,8 +119,11 @@ class TrainState:
         whole = StateDictOptions(full_state_dict=True)
         weights = retied(self.model, load_weights(checkpoint.path / "model.safetensors"))
         check_fit(self.model, weights)
-        set_model_state_dict(self.model, weights, options=whole)
+        # before the weights: torch makes an update with gradients and a rate of 0 in it, which MADGRAD's rounding shows
         set_optimizer_state_dict(self.model, self.optimizer, checkpoint.state["optimizer"], options=whole)
+        if beyond := checkpoint.state.get("of_optimizer"):  # earlier versions had none
+            self.optimizer.load_state_dict({**self.optimizer.state_dict(), **beyond})
+        set_model_state_dict(self.model, weights, options=whole)
         if self.averages:
             averages = load_weights(checkpoint.path / "averages.safetensors")
             set_model_state_dict(self.averages.module, retied(self.averages.module, averages), options=whole)

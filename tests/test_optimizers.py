@@ -1,0 +1,53 @@
+"""Every optimizer of timm's that a run may use goes on from a checkpoint as if it had not been stopped."""
+
+import dataclasses
+
+import pytest
+import timm.optim
+import torch
+from line_fits import ALONE, SETTINGS
+from torch import nn
+
+from stepsnet.checkpoint import latest
+from stepsnet.engine.optim import build_optimizer, check_optimizer
+from stepsnet.engine.train_state import TrainState
+from stepsnet.errors import UserError
+
+
+def usable(name):
+    try:
+        check_optimizer(dataclasses.replace(SETTINGS, opt=name))
+    except UserError:  # second derivatives, or a package that is not installed
+        return False
+    return True
+
+
+def started(name):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.Tanh(), nn.Linear(8, 2))
+    settings = dataclasses.replace(SETTINGS, opt=name, lr=3e-3)
+    return TrainState(model, build_optimizer(model, settings), None, ALONE, sharded=False)
+
+
+def train(state, updates):
+    for update in updates:
+        torch.manual_seed(update)  # as the training loop does: some optimizers draw
+        inputs = torch.randn(16, 6)
+        state.model(inputs).square().sum().backward()
+        state.optimizer.step()
+        state.optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("name", filter(usable, timm.optim.list_optimizers()))
+def test_it_goes_on_bit_for_bit(name, tmp_path):
+    whole, stopped, resumed = (started(name) for _ in range(3))
+    train(whole, range(60))  # kron balances one of a hundred updates at random
+    train(stopped, range(25))
+    stopped.save(tmp_path, 25, {"position": {}}, keep=1)
+    found, _ = latest(tmp_path)
+    resumed.restore(found)
+    for ours, theirs in zip(resumed.model.parameters(), stopped.model.parameters()):
+        assert torch.equal(ours, theirs)
+    train(resumed, range(25, 60))
+    for (key, ours), theirs in zip(resumed.model.named_parameters(), whole.model.parameters()):
+        assert torch.equal(ours, theirs), key
