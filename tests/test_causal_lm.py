@@ -18,6 +18,8 @@ from stepsnet.tasks.language.data import load_text
 from stepsnet.tasks.language.inspection import continued
 
 FIELDS = {"n_embd": 64, "n_layer": 4, "n_head": 4, "n_positions": 32, "vocab_size": 300}
+BERT = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
+XLNET = {"d_model": 32, "n_layer": 1, "n_head": 2, "d_inner": 64}
 
 
 def test_it_is_the_librarys_own():
@@ -37,7 +39,11 @@ def test_it_is_the_librarys_own():
         ({"model_type": "gtp2"}, r"model_type: got 'gtp2', expected one of transformers \(did you mean gpt2"),
         ({"model_type": "gpt2", "n_embed": 3}, r"n_embed: got it for 'gpt2', expected a field of GPT2Config .*n_embd"),
         ({"model_type": "t5"}, "model_type: got 't5', expected a causal language model"),
-        ({"model_type": "bert"}, "is_decoder: got False for 'bert', expected true"),
+        ({"model_type": "bert", **BERT}, "got 'bert', which sees the tokens that .*: is_decoder=true makes it causal"),
+        (
+            {"model_type": "xlnet", **XLNET},
+            "got 'xlnet', which sees the tokens that it predicts, expected a model that",
+        ),
         ({"model_type": "gpt2", **FIELDS, "n_head": 5}, "model causal_lm: .*64"),
     ],
 )
@@ -45,6 +51,14 @@ def test_mistakes(args, expected):
     with pytest.raises(UserError, match=expected) as raised:
         build_model(ModelSpec("causal_lm", args))
     assert len(str(raised.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "args", [{"model_type": "gpt_neox", **BERT}, {"model_type": "bert", **BERT, "is_decoder": True}]
+)
+def test_what_is_causal_is_taken_whatever_its_configuration_says(args):
+    model = build_model(ModelSpec("causal_lm", {**args, "vocab_size": 300}))
+    assert model.training and model(torch.tensor([[1, 2, 3]])).logits.shape == (1, 3, 300)
 
 
 def test_a_model_without_an_end_of_its_positions(tmp_path):

@@ -109,9 +109,59 @@ class Summed(ByKeyword):
         return x
 
 
+class Tapped(ByKeyword):
+    """Feature maps from fixed places, as a dense head takes them."""
+
+    places = (1, 3)
+
+    def forward(self, x):
+        taken = []
+        for i, layer in enumerate(self.layers):
+            x = layer(x)
+            if i in self.places:
+                taken.append(x)
+        return torch.cat(taken, -1) if len(taken) > 1 else taken[0]
+
+
+class ReturnedEarly(Tapped):
+    places = (3,)
+
+
+class ReturnedWhole(ByKeyword):
+    def forward(self, x):
+        every = []
+        for layer in self.layers:
+            x = layer(x)
+            every.append(x)
+        return every
+
+
+class Unsummed(ByKeyword):
+    """Layers that are not residual."""
+
+    class Block(Activated):
+        def forward(self, x):
+            return self.act(self.fc(x))
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(self.Block(32) for _ in range(4))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
 @pytest.mark.parametrize(
     "kind, words",
     [
+        (Tapped, r"Tapped reads its stream behind some blocks of layers \(1\), which are other places in steps"),
+        (
+            ReturnedEarly,
+            "ReturnedEarly makes no use of layers.4 to layers.5 of its 6 blocks: it takes its stream where",
+        ),
+        (Unsummed, r"layers.0 \(Block\) multiplies all that goes into it with weights, expected residual blocks"),
         (
             OfFixedDepth,
             "OfFixedDepth never runs layers.4 to layers.5 of its 6 blocks: it runs as many as it had before",
@@ -126,6 +176,30 @@ def test_models_whose_blocks_would_be_silently_wrong_are_refused(kind, words):
     """The blocks of later steps would never run; the channels that wait would be doubled by each block."""
     with pytest.raises(UserError, match=words):
         stepsnet.stepify(kind(), 2, example=torch.randn(2, 5, 32), plan={"widths": (16, 32), "depths": (4, 2)})
+
+
+def test_a_model_that_reads_its_stream_behind_each_block_is_taken():
+    x = torch.randn(2, 5, 32)
+    every = stepsnet.stepify(ReturnedWhole(), 2, example=x)(x)
+    assert len(every) > 4 and {one.shape for one in every} == {x.shape}
+    model = Tapped()
+    assert torch.equal(stepsnet.stepify(model, 1, example=x)(x), model(x))  # where nothing changes place
+
+
+@pytest.mark.parametrize("where", ["before", "behind"])
+def test_a_norm_on_the_stream_itself_is_no_reason_to_refuse_a_block(where):
+    """Post-norm, and a shortcut through a batch norm, as RepVGG has."""
+
+    class Block(nn.Module):
+        def __init__(self, width):
+            super().__init__()
+            self.norm, self.fc = nn.LayerNorm(width), nn.Linear(width, width)
+
+        def forward(self, x):
+            return self.norm(x) + self.fc(x) if where == "before" else self.norm(x + self.fc(x))
+
+    x = torch.randn(2, 5, 32)
+    assert stepsnet.stepify(nn.Sequential(*(Block(32) for _ in range(4))), 2, example=x)(x).shape == x.shape
 
 
 def test_blocks_that_are_called_by_keyword_are_refused():

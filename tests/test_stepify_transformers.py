@@ -33,7 +33,7 @@ from stepsnet.analysis.interventions import masked
 from stepsnet.analysis.residual_stream import measure_stream
 from stepsnet.errors import UserError
 from stepsnet.models.blocks import blocks_of, widths_of
-from stepsnet.models.stepify.of_transformers import token_example
+from stepsnet.models.stepify.of_transformers import model_of_name, token_example
 from stepsnet.models.transformer_steps import FAMILIES, layer_of
 
 SIZES = dict(vocab_size=101, hidden_size=64, num_hidden_layers=4, num_attention_heads=4, max_position_embeddings=64)
@@ -273,3 +273,19 @@ def test_bad_input_is_one_line(tmp_path):
         stepsnet.stepify(f"transformers:{tmp_path}")
     make("gpt2").save_pretrained(tmp_path)
     assert stepsnet.stepify(f"transformers:{tmp_path}", 2).config.widths[-1] == 64
+    with pytest.raises(UserError, match=r"n_layers: got 3, expected a field of GPT2Config \(did you mean n_layer"):
+        stepsnet.stepify(f"transformers:{tmp_path}", 2, n_layers=3)
+    with pytest.raises(UserError, match=r"model: transformers:.*n_layer.*expected int, got str"):
+        stepsnet.stepify(f"transformers:{tmp_path}", 2, n_layer="x")
+
+
+def test_fields_of_a_configuration_change_what_follows_from_them(tmp_path):
+    make("llama").save_pretrained(tmp_path)
+    fields = dict(hidden_size=96, num_attention_heads=6, num_key_value_heads=3, num_hidden_layers=3)
+    changed = model_of_name(str(tmp_path), fields).config
+    expected = LlamaConfig(**{**SIZES, **GROUPED, **fields})
+    assert changed.head_dim == expected.head_dim == 16 and changed.vocab_size == 101
+    for name in (*fields, "intermediate_size", "head_dim", "max_position_embeddings"):
+        assert getattr(changed, name) == getattr(expected, name), name
+    make("gpt2").save_pretrained(tmp_path / "gpt2")  # by another name of the same
+    assert model_of_name(str(tmp_path / "gpt2"), {"num_hidden_layers": 2}).config.n_layer == 2

@@ -262,6 +262,8 @@ def test_the_cache_is_narrower_than_the_baselines(model, ids):
         ({"depths": (2, 1)}, r"depths: got \(2, 1\), expected one per width"),
         ({"num_key_value_heads": (2, 2, 4)}, "num_key_value_heads: got 2, expected a divisor of the 3 heads"),
         ({"intermediate_size": (64,)}, "intermediate_size: got .64., expected one per width"),
+        ({"num_hidden_layers": 9}, "num_hidden_layers: got 9, expected widths, depths and num_attention_heads, from"),
+        ({"head_dim": 64}, "head_dim: got 64, expected widths"),
         ({"embed_dim": 64}, "unknown argument 'embed_dim'"),
     ],
 )

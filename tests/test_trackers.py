@@ -33,7 +33,11 @@ def test_metrics_go_to_tensorboard_and_where_they_are_sent(tmp_path, monkeypatch
     assert [(e.step, e.value) for e in events.Scalars("val_loss")] == [(s, pytest.approx(v)) for s, v in epochs]
     assert [e.step for e in events.Scalars("grad_norm")] == [2, 4, 6, 8, 10, 12, 14]
     name = sent[0]["name"]
-    assert name.startswith("run-") and (tmp_path / "run" / "tracker.txt").read_text() == name and sent[0]["config"]["lr"] == SETTINGS.lr
+    assert (
+        name.startswith("run-")
+        and (tmp_path / "run" / "tracker.txt").read_text() == name
+        and sent[0]["config"]["lr"] == SETTINGS.lr
+    )
     assert [(step, values["val_loss"]) for step, values in sent[1:] if "val_loss" in values] == epochs
     sent.clear()  # another folder of that name is another run; the same one is found again, wherever it is
     (tmp_path / "other").mkdir()

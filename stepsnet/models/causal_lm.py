@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import nn
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 
@@ -26,7 +27,8 @@ def create(model_type: str | None = None, **fields: Any) -> nn.Module:
         **fields: of its configuration; by default the library's.
 
     Raises:
-        UserError: no such type, one that is no causal language model, or a field that its configuration does not have.
+        UserError: no such type, one that is no causal language model or sees the tokens that it predicts, or a field
+            that its configuration does not have.
     """
     if model_type not in CONFIG_MAPPING:
         hint = nearest(str(model_type), sorted(CONFIG_MAPPING))
@@ -46,6 +48,31 @@ def create(model_type: str | None = None, **fields: Any) -> nn.Module:
     config = AutoConfig.for_model(model_type, **fields)
     if type(config) not in AutoModelForCausalLM._model_mapping:
         raise UserError(f"model causal_lm: model_type: got {model_type!r}, expected a causal language model")
-    if getattr(config, "is_decoder", True) is False:  # BERT and its like, which would see what they predict
-        raise UserError(f"model causal_lm: is_decoder: got False for {model_type!r}, expected true")
-    return AutoModelForCausalLM.from_config(config)
+    model = AutoModelForCausalLM.from_config(config)
+    _check_is_causal(model, model_type)
+    return model
+
+
+def _check_is_causal(model: Any, model_type: str | None) -> None:
+    """Raises UserError where what is predicted at a position changes with the tokens after it, as in BERT and XLNet.
+
+    The library has such models among its causal ones, and no field of a configuration tells them from the others. On
+    the meta device nothing is found.
+    """
+    if any(parameter.is_meta for parameter in model.parameters()):
+        return
+    tokens = torch.tensor([[3, 1, 4, 1, 5], [3, 1, 4, 1, 2]]) % model.config.vocab_size
+    was_training = model.training
+    try:
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            of_five, of_two = model.eval()(input_ids=tokens, use_cache=False).logits
+    except Exception:  # a model that does not take so few tokens, or no tokens alone: training it will tell
+        return
+    finally:
+        model.train(was_training)
+    if not torch.allclose(of_five[:-1], of_two[:-1], rtol=1e-3, atol=1e-5):
+        hint = ": is_decoder=true makes it causal" if getattr(model.config, "is_decoder", None) is False else ""
+        raise UserError(
+            f"model causal_lm: model_type: got {model_type!r}, which sees the tokens that it predicts, expected a "
+            f"model that does not{hint}"
+        )

@@ -312,8 +312,14 @@ def create(**kwargs: Any) -> StepsTransformerForCausalLM:
     """A new model from the arguments of :class:`StepsTransformerConfig`.
 
     Raises:
-        ValueError: an unknown argument, or a value that the configuration does not accept.
+        ValueError: an unknown argument, one that follows from the steps, or a value that the configuration does not
+            accept.
     """
+    if derived := [key for key in ("hidden_size", "num_hidden_layers", "head_dim") if key in kwargs]:
+        raise ValueError(
+            f"{derived[0]}: got {kwargs[derived[0]]!r}, expected widths, depths and num_attention_heads, from which it "
+            "follows"
+        )
     unknown = [key for key in kwargs if key not in StepsTransformerConfig.__dataclass_fields__]
     if unknown:
         raise ValueError(f"got an unknown argument {unknown[0]!r}, expected one of StepsTransformerConfig")

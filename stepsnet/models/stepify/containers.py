@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from ...errors import UserError
 from ...macs import count_forward
 from ...steps import StepsNet
 from .adapters import BlockAdapter
 from .find_adapter import adapter_of
+from .watch import Watched, has_shortcut
 
 __all__ = ["Container", "Example", "find_containers", "trace_blocks"]
 
@@ -44,6 +44,7 @@ class Container:
     width: int  # C
     dim: int
     call: Example  # what the first block behind the leading ones is called with
+    read_behind: tuple[int, ...] = ()  # of the blocks before the last one, those whose output the model reads as well
 
     @property
     def depth(self) -> int:
@@ -78,7 +79,7 @@ def find_containers(model: nn.Module, example: Example) -> list[Container]:
 
     Raises:
         UserError: there is none; a block changes the width or the resolution behind others that keep them; no adapter;
-            the model adds a block's input to its output, which is for the block to do.
+            the model adds a block's input to its output, which is for the block to do; a block is not residual.
     """
     in_place = next((path for path, module in model.named_modules() if isinstance(module, StepsNet)), None)
     if in_place is not None:
@@ -89,8 +90,8 @@ def find_containers(model: nn.Module, example: Example) -> list[Container]:
     candidates = dict(_candidates(model))
     by_keyword: set[nn.Module] = set()
     every = [block for blocks in candidates.values() for block in blocks]
-    with _SummedOutside(every) as summed:
-        calls = trace_blocks(model, every, example, by_keyword)
+    with Watched(candidates) as watched:
+        calls = trace_blocks(model, every, example, by_keyword, watched)
     found: list[Container] = []
     refused: list[tuple[int, str]] = []
     inside: set[nn.Module] = set()
@@ -116,14 +117,19 @@ def find_containers(model: nn.Module, example: Example) -> list[Container]:
             continue
         dim = adapter.dim or dim
         kind = type(blocks[lead]).__name__
-        if summed.found.intersection(blocks):
+        if watched.summed.intersection(blocks):
             raise UserError(
                 f"stepify: {type(model).__name__} adds what goes into {path}.{lead} ({kind}) to what "
                 "comes out of it, expected blocks that return x + F(x) themselves: move the sum into their forward pass"
             )
-        found.append(
-            Container(path, blocks, adapter, lead, first.shape_in[dim], dim, Example(first.args, first.kwargs))
-        )
+        if not has_shortcut(blocks[lead], first.args, first.kwargs):
+            raise UserError(
+                f"stepify: {path}.{lead} ({kind}) multiplies all that goes into it with weights, expected residual "
+                "blocks, which return x + F(x)"
+            )
+        read = tuple(i for i in range(lead, len(blocks) - 1) if blocks[i] in watched.read)
+        call = Example(first.args, first.kwargs)
+        found.append(Container(path, blocks, adapter, lead, first.shape_in[dim], dim, call, read))
         inside |= {module for block in blocks for module in block.modules()}
     if not found:
         if refused:
@@ -146,12 +152,17 @@ def _candidates(model: nn.Module) -> Iterator[tuple[str, list[nn.Module]]]:
 
 
 def trace_blocks(
-    model: nn.Module, blocks: list[nn.Module], example: Example, by_keyword: set[nn.Module] | None = None
+    model: nn.Module,
+    blocks: list[nn.Module],
+    example: Example,
+    by_keyword: set[nn.Module] | None = None,
+    watched: Watched | None = None,
 ) -> dict[nn.Module, _Call]:
     """How each block is called, with one tensor first, in a forward pass without data.
 
     Args:
         by_keyword: gets the blocks that are called with keywords alone.
+        watched: is told what the model returns.
     """
     calls: dict[nn.Module, _Call] = {}
 
@@ -166,40 +177,13 @@ def trace_blocks(
         for block in blocks:
             stack.callback(block.register_forward_hook(note, with_kwargs=True).remove)
         try:
-            example.macs(model)
+            _, outputs = count_forward(model, *example.args, **(example.kwargs or {}))
         except (AssertionError, IndexError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
             reason = " ".join(str(error).split())[:200] or type(error).__name__
             raise UserError(f"stepify: {type(model).__name__} does not take the example input ({reason})") from error
+    if watched:
+        watched.note_read(outputs)
     return calls
-
-
-class _SummedOutside(TorchFunctionMode):
-    """Notes the blocks whose input is added to what they have returned, while it is entered."""
-
-    def __init__(self, blocks: list[nn.Module]):
-        super().__init__()
-        self.blocks = blocks
-        self.calls: list[tuple[nn.Module, Any, Any]] = []  # kept, so that no other tensor takes their place in memory
-        self.found: set[nn.Module] = set()
-        self.hooks = ExitStack()
-
-    def __enter__(self) -> _SummedOutside:
-        for block in self.blocks:
-            hook = block.register_forward_hook(lambda block, args, output: self.calls.append((block, args[:1], output)))
-            self.hooks.callback(hook.remove)
-        return super().__enter__()
-
-    def __exit__(self, *exception: Any) -> None:
-        self.hooks.close()
-        super().__exit__(*exception)
-
-    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        if getattr(func, "__name__", "") in ("add", "add_", "__add__", "__radd__", "__iadd__"):
-            one, other, *_ = [*args, *dict(kwargs or {}).values(), None, None]
-            for block, given, returned in self.calls:
-                if given and ((one is given[0] and other is returned) or (other is given[0] and one is returned)):
-                    self.found.add(block)
-        return func(*args, **(kwargs or {}))
 
 
 def _channel_dim(block: nn.Module, ndim: int) -> int:

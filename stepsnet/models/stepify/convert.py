@@ -19,8 +19,9 @@ from ...errors import UserError, nearest
 from ...plan import Profile, StepPlan
 from .build import build_in_steps
 from .containers import Container, Example, find_containers
-from .plan import Match, check_plan, given_plans, search_plan
+from .plan import ContainerPlan, Match, check_plan, given_plans, search_plan
 from .sequence import StepSequence
+from .watch import reached
 
 __all__ = ["OPTIONS", "create", "example_of", "model_and_example", "stepify"]
 
@@ -89,6 +90,7 @@ def stepify(
         plans = {one.path: search_plan(one, steps, profile, match, blocks, round_to) for one in chosen}
     else:
         plans = given_plans(plan, chosen)
+    _check_taps(model, chosen, plans)
     if is_transformer:
         return in_steps(model, found[0], plans[found[0].path], stream_scale)
     result = build_in_steps(model, found, plans, stream_scale)
@@ -171,6 +173,19 @@ def example_of(model: nn.Module, given: Tensor | None = None) -> Example:
     return Example((torch.empty(size, device="meta", dtype=next(model.parameters()).dtype),))
 
 
+def _check_taps(model: nn.Module, chosen: Sequence[Container], plans: Mapping[str, ContainerPlan]) -> None:
+    """Raises UserError where the model reads its stream behind some of its blocks, which in steps are other places."""
+    for one in chosen:
+        plan, inner = plans[one.path], range(one.lead, len(one.blocks) - 1)
+        is_as_before = (plan.widths, plan.depths) == ((one.width,), (one.depth,))
+        if one.read_behind and len(one.read_behind) < len(inner) and not is_as_before:
+            places = ", ".join(map(str, one.read_behind[:4])) + ", …" * (len(one.read_behind) > 4)
+            raise UserError(
+                f"stepify: {type(model).__name__} reads its stream behind some blocks of {one.path} ({places}), which "
+                "are other places in steps; expected a model that reads it behind the last one, or behind each"
+            )
+
+
 def _check_that_it_runs(result: nn.Module, call: Example) -> None:
     """Without data. A part outside of the blocks can hold something for each block or head, as some positions do, and a
     model can run as many blocks as it was made with.
@@ -188,13 +203,25 @@ def _check_that_it_runs(result: nn.Module, call: Example) -> None:
             f"stepify: {type(result).__name__} does not run with its blocks in steps, since a part of it is made for "
             f"so many blocks or heads ({reason})"
         ) from error
+    used = reached(result, call.args, call.kwargs or {})
     for path, sequence in sequences:
-        if left_out := [i for i, block in enumerate(sequence.blocks) if block not in called]:
-            blocks = f"{path}.{left_out[0]}" + (f" to {path}.{left_out[-1]}" if len(left_out) > 1 else "")
-            raise UserError(
-                f"stepify: {type(result).__name__} never runs {blocks} of its {len(sequence.blocks)} blocks: it "
-                f"runs as many as it had before, expected a loop over all that are in {path}"
-            )
+        _check_blocks(
+            result, path, [block in called for block in sequence.blocks], "never runs", "runs as many as it had"
+        )
+        prefixes = [".".join(filter(None, (path, name, ""))) for name in sequence.names]
+        has_use = [any(name.startswith(prefix) for name in used) for prefix in prefixes]
+        if any(has_use):  # else it computes without gradients
+            _check_blocks(result, path, has_use, "makes no use of", "takes its stream where it did")
+
+
+def _check_blocks(model: nn.Module, path: str, fit: Sequence[bool], what: str, since: str) -> None:
+    """Raises UserError where some blocks do not fit."""
+    if wrong := [i for i, fits in enumerate(fit) if not fits]:
+        blocks = f"{path}.{wrong[0]}" + (f" to {path}.{wrong[-1]}" if len(wrong) > 1 else "")
+        raise UserError(
+            f"stepify: {type(model).__name__} {what} {blocks} of its {len(fit)} blocks: it {since} before, "
+            f"expected a loop over all that are in {path}"
+        )
 
 
 def _is_of_transformers(model: nn.Module) -> bool:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Collection
 from typing import Any
 
 import torch
 import transformers
+from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 
-from ...errors import UserError
+from ...errors import UserError, in_a_line, nearest
 from ..transformer_steps import FAMILIES, head_size_of, layer_of, steps_class, steps_config_class
 from .adapters import BlockAdapter
 from .containers import Container, Example, trace_blocks
@@ -23,17 +25,41 @@ def model_of_name(name: str, args: dict[str, Any]) -> nn.Module:
     """A model with random weights from the configuration of a folder or of the Hub; ``args`` change its fields.
 
     Raises:
-        UserError: there is no such configuration, or it does not say which class of model it is of.
+        UserError: there is no such configuration, it has no such field or does not take its value, or it does not say
+            which class of model it is of.
     """
     try:
-        config = transformers.AutoConfig.from_pretrained(name, **args)
-    except (OSError, ValueError, TypeError) as error:
-        raise UserError(f"model: transformers:{name}: {' '.join(str(error).split())[:200]}") from error
+        config = transformers.AutoConfig.from_pretrained(name)
+        config = _changed(config, args) if args else config
+    except (OSError, ValueError, TypeError, StrictDataclassError) as error:
+        raise UserError(f"model: transformers:{name}: {in_a_line(error.__cause__ or error)[:200]}") from error
     made_for = config.architectures or [""]
     model_class = getattr(transformers, made_for[0], None)
     if model_class is None:
         raise UserError(f"model: transformers:{name} has architectures={made_for}, expected a class of transformers")
     return model_class(config)
+
+
+def _changed(config: Any, changes: dict[str, Any]) -> Any:
+    """A configuration with other values of some fields, and of those that follow from them, such as ``head_dim``.
+
+    Raises:
+        UserError: a field that it does not have. ValueError, TypeError: a value that it does not take.
+    """
+    fields, other_names = config.to_dict(), config.attribute_map
+    if unknown := [name for name in changes if name not in fields and name not in other_names]:
+        hint = nearest(unknown[0], sorted({*fields, *other_names}))
+        raise UserError(f"{unknown[0]}: got {changes[unknown[0]]!r}, expected a field of {type(config).__name__}{hint}")
+    changes = {other_names.get(name, name): value for name, value in changes.items()}
+
+    def without(names: Collection[str]) -> Any:
+        return type(config).from_dict({name: value for name, value in fields.items() if name not in names})
+
+    # what the class gives too is left to the class
+    left = {name for name in fields if name not in changes and without({name}).to_dict() == fields}
+    if without(left).to_dict() != fields:  # two of them that follow from each other
+        left = set()
+    return type(config).from_dict({**{name: fields[name] for name in fields.keys() - left}, **changes})
 
 
 def token_example(model: Any, tokens: int) -> Example:

@@ -66,8 +66,13 @@ class StepSequence(StepsNet):
         self.wirings: Sequence[Wiring] | None = None  # of the steps' streams, where a design joins their blocks
 
     @property
+    def names(self) -> list[str]:
+        """Of the blocks."""
+        return [name for name in self._modules if name != "wirings"]
+
+    @property
     def blocks(self) -> list[Any]:
-        return [module for name, module in self._modules.items() if name != "wirings"]
+        return [self._modules[name] for name in self.names]
 
     @property
     def networks(self) -> nn.ModuleList:  # type: ignore[override]
@@ -138,15 +143,14 @@ class StepSequence(StepsNet):
 
     def _select(self, keep: Sequence[bool]) -> StepSequence:
         """Without the stream's beginning there is nothing to scale: then the scale is 1."""
-        named = [(name, block) for name, block in self._modules.items() if name != "wirings"]
-        kept = {name: block for (name, block), chosen in zip(named, keep) if chosen}
+        kept = {name: block for name, block, chosen in zip(self.names, self.blocks, keep) if chosen}
         steps, start = [], self.lead
         for depth in self.depths:
             steps.append(sum(keep[start : start + depth]))
             start += depth
         begins = self.lead < len(keep) and keep[self.lead]
         scale = self.stream_scale if begins else 1.0
-        selected = StepSequence(kept, self.widths, steps, self.dim, sum(keep[: self.lead]), scale)  # type: ignore[arg-type]
+        selected = StepSequence(kept, self.widths, steps, self.dim, sum(keep[: self.lead]), scale)
         selected.grad_checkpointing = self.grad_checkpointing
         selected.wirings = self.wirings
         return selected.train(self.training)

@@ -1,0 +1,137 @@
+"""What a model does with its blocks, seen in a forward pass without data: what it cannot do when they are in steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
+
+__all__ = ["Watched", "has_shortcut", "reached"]
+
+# the nodes of autograd's graph that multiply with a weight
+_PRODUCTS = ("Addmm", "Mm", "Bmm", "Baddbmm", "Addbmm", "Mv", "Addmv", "Linear", "MkldnnLinear", "Convolution")
+# what reads of a tensor no values
+_NO_VALUES = ("__get__", "size", "dim", "ndimension", "numel", "stride", "is_floating_point", "__len__")
+_SUMS = ("add", "add_", "__add__", "__radd__", "__iadd__")
+
+
+class Watched(TorchFunctionMode):
+    """While it is entered, notes the blocks whose input is added to what they return, and those whose output is read.
+
+    Attributes:
+        summed: blocks whose input is added to their output outside of them.
+        read: blocks whose output something else has read than a block of the same container.
+    """
+
+    def __init__(self, containers: Mapping[str, Sequence[nn.Module]]):
+        super().__init__()
+        self.container_of = {block: path for path, blocks in containers.items() for block in blocks}
+        self.summed: set[nn.Module] = set()
+        self.read: set[nn.Module] = set()
+        self._inside: list[nn.Module] = []  # the blocks that run at this moment
+        self._taken: dict[nn.Module, Tensor] = {}
+        self._returned: dict[int, tuple[Tensor, nn.Module]] = {}  # kept, so that no other tensor takes its place
+        self._hooks = ExitStack()
+
+    def __enter__(self) -> Watched:
+        for block in self.container_of:
+            self._hooks.callback(block.register_forward_pre_hook(self._begin, with_kwargs=True).remove)
+            self._hooks.callback(block.register_forward_hook(self._end).remove)
+        return super().__enter__()
+
+    def __exit__(self, *exception: Any) -> None:
+        self._hooks.close()
+        super().__exit__(*exception)
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        given = tree_leaves((args, kwargs or {}))
+        for tensor in given:
+            block = self._block_of(tensor)
+            if block is not None and name not in _NO_VALUES:
+                self.note_read(tensor)
+                if name in _SUMS and any(other is self._taken.get(block) for other in given):
+                    self.summed.add(block)
+        return func(*args, **(kwargs or {}))
+
+    def note_read(self, tensors: Any) -> None:
+        """Whatever of these a block has returned has been read, unless a block of its container does it."""
+        for tensor in tree_leaves(tensors):
+            block = self._block_of(tensor)
+            if block is not None:
+                own = self.container_of[block]
+                if not any(self.container_of[other] == own for other in self._inside):
+                    self.read.add(block)
+
+    def _block_of(self, tensor: Any) -> nn.Module | None:
+        return self._returned[id(tensor)][1] if isinstance(tensor, Tensor) and id(tensor) in self._returned else None
+
+    def _begin(self, block: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        self._inside.append(block)
+        if args and isinstance(args[0], Tensor):
+            self._taken[block] = args[0]
+
+    def _end(self, block: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        self._inside.pop()
+        for tensor in tree_leaves(output):
+            if isinstance(tensor, Tensor):
+                self._returned[id(tensor)] = (tensor, block)
+
+
+def reached(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> set[str]:
+    """The parameters that the outputs of ``model(*args, **kwargs)`` depend on, by name. The arguments are meta."""
+    tensors = _on_meta(model, with_gradients=True)
+    names = {tensor: name for name, tensor in tensors.items()}
+    outputs = _run(model, tensors, args, kwargs)
+    return {names[leaf] for leaf in _leaves(outputs) if leaf in names}
+
+
+def has_shortcut(block: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a way leads from a block's first argument to its output that no weight is multiplied on, as in x + F(x).
+
+    Norms may be on it, as in blocks that end in one.
+    """
+    x = args[0].detach().clone().requires_grad_()
+    outputs = _run(block, _on_meta(block, with_gradients=False), (x, *args[1:]), kwargs)
+    return any(leaf is x for leaf in _leaves(outputs, _PRODUCTS))
+
+
+def _on_meta(module: nn.Module, with_gradients: bool) -> dict[str, Tensor]:
+    tensors = {name: tensor.detach().to("meta") for name, tensor in module.named_buffers()}
+    for name, parameter in module.named_parameters():
+        tensors[name] = parameter.detach().to("meta").requires_grad_(with_gradients and parameter.is_floating_point())
+    return tensors
+
+
+def _run(module: nn.Module, tensors: dict[str, Tensor], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    training = {part: part.training for part in module.modules()}
+    module.eval()
+    try:
+        with torch.enable_grad():
+            return torch.func.functional_call(module, tensors, tuple(args), dict(kwargs))
+    finally:
+        for part, mode in training.items():
+            part.training = mode
+
+
+def _leaves(outputs: Any, stops: tuple[str, ...] = ()) -> Iterator[Tensor]:
+    """The leaves of autograd's graph behind outputs, on ways without nodes whose names begin with one of ``stops``."""
+    tensors = [tensor for tensor in tree_leaves(outputs) if isinstance(tensor, Tensor)]
+    yield from (tensor for tensor in tensors if tensor.is_leaf and tensor.requires_grad)
+    waiting = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
+    seen = set(waiting)
+    while waiting:
+        node: Any = waiting.pop()
+        if hasattr(node, "variable"):
+            yield node.variable
+        if node.name().startswith(stops):
+            continue
+        for following, _ in node.next_functions:
+            if following is not None and following not in seen:
+                seen.add(following)
+                waiting.append(following)
