@@ -5,6 +5,7 @@ import copy
 import pytest
 import timm
 import torch
+import transformers
 from model_families import images
 from timm.models import group_parameters
 from timm.models.vision_transformer import ResPostBlock
@@ -44,6 +45,11 @@ MODELS = {
     "llama": lambda: LlamaForCausalLM(LlamaConfig(**LLAMA, **GROUPED)),
     "tied": lambda: LlamaForCausalLM(LlamaConfig(**LLAMA, tie_word_embeddings=True)),
     "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**LLAMA, **GROUPED, head_dim=24, tie_word_embeddings=False)),
+    "mistral": lambda: transformers.MistralForCausalLM(transformers.MistralConfig(**LLAMA, **GROUPED)),
+    "phi3": lambda: transformers.Phi3ForCausalLM(
+        transformers.Phi3Config(**LLAMA, **GROUPED, pad_token_id=0, original_max_position_embeddings=64)
+    ),
+    "granite": lambda: transformers.GraniteForCausalLM(transformers.GraniteConfig(**LLAMA, residual_multiplier=0.5)),
     "a classifier": lambda: LlamaForSequenceClassification(LlamaConfig(**LLAMA, pad_token_id=0)),
     "steps-transformer": lambda: StepsTransformerForCausalLM(StepsTransformerConfig(**OURS)),
     "untied": lambda: StepsTransformerForCausalLM(StepsTransformerConfig(**OURS, tie_word_embeddings=False)),

@@ -46,6 +46,27 @@ MODELS = {
     "llama": (LlamaForCausalLM, LlamaConfig(**SIZES, **GROUPED), AutoModelForCausalLM),
     "qwen2": (Qwen2ForCausalLM, Qwen2Config(**SIZES, **GROUPED, tie_word_embeddings=True), AutoModelForCausalLM),
     "qwen3": (Qwen3ForCausalLM, Qwen3Config(**SIZES, **GROUPED, **SLIDING, head_dim=24), AutoModelForCausalLM),
+    "mistral": (
+        transformers.MistralForCausalLM,
+        transformers.MistralConfig(**SIZES, **GROUPED, sliding_window=4),
+        AutoModelForCausalLM,
+    ),
+    "phi3": (
+        transformers.Phi3ForCausalLM,
+        transformers.Phi3Config(**SIZES, **GROUPED, pad_token_id=0, original_max_position_embeddings=64),
+        AutoModelForCausalLM,
+    ),
+    "granite": (
+        transformers.GraniteForCausalLM,
+        transformers.GraniteConfig(**SIZES, **GROUPED, embedding_multiplier=2.0, residual_multiplier=0.5),
+        AutoModelForCausalLM,
+    ),
+    "olmo2": (transformers.Olmo2ForCausalLM, transformers.Olmo2Config(**SIZES, **GROUPED), AutoModelForCausalLM),
+    "gemma2": (
+        transformers.Gemma2ForCausalLM,
+        transformers.Gemma2Config(**SIZES, **GROUPED, head_dim=16, sliding_window=4),
+        AutoModelForCausalLM,
+    ),
     "gpt2": (GPT2LMHeadModel, GPT2Config(**GPT2, **WET), AutoModelForCausalLM),
     "bert": (BertForMaskedLM, BertConfig(**SIZES, **DRY, intermediate_size=256), AutoModelForMaskedLM),
     "mamba": (
@@ -128,7 +149,7 @@ def test_contract(name, tmp_path):
         assert torch.equal(copied(IDS).logits, expected)
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3", "gpt2", "mamba"])
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name != "bert"])
 def test_generation_with_the_cache_equals_that_without(name):
     ours = stir(in_steps(make(name), profile="bowtie"))
     how = dict(max_new_tokens=5, do_sample=False, pad_token_id=0, attention_mask=torch.ones_like(IDS))
@@ -161,7 +182,7 @@ def test_a_layer_is_the_librarys_at_its_width(name):
     native.eval()
     x = torch.randn(2, 5, 32)
     kwargs = {}
-    if name in ("llama", "qwen2", "qwen3"):
+    if hasattr(model.base_model, "rotary_emb"):
         rotary = model.model.rotary_emb
         kwargs = {"position_embeddings": rotary(x, torch.arange(5)[None]), "attention_mask": None}
     z = x + branches[0](x, **kwargs)

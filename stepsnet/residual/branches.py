@@ -93,10 +93,10 @@ class BoundBranch:
 
 
 def through(part: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """x behind one part of a branch: a module, a parameter that multiplies it, or None, which leaves it as it is."""
+    """x behind one part of a branch: a module, a factor (parameter or number), or None, which leaves it as it is."""
     if part is None:
         return x
-    if isinstance(part, Tensor):
+    if isinstance(part, Tensor | int | float):
         return part * x
     y = part(x, *args, **kwargs)
     return y[0] if isinstance(y, tuple) else y  # transformers' attention returns its weights too

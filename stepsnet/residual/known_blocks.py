@@ -19,7 +19,7 @@ from .branches import BoundBranch, BranchParts, Projection, through
 __all__ = ["Branch", "branches_of", "declare_branches", "parts_of"]
 
 # F by its parts; as the paths that the stream goes through, such as "norm1 attn* ls1 drop_path1", where "*" marks what
-# takes the block's other arguments, and a parameter is multiplied; or as a function (block, x, …) -> F(x)
+# takes the block's other arguments, and a parameter or a number is multiplied; or as a function (block, x, …) -> F(x)
 Branch = BranchParts | str | Callable[..., Tensor]
 
 
@@ -28,9 +28,9 @@ def declare_branches(block_class: type[nn.Module], branches: Sequence[Branch]) -
 
     Args:
         branches: in order, x = x + F(x, …) for each. F is the paths that the stream goes through, such as
-            "norm1 attn* ls1 drop_path1", where "*" marks what takes the block's other arguments, and a parameter is
-            multiplied; a function (block, x, …) -> F(x), which hides the norm; or its :class:`BranchParts`, for the
-            designs that work on linear layers.
+            "norm1 attn* ls1 drop_path1", where "*" marks what takes the block's other arguments, and a parameter or a
+            number is multiplied; a function (block, x, …) -> F(x), which hides the norm; or its
+            :class:`BranchParts`, for the designs that work on linear layers.
 
     Raises:
         UserError: something else.
@@ -177,6 +177,13 @@ _ROTARY = (
     BranchParts("input_layernorm", "self_attn", takes_arguments=True, projections=_APART, last="self_attn.o_proj"),
     BranchParts("post_attention_layernorm", "mlp", hidden=_GATED, last="mlp.down_proj"),
 )
+_PHI3 = ("input_layernorm self_attn* resid_attn_dropout", "post_attention_layernorm mlp resid_mlp_dropout")
+_OLMO2 = ("self_attn* post_attention_layernorm", "mlp post_feedforward_layernorm")
+_GEMMA2 = (
+    "input_layernorm self_attn* post_attention_layernorm",
+    "pre_feedforward_layernorm mlp post_feedforward_layernorm",
+)
+_GRANITE = ("input_layernorm self_attn* residual_multiplier", "post_attention_layernorm mlp residual_multiplier")
 _CONV1D = ("attn.c_attn", 0, 3), ("attn.c_attn", 1, 3), ("attn.c_attn", 2, 3)
 _GPT2 = (
     BranchParts("ln_1", "attn", takes_arguments=True, projections=_CONV1D, last="attn.c_proj"),
@@ -200,6 +207,11 @@ _ROWS: dict[str, Sequence[Branch] | Callable[[Any], Sequence[Branch]]] = {
     "transformers.models.llama.modeling_llama.LlamaDecoderLayer": _ROTARY,
     "transformers.models.qwen2.modeling_qwen2.Qwen2DecoderLayer": _ROTARY,
     "transformers.models.qwen3.modeling_qwen3.Qwen3DecoderLayer": _ROTARY,
+    "transformers.models.mistral.modeling_mistral.MistralDecoderLayer": _ROTARY,
+    "transformers.models.phi3.modeling_phi3.Phi3DecoderLayer": _PHI3,
+    "transformers.models.granite.modeling_granite.GraniteDecoderLayer": _GRANITE,
+    "transformers.models.olmo2.modeling_olmo2.Olmo2DecoderLayer": _OLMO2,
+    "transformers.models.gemma2.modeling_gemma2.Gemma2DecoderLayer": _GEMMA2,
     "transformers.models.gpt2.modeling_gpt2.GPT2Block": _GPT2,
     "transformers.models.mamba.modeling_mamba.MambaBlock": ("norm mixer*",),
 }

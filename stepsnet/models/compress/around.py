@@ -27,7 +27,7 @@ from ..blocks import blocks_of
 __all__ = ["Around", "around", "fold_norms", "rotate"]
 
 _ADDED = ("pos_embed", "cls_token", "reg_token")  # (1, N, C)
-_LLAMAS = ("llama", "qwen2", "qwen3")
+_LLAMAS, _NAMES = ("llama", "mistral", "qwen2", "qwen3"), "LLaMA, Mistral, Qwen2 or Qwen3"
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,7 @@ def branches(block: nn.Module) -> Sequence[BranchParts]:
     parts = parts_of(block) or ()
     if not parts or not all(one.norm and one.linears for one in parts):
         raise UserError(
-            f"compress: got blocks of {type(block).__name__}, expected timm's Block or the layers of LLaMA, Qwen2 or "
-            "Qwen3"
+            f"compress: got blocks of {type(block).__name__}, expected timm's Block or the layers of {_NAMES}"
         )
     for one in parts:
         if path := misses_linear(block, one):
@@ -82,9 +81,7 @@ def around(model: Any) -> Around:
         return _around_llama(model)
     if isinstance(model, VisionTransformer):
         return _around_vit(model)
-    raise UserError(
-        f"compress: got {type(model).__name__}, expected a VisionTransformer of timm, or LLaMA, Qwen2 or Qwen3"
-    )
+    raise UserError(f"compress: got {type(model).__name__}, expected a VisionTransformer of timm, or {_NAMES}")
 
 
 def _around_vit(model: Any) -> Around:
@@ -116,9 +113,7 @@ def _around_vit(model: Any) -> Around:
 def _around_llama(model: Any) -> Around:
     kind, head = model.config.model_type.removeprefix("steps_"), model.get_output_embeddings()
     if kind not in _LLAMAS or not isinstance(head, nn.Linear):
-        raise UserError(
-            f"compress: got {type(model).__name__}, expected a causal language model of LLaMA, Qwen2 or Qwen3"
-        )
+        raise UserError(f"compress: got {type(model).__name__}, expected a causal language model of {_NAMES}")
     embedding = (model.get_input_embeddings(), "weight", -1)
     return Around(
         model.config.hidden_size, list(model.base_model.layers), [embedding], (model.base_model, "norm"), head

@@ -45,7 +45,7 @@ def compress(
     """A StepsNet of less compute with as much of a trained network's function as fits, ready to be distilled.
 
     The model that is given is not changed. Of timm, VisionTransformers with timm's Block, learned positions and a
-    linear head; of transformers, LLaMA, Qwen2 and Qwen3 as causal language models.
+    linear head; of transformers, LLaMA, Mistral, Qwen2 and Qwen3 as causal language models.
 
     Args:
         model: the network, trained, of one width.

@@ -44,8 +44,9 @@ def grow(
     """A wider StepsNet whose first step is the given network; at the start its outputs are those of the network.
 
     The model that is given is not changed. Of timm, VisionTransformers and their subclasses, such as DeiT and
-    Steps-DeiT; of transformers, LLaMA, Qwen2, Qwen3, those of :func:`stepsnet.stepify` from them, and the
-    Steps-Transformer. A network in several steps grows too, by further ones.
+    Steps-DeiT; of transformers, LLaMA, Mistral, Granite, Phi-3, Qwen2, Qwen3, those of
+    :func:`stepsnet.stepify` from them, and the Steps-Transformer. A network in several steps grows too, by further
+    ones.
 
     Args:
         model: the network, trained.
