@@ -70,8 +70,7 @@ class StepsNet(nn.Module):
         self.grad_checkpointing = False
 
     def forward(self, x: Tensor) -> Tensor:
-        check_stream(0, x.shape[self.dim], self.width)
-        y = x  # (…, C)
+        y = check_stream(x, self.dim, self.width, 0)  # (…, C)
         waiting: list[Tensor] = []
         for i, network in enumerate(self.networks):
             y, waiting = change_width(y, waiting, self.slices_read[i], self.slice_widths, self.dim)  # y: (…, C_i)
@@ -79,7 +78,7 @@ class StepsNet(nn.Module):
                 y = self._checkpointed(network, y)
             else:
                 y = network(y)
-            check_stream(i + 1, y.shape[self.dim], self.widths[i])
+            y = check_stream(y, self.dim, self.widths[i], i + 1)
         y, waiting = change_width(y, waiting, len(self.slice_widths), self.slice_widths, self.dim)  # y: (…, C)
         return y
 
@@ -227,9 +226,10 @@ def _blocks_in(network: nn.Module) -> list:
     return list(network) if isinstance(network, (nn.Sequential, StepsNet)) else [network]
 
 
-@torch.fx.wrap  # a leaf in symbolic traces, where a shape cannot be compared
-def check_stream(step: int, got: int, expected: int) -> None:
-    """Step 0 is the input."""
-    if got != expected:
+@torch.fx.wrap  # a leaf in symbolic traces, where a shape cannot be compared; what returned nothing would be left out
+def check_stream(y: Tensor, dim: int, width: int, step: int) -> Tensor:
+    """y as it is. Step 0 is the input. Raises ValueError where it has not so many channels."""
+    if y.shape[dim] != width:
         where = f"output of step {step}" if step > 0 else "input"
-        raise ValueError(f"{where} of the StepsNet: got {got} channels, expected {expected}")
+        raise ValueError(f"{where} of the StepsNet: got {y.shape[dim]} channels, expected {width}")
+    return y

@@ -106,6 +106,21 @@ def gradients_of_features(model, x):
 
 
 @BOTH
+@pytest.mark.parametrize("family", ["resnet", "swin", "swinpp"])
+def test_features_by_a_symbolic_trace_end_in_tensors(family, bow_tie):
+    name, arguments = TINY[family][0], arguments_of(family, bow_tie)
+    torch.manual_seed(0)
+    model = timm.create_model(name, **arguments).eval()
+    torch.manual_seed(0)
+    traced = timm.create_model(name, features_only=True, feature_cls="fx", **arguments).eval()
+    x = image_of(family)
+    channels_first = model.forward_intermediates(x, intermediates_only=True)
+    for found, expected in zip(traced(x), channels_first, strict=True):
+        found = found if family == "resnet" else found.permute(0, 3, 1, 2)
+        torch.testing.assert_close(found, expected)
+
+
+@BOTH
 @ALL
 def test_features_only(family, bow_tie):
     name, arguments = TINY[family][0], arguments_of(family, bow_tie)

@@ -94,7 +94,7 @@ def test_any_widths_are_the_rule_written_out(seed):
     def written_out(x):
         return write_out(net.networks, widths, x, dim)
 
-    assert torch.equal(net(x), written_out(x))
+    torch.testing.assert_close(net(x), written_out(x))  # not bit for bit: some processors round by the layout
     torch.testing.assert_close(compose(net, x), net(x))
     if len(net):
         expected = gradients(written_out, net, x)

@@ -112,7 +112,7 @@ class ConnectedSequence(StepsNet):
         return nn.ModuleList([nn.Sequential(*self.blocks)])
 
     def forward(self, x: Tensor) -> Tensor:
-        check_stream(0, x.shape[-1], self.width)
+        check_stream(x, -1, self.width, 0)
         if not self.blocks:
             return x  # a step of which nothing is left, whose end could still weigh its one source
         state = self.wiring.start(x)

@@ -91,13 +91,11 @@ class StepSequence(StepsNet):
             x = self._run(block, x)
         if self.stream_scale != 1.0:
             x = x * self.stream_scale
-        check_stream(0, x.shape[self.dim], self.width)
-        y = x  # (…, C)
+        y = check_stream(x, self.dim, self.width, 0)  # (…, C)
         waiting: list[Tensor] = []
         for i, blocks in enumerate(self.blocks_of_steps()):
             y, waiting = change_width(y, waiting, self.slices_read[i], self.slice_widths, self.dim)  # y: (…, C_i)
-            y = self._run_step(i, blocks, y)
-            check_stream(i + 1, y.shape[self.dim], self.widths[i])
+            y = check_stream(self._run_step(i, blocks, y), self.dim, self.widths[i], i + 1)
         y, waiting = change_width(y, waiting, len(self.slice_widths), self.slice_widths, self.dim)  # y: (…, C)
         return y
 
