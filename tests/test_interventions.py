@@ -6,7 +6,9 @@ import pytest
 import timm
 import torch
 from torch import nn
+from transformers import GPT2Config, GPT2LMHeadModel
 
+import stepsnet
 from stepsnet.analysis.interventions import drop_each, drop_steps, dropped, mask_paths, masked
 from stepsnet.errors import UserError
 from stepsnet.models.blocks import blocks_of
@@ -54,6 +56,32 @@ def test_table_6_has_both_paths_and_one_unmasked(model, images):
     assert len({row["metrics"]["top1"] for row in rows}) == 11
 
 
+def test_channels_that_do_not_wait_are_not_said_to_be_masked(images):
+    kwargs = {"widths": (24, 34), "depths": (2, 2), "num_heads": (2, 2), "img_size": 32}
+    model = timm.create_model("test_steps_deit", **kwargs).eval()
+    seen = []
+
+    def evaluate(model):
+        hook = model.blocks.register_forward_hook(
+            lambda module, x, y: seen.append((x[0] == 0).all((0, 1)).sum().item())
+        )
+        metrics = evaluation(images)(model)
+        hook.remove()
+        return metrics
+
+    rows = mask_paths(model, evaluate)
+    assert [row["channels"] for row in rows] == [0, 4, 8, 12, 16, 20, 0, 4, 8, 10]  # 10 wait
+    assert seen == [0, 4, 8, 12, 16, 20, 4, 8, 10]  # what is masked beside 0 twice
+
+
+def test_stages_have_numbers_of_their_own():
+    model = timm.create_model("test_steps_swin").eval()
+    x = torch.randn(1, *model.default_cfg["input_size"])
+    several = [s.widths for s in model.modules() if type(s).__name__ == "StepsNet" and len(s.widths) > 1]
+    row = mask_paths(model, evaluation(x), parts=2)[1]
+    assert row["channels"] == ", ".join(str(round(min(widths) / 2)) for widths in several) and len(several) > 1
+
+
 def test_table_7_drops_similar_computations(model, images):
     rows = drop_steps(model, evaluation(images))
     assert [row["dropped"] for row in rows] == [
@@ -80,6 +108,32 @@ def test_each_block_is_dropped_alone_and_put_back(model, images):
     with dropped([blocks_of(model)[4]]):
         assert rows[4]["metrics"] == evaluation(images)(model)
     assert torch.equal(model(images), before)
+    assert not any("forward" in block.__dict__ for block in blocks_of(model))  # which would hide a design's, or its own
+
+
+def test_a_forward_pass_of_a_blocks_own_comes_back(model, images):
+    block, calls = blocks_of(model)[1], []
+    block.forward = lambda x, own=block.forward: calls.append(1) or own(x)
+    with dropped([block]):
+        model(images)
+    assert not calls and model(images) is not None and calls == [1]
+    with pytest.raises(UserError, match="Block has a forward pass of its own, as where it is compiled or recomputed"):
+        stepsnet.residual.connect([block], "mhc", width=24)
+
+
+def test_a_dropped_first_layer_leaves_the_scale_of_the_stream(images):
+    """Of transformers' models the first layer scales the stream, which is not what it adds to it."""
+    config = GPT2Config(vocab_size=31, n_embd=32, n_layer=4, n_head=4, n_positions=32, bos_token_id=1, eos_token_id=2)
+    torch.manual_seed(0)
+    ours = stepsnet.stepify(GPT2LMHeadModel(config), 2, stream_scale=30.0).eval()
+    ids = torch.arange(2, 20)[None]
+    with dropped(blocks_of(ours)[:1]):
+        without = ours(ids).logits
+    silent = copy.deepcopy(ours)
+    for layer in (blocks_of(silent)[0].attn.c_proj, blocks_of(silent)[0].mlp.c_proj):
+        nn.init.zeros_(layer.weight), nn.init.zeros_(layer.bias)
+    torch.testing.assert_close(without, silent(ids).logits)
+    assert not torch.allclose(without, ours(ids).logits)
 
 
 def test_stages_are_taken_one_by_one():

@@ -114,6 +114,16 @@ def test_its_stream_is_measured_and_shown_block_by_block(name):
     measured = measure_stream(model, lambda m: F.cross_entropy(m(IMAGES), LABELS))
     assert [block.width for block in measured] == [16, 16, 24, 32, 32]
     assert all(math.isfinite(v) and v > 0 for block in measured for v in (block.gamma, block.branch, block.gradient))
+    if name != "plain" and DESIGNS[name].starts_as_plain:  # then what is measured is what plain has, too
+        ours, plain = deit(name, depths=(6,)).eval(), stirred(deit("plain", depths=(6,)), 0.1).eval()
+        ours.load_state_dict(_of_connected(ours, plain), strict=False)
+        for one, other in zip(
+            *(measure_stream(m, lambda m: F.cross_entropy(m(IMAGES), LABELS)) for m in (ours, plain))
+        ):
+            for key in ("gamma", "gamma_read", "branch", "correlation"):
+                assert getattr(one, key) == pytest.approx(getattr(other, key), rel=1e-2), key
+            if not DESIGNS[name].wiring.grows:  # else the gradient is that of one of several tensors
+                assert one.gradient == pytest.approx(other.gradient, rel=1e-2)
     states = model.forward_intermediates(IMAGES, intermediates_only=True, output_fmt="NLC", norm=True)
     assert len(states) == len(model.blocks) == 5
     torch.testing.assert_close(states[-1], model.forward_features(IMAGES))
@@ -135,6 +145,10 @@ def test_it_begins_again_on_the_meta_device(name):
             assert torch.equal(model.state_dict()[key], value), key
     model.load_state_dict(eager.state_dict())
     torch.testing.assert_close(model.eval()(IMAGES), eager(IMAGES))
+    with torch.device("meta"):  # a state dict alone, which lacks what is not saved
+        empty = deit(name, **STEPS)
+    empty.to_empty(device="cpu").load_state_dict(eager.state_dict())
+    torch.testing.assert_close(empty.eval()(IMAGES), eager(IMAGES))
 
 
 @EVERY
@@ -197,10 +211,20 @@ def test_a_dropped_block_is_one_whose_branches_give_zero(name):
     torch.testing.assert_close(without, network(x))
 
 
-@pytest.mark.parametrize("name", ["dense_former", "deep_cross_attention", "mudd"])
+@pytest.mark.parametrize("name", [name for name in JOINED if name != "fixup"])
+def test_a_stream_in_bfloat16_under_autocast(name):
+    """As where nothing in front of the blocks is in float32, such as learned positions."""
+    network = stepsnet.residual.connect([Block(WIDTH, 2) for _ in range(2)], name, **OPTIONS.get(name, {}))
+    x = torch.randn(2, 5, WIDTH)
+    with torch.autocast("cpu", torch.bfloat16):
+        ours = network(x.bfloat16())
+    assert (ours.float() - network(x)).abs().max() < 0.1
+
+
+@pytest.mark.parametrize("name", ["dense_former", "deep_cross_attention", "mudd", "attention_residuals"])
 def test_blocks_that_read_those_before_them_are_not_run_without_them(name):
     network = stepsnet.residual.connect([Block(WIDTH, 2) for _ in range(4)], name)
-    with pytest.raises(UserError, match="a block got 1 outputs of blocks before it, expected 3"):
+    with pytest.raises(UserError, match=r"a block got 1 outputs of blocks before it, expected [35]"):
         network[2:](torch.randn(2, 5, WIDTH))
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -28,12 +29,12 @@ def masked(model: Any, share: float, path: str) -> Iterator[None]:
 
     Args:
         share: how many channels, as a share of the slow path's width.
-        path: "slow" masks the first channels, which every block reads; "fast" the last ones, which wait.
+        path: "slow" masks the first channels, which every block reads; "fast" the last ones, which wait, and are no
+            more than there are.
     """
 
     def mask(x: Tensor, widths: Sequence[int], dim: int) -> Tensor:
-        slow, full = min(widths), max(widths)
-        count = min(round(share * slow), slow if path == "slow" else full - slow)
+        count, full = _masked_channels(widths, share, path), max(widths)
         kept = torch.ones(full, dtype=x.dtype, device=x.device)
         kept[slice(0, count) if path == "slow" else slice(full - count, None)] = 0
         return x * (kept if dim == -1 else kept.view(-1, *[1] * (x.ndim - dim - 1)))
@@ -64,29 +65,44 @@ def masked(model: Any, share: float, path: str) -> Iterator[None]:
 @contextmanager
 def dropped(blocks: Sequence[nn.Module]) -> Iterator[None]:
     """Replace blocks by the identity; in a design of the residual stream, let their branches give zero."""
-    before = [(block, block.forward) for block in blocks]
+    own = [block.__dict__.get("forward") for block in blocks]  # such as that of a compiled block
     try:
         for block in blocks:
-            block.forward = block.without_branches if isinstance(block, ConnectedBlock) else _identity
+            scale = getattr(block, "stream_scale", 1.0)  # of the stream, not of what the block adds to it
+            block.forward = block.without_branches if isinstance(block, ConnectedBlock) else partial(_identity, scale)
         yield
     finally:
-        for block, forward in before:
-            block.forward = forward
+        for block, forward in zip(blocks, own):
+            del block.forward
+            if forward is not None:
+                block.forward = forward
 
 
 def mask_paths(model: nn.Module, evaluate: Evaluate, parts: int = 6) -> list[dict[str, Any]]:
     """Table 6: the metrics with 0, 1/6, …, 5/6 of the slow path's channels masked, at either end of x.
 
+    A row for each number of channels, which end where all that wait are masked; in a hierarchical model with a number
+    for each stage of several steps, such as "8, 16".
+
     Raises:
         OneStep: the model has a single step.
     """
-    widths = _several_widths(model)
+    _several_widths(model)
+    streams = [sequence.widths for sequence in step_sequences(model) if len(sequence.widths) > 1]
+    if is_transformers_model(model):
+        streams = [cast(Any, model).config.widths]
     rows: list[dict[str, Any]] = []
     for path in ("slow", "fast"):
+        before: list[int] | None = None
         for part in range(parts):
+            counts = [_masked_channels(widths, part / parts, path) for widths in streams]
+            if counts == before:
+                break
             with masked(model, part / parts, path):
                 metrics = rows[0]["metrics"] if rows and part == 0 else evaluate(model)
-            rows.append({"path": path, "channels": round(part / parts * min(widths)), "metrics": metrics})
+            channels = counts[0] if len(counts) == 1 else ", ".join(map(str, counts))
+            rows.append({"path": path, "channels": channels, "metrics": metrics})
+            before = counts
     return rows
 
 
@@ -126,8 +142,13 @@ def drop_each(model: nn.Module, evaluate: Evaluate) -> list[dict[str, Any]]:
     return rows
 
 
-def _identity(x: Tensor, *arguments: Any, **kwargs: Any) -> Tensor:
-    return x
+def _masked_channels(widths: Sequence[int], share: float, path: str) -> int:
+    slow, full = min(widths), max(widths)
+    return min(round(share * slow), slow if path == "slow" else full - slow)
+
+
+def _identity(scale: float, x: Tensor, *arguments: Any, **kwargs: Any) -> Tensor:
+    return x if scale == 1.0 else x * scale
 
 
 def _several_widths(model: nn.Module) -> list[int]:

@@ -110,6 +110,14 @@ def stream_line_of(model: nn.Module, loss: Callable[[nn.Module], Tensor]) -> dic
     return as_line(measure_stream(model, loss), "epoch_end")
 
 
+def _as_it_is(gradient: Tensor) -> Tensor:
+    return gradient
+
+
+def _first_channels(width: int, gradient: Tensor) -> Tensor:
+    return gradient[..., :width]
+
+
 class _Observer:
     """Puts the whole residual stream together from what the hooks see.
 
@@ -139,10 +147,12 @@ class _Observer:
         if len(self.numbers) == self.num_blocks:  # a second pass
             return
         y = output[0] if isinstance(output, tuple) else output  # (…, C_i)
+        of_stream: Callable[[Tensor], Tensor] = _as_it_is
         if isinstance(block, ConnectedBlock):  # its stream is several tensors, or one of several streams
             y = output[-1] if isinstance(output, tuple) else output  # what the gradient is taken of
             with torch.no_grad():
-                before, after = block.wiring.finish(arguments[0]), block.wiring.finish(output)
+                before, after = block.wiring.as_sum(arguments[0]), block.wiring.as_sum(output)
+            of_stream = block.wiring.gradient_of_stream
         else:
             before, after = arguments[0].detach(), y.detach()
         if (width := getattr(block, "read_width", None)) is not None:  # a layer of transformers: the whole stream
@@ -150,6 +160,7 @@ class _Observer:
             if not self.numbers:
                 self.start_stream(before, -1)
             before, after = before[..., :width], after[..., :width]
+            of_stream = partial(_first_channels, width)
         if before.shape != after.shape or not self._continues_stream(before):  # no StepsNet, or a new stage
             has_convolutions = y.ndim == 4 and any(isinstance(module, nn.Conv2d) for module in block.modules())
             dim = self.given_dim if self.given_dim is not None else (1 if has_convolutions else -1)
@@ -169,10 +180,10 @@ class _Observer:
         self.widths.append(width)
         self.numbers.append(torch.stack([number.to(y.device, torch.float32) for number in numbers]))
         if y.requires_grad:
-            y.register_hook(partial(self._keep_gradient_norm, len(self.numbers) - 1))
+            y.register_hook(partial(self._keep_gradient_norm, len(self.numbers) - 1, of_stream))
 
-    def _keep_gradient_norm(self, block: int, gradient: Tensor) -> None:
-        self.gradients[block] = gradient.norm() / self.loss_scale
+    def _keep_gradient_norm(self, block: int, of_stream: Callable[[Tensor], Tensor], gradient: Tensor) -> None:
+        self.gradients[block] = of_stream(gradient).norm() / self.loss_scale
 
     def statistics(self) -> list[BlockStatistics]:
         unknown = torch.tensor(float("nan"))

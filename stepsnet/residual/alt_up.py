@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .design import Branch, Connection, Place, check_bounds, without_autocast
+from .design import Branch, Connection, Place, check_bounds, precise, without_autocast
 from .streams import Streams
 
 __all__ = ["AltUp"]
@@ -45,7 +45,7 @@ class AltUp(Connection):
 
     def forward(self, x: Tensor, F: Branch) -> Tensor:
         with without_autocast(x):
-            predicted = self.p.view(self.streams, self.streams) @ x  # (B, N, n, C)
+            predicted = (precise(self.p).view(self.streams, self.streams) @ precise(x)).to(x.dtype)  # (B, N, n, C)
         innovation = F(x[..., self.active, :]) - predicted[..., self.active, :]  # (B, N, C)
         return predicted + self.g[:, None] * innovation.unsqueeze(-2)
 

@@ -3,16 +3,17 @@ r"""Attention Residuals: Kimi Team, arXiv 2603.15031, full and in blocks of laye
     h_l = Σ_i α_{i→l} v_i,   α_{·→l} = softmax_i(w_l · RMSNorm(v_i))        v, h: (B, N, C), w: (C)
 
 Full: v_0 is the start of the stream and v_i = F_i(h_i) the output of layer i; layer l reads v_0 … v_{l-1}. In blocks:
-the layers are cut into ``groups`` of like size, within which outputs are added up; layer l reads v_0, the sums
-of the groups before its own, and that of its own so far, unless it is the group's first. The end of the stream is read
-in the same way, with a w of its own. RMSNorm's weight would only multiply w, so there is none.
+the layers are cut into at most ``groups`` of one size, the last of which may be smaller (12 layers in 8 groups: 6 of
+2), within which outputs are added up; layer l reads v_0, the sums of the groups before its own, and that of its own
+so far, unless it is the group's first. The end of the stream is read in the same way, with a w of its own. RMSNorm's
+weight would only multiply w, so there is none.
 
-Start: w = 0, the mean of all that is read, which is their sum but for a factor. To that a norm in front of a branch is
-blind, and so is the one behind the stream: the network starts as the plain one where its stream ends in a norm. The
-stream itself is divided by the number of v, also where all branches are silent; in a StepsNet its channels are smaller
-then than those that wait. Parameters: C a branch. MACs a token and branch: 2 C for each v that is read,
-which the count leaves out in part. Traffic: those v are read once, h is written. Memory: the v; those of ``groups`` and
-not of all layers in the second form.
+Start: w = 0, the mean of all that is read, which is their sum but for a factor. To that a norm in front of a branch
+is blind but for its ε, and so is the one behind the stream: the network starts as the plain one where its stream ends
+in a norm, and is well above that ε. The stream itself is divided by the number of v, also where all branches are
+silent; in a StepsNet its channels are smaller then than those that wait. Parameters: C a branch. MACs a token and
+branch: 2 C for each v that is read, which the count leaves out in part. Traffic: those v are read once, h is written.
+Memory: the v; those of ``groups`` and not of all layers in the second form.
 """
 
 from __future__ import annotations
@@ -25,7 +26,17 @@ import torch
 from torch import Tensor, nn
 
 from ..plan import MOST_BLOCKS
-from .design import Branch, Connection, DesignPart, Place, Wiring, check_bounds, precise, without_autocast
+from .design import (
+    Branch,
+    Connection,
+    DesignPart,
+    Place,
+    Wiring,
+    check_bounds,
+    check_sources,
+    precise,
+    without_autocast,
+)
 
 __all__ = ["AttentionResiduals", "BlockAttentionResiduals"]
 
@@ -68,6 +79,9 @@ class _WithSources(Wiring):
         with without_autocast(state[0]):
             return self.query(state)
 
+    def as_sum(self, state: tuple[Tensor, ...]) -> Tensor:
+        return self.finish(state) * len(state)
+
 
 class AttentionResiduals(Connection):
     title = "each layer attends to the outputs of all layers before"
@@ -78,9 +92,12 @@ class AttentionResiduals(Connection):
     def __init__(self, place: Place, options: Mapping[str, Any]):
         super().__init__(place, options)
         self.query = _Query(place.width) if place.layer > 1 else None  # the first layer has one v to read
-        self.begins_group = (place.layer - 1) % self.group_size(place.layers, options) == 0
+        size = self.group_size(place.layers, options)
+        self.begins_group = (place.layer - 1) % size == 0
+        self.sources = 1 + math.ceil((place.layer - 1) / size)  # that the layer reads
 
     def forward(self, state: tuple[Tensor, ...], F: Branch) -> tuple[Tensor, ...]:
+        check_sources(len(state), self.sources)
         h = state[0]
         if self.query is not None:
             with without_autocast(h):

@@ -94,6 +94,14 @@ class Wiring(DesignPart):
         """The state after any block -> what the head would read if the network ended there, (B, N, C)."""
         return state
 
+    def as_sum(self, state: State) -> Tensor:
+        """What statistics of the stream are taken of: where ``finish`` gives a mean of what blocks wrote, their sum."""
+        return self.finish(state)
+
+    def gradient_of_stream(self, gradient: Tensor) -> Tensor:
+        """The gradient of the state's last tensor -> that of a shift of the stream, (B, N, C)."""
+        return gradient
+
 
 class Connection(DesignPart):
     """How one branch F, or one block, is joined to the stream: state, F -> state.

@@ -192,6 +192,8 @@ def _join(stream: _Stream) -> Wiring:
         block.connections = _like(block, nn.ModuleList(design(place, options) for place in places))
         # not as submodules: they belong to the container
         block.__dict__.update(wiring=wiring, unit=design.unit, branch_parts=tuple(parts))
+        for parameter in block.parameters():  # transformers marks what it has loaded, which is drawn anew here
+            parameter.__dict__.pop("_is_hf_initialized", None)
         block.init_branches()
         layer += count
     return _like(stream.blocks[0], wiring) if stream.blocks else wiring
@@ -244,6 +246,11 @@ def _parts_for(block: nn.Module, name: str, design: type[Connection]) -> Sequenc
     kind = type(block).__name__
     if isinstance(block, ConnectedBlock):
         raise UserError(f"residual: {kind} has a design already, expected blocks without one")
+    if "forward" in block.__dict__:
+        raise UserError(
+            f"residual: {kind} has a forward pass of its own, as where it is compiled or recomputed, expected blocks "
+            "that are joined before that"
+        )
     if any(isinstance(module, nn.Conv2d) for module in block.modules()):
         raise UserError(f"residual: {kind} has convolutions over images (B, C, H, W), expected blocks of channels last")
     parts = parts_of(block)

@@ -31,6 +31,7 @@ class LayerNormScaling(Connection):
         super().__init__(place, options)
         # a number would be a constant of the block's graph, and each block be compiled anew
         self.register_buffer("factor", torch.empty(()), persistent=False)
+        self.register_load_state_dict_post_hook(_start_again)  # of a model that was empty until then
         self.init_weights()
 
     def init_weights(self) -> None:
@@ -43,6 +44,10 @@ class LayerNormScaling(Connection):
     def prepare(cls, block: Any, parts: Sequence[BranchParts], place: Place, options: Mapping[str, Any]) -> None:
         for index, one in enumerate(parts):
             block.get_submodule(one.norm).register_forward_hook(partial(_scaled, block, index))
+
+
+def _start_again(connection: LayerNormScaling, keys: Any) -> None:
+    connection.init_weights()
 
 
 def _scaled(block: Any, index: int, norm: Any, arguments: Any, output: Tensor) -> Tensor:
