@@ -69,5 +69,6 @@ def data_config(recipe: ClassificationRecipe, model: nn.Module) -> dict[str, Any
         "std": spec.std,
         "interpolation": spec.interpolation,
         "crop_pct": spec.crop_pct,
+        "crop_mode": spec.crop_mode,
     }
     return config | data_config_of_digits() if split_of(recipe.data)[0] == "digits" else config

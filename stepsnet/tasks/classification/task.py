@@ -90,6 +90,8 @@ def build(
 def input_spec(recipe: ClassificationRecipe, model: nn.Module) -> InputSpec:
     """How images become this model's inputs: timm's data config, at the size that the model is built for.
 
+    But for the recipe's crop, which :func:`resolve` takes from that config when a run starts.
+
     Raises:
         UserError: inputs of neither one channel nor three.
     """
@@ -102,7 +104,8 @@ def input_spec(recipe: ClassificationRecipe, model: nn.Module) -> InputSpec:
     if size[0] == 1:
         mean, std = (sum(mean) / len(mean),), (sum(std) / len(std),)
     crop_pct = recipe.crop_pct or config["crop_pct"]
-    return InputSpec(size, tuple(mean), tuple(std), config["interpolation"], crop_pct)
+    crop_mode = recipe.crop_mode or "center"  # runs of before, which do not name it, were scored so
+    return InputSpec(size, tuple(mean), tuple(std), config["interpolation"], crop_pct, crop_mode)
 
 
 class Classification(Task):
