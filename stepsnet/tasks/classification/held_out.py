@@ -71,14 +71,19 @@ def divide(
 
 
 def _set_aside(labels: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """The indices to train on, and ``count`` others of each class alike: of a class with one image none is aside."""
     from sklearn.model_selection import train_test_split
 
-    classes = len(np.unique(labels))
-    if not classes <= count <= len(labels) - classes:
-        most = len(labels) - classes
-        raise UserError(f"holdout: got {count}, expected {classes} to {most} of the {len(labels)} training images")
-    kept, aside = train_test_split(np.arange(len(labels)), test_size=count, random_state=0, stratify=labels)
-    return np.sort(kept), np.sort(aside)
+    found, of_image, sizes = np.unique(labels, return_inverse=True, return_counts=True)
+    classes, several = int(np.count_nonzero(sizes > 1)), np.flatnonzero(sizes[of_image] > 1)
+    if not max(1, classes) <= count <= len(several) - classes:
+        single, most = len(found) - classes, len(several) - classes
+        images = f"{len(labels)} training images"
+        images += f", of which {single} are the only ones of their class" if single else ""
+        raise UserError(f"holdout: got {count}, expected {classes} to {most} of the {images}")
+    _, aside = train_test_split(several, test_size=count, random_state=0, stratify=labels[several])
+    aside = np.sort(aside)
+    return np.setdiff1d(np.arange(len(labels)), aside), aside
 
 
 def _first_of_each(labels: Sequence[int], among: np.ndarray, count: int | None, name: str) -> np.ndarray:
