@@ -8,8 +8,8 @@ from torch import nn
 
 from ...config import ClassificationRecipe
 from ..deployment import Deployment
+from .inputs import data_config
 from .predict import classes_of
-from .publish import data_config
 
 __all__ = ["deployment"]
 
