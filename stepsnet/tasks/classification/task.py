@@ -28,7 +28,7 @@ from ...models.transfer import start_from
 from ..assets import check_classes, save_classes
 from ..loading import loaded
 from ..remarks import on_classes, on_largest_class
-from .data import ImageData, SampleKey, Samples, StoredData, load_images, open_images
+from .data import ImageData, SampleKey, Samples, StoredData, check_test_split, load_images, open_images
 from .held_out import split_of
 from .inputs import Normalization, input_spec, normalization_of, on_other_normalization
 from .inspection import Mistakes
@@ -43,9 +43,12 @@ Batch = tuple[Tensor, Tensor]  # images (B, C, H, W) and labels (B)
 
 
 def open_data(recipe: ClassificationRecipe, data: str, run: Path | None = None) -> StoredData:
-    """Raises UserError where the data do not exist, or the model: opening data may take long."""
+    """Raises UserError where the data do not exist, or the model: opening data may take long; or no test split does."""
     check_model_name(recipe.model)
-    return open_images(data)
+    opened = open_images(data)
+    if recipe.score_test and run is None:
+        check_test_split(opened, recipe.holdout)  # and not after the training
+    return opened
 
 
 def build(
