@@ -16,6 +16,7 @@ from stepsnet.from_data import as_begun, with_baseline
 from stepsnet.models.build import build_model
 from stepsnet.overrides import to_yaml
 from stepsnet.run_folder import open_run_folder, read_run_recipe
+from stepsnet.runs.evaluate import evaluate_checkpoint
 from stepsnet.tasks import build_opened, open_data, resolve
 from stepsnet.tasks.assets import save_classes
 from stepsnet.tasks.classification.data import evaluation_transform
@@ -114,3 +115,14 @@ def test_the_documented_program_is_timms_transform(mode, crop_pct, size):
     expected = timm.data.create_transform(**config, is_training=False)(picture)
     got = documented_preprocess()(picture, {**config, "mode": "RGB"})[0]
     np.testing.assert_allclose(got, expected, atol=1e-5)
+
+
+def test_a_checkpoint_is_scored_with_its_models_crop(data, tmp_path, monkeypatch):
+    """`stepsnet eval` of a file of weights."""
+    model = timm.create_model(SQUASH.name, num_classes=2)
+    save_weights(tmp_path / "weights.safetensors", model.state_dict())
+    seen = []
+    monkeypatch.setattr("stepsnet.runs.evaluate._scores", lambda task, model, device: seen.append(task.data.val))
+    evaluate_checkpoint(tmp_path / "weights.safetensors", SQUASH.name, data)
+    stored = Image.open(f"{data.removeprefix('folder:')}/val/ant/0.png")
+    assert torch.equal(seen[0][0, 0, 0][0], timms(model)(stored))

@@ -19,7 +19,7 @@ from .data import StoredData
 from .input_size import check_input_size, fit_input_size
 from .sources import StoredImages
 
-__all__ = ["resolve"]
+__all__ = ["resolve", "with_crop_mode"]
 
 _LOOKED_AT = 256  # training images, evenly spaced
 
@@ -46,7 +46,8 @@ def resolve(recipe: ClassificationRecipe, opened: StoredData) -> tuple[Classific
     recipe = with_args(recipe, args)
     if recipe.img_size == "data" and "img_size" not in args:
         side = look.side()
-        return _with_crop_mode(fit_input_size(recipe, side), opened, [*lines, f"img_size {side}, from the data"])
+        recipe, of_model = with_crop_mode(fit_input_size(recipe, side), opened)
+        return recipe, [*lines, f"img_size {side}, from the data", *of_model]
     if recipe.img_size == "data":
         recipe = with_args(recipe, args, img_size=None)
     elif recipe.img_size and "img_size" not in args:
@@ -54,21 +55,20 @@ def resolve(recipe: ClassificationRecipe, opened: StoredData) -> tuple[Classific
     elif recipe.img_size:
         with torch.device("meta"):
             check_input_size(recipe, build_model(recipe.model))
-    return _with_crop_mode(recipe, opened, lines)
+    recipe, of_model = with_crop_mode(recipe, opened)
+    return recipe, [*lines, *of_model]
 
 
-def _with_crop_mode(
-    recipe: ClassificationRecipe, opened: StoredData, lines: list[str]
-) -> tuple[ClassificationRecipe, list[str]]:
+def with_crop_mode(recipe: ClassificationRecipe, opened: StoredData) -> tuple[ClassificationRecipe, list[str]]:
     """The recipe with its model's crop, if that is not the center's, which is what a run without one is scored with."""
     if recipe.crop_mode or opened.name == "digits":
-        return recipe, lines
+        return recipe, []
     with suppress(UserError), torch.device("meta"):  # what cannot be built there is said when it is built
         mode = resolve_model_data_config(build_model(recipe.model))["crop_mode"]
         if mode != "center":
             line = f"crop_mode {mode}, from {recipe.model.name}: so images that are not square are evaluated"
-            return replace(recipe, crop_mode=mode), [*lines, line]
-    return recipe, lines
+            return replace(recipe, crop_mode=mode), [line]
+    return recipe, []
 
 
 def _channels_of(name: str) -> int:
