@@ -202,6 +202,9 @@ class ClassificationRecipe(Recipe):
     crop_pct: Annotated[float, Field(ge=0.1, le=1)] | None = Field(
         default=None, description="share of the resized image that is evaluated; null: the model's"
     )
+    crop_mode: Literal["center", "squash", "border"] | None = Field(
+        default=None, description="how an evaluated image becomes a square, by timm's names; null: the model's"
+    )
     init: str | None = Field(
         default=None, description="weights to start from: a run, a file or timm:NAME; null: random weights"
     )

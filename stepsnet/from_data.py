@@ -65,7 +65,9 @@ def with_baseline(recipe: R, of_baseline: Recipe) -> R:
     both = dataclasses.replace(recipe, baseline=of_baseline.model)
     if isinstance(both, ClassificationRecipe) and isinstance(of_baseline, ClassificationRecipe):
         # none where a model's arguments have it
-        return dataclasses.replace(both, img_size=both.img_size or of_baseline.img_size)
+        size = both.img_size or of_baseline.img_size
+        mode = both.crop_mode if both.crop_mode == of_baseline.crop_mode else None  # each has its own
+        return dataclasses.replace(both, img_size=size, crop_mode=mode)
     return both
 
 
@@ -95,4 +97,6 @@ def as_begun(recipe: R, begun: Recipe) -> R:
             changes[key] = ModelSpec(own.name, {**given, **more})
     if getattr(recipe, "img_size", None) == "data":
         changes["img_size"] = getattr(begun, "img_size", None)
+    if isinstance(recipe, ClassificationRecipe) and recipe.crop_mode is None:
+        changes["crop_mode"] = getattr(begun, "crop_mode", None)
     return dataclasses.replace(recipe, **changes)

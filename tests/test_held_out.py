@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from sklearn.model_selection import train_test_split
 
 from stepsnet.engine.task import BatchShard
 from stepsnet.errors import UserError
@@ -67,6 +68,23 @@ def test_the_division_is_stratified_disjoint_and_a_function_of_the_labels():
     assert np.array_equal(train.train, train.evaluated) and np.array_equal(train.train, parts.train)
     alone = divide(LABELS, 7, "val", train_samples=6)
     assert np.bincount(labels[alone.train]).tolist() == [2, 2, 2] and len(alone.evaluated) == 7
+
+
+def test_a_class_of_one_image_is_trained_on_and_the_others_are_divided_as_without_it():
+    """As in data of a long tail, of which scikit-learn cannot stratify the classes of one."""
+    kept, aside = train_test_split(np.arange(len(LABELS)), test_size=12, random_state=0, stratify=LABELS)
+    plain = divide(LABELS, 7, "val", holdout=12)
+    assert plain.train.tolist() == sorted(kept) and plain.evaluated.tolist() == sorted(aside)
+    tail = divide([3, *LABELS, 4], 7, "val", holdout=12)
+    assert tail.evaluated.tolist() == [index + 1 for index in sorted(aside)]
+    assert tail.train.tolist() == [0, *(index + 1 for index in sorted(kept)), 121]
+    for count in (2, 118):
+        expected = "expected 3 to 117 of the 122 training images, of which 2 are the only ones of their class"
+        with pytest.raises(UserError, match=f"holdout: got {count}, {expected}"):
+            divide([3, *LABELS, 4], 7, "val", holdout=count)
+    for count in (1, 3):
+        with pytest.raises(UserError, match=f"holdout: got {count}, .* 3 training images, of which 3 are the only"):
+            divide([0, 1, 2], 7, "val", holdout=count)
 
 
 @pytest.mark.parametrize(

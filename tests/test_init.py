@@ -5,14 +5,21 @@ import dataclasses
 import pytest
 import timm
 import torch
+from sklearn.datasets import load_digits
+from sklearn.model_selection import train_test_split
+from test_from_data import write_images
 from timm.layers import resample_abs_pos_embed
 from torch import nn
 
 import stepsnet  # noqa: F401 - registers the models
 from stepsnet.checkpoint import save_weights
+from stepsnet.config import ClassificationRecipe, ModelSpec
 from stepsnet.errors import UserError
 from stepsnet.models import load_baseline
 from stepsnet.models.transfer import read_pretrained, start_from
+from stepsnet.overrides import to_yaml
+from stepsnet.recipes import find_recipe
+from stepsnet.runs.prepare import prepare_run
 
 ONE_WIDTH = dict(widths=(64,), depths=(6,), num_heads=(2,))  # test_vit as a StepsNet of one step
 SMALL = dict(img_size=32, num_classes=7)
@@ -181,3 +188,64 @@ def test_timms_pretrained_weights(tmp_path, monkeypatch):
         start_from(model, "timm:test_vit")
     with pytest.raises(UserError, match="cannot load timm:test_steps_deit"):  # known to timm, and not pretrained
         start_from(model, "timm:test_steps_deit")
+
+
+HALF = "mean (0.5, 0.5, 0.5) and std (0.5, 0.5, 0.5)"
+IMAGENET = "mean (0.485, 0.456, 0.406) and std (0.229, 0.224, 0.225)"
+
+
+def told_of_inputs(init, data, args=None):
+    """What a run that starts from weights says besides the table."""
+    recipe = find_recipe("cifar10/shallow")
+    model = ModelSpec("test_steps_deit", {"img_size": 32, **(args or {})})
+    recipe = dataclasses.replace(recipe, model=model, data=data, img_size=None, init=init, holdout=None)
+    recipe = dataclasses.replace(recipe, batch_size=2, train_samples=None, device="cpu", clean_samples=0)
+    lines = prepare_run(recipe).lines
+    assert any(line.startswith(f"init from {init}\n|") for line in lines)
+    return [line for line in lines if "trained on images with" in line]
+
+
+def test_weights_that_have_seen_other_inputs_are_told(tmp_path, monkeypatch):
+    """timm's augreg models were trained on images of mean 0.5, and ours take ImageNet's."""
+    known = timm.models._registry._model_pretrained_cfgs
+    tag = next(name for name in known if name.startswith("test_vit."))
+    file = saved(tmp_path, timm.create_model("test_vit", num_classes=1000))
+    data = f"folder:{write_images(tmp_path / 'data', (32, 32), classes=('ant', 'bee'))}"
+    grey = f"folder:{write_images(tmp_path / 'grey', (32, 32), 'L', classes=('ant', 'bee'))}"
+
+    def timms(mean, std):
+        local = dataclasses.replace(known[tag], file=file, hf_hub_id=None, url="", mean=mean, std=std)
+        for name in (tag, "test_vit"):
+            monkeypatch.setitem(known, name, local)
+        return "timm:test_vit"
+
+    source = timms((0.5,) * 3, (0.5,) * 3)
+    line = f"init: the weights of {source} were trained on images with {HALF}, those of this run have {IMAGENET}: "
+    line += "the same picture is another input to them"
+    assert told_of_inputs(source, data) == [line]
+    (one,) = told_of_inputs(source, grey)
+    assert f"with {HALF}, those of this run have mean (0.449) and std (0.226): " in one
+    overlay = {"pretrained_cfg_overlay": {"mean": [0.5, 0.5, 0.5], "std": [0.5, 0.5, 0.5]}}  # what the page names
+    assert told_of_inputs(source, data, overlay) == []
+    source = timms((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    assert told_of_inputs(source, data) == told_of_inputs(source, grey) == []
+    assert told_of_inputs(file, data) == []  # nobody knows what a file's have seen
+
+
+def test_a_run_that_has_seen_other_inputs_is_told(tmp_path):
+    data = f"folder:{write_images(tmp_path / 'data', (32, 32), classes=('ant', 'bee'))}"
+
+    def run_of(name, data, **args):
+        spec = ModelSpec("test_steps_deit", {"num_classes": 2, "img_size": 32, **args})
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.yaml").write_text(to_yaml(ClassificationRecipe(name=name, model=spec, data=data)))
+        saved(tmp_path / name, timm.create_model(spec.name, **spec.args), "model.safetensors")
+        return str(tmp_path / name)
+
+    assert told_of_inputs(run_of("same", "folder:gone"), data) == []
+    half = run_of("half", "folder:gone", pretrained_cfg_overlay={"mean": (0.5,) * 3, "std": (0.5,) * 3})
+    assert f"init: the weights of {half} were trained on images with {HALF}, those" in told_of_inputs(half, data)[0]
+    digits = run_of("digits", "digits", img_size=8, patch_size=4, in_chans=1)
+    images = load_digits().images / 16
+    train, _ = train_test_split(images, test_size=0.2, random_state=0, stratify=load_digits().target)
+    assert f"mean ({train.mean():.4g}) and std ({train.std():.4g}), those" in told_of_inputs(digits, data)[0]

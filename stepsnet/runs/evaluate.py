@@ -20,6 +20,7 @@ from ..models.optimize import optimize
 from ..overrides import override
 from ..run_folder import read_run_recipe
 from ..tasks import build_opened, build_task, open_data
+from ..tasks.classification.resolve import with_crop_mode
 from ..tasks.prediction import load_trained
 from ..terminal import say
 
@@ -66,6 +67,7 @@ def evaluate_checkpoint(path: Path, model_name: str, data: str, args: dict[str, 
     recipe = ClassificationRecipe(name="eval", model=ModelSpec(model_name, args or {}), data=data, batch_size=1)
     opened = open_data(recipe)
     recipe, _ = with_classes(recipe, len(opened.splits.classes))
+    recipe, _ = with_crop_mode(recipe, opened)
     model, task = build_opened(recipe, opened)
     device = pick_device("auto")
     try:

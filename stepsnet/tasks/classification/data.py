@@ -20,7 +20,16 @@ from .held_out import InMemory, divide, split_of
 from .sources import SOURCES, Arrays, Splits, StoredImages
 from .transforms import InputSpec, Transform
 
-__all__ = ["ImageData", "SampleKey", "Samples", "StoredData", "evaluation_transform", "load_images", "open_images"]
+__all__ = [
+    "ImageData",
+    "SampleKey",
+    "Samples",
+    "StoredData",
+    "check_test_split",
+    "evaluation_transform",
+    "load_images",
+    "open_images",
+]
 
 SampleKey = tuple[int, int, int]  # epoch, index, copy
 
@@ -100,6 +109,14 @@ def open_images(data: str) -> StoredData:
     return StoredData(name, load_digits(None)[0] if name == "digits" else _open_source(name, "RGB"))
 
 
+def check_test_split(opened: StoredData, holdout: int | None) -> None:
+    """Raises UserError where there is no ``DATA@test``, or it cannot be opened. No image is decoded."""
+    if opened.splits.test and holdout is None:
+        opened.splits.test()
+    elif holdout is None:
+        divide(opened.splits.train.labels, len(opened.splits.val.labels), "test")
+
+
 def load_images(
     data: str,
     spec: InputSpec,
@@ -120,7 +137,8 @@ def load_images(
     Args:
         augment: of the training split; None uses the transform of evaluation.
         train_samples: keep so many training samples, the first of each class in turn; None keeps all.
-        holdout: training images to validate on; the other split is then ``DATA@test``.
+        holdout: training images to validate on; the other split is then ``DATA@test``. Not beside a test split of
+            the data's own.
         clean_samples: training images that are evaluated too.
         in_memory: decode the images once and keep them.
         opened: the data, where they have been opened.
@@ -137,11 +155,14 @@ def load_images(
                 f"data: digits are 1×8×8 values, got a model of {got} inputs, expected model.args.in_chans=1 and "
                 "model.args.img_size=8, or null for both, and img_size=data"
             )
-        (classes, train, other), training, evaluation, _ = load_digits(augment)
+        (classes, train, other, own_test), training, evaluation, _ = load_digits(augment)
     else:
-        classes, train, other = (opened or open_images(data)).in_mode(spec.mode)
+        classes, train, other, own_test = (opened or open_images(data)).in_mode(spec.mode)
         training, evaluation = spec.training(augment), spec.evaluation()
-    parts = divide(train.labels, len(other.labels), split, train_samples, holdout, clean_samples)
+    if own_test and split == "test" and holdout is None:
+        other = own_test()
+    has_test = own_test is not None
+    parts = divide(train.labels, len(other.labels), split, train_samples, holdout, clean_samples, has_test)
     if in_memory and not isinstance(train, Arrays):
         trained_on = parts.train if split == "val" else parts.train[:0]  # what is only evaluated is not trained on
         train = InMemory(train, np.concatenate((trained_on, parts.evaluated)) if parts.of_training else trained_on)
@@ -179,19 +200,27 @@ def _open_source(data: str, mode: str) -> Splits:
 
 def _checked(kind: str, splits: Any) -> Splits:
     """Raises UserError where a source, perhaps a user's, does not return what training needs."""
-    if not isinstance(splits, tuple) or len(splits) != len(Splits._fields):
+    if not isinstance(splits, tuple) or len(splits) not in (3, len(Splits._fields)):
         raise UserError(f"data: {kind}: got {type(splits).__name__} from its function, expected Splits")
     splits = Splits(*splits)
+    classes = len(splits.classes)
     for name, images in (("train", splits.train), ("val", splits.val)):
-        labels = getattr(images, "labels", None)
-        if labels is None or not callable(getattr(images, "read", None)):
-            raise UserError(
-                f"data: {kind}: got {type(images).__name__} as {name}, expected images with labels and read"
-            )
-        found = np.asarray(labels)
-        if len(found) and (found.dtype.kind not in "iu" or not 0 <= found.min() <= found.max() < len(splits.classes)):
-            raise UserError(
-                f"data: {kind}: got labels from {found.min()} to {found.max()} in {name}, expected the numbers of its "
-                f"{len(splits.classes)} classes, from 0"
-            )
+        _checked_images(kind, name, images, classes)
+    if not (splits.test is None or callable(splits.test)):
+        raise UserError(f"data: {kind}: got {type(splits.test).__name__} as test, expected a function that opens it")
+    if open_test := splits.test:
+        return splits._replace(test=lambda: _checked_images(kind, "test", open_test(), classes))
     return splits
+
+
+def _checked_images(kind: str, name: str, images: Any, classes: int) -> Any:
+    labels = getattr(images, "labels", None)
+    if labels is None or not callable(getattr(images, "read", None)):
+        raise UserError(f"data: {kind}: got {type(images).__name__} as {name}, expected images with labels and read")
+    found = np.asarray(labels)
+    if len(found) and (found.dtype.kind not in "iu" or not 0 <= found.min() <= found.max() < classes):
+        raise UserError(
+            f"data: {kind}: got labels from {found.min()} to {found.max()} in {name}, expected the numbers of its "
+            f"{classes} classes, from 0"
+        )
+    return images

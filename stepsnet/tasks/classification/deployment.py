@@ -8,15 +8,15 @@ from torch import nn
 
 from ...config import ClassificationRecipe
 from ..deployment import Deployment
+from .inputs import data_config
 from .predict import classes_of
-from .publish import data_config
 
 __all__ = ["deployment"]
 
 
 def deployment(run: Path, recipe: ClassificationRecipe, model: nn.Module) -> Deployment:
     """Raises UserError where the class names are nowhere."""
-    config = {"crop_mode": "center", **data_config(recipe, model)}
+    config = data_config(recipe, model)
     mode = "L" if config["input_size"][0] == 1 else "RGB"
     return Deployment(
         task=recipe.task,

@@ -1,8 +1,8 @@
 """How a data set is divided: samples to train on, samples to choose settings by, and samples to score at the end.
 
-A source has two splits, of which the second is what runs are validated on. Who chooses settings by it has nothing left
-to report honestly: with ``holdout`` a fixed part of the training split takes its place, and the second split is
-opened only as ``DATA@test``.
+A source has two splits, of which the second is what runs are validated on, and perhaps a third for the end. Who chooses
+settings by the second of two has nothing left to report honestly: with ``holdout`` a fixed part of the training split
+takes its place, and the second split is opened only as ``DATA@test``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["InMemory", "Parts", "divide", "split_of"]
 class Parts:
     """Indices of samples: those to train on, some of them to score without augmentation, and those that are evaluated.
 
-    The last are of the source's training split, or else of its second one.
+    The last are of the source's training split, or else of its second or third one.
     """
 
     train: np.ndarray
@@ -42,21 +42,26 @@ def divide(
     train_samples: int | None = None,
     holdout: int | None = None,
     clean_samples: int = 0,
+    own_test: bool = False,
 ) -> Parts:
     """Divide a source of two splits. This depends on the labels only, so it is the same for every run and seed.
 
     Args:
         train_labels: of the training split.
-        others: number of samples in the second split.
+        others: number of samples in the second split, or in a test split of its own that is evaluated.
         split: which one is evaluated: train, val or test.
         train_samples: so many are trained on, the first of each class in turn; None is all.
         holdout: so many training samples, of each class alike, are ``val``; the second split is then ``test``.
         clean_samples: so many of those that are trained on are scored too.
+        own_test: whether the source has a test split besides the two.
 
     Raises:
-        UserError: more samples than there are, or a test split where the second split is validated on.
+        UserError: more samples than there are, a test split where the second split is validated on, or ``holdout``
+            beside one of its own.
     """
-    if split == "test" and holdout is None:
+    if own_test and holdout is not None:
+        raise UserError(f"holdout: got {holdout}, but the data have a test split of their own, expected null")
+    if split == "test" and holdout is None and not own_test:
         raise UserError("data: got @test, but that split is the one to validate on; expected a recipe with holdout")
     kept, aside = np.arange(len(train_labels)), np.arange(others)
     if holdout is not None:
@@ -71,14 +76,19 @@ def divide(
 
 
 def _set_aside(labels: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """The indices to train on, and ``count`` others of each class alike: of a class with one image none is aside."""
     from sklearn.model_selection import train_test_split
 
-    classes = len(np.unique(labels))
-    if not classes <= count <= len(labels) - classes:
-        most = len(labels) - classes
-        raise UserError(f"holdout: got {count}, expected {classes} to {most} of the {len(labels)} training images")
-    kept, aside = train_test_split(np.arange(len(labels)), test_size=count, random_state=0, stratify=labels)
-    return np.sort(kept), np.sort(aside)
+    found, of_image, sizes = np.unique(labels, return_inverse=True, return_counts=True)
+    classes, several = int(np.count_nonzero(sizes > 1)), np.flatnonzero(sizes[of_image] > 1)
+    if not max(1, classes) <= count <= len(several) - classes:
+        single, most = len(found) - classes, len(several) - classes
+        images = f"{len(labels)} training images"
+        images += f", of which {single} are the only ones of their class" if single else ""
+        raise UserError(f"holdout: got {count}, expected {classes} to {most} of the {images}")
+    _, aside = train_test_split(several, test_size=count, random_state=0, stratify=labels[several])
+    aside = np.sort(aside)
+    return np.setdiff1d(np.arange(len(labels)), aside), aside
 
 
 def _first_of_each(labels: Sequence[int], among: np.ndarray, count: int | None, name: str) -> np.ndarray:

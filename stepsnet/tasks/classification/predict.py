@@ -16,7 +16,7 @@ from ..assets import CLASSES_FILE, read_classes
 from ..images import open_image
 from ..prediction import File, PredictInputs, Prediction, origin_of, read_files
 from .data import evaluation_transform, load_images
-from .task import input_spec
+from .inputs import input_spec
 
 __all__ = ["classes_of", "predict"]
 

@@ -6,20 +6,16 @@ A model that timm does not make by a name, such as one of ``stepify``, is a fold
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import timm
 from timm.models import save_for_hf
-from torch import nn
 
 from ...config import ClassificationRecipe
 from ...errors import UserError
 from ..assets import CLASSES_FILE, save_classes
 from ..publication import Publication, modules_of, publish_run_folder, trained_model
-from .digits import data_config as data_config_of_digits
-from .held_out import split_of
+from .inputs import data_config
 from .predict import classes_of
-from .task import input_spec
 
 __all__ = ["publish"]
 
@@ -58,16 +54,3 @@ def publish(run: Path, recipe: ClassificationRecipe, folder: Path) -> Publicatio
     mode = "L" if spec["input_size"][0] == 1 else "RGB"
     usage = _USAGE.format(imports=f"{imports}\n" if imports else "", mode=mode)
     return Publication("timm", "image-classification", usage, "A local copy is loaded as `local-dir:FOLDER`.")
-
-
-def data_config(recipe: ClassificationRecipe, model: nn.Module) -> dict[str, Any]:
-    """How images become inputs in evaluation, in timm's words."""
-    spec = input_spec(recipe, model)
-    config = {
-        "input_size": spec.input_size,
-        "mean": spec.mean,
-        "std": spec.std,
-        "interpolation": spec.interpolation,
-        "crop_pct": spec.crop_pct,
-    }
-    return config | data_config_of_digits() if split_of(recipe.data)[0] == "digits" else config

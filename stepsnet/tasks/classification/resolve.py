@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import timm
 import torch
+from timm.data import resolve_model_data_config
 
 from ...config import ClassificationRecipe
 from ...errors import UserError
@@ -18,7 +19,7 @@ from .data import StoredData
 from .input_size import check_input_size, fit_input_size
 from .sources import StoredImages
 
-__all__ = ["resolve"]
+__all__ = ["resolve", "with_crop_mode"]
 
 _LOOKED_AT = 256  # training images, evenly spaced
 
@@ -27,7 +28,7 @@ def resolve(recipe: ClassificationRecipe, opened: StoredData) -> tuple[Classific
     """The recipe with what its data decide, and a line for each decision, and for one that seems to be a mistake.
 
     ``num_classes`` is open where it is not given, and then ``in_chans`` too. A model whose classes are given is taken
-    as it is: the config of any version's run replays that run.
+    as it is: the config of any version's run replays that run, but for a crop that an earlier one took from no model.
 
     Raises:
         UserError: images of several sizes, or of one that the model does not accept, where they decide the size.
@@ -45,7 +46,8 @@ def resolve(recipe: ClassificationRecipe, opened: StoredData) -> tuple[Classific
     recipe = with_args(recipe, args)
     if recipe.img_size == "data" and "img_size" not in args:
         side = look.side()
-        return fit_input_size(recipe, side), [*lines, f"img_size {side}, from the data"]
+        recipe, of_model = with_crop_mode(fit_input_size(recipe, side), opened)
+        return recipe, [*lines, f"img_size {side}, from the data", *of_model]
     if recipe.img_size == "data":
         recipe = with_args(recipe, args, img_size=None)
     elif recipe.img_size and "img_size" not in args:
@@ -53,7 +55,20 @@ def resolve(recipe: ClassificationRecipe, opened: StoredData) -> tuple[Classific
     elif recipe.img_size:
         with torch.device("meta"):
             check_input_size(recipe, build_model(recipe.model))
-    return recipe, lines
+    recipe, of_model = with_crop_mode(recipe, opened)
+    return recipe, [*lines, *of_model]
+
+
+def with_crop_mode(recipe: ClassificationRecipe, opened: StoredData) -> tuple[ClassificationRecipe, list[str]]:
+    """The recipe with its model's crop, if that is not the center's, which is what a run without one is scored with."""
+    if recipe.crop_mode or opened.name == "digits":
+        return recipe, []
+    with suppress(UserError), torch.device("meta"):  # what cannot be built there is said when it is built
+        mode = resolve_model_data_config(build_model(recipe.model))["crop_mode"]
+        if mode != "center":
+            line = f"crop_mode {mode}, from {recipe.model.name}: so images that are not square are evaluated"
+            return replace(recipe, crop_mode=mode), [line]
+    return recipe, []
 
 
 def _channels_of(name: str) -> int:

@@ -10,9 +10,9 @@ import io
 import json
 import re
 import tarfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from PIL import Image
 
@@ -121,10 +121,11 @@ def _is_of(path: Path, split: str) -> bool:
     return bool(re.search(f"(?<![a-z])({_SPLITS[split]})(?![a-z])", str(path), re.IGNORECASE))
 
 
-def find_shards(folder: str, mode: str) -> tuple[tuple[str, ...], Any, Any]:
+def find_shards(folder: str, mode: str) -> tuple[tuple[str, ...], Shards, Shards, Callable[[], Shards] | None]:
     """Classes, training split and validation split of a folder of ``*train*.tar`` and ``*val*.tar`` files.
 
-    The names may be those of folders too. Where nothing is named val or validation, test is the validation split.
+    And a function that opens the test split, if there is one besides. The names may be those of folders too. Where
+    nothing is named val or validation, test is the validation split.
     Only a separate word counts: ``latest`` is not a test split. The lines of ``classnames.txt`` name the classes;
     without this file they are named by their numbers.
 
@@ -156,4 +157,5 @@ def find_shards(folder: str, mode: str) -> tuple[tuple[str, ...], Any, Any]:
     classes = names_file.read_text("utf-8").splitlines() if names_file.exists() else [str(i) for i in range(count)]
     if len(classes) < count:
         raise UserError(f"data: {names_file} has {len(classes)} lines, expected one for each of the {count} classes")
-    return tuple(classes), train, val
+    has_test = by_name["val"] and by_name["test"]
+    return tuple(classes), train, val, partial(Shards, by_name["test"], mode) if has_test else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -39,6 +40,7 @@ class Splits(NamedTuple):
     classes: tuple[str, ...]
     train: StoredImages
     val: StoredImages
+    test: Callable[[], StoredImages] | None = None  # one of its own, which is opened for DATA@test alone
 
 
 Source = Callable[[str, str], Splits]  # of a path and a mode of Pillow's
@@ -102,20 +104,32 @@ def _folder(path: str, mode: str) -> Splits:
     """Folders ``train`` and ``val`` (or validation, test), with one folder of images per class: ImageNet's layout.
 
     The classes are the folders in ``train``, also empty ones; of these, ``val`` need not have each. Hidden folders,
-    which notebooks and file managers leave behind, are none.
+    which notebooks and file managers leave behind, are none. ``test`` beside both is a split of its own, if it has
+    folders: without them its images have no labels.
     """
     root = Path(path)
     if not root.is_dir():
         raise UserError(f"data: {path} is not a folder, expected --data folder:PATH")
     train_root, val_root = _split_folder(root, "train"), _split_folder(root, "val", "validation", "valid", "test")
-    train, val = _images_by_class(train_root), _images_by_class(val_root)
-    if new := [name for name, images in val.items() if images and name not in train]:
-        more = f" and {len(new) - 1} more" if len(new) > 1 else ""
-        raise UserError(
-            f"data: {val_root / new[0]}{more}: got images of a class that has no folder in {train_root}, expected the "
-            "same folders in both"
-        )
-    return Splits(tuple(train), _Files(train, mode), _Files({name: val.get(name, []) for name in train}, mode))
+    train, test_root = _images_by_class(train_root), root / "test"
+
+    def evaluated(split: Path) -> _Files:
+        found = _images_by_class(split)
+        if new := [name for name, images in found.items() if images and name not in train]:
+            more = f" and {len(new) - 1} more" if len(new) > 1 else ""
+            raise UserError(
+                f"data: {split / new[0]}{more}: got images of a class that has no folder in {train_root}, expected the "
+                "same folders in both"
+            )
+        return _Files({name: found.get(name, []) for name in train}, mode)
+
+    has_test = val_root != test_root and test_root.is_dir() and bool(_class_folders(test_root))
+    test = partial(evaluated, test_root) if has_test else None
+    return Splits(tuple(train), _Files(train, mode), evaluated(val_root), test)
+
+
+def _class_folders(split: Path) -> list[Path]:
+    return sorted(path for path in split.iterdir() if path.is_dir() and not path.name.startswith("."))
 
 
 def _split_folder(root: Path, *names: str) -> Path:
@@ -128,7 +142,7 @@ def _split_folder(root: Path, *names: str) -> Path:
 
 def _images_by_class(split: Path) -> dict[str, list[Path]]:
     """The images of each class folder, both in alphabetical order."""
-    folders = sorted(path for path in split.iterdir() if path.is_dir() and not path.name.startswith("."))
+    folders = _class_folders(split)
     if not folders:
         raise UserError(f"data: {split} has no folders, expected one for each class")
     found: dict[str, list[Path]] = {}
@@ -169,7 +183,10 @@ def _cifar(name: Literal["CIFAR10", "CIFAR100"]) -> Callable[[str, str], Splits]
 
 
 def _hugging_face(name: str, mode: str) -> Splits:
-    """A data set of the hub, or of a local folder, with the splits train and validation (or test)."""
+    """A data set of the hub, or of a local folder, with the splits train and validation (or test).
+
+    Beside validation, test is not read: on the hub its labels are often hidden.
+    """
     try:
         from timm.data.readers import create_reader
 
@@ -210,8 +227,8 @@ def register_source(kind: str) -> Callable[[Source], Source]:
     """A decorator that adds a kind of data, ``KIND:PATH``, as a module of the user's does.
 
     The function is given what stands behind the colon, and the mode of the images: "RGB", or "L" for a model of one
-    channel. It returns the class names and both splits, whose images are Pillow's of that mode. A kind that was
-    registered before is replaced.
+    channel. It returns the class names and both splits, whose images are Pillow's of that mode; and as a fourth, where
+    there is a test split besides, a function that opens it. A kind that was registered before is replaced.
 
     Raises:
         ValueError: the kind is one of stepsnet's own, or has a colon or an @ in it.

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from timm.data import Mixup, resolve_model_data_config
+from timm.data import Mixup
 from timm.loss import SoftTargetCrossEntropy
 from torch import Tensor, nn
 from torch.utils.data import Dataset
@@ -21,19 +21,18 @@ from ...config import Augment, ClassificationRecipe
 from ...engine.randomness import data_order
 from ...engine.task import BatchShard, Task
 from ...errors import UserError
-from ...from_data import check_class_count, key_of_model, key_of_weights
+from ...from_data import check_class_count, key_of_weights
 from ...inspection import Section
 from ...models.build import build_model, check_model_name
 from ...models.transfer import start_from
 from ..assets import check_classes, save_classes
 from ..loading import loaded
 from ..remarks import on_classes, on_largest_class
-from .data import ImageData, SampleKey, Samples, StoredData, load_images, open_images
+from .data import ImageData, SampleKey, Samples, StoredData, check_test_split, load_images, open_images
 from .held_out import split_of
-from .input_size import input_size
+from .inputs import Normalization, input_spec, normalization_of, on_other_normalization
 from .inspection import Mistakes
 from .resolve import resolve
-from .transforms import InputSpec
 
 __all__ = ["Classification", "build", "input_spec", "open_data", "resolve"]
 
@@ -44,9 +43,12 @@ Batch = tuple[Tensor, Tensor]  # images (B, C, H, W) and labels (B)
 
 
 def open_data(recipe: ClassificationRecipe, data: str, run: Path | None = None) -> StoredData:
-    """Raises UserError where the data do not exist, or the model: opening data may take long."""
+    """Raises UserError where the data do not exist, or the model: opening data may take long; or no test split does."""
     check_model_name(recipe.model)
-    return open_images(data)
+    opened = open_images(data)
+    if recipe.score_test and run is None:
+        check_test_split(opened, recipe.holdout)  # and not after the training
+    return opened
 
 
 def build(
@@ -78,6 +80,7 @@ def build(
         max_undecodable=recipe.max_undecodable,
         init=recipe.init,
         init_key=key_of_weights(recipe, "init"),
+        normalization=normalization_of(recipe, model) if recipe.init else None,
     )
     if len(images.classes) < 2:
         raise UserError(f"data: {data} has one class, {images.classes[0]}, expected at least two")
@@ -85,24 +88,6 @@ def build(
     if run:
         check_classes(run, images.classes)
     return model, task
-
-
-def input_spec(recipe: ClassificationRecipe, model: nn.Module) -> InputSpec:
-    """How images become this model's inputs: timm's data config, at the size that the model is built for.
-
-    Raises:
-        UserError: inputs of neither one channel nor three.
-    """
-    config = resolve_model_data_config(model)
-    size = input_size(recipe, model)
-    if size[0] not in (1, 3):
-        key = f"{key_of_model(recipe)}.args.in_chans"
-        raise UserError(f"{key}: got {size[0]}, expected 1 for greyscale images or 3 for color")
-    mean, std = config["mean"], config["std"]
-    if size[0] == 1:
-        mean, std = (sum(mean) / len(mean),), (sum(std) / len(std),)
-    crop_pct = recipe.crop_pct or config["crop_pct"]
-    return InputSpec(size, tuple(mean), tuple(std), config["interpolation"], crop_pct)
 
 
 class Classification(Task):
@@ -124,6 +109,7 @@ class Classification(Task):
         max_undecodable: int = 100,
         init: str | None = None,
         init_key: str = "init",
+        normalization: Normalization | None = None,
     ):
         """
         Args:
@@ -133,6 +119,7 @@ class Classification(Task):
             max_undecodable: samples that may be skipped before the run stops.
             init: the run, file or model of timm's whose weights a new model starts from.
             init_key: where the recipe names it, for messages.
+            normalization: of the images, to tell where those weights have seen another.
 
         Raises:
             UserError: there are fewer training images than ``batch_size``.
@@ -140,7 +127,7 @@ class Classification(Task):
         if not 1 <= batch_size <= len(data.train):
             raise UserError(f"batch_size: got {batch_size}, expected 1 to the {len(data.train)} training images")
         self.data, self.batch_size, self.seed, self.workers = data, batch_size, seed, workers
-        self.input_size, self.init, self.init_key = input_size, init, init_key
+        self.input_size, self.init, self.init_key, self.normalization = input_size, init, init_key, normalization
         self.copies = augment.aug_repeats if augment else 1
         self.steps_per_epoch = len(data.train) // batch_size  # the last, smaller batch is dropped
         self.max_undecodable = max_undecodable
@@ -203,7 +190,10 @@ class Classification(Task):
         return images.to(device), labels.to(device)
 
     def load_pretrained(self, model: nn.Module) -> list[str]:
-        return [start_from(model, self.init, self.init_key)] if self.init else []
+        if not self.init:
+            return []
+        told = on_other_normalization(self.init, self.init_key, self.normalization) if self.normalization else []
+        return [start_from(model, self.init, self.init_key), *told]
 
     def remarks(self) -> list[str]:
         classes, of_split = self.data.classes, (self.data.train.labels, self.data.val.labels)

@@ -28,6 +28,7 @@ class InputSpec:
     std: tuple[float, ...]
     interpolation: str = "bicubic"
     crop_pct: float = 0.875
+    crop_mode: str = "center"  # or squash, which keeps no proportions, or border, which pads
 
     @property
     def mode(self) -> str:
@@ -41,7 +42,7 @@ class InputSpec:
         return augmenting_transform(self, augment)
 
     def evaluation(self) -> Transform:
-        """timm's resize, center crop and normalization."""
+        """timm's resize, crop or padding, and normalization."""
         return create_transform(
             self.input_size,
             is_training=False,
@@ -49,6 +50,7 @@ class InputSpec:
             mean=self.mean,
             std=self.std,
             crop_pct=self.crop_pct,
+            crop_mode=self.crop_mode,
         )
 
 

@@ -1,0 +1,143 @@
+"""``DATA@test`` of a classifier: a split of its own, or the one that holdout leaves, in every kind of data."""
+
+import numpy as np
+import pytest
+from PIL import Image
+from test_held_out import Silent, recipe_on
+from test_sources import SPEC, png, shades, write_shard
+
+from stepsnet.errors import UserError
+from stepsnet.runs.evaluate import evaluate_run
+from stepsnet.runs.train import train_run
+from stepsnet.tasks import build_task
+from stepsnet.tasks.classification import sources
+from stepsnet.tasks.classification.data import load_images
+from stepsnet.tasks.classification.sources import Arrays, Splits, register_source
+
+SHADES = {"train": 10, "val": 60, "validation": 60, "valid": 60, "test": 110}
+NOT_OF_ITS_OWN = "that split is the one to validate on; expected a recipe with holdout"
+
+
+def write_folders(root, *splits, classes=("cat", "dog")):
+    """Four pictures of each class to train on, and in another split as many as its name has letters."""
+    for split in splits:
+        for label, name in enumerate(classes):
+            (root / split / name).mkdir(parents=True)
+            for index in range(4 if split == "train" else len(split)):
+                (root / split / name / f"{index}.png").write_bytes(png(SHADES[split] + label))
+    return root
+
+
+def seen(data, split=None, **settings):
+    """The number of images that are evaluated, and their shades."""
+    found = load_images(f"folder:{data}{f'@{split}' * bool(split)}", SPEC, **settings)
+    images = [found.val[0, index, 0] for index in range(len(found.val))]
+    assert [shade % 10 for shade in shades(image for image, _, _ in images)] == [label for _, label, _ in images]
+    return found.evaluated, len(images), {shade // 10 * 10 for shade in shades(image for image, _, _ in images)}
+
+
+@pytest.mark.parametrize("second", ["val", "validation", "valid"])
+def test_a_folder_of_three_splits(second, tmp_path):
+    root = write_folders(tmp_path, "train", second, "test")
+    assert seen(root) == seen(root, "val") == ("val", 2 * len(second), {60})
+    assert seen(root, "test") == ("test", 8, {110})
+    assert seen(root, "train") == ("train", 8, {10})
+    for split in (None, "val", "test", "train"):
+        with pytest.raises(UserError, match="holdout: got 2, but the data have a test split of their own, expected"):
+            seen(root, split, holdout=2)
+
+
+def test_with_two_splits_all_is_as_it_was(tmp_path):
+    """CIFAR-10 in folders has train and test."""
+    for second, shade in (("test", 110), ("val", 60)):
+        root = write_folders(tmp_path / second, "train", second)
+        assert seen(root) == ("val", 2 * len(second), {shade})
+        assert seen(root, holdout=2) == ("2 of train", 2, {10})
+        assert seen(root, "test", holdout=2) == ("test", 2 * len(second), {shade})
+        assert seen(root, "train", holdout=2) == ("train", 6, {10})
+        with pytest.raises(UserError, match=NOT_OF_ITS_OWN):
+            seen(root, "test")
+
+
+def test_pictures_without_labels_are_no_split(tmp_path):
+    root = write_folders(tmp_path, "train", "val")
+    (root / "test" / ".ipynb_checkpoints").mkdir(parents=True)
+    (root / "test" / "1.png").write_bytes(png(0))
+    assert seen(root, "test", holdout=2) == ("test", 6, {60})
+    with pytest.raises(UserError, match=NOT_OF_ITS_OWN):
+        seen(root, "test")
+
+
+def test_the_test_split_is_listed_when_it_is_scored(tmp_path):
+    root = write_folders(tmp_path, "train", "val")
+    write_folders(root, "test", classes=("cat", "gnu"))
+    assert seen(root) == ("val", 6, {60})
+    with pytest.raises(UserError, match=r"test/gnu: got images of a class that has no folder in .*train"):
+        seen(root, "test")
+
+
+def test_it_is_scored_when_the_training_has_ended(tmp_path):
+    root = tmp_path / "data"
+    for split, count in (("train", 8), ("val", 3), ("test", 5)):
+        for name, shade in (("cat", 0), ("dog", 200)):
+            (root / split / name).mkdir(parents=True)
+            for index in range(count):
+                picture = Image.new("RGB", (8, 8), (shade, 3 * index, 90))
+                picture.save(root / split / name / f"{index}.png")
+    changes = ["holdout=null", "score_test=true", "cache=memory", "clean_samples=0"]
+    summary = train_run(recipe_on(root, *changes), tmp_path / "run", Silent())
+    assert summary["split"] == "val" and summary["samples"] == {"train": 16, "evaluated": 6}
+    scores = evaluate_run(tmp_path / "run", f"folder:{root}@test")
+    assert {f"test_{name}": value for name, value in scores.items()}.items() <= summary["metrics"].items()
+    _, task = build_task(recipe_on(root, *changes), f"folder:{root}@test")
+    assert task.facts()["samples"]["evaluated"] == 10 and task.facts()["split"] == "test"
+    (root / "test").rename(tmp_path / "test")
+    with pytest.raises(UserError, match=NOT_OF_ITS_OWN):  # before the training
+        train_run(recipe_on(root, *changes), tmp_path / "other", Silent())
+    assert not (tmp_path / "other").exists()
+
+
+def test_shards_of_three_splits(tmp_path):
+    for split, numbers in (("train", range(6)), ("val", range(6, 9)), ("test", range(12, 16))):
+        samples = [(f"{n:03}", {"png": png(10 * n), "cls": str(n % 3).encode()}) for n in numbers]
+        write_shard(tmp_path / f"set-{split}-00.tar", samples)
+
+    def of(split, **settings):
+        val = load_images(f"wds:{tmp_path}@{split}", SPEC, **settings).val
+        return shades(val[0, index, 0][0] for index in range(len(val)))
+
+    assert of("val") == [60, 70, 80] and of("test") == [120, 130, 140, 150]
+    with pytest.raises(UserError, match="holdout: got 3, but the data have a test split of their own"):
+        of("val", holdout=3)
+    (tmp_path / "set-val-00.tar").unlink()
+    assert of("val") == of("test", holdout=3) == [120, 130, 140, 150]
+    with pytest.raises(UserError, match=NOT_OF_ITS_OWN):
+        of("test")
+
+
+def test_a_kind_of_the_users_may_have_three():
+    pictures = np.zeros((6, 16, 16, 3), dtype=np.uint8)
+
+    def split(count, label=1):
+        return Arrays(pictures[:count], [0, *[label] * (count - 1)], Image.fromarray)
+
+    def kind(**more):
+        register_source("mine")(lambda path, mode: Splits(("a", "b"), split(4), split(3), **more))
+
+    try:
+        kind(test=lambda: split(5))
+        sizes = {part: len(load_images(f"mine:x@{part}", SPEC).val) for part in ("train", "val", "test")}
+        assert sizes == {"train": 4, "val": 3, "test": 5}
+        kind(test=lambda: split(5, label=2))
+        with pytest.raises(
+            UserError, match="mine: got labels from 0 to 2 in test, expected the numbers of its 2 classes"
+        ):
+            load_images("mine:x@test", SPEC)
+        kind(test=split(5))
+        with pytest.raises(UserError, match="mine: got Arrays as test, expected a function that opens it"):
+            load_images("mine:x", SPEC)
+        kind()
+        with pytest.raises(UserError, match=NOT_OF_ITS_OWN):
+            load_images("mine:x@test", SPEC)
+    finally:
+        sources.SOURCES.pop("mine", None)
