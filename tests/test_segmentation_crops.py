@@ -1,5 +1,7 @@
 """Segmentation's crops: what they depend on, and how images become crops."""
 
+import math
+
 import pytest
 import torch
 from segmentation_tasks import batches, task_of
@@ -79,6 +81,20 @@ def test_images_are_scaled_to_fit_and_drawn_within_their_range():
         _, labels = apply(*coded(24, 40), scale_range=(0.5, 2.0), crop=80, max_class_share=1.0)
         sizes.append(int((labels != IGNORED).any(1).sum()))
     assert 12 <= min(sizes) < 18 and 36 < max(sizes) <= 48
+
+
+@pytest.mark.parametrize("factor", [0.6, 0.75, 1.3, 1.7])
+def test_labels_lie_where_the_image_has_them(factor):
+    """A picture of its own labels: the resized picture, at half of its brightness, is the resized labels."""
+    labels = torch.randint(2, (6, 10), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    labels = labels.repeat_interleave(7, 0).repeat_interleave(7, 1)  # 42×70
+    scale = (round(70 * factor), round(42 * factor))
+    image, resized = apply((255 * labels).expand(3, -1, -1), labels, scale, 160, max_class_share=1.0)
+    inside = resized != IGNORED
+    assert inside.sum() == math.prod(fit_within((42, 70), scale))
+    of_image, of_labels = (image[0] > 0) & inside, (resized == 1) & inside
+    iou = (of_image & of_labels).sum() / (of_image | of_labels).sum()
+    assert iou > 0.97
 
 
 def test_no_class_has_more_than_its_share_of_a_crop_where_that_can_be():

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torchvision import tv_tensors
 from torchvision.transforms import v2
+from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2 import functional as F
 
 from ...config import SegmentationAugment
@@ -70,7 +71,13 @@ class _RandomScale(v2.Transform):
         return {"size": fit_within((height, width), (self.scale[0] * factor, self.scale[1] * factor))}
 
     def transform(self, inpt: Any, params: dict[str, Any]) -> Any:
-        return F.resize(inpt, list(params["size"]), antialias=True)  # nearest for labels
+        size = list(params["size"])
+        if isinstance(inpt, tv_tensors.Mask):
+            # F.resize takes torch's mode "nearest" for masks, which shifts them by up to half a pixel
+            labels = inpt.as_subclass(Tensor)[None]
+            resized = F.resize_image(labels, size, interpolation=InterpolationMode.NEAREST_EXACT)
+            return tv_tensors.wrap(resized[0], like=inpt)
+        return F.resize(inpt, size, antialias=True)
 
 
 class _RandomCrop(v2.Transform):
