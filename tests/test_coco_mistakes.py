@@ -147,6 +147,14 @@ BAD = {
         lambda c: change(c, annotations=lambda records: [a.update(iscrowd=1) for a in records if a["image_id"] == 2]),
         "1 of 6 images have no objects to train on, such as train2.png",
     ),
+    "nothing to score": (
+        lambda c: change(c, "val", annotations=lambda records: records.clear()),
+        r"instances_val.json: got no objects to score in 3 images, expected annotations besides crowds",
+    ),
+    "only crowds to score": (
+        lambda c: change(c, "val", annotations=lambda records: [a.update(iscrowd=1) for a in records]),
+        "instances_val.json: got no objects to score in 3 images",
+    ),
     "no images": (
         lambda c: change(c, images=lambda records: records.clear()),
         "instances_train.json has no image, expected at least one",
@@ -183,6 +191,18 @@ def test_a_mistake_comes_before_training(coco, tmp_path, capsys):
     assert "model.args.num_classes: got 1, expected the data's 2" in capsys.readouterr().err
     assert main(["train", "pennfudan/mask_rcnn", "--data", "cocoa:nowhere", "--run", str(run), *tiny]) == 2
     assert "did you mean coco" in capsys.readouterr().err
+
+
+def test_an_evaluated_split_without_objects_is_refused_and_no_other(tmp_path):
+    coco = write_coco(tmp_path / "coco", test=2)
+    change(coco, "test", annotations=lambda records: records.clear())
+    load(coco)  # published test splits have no annotations
+    with pytest.raises(UserError, match=r"instances_test.json: got no objects to score in 2 images"):
+        load(f"{coco}@test", training=False)
+    (coco / "instances_test.json").unlink()
+    change(coco, annotations=lambda records: records.__delitem__(slice(2, None)))  # those of image 1
+    with pytest.raises(UserError, match=r"instances_train.json: got no objects to score in 2 images"):
+        load(coco, holdout=2, without_objects="leave_out")
 
 
 def test_what_may_be_left_out_is_told(coco):

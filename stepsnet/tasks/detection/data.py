@@ -186,6 +186,9 @@ def load_coco(
         return _with_objects(split, without_objects) if name == "train" else split
 
     val = part(evaluated)
+    if not any(map(val.objects_of, val.images)):
+        got = f"got no objects to score in {len(val.images)} images"
+        raise UserError(f"data: {val.file}: {got}, expected annotations besides crowds")
     train = part("train") if training else replace(val, images=(), annotations={}, left_out=())
     return CocoData(
         tuple(category["name"] for category in val.categories),
