@@ -38,6 +38,18 @@ def without(image):
     return lambda records: records.__setitem__(slice(None), [a for a in records if a["image_id"] != image])
 
 
+def truncate(file):
+    """What an aborted download leaves: the header, and the first half of the pixels."""
+    whole = file.read_bytes()
+    file.write_bytes(whole[: len(whole) // 2])
+
+
+def as_jpeg(file):
+    """With PNG's suffix: the content says what it is."""
+    Image.open(file).save(file, format="JPEG", quality=95)
+    return file
+
+
 BAD = {
     "no JSON": (
         lambda c: (c / "instances_train.json").write_text("{not"),
@@ -52,6 +64,10 @@ BAD = {
     "not an image": (
         lambda c: (c / "images" / "train2.png").write_text("a text"),
         r"image 2: cannot read .*train2.png as an image",
+    ),
+    "truncated": (
+        lambda c: truncate(as_jpeg(c / "images" / "val3.png")),
+        r"image 3: cannot read .*val3.png as an image: .*truncated",
     ),
     "other size": (lambda c: change(c, images=of_first(width=99)), r"train1.png: got 48×64 pixels, expected 99×64 as"),
     "leads out": (
