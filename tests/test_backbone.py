@@ -9,11 +9,22 @@ from torch import nn
 
 import stepsnet  # noqa: F401 - registers the models
 from stepsnet.checkpoint import save_weights
+from stepsnet.config import ModelSpec
 from stepsnet.errors import UserError
 from stepsnet.models.backbone import STRIDES, create_backbone, load_backbone
+from stepsnet.models.build import build_model
 
 NAMES = ["test_steps_swin", "test_steps_swin_baseline", "test_steps_swinpp", "test_steps_resnet", "test_steps_deit"]
-SMALL = {"swin_tiny_patch4_window7_224": {"embed_dim": 12, "depths": (2, 2, 2, 2), "num_heads": (1, 2, 2, 2)}}
+SWIN = {"embed_dim": 12, "depths": (2, 2, 2, 2), "num_heads": (1, 2, 2, 2)}
+PLAIN = {"embed_dim": 24, "depth": 4, "num_heads": 2}
+SMALL = {
+    "swin_tiny_patch4_window7_224": SWIN,
+    "swinv2_tiny_window8_256": SWIN,
+    "swinv2_cr_tiny_224": SWIN,
+    "eva02_tiny_patch14_224": PLAIN,
+    "vit_small_patch14_dinov2": PLAIN,
+    "dla46x_c": {},  # adds maps of different strides, so it needs a multiple of 32
+}
 
 
 @pytest.fixture(autouse=True)
@@ -99,16 +110,17 @@ def test_bias_tables_and_positions_are_exempt_from_decay():
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, "swinv2_tiny_window8_256", "eva02_tiny_patch14_224"])
 def test_starts_from_a_classifier(name, tmp_path):
-    classifier = timm.create_model(name, num_classes=7)
+    args = SMALL.get(name, {})
+    classifier = timm.create_model(name, num_classes=7, **args)
     save_weights(tmp_path / "model.safetensors", classifier.state_dict())
     torch.save({"state_dict": classifier.state_dict()}, tmp_path / "weights.pth")
     wanted = {
         key: value for key, value in classifier.state_dict().items() if not key.startswith(("head", "fc", "norm"))
     }
     for place in (tmp_path, tmp_path / "weights.pth", tmp_path / "model.safetensors"):
-        backbone = create_backbone(name)
+        backbone = create_backbone(name, **args)
         load_backbone(backbone, place)
         own = {
             k.removeprefix("model.").replace("layers_", "layers."): v for k, v in backbone.features.state_dict().items()
@@ -163,3 +175,12 @@ def test_an_unknown_or_unsuitable_backbone():
         create_backbone("swin_giant")
     with pytest.raises(ValueError, match=r"expected .4, 8, 16, 32. or one stride for all"):
         create_backbone("test_steps_swin", patch_size=2)
+    made_for_one_size = {"backbone": "beit_base_patch16_224", "backbone_args": {"embed_dim": 24, "depth": 4}}
+    made_for_one_size["backbone_args"]["num_heads"] = 2
+    for name in ("faster_rcnn", "upernet"):
+        with pytest.raises(UserError) as raised:
+            build_model(ModelSpec(name, {**made_for_one_size, "num_classes": 7}))
+        assert "\n" not in str(raised.value) and str(raised.value) == (
+            f"model {name}: backbone beit_base_patch16_224: got a model that refuses 331×245 pixels "
+            "(Input height (336) doesn't match model (224).), expected one of any size"
+        )

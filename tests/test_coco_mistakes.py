@@ -38,6 +38,18 @@ def without(image):
     return lambda records: records.__setitem__(slice(None), [a for a in records if a["image_id"] != image])
 
 
+def truncate(file):
+    """What an aborted download leaves: the header, and the first half of the pixels."""
+    whole = file.read_bytes()
+    file.write_bytes(whole[: len(whole) // 2])
+
+
+def as_jpeg(file):
+    """With PNG's suffix: the content says what it is."""
+    Image.open(file).save(file, format="JPEG", quality=95)
+    return file
+
+
 BAD = {
     "no JSON": (
         lambda c: (c / "instances_train.json").write_text("{not"),
@@ -52,6 +64,10 @@ BAD = {
     "not an image": (
         lambda c: (c / "images" / "train2.png").write_text("a text"),
         r"image 2: cannot read .*train2.png as an image",
+    ),
+    "truncated": (
+        lambda c: truncate(as_jpeg(c / "images" / "val3.png")),
+        r"image 3: cannot read .*val3.png as an image: .*truncated",
     ),
     "other size": (lambda c: change(c, images=of_first(width=99)), r"train1.png: got 48×64 pixels, expected 99×64 as"),
     "leads out": (
@@ -147,6 +163,14 @@ BAD = {
         lambda c: change(c, annotations=lambda records: [a.update(iscrowd=1) for a in records if a["image_id"] == 2]),
         "1 of 6 images have no objects to train on, such as train2.png",
     ),
+    "nothing to score": (
+        lambda c: change(c, "val", annotations=lambda records: records.clear()),
+        r"instances_val.json: got no objects to score in 3 images, expected annotations besides crowds",
+    ),
+    "only crowds to score": (
+        lambda c: change(c, "val", annotations=lambda records: [a.update(iscrowd=1) for a in records]),
+        "instances_val.json: got no objects to score in 3 images",
+    ),
     "no images": (
         lambda c: change(c, images=lambda records: records.clear()),
         "instances_train.json has no image, expected at least one",
@@ -183,6 +207,18 @@ def test_a_mistake_comes_before_training(coco, tmp_path, capsys):
     assert "model.args.num_classes: got 1, expected the data's 2" in capsys.readouterr().err
     assert main(["train", "pennfudan/mask_rcnn", "--data", "cocoa:nowhere", "--run", str(run), *tiny]) == 2
     assert "did you mean coco" in capsys.readouterr().err
+
+
+def test_an_evaluated_split_without_objects_is_refused_and_no_other(tmp_path):
+    coco = write_coco(tmp_path / "coco", test=2)
+    change(coco, "test", annotations=lambda records: records.clear())
+    load(coco)  # published test splits have no annotations
+    with pytest.raises(UserError, match=r"instances_test.json: got no objects to score in 2 images"):
+        load(f"{coco}@test", training=False)
+    (coco / "instances_test.json").unlink()
+    change(coco, annotations=lambda records: records.__delitem__(slice(2, None)))  # those of image 1
+    with pytest.raises(UserError, match=r"instances_train.json: got no objects to score in 2 images"):
+        load(coco, holdout=2, without_objects="leave_out")
 
 
 def test_what_may_be_left_out_is_told(coco):

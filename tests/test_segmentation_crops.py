@@ -1,5 +1,9 @@
 """Segmentation's crops: what they depend on, and how images become crops."""
 
+import colorsys
+import math
+from collections import defaultdict
+
 import pytest
 import torch
 from segmentation_tasks import batches, task_of
@@ -9,7 +13,7 @@ from stepsnet.config import SegmentationAugment
 from stepsnet.engine.task import BatchShard
 from stepsnet.tasks.loading import sample_of_run
 from stepsnet.tasks.segmentation.data import IGNORED
-from stepsnet.tasks.segmentation.transforms import fit_within, training_transform
+from stepsnet.tasks.segmentation.transforms import PhotometricDistortion, fit_within, training_transform
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -81,6 +85,20 @@ def test_images_are_scaled_to_fit_and_drawn_within_their_range():
     assert 12 <= min(sizes) < 18 and 36 < max(sizes) <= 48
 
 
+@pytest.mark.parametrize("factor", [0.6, 0.75, 1.3, 1.7])
+def test_labels_lie_where_the_image_has_them(factor):
+    """A picture of its own labels: the resized picture, at half of its brightness, is the resized labels."""
+    labels = torch.randint(2, (6, 10), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    labels = labels.repeat_interleave(7, 0).repeat_interleave(7, 1)  # 42×70
+    scale = (round(70 * factor), round(42 * factor))
+    image, resized = apply((255 * labels).expand(3, -1, -1), labels, scale, 160, max_class_share=1.0)
+    inside = resized != IGNORED
+    assert inside.sum() == math.prod(fit_within((42, 70), scale))
+    of_image, of_labels = (image[0] > 0) & inside, (resized == 1) & inside
+    iou = (of_image & of_labels).sum() / (of_image | of_labels).sum()
+    assert iou > 0.97
+
+
 def test_no_class_has_more_than_its_share_of_a_crop_where_that_can_be():
     labels = torch.zeros(16, 64, dtype=torch.uint8)
     labels[:, 32:] = 1
@@ -108,3 +126,56 @@ def test_colours_are_distorted_and_never_exchanged():
         assert image[0].mean() >= image[1:].mean()
         seen.add(round(image.mean().item(), 3))
     assert len(seen) > 10
+
+
+def distorted(pixel, changes):
+    """mmsegmentation's operations on a pixel (r, g, b) in 0 … 255, written out with Python's HSV."""
+    for name, amount in changes:
+        if name in ("brightness", "contrast"):
+            changed = [c + 255 * amount if name == "brightness" else c * amount for c in pixel]
+            pixel = [min(max(c, 0), 255) for c in changed]
+        else:
+            h, s, v = colorsys.rgb_to_hsv(*(c / 255 for c in pixel))
+            h, s = ((h + amount) % 1, s) if name == "hue" else (h, min(amount * s, 1))
+            pixel = [255 * c for c in colorsys.hsv_to_rgb(h, s, v)]
+    return torch.tensor(pixel)
+
+
+def test_each_change_of_colour_is_mmsegmentations():
+    flat = torch.full((3, 2, 2), 200 / 255)
+    colours = [(200, 200, 200), (0, 0, 0), (255, 255, 255), (255, 0, 0), (250, 20, 90), (3, 2, 1), (40, 200, 120)]
+    picture = torch.tensor(colours).T[:, None] / 255  # (3, 1, 7)
+    transform, orders, amounts = PhotometricDistortion(), [], defaultdict(list)
+    halved = transform.transform(tv_tensors.Image(flat), {"changes": [("contrast", 0.5)]})
+    torch.testing.assert_close(255 * halved.as_subclass(torch.Tensor), torch.full((3, 2, 2), 100.0))
+    torch.manual_seed(0)
+    for _ in range(400):
+        params = transform.make_params([])
+        found = transform.transform(tv_tensors.Image(picture), params).as_subclass(torch.Tensor)
+        expected = torch.stack([distorted(colour, params["changes"]) for colour in colours], 1)
+        torch.testing.assert_close(255 * found[:, 0], expected.float(), atol=0.01, rtol=0)
+        orders.append([name for name, _ in params["changes"]])
+        for name, amount in params["changes"]:
+            amounts[name].append(amount)
+    limits = {"brightness": (-32 / 255, 32 / 255), "contrast": (0.5, 1.5), "saturation": (0.5, 1.5), "hue": (-0.1, 0.1)}
+    for name, (low, high) in limits.items():
+        assert 150 < len(amounts[name]) < 250 and low <= min(amounts[name]) < max(amounts[name]) <= high
+        assert max(amounts[name]) - min(amounts[name]) > 0.95 * (high - low)
+    with_both = [order for order in orders if {"contrast", "hue"} <= {*order}]
+    first = sum(order.index("contrast") < order.index("hue") for order in with_both)
+    assert 0.3 < first / len(with_both) < 0.7
+    assert all(order.index("brightness") == 0 for order in orders if "brightness" in order)
+
+
+def test_the_brightness_of_crops_spreads_as_the_formula_says():
+    """A grey of 100 becomes (100 + b) c: b in ±32 and c in 1 ± 0.5, each half of the times, without clipping."""
+    found = []
+    for seed in range(1000):
+        torch.manual_seed(seed)
+        image, _ = apply(torch.full((3, 8, 8), 100, dtype=torch.uint8), torch.zeros(8, 8, dtype=torch.uint8),
+                         scale=(8, 8), crop=8, photometric=True, max_class_share=1.0)  # fmt: skip
+        found.append((image.mean().item() * 0.5 + 0.5) * 255)
+    variance = (100**2 + 0.5 * 32**2 / 3) * (1 + 0.5 / 12) - 100**2  # E[(100 + b)²] E[c²] - (E[100 + b] E[c])²
+    mean = sum(found) / len(found)
+    spread = (sum((one - mean) ** 2 for one in found) / len(found)) ** 0.5
+    assert abs(mean - 100) < 3 and abs(spread / variance**0.5 - 1) < 0.1

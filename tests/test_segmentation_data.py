@@ -179,3 +179,18 @@ def test_images_are_held_out_for_validation(tmp_path):
     assert load_pairs(f"{data}").splits["test"].sizes == ((24, 40),)
     with pytest.raises(UserError, match=r"holdout: got 2, but .* has a test split of its own, expected null"):
         load_pairs(data, holdout=2)
+
+
+@pytest.mark.parametrize("split", ["train", "val", "test"])
+def test_a_split_of_ignored_pixels_alone_is_refused_where_it_is_used(camvid, split):
+    for kind in ("images", "annotations"):
+        shutil.copytree(camvid / kind / "val", camvid / kind / "test")
+    for file in (camvid / "annotations" / split).iterdir():
+        Image.fromarray(np.full_like(np.array(Image.open(file)), IGNORED)).save(file)
+    expected = f"{camvid}: got only ignored pixels in the {split} split, expected some with a class"
+    if split == "test":
+        task_of(camvid)  # published test splits have no labels
+    with pytest.raises(UserError, match=expected):
+        task_of(camvid, *(["score_test=true"] if split == "test" else []))
+    with pytest.raises(UserError, match=expected):
+        build_task(tiny_recipe(camvid), f"camvid:{camvid}@{split}")

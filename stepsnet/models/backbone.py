@@ -1,4 +1,4 @@
-"""Backbones for dense tasks: four feature maps of strides 4, 8, 16 and 32, from any Steps or timm model.
+"""Backbones for dense tasks: four feature maps of strides 4, 8, 16 and 32, from a Steps or timm model, at any size.
 
 timm's ``features_only`` gives the maps. Added here are what Swin's dense recipes put after them (a LayerNorm per
 map), images of any size, and the four strides where all maps of a model have the same one.
@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from timm.data import resolve_data_config
 from timm.layers import to_2tuple
-from timm.models import SwinTransformer, VisionTransformer
+from timm.models import Eva, SwinTransformer, SwinTransformerV2, SwinTransformerV2Cr, VisionTransformer
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -31,8 +31,12 @@ STRIDES = (4, 8, 16, 32)
 # blocks of the last stage shift them as in Swin's detectors.
 _ANY_SIZE: tuple[tuple[type[nn.Module], dict[str, Any]], ...] = (
     (SwinTransformer, {"dynamic_img_size": True, "always_partition": True}),
+    (SwinTransformerV2, {"dynamic_img_size": True, "always_partition": True}),
+    (SwinTransformerV2Cr, {"dynamic_img_size": True, "always_partition": True}),
     (VisionTransformer, {"dynamic_img_size": True}),
+    (Eva, {"dynamic_img_size": True}),
 )
+_OTHER_SIZE = (331, 245)  # of an image that no model is made for
 
 
 class PyramidBackbone(nn.Module):
@@ -130,7 +134,8 @@ def create_backbone(
         **timm_args: arguments of the classifier, such as ``drop_path_rate`` or ``widths``.
 
     Raises:
-        ValueError: an unknown model, or one whose maps have neither the four strides nor all the same stride.
+        ValueError: an unknown model, one whose maps have neither the four strides nor all the same stride, or one that
+            does not take images of any size.
     """
     if not timm.is_model(name):
         raise ValueError(f"backbone: got {name!r}, expected a timm or StepsNet model")
@@ -146,16 +151,39 @@ def create_backbone(
         indices = [len(strides) * part // len(STRIDES) - 1 for part in range(1, len(STRIDES) + 1)]  # evenly spaced
     else:
         raise ValueError(f"backbone {name}: got maps of strides {strides}, expected {STRIDES} or one stride for all")
-    features = timm.create_model(name, features_only=True, out_indices=indices, **{**(any_size or {}), **arguments})
+    settings = {"features_only": True, "out_indices": indices, **(any_size or {}), **arguments}
+    patch_size = to_2tuple(getattr(getattr(classifier, "patch_embed", None), "patch_size", 1))[0]
     exempt: set[str] = getattr(classifier, "no_weight_decay", set)()
     return PyramidBackbone(
-        features,
-        patch_size=to_2tuple(getattr(getattr(classifier, "patch_embed", None), "patch_size", 1))[0],
+        timm.create_model(name, **settings),
+        patch_size=_accepted_multiple(name, settings, patch_size),
         normalised=any_size is not None,
         frozen_stages=frozen_stages,
         frozen_norms=frozen_norms,
         undecayed=frozenset(parameter.rpartition(".")[2] for parameter in exempt),
     )
+
+
+def _accepted_multiple(name: str, settings: dict[str, Any], patch_size: int) -> int:
+    """To which multiple an image has to be padded: the patch size, or the largest stride. Tried on the meta device.
+
+    Raises:
+        ValueError: the model takes images of some sizes only.
+    """
+    reason = ""
+    with torch.device("meta"), torch.no_grad():  # a separate model, because a forward pass may leave caches behind
+        features = timm.create_model(name, **{**settings, "pretrained": False}).eval()
+        for multiple in (patch_size, max(STRIDES)):
+            try:
+                PyramidBackbone(features, multiple)(torch.empty(1, settings.get("in_chans", 3), *_OTHER_SIZE))
+                return multiple
+            except Exception as error:  # whatever a model raises of a size that is not its own
+                said = " ".join(str(error).split())
+                if isinstance(error, NotImplementedError) or "meta tensors" in said:  # the meta device is too little
+                    return patch_size
+                reason = reason or said[:120] or type(error).__name__
+    refused = "{}×{}".format(*_OTHER_SIZE)
+    raise ValueError(f"backbone {name}: got a model that refuses {refused} pixels ({reason}), expected one of any size")
 
 
 def normalisation_of(name: str) -> tuple[tuple[float, ...], tuple[float, ...]]:

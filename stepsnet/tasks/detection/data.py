@@ -186,6 +186,9 @@ def load_coco(
         return _with_objects(split, without_objects) if name == "train" else split
 
     val = part(evaluated)
+    if not any(map(val.objects_of, val.images)):
+        got = f"got no objects to score in {len(val.images)} images"
+        raise UserError(f"data: {val.file}: {got}, expected annotations besides crowds")
     train = part("train") if training else replace(val, images=(), annotations={}, left_out=())
     return CocoData(
         tuple(category["name"] for category in val.categories),
@@ -206,14 +209,15 @@ def read_pixels(file: Path | Image.Image, stored_size: tuple[int, int] | None = 
 
 
 def grouped_order(samples: DetectionSamples, epoch: int, batch_size: int) -> list[int]:
-    """The indices of an epoch: a permutation that is a function of (seed, epoch), in groups of upright or wide images.
+    """The indices of an epoch: whole batches in an order of (seed, epoch), in groups of upright or wide images.
 
-    The size of a group is the largest divisor of ``batch_size`` up to four, so that in a forward pass of so many
-    images none is padded from one shape to the other. The groups are in random order; images that do not fill a
-    group come last.
+    The images that do not fill a batch are left out before the others are grouped, so they are others in each epoch,
+    of whichever shape. The size of a group is the largest divisor of ``batch_size`` up to four, so that in a forward
+    pass of so many images none is padded from one shape to the other. The groups are in random order; images that do
+    not fill a group come last.
     """
     together = max(size for size in range(1, _GROUP_SIZE + 1) if batch_size % size == 0)
-    order = data_order(samples.seed, epoch, len(samples)).tolist()
+    order = data_order(samples.seed, epoch, len(samples)).tolist()[: len(samples) // batch_size * batch_size]
     upright = {index for index in order if _is_upright(samples.split.images[index])}
     groups, rest = [], []
     for shape in ([i for i in order if i in upright], [i for i in order if i not in upright]):

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Annotated, Any, Literal
@@ -21,11 +23,11 @@ from ...console import progress_bar
 from ...errors import UserError
 from ...files import cached_json
 from ...reading import read_json
-from ..images import UnreadableImage, image_sizes
+from ..images import UnreadableImage, image_sizes, open_image
 
 __all__ = ["MIN_SIDE", "Checked", "check_split", "encode_segmentation", "read_annotations"]
 
-_CHECK_VERSION = 6  # a new number discards the results that are kept
+_CHECK_VERSION = 7  # a new number discards the results that are kept
 _SLACK = 1.0  # pixels that a box may reach beyond its image, by rounding
 MIN_SIDE = 0.01  # pixels of a box: float32 may find no area below it, at the far side of a large image
 
@@ -89,7 +91,7 @@ def read_annotations(file: Path) -> dict[str, Any]:
 
 
 def check_split(file: Path, folder: Path, content: Record) -> Checked:
-    """Check every record, and open every image.
+    """Check every record, and decode every image.
 
     Args:
         file: the JSON file, for messages.
@@ -148,8 +150,7 @@ def _check_records(file: Path, folder: Path, content: Record) -> Checked:
         by_image[image["id"]].append(annotation)
     invalid: dict[int, str] = {}
     without_mask, wrong_mask = 0, ""
-    for image in progress_bar(content["images"], f"checking {file.name}"):
-        _check_file(file, folder, image)
+    for image in _with_file_checked(file, folder, content["images"]):
         size = image["height"], image["width"]
         for annotation in by_image[image["id"]]:
             where = f"annotation {annotation['id']} of {image['file_name']}"
@@ -190,14 +191,27 @@ def _check_record(kind: type[_Checked], record: Record, where: str) -> None:
         raise UserError(f"data: {where}: got {key} {got}, expected {kind.model_fields[key].description}") from None
 
 
+def _with_file_checked(file: Path, folder: Path, images: Sequence[Record]) -> Iterator[Record]:
+    """The images in order, each when :func:`_check_file` has passed it."""
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # decoding releases the interpreter's lock
+        try:
+            checked = pool.map(lambda image: _check_file(file, folder, image), images)
+            for image, _ in zip(images, progress_bar(checked, f"checking {file.name}", len(images))):
+                yield image
+        except BaseException:  # a mistake in a record and Ctrl-C too end it at once
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
 def _check_file(file: Path, folder: Path, image: Record) -> None:
-    """Raises UserError where an image cannot be opened, or has another size than its record."""
-    path = folder / image["file_name"]
+    """Raises UserError where an image has another size than its record, or cannot be decoded as for training."""
+    path, size = folder / image["file_name"], (image["width"], image["height"])
     try:
-        sizes = image_sizes(path)
+        fits = open_image(path, stored_size=size).size == size
+        sizes = set() if fits else image_sizes(path)
     except UnreadableImage as error:
         raise UserError(f"data: {file}: image {image['id']}: cannot read {path} as an image: {error}") from None
-    if (image["width"], image["height"]) not in sizes:
+    if not fits:
         expected = f"{image['width']}×{image['height']} as {file} says of image {image['id']}"
         got = " or ".join(f"{width}×{height}" for width, height in sorted(sizes))
         raise UserError(f"data: {path}: got {got} pixels, expected {expected}")

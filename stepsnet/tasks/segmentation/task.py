@@ -51,8 +51,10 @@ def open_data(recipe: SegmentationRecipe, data: str, run: Path | None = None) ->
     """Raises UserError where the data do not exist, or for a mistake in them."""
     path, split = split_of(data)
     pairs = load_pairs(path, only=split if run else None, holdout=recipe.holdout)
-    for needed in (split, "test") if recipe.score_test and not run else (split,):
+    for needed in (split,) if run else ("train", split, *(["test"] if recipe.score_test else [])):
         require_split(path, needed, pairs.splits)
+        if not any(pairs.splits[needed].class_pixels):
+            raise UserError(f"data: {path}: got only ignored pixels in the {needed} split, expected some with a class")
     return pairs
 
 

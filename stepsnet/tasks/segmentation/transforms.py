@@ -1,23 +1,24 @@
 """From an image and its labels to a model's input: the augmentation of training, and the size of evaluation.
 
-These are torchvision's transforms and three that it does not have, with Swin's settings (facts.md).
+These are torchvision's transforms and four that it does not have, with Swin's settings (facts.md).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torchvision import tv_tensors
 from torchvision.transforms import v2
+from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2 import functional as F
 
 from ...config import SegmentationAugment
 from .data import IGNORED
 
-__all__ = ["fit_within", "training_transform"]
+__all__ = ["PhotometricDistortion", "fit_within", "training_transform"]
 
 _MAX_CROPS = 10
 
@@ -49,8 +50,8 @@ def training_transform(
             _RandomScale(scale, augment.scale_range),
             _RandomCrop(crop_size, augment.max_class_share),
             v2.RandomHorizontalFlip(augment.hflip),
-            *([_PhotometricDistortion(hue=(-0.1, 0.1))] if augment.photometric else []),
             v2.ToDtype({tv_tensors.Image: torch.float32, "others": None}, scale=True),
+            *([PhotometricDistortion()] if augment.photometric else []),
             v2.Normalize(list(mean), list(std)),
             _PadTo(crop_size),
         ]
@@ -70,7 +71,13 @@ class _RandomScale(v2.Transform):
         return {"size": fit_within((height, width), (self.scale[0] * factor, self.scale[1] * factor))}
 
     def transform(self, inpt: Any, params: dict[str, Any]) -> Any:
-        return F.resize(inpt, list(params["size"]), antialias=True)  # nearest for labels
+        size = list(params["size"])
+        if isinstance(inpt, tv_tensors.Mask):
+            # F.resize takes torch's mode "nearest" for masks, which shifts them by up to half a pixel
+            labels = inpt.as_subclass(Tensor)[None]
+            resized = F.resize_image(labels, size, interpolation=InterpolationMode.NEAREST_EXACT)
+            return tv_tensors.wrap(resized[0], like=inpt)
+        return F.resize(inpt, size, antialias=True)
 
 
 class _RandomCrop(v2.Transform):
@@ -94,11 +101,55 @@ class _RandomCrop(v2.Transform):
         return F.crop(inpt, **params)
 
 
-class _PhotometricDistortion(v2.RandomPhotometricDistort):
-    """Brightness, contrast, saturation and hue. torchvision also permutes the channels, and Swin does not."""
+class PhotometricDistortion(v2.Transform):
+    """Changes of brightness, contrast, saturation and hue of an image with values in 0 … 1, each with probability 0.5.
+
+    They are those of mmsegmentation's class of this name. torchvision's RandomPhotometricDistort changes much less: its
+    brightness is a factor within an eighth of 1, and its contrast keeps the mean of the image.
+    """
 
     def make_params(self, flat_inputs: list[Any]) -> dict[str, Any]:
-        return {**super().make_params(flat_inputs), "channel_permutation": None}
+        order = ["brightness", "saturation", "hue"]
+        order.insert(1 if torch.rand(()) < 0.5 else 3, "contrast")
+        chosen = [name for name in order if torch.rand(()) < 0.5]
+        return {"changes": [(name, torch.empty(()).uniform_(*_COLOR_RANGES[name]).item()) for name in chosen]}
+
+    def transform(self, inpt: Any, params: dict[str, Any]) -> Any:
+        if isinstance(inpt, tv_tensors.Mask):
+            return inpt
+        image = inpt.as_subclass(Tensor)
+        for name, amount in params["changes"]:
+            image = _COLOR_CHANGES[name](image, amount)
+        return tv_tensors.wrap(image, like=inpt)
+
+
+def _add(image: Tensor, amount: float) -> Tensor:
+    return (image + amount).clamp(0, 1)
+
+
+def _scale_saturation(image: Tensor, factor: float) -> Tensor:
+    """Scale the S of HSV, at most to 1. torchvision's adjust_saturation blends with the grey image, which changes V.
+
+    With H and V kept, each channel's distance to V = max(r, g, b) is scaled by as much as S.
+    """
+    least, value = image.aminmax(dim=-3, keepdim=True)
+    distance = value - least  # S is distance / value
+    factors = torch.where(distance > 0, value / distance, 1).clamp(max=factor)
+    return value - factors * (value - image)
+
+
+_COLOR_RANGES = {
+    "brightness": (-32 / 255, 32 / 255),
+    "contrast": (0.5, 1.5),
+    "saturation": (0.5, 1.5),
+    "hue": (-18 / 180, 18 / 180),  # of the circle; OpenCV counts 180 units in it
+}
+_COLOR_CHANGES: dict[str, Callable[[Tensor, float], Tensor]] = {
+    "brightness": _add,
+    "contrast": F.adjust_brightness,  # the product, cut to the range
+    "saturation": _scale_saturation,
+    "hue": F.adjust_hue,
+}
 
 
 class _PadTo(v2.Transform):
