@@ -1,4 +1,4 @@
-"""Mask R-CNN (He et al., 2017) from torchvision's modules, on the backbone of any Steps or timm model (Table 2).
+"""Mask R-CNN (He et al., 2017) from torchvision's modules, on the backbone of a Steps or timm model (Table 2).
 
 Faster R-CNN is the case without a mask head (faster_rcnn.py). The settings are those of Swin's detectors. Labels are
 1 … num_classes, 0 is the background.
