@@ -145,6 +145,33 @@ def test_a_segmenter_and_a_backbone(here, own_cache):
             torch.testing.assert_close(ours, expected, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [("test_steps_resnet", "maps.onnx"), ("test_steps_resnet", "maps.xml"), ("test_convnext", "maps.onnx")],
+)
+def test_feature_maps_at_sizes_that_are_no_multiple_of_32(model, name, here):
+    torch.manual_seed(0)
+    exported = stepsnet.export(model, name, features=True)
+    assert len(exported.metadata["checked_shapes"]) == 4 and not exported.notes
+    backbone = stepsnet.models.backbone.create_backbone(model)
+    for height, width in ((200, 200), (103, 117)):
+        x = torch.randn(1, 3, height, width)
+        with torch.inference_mode():
+            expected = [one.shape for one in backbone(x)]
+        assert [one.shape for one in open_session(here / name)(x)] == expected
+
+
+def test_what_is_wrong_at_odd_sizes_alone_is_not_left_open(here):
+    """The quotient of a negative, which ONNX rounds towards 0: the same at multiples of 32."""
+
+    class Halves(nn.Module):
+        def forward(self, x):
+            return x[..., : -(-x.shape[-1] // 2)].mean((2, 3))
+
+    (line,) = stepsnet.export(Halves(), "halves.onnx").notes
+    assert line.startswith("the size is fixed at 224×224: its outputs differ from torch's by")
+
+
 def test_a_language_model_with_its_tokenizer(here, own_cache):
     (here / "tale.txt").write_text("The stream reads what it wrote, and what it wrote it reads.\n" * 20)
     model = {"widths": [32, 48], "depths": [1, 1], "num_attention_heads": [1, 2], "vocab_size": 270}

@@ -16,7 +16,7 @@ from torch.export import Dim, ExportedProgram
 
 from ..errors import UserError
 
-__all__ = ["Captured", "NotCaptured", "capture", "first_line", "flat_outputs", "quiet", "other_picture_size"]
+__all__ = ["Captured", "NotCaptured", "capture", "first_line", "flat_outputs", "quiet", "other_picture_sizes"]
 
 
 class NotCaptured(UserError):
@@ -59,21 +59,27 @@ def capture(model: nn.Module, example: Tensor, name: str, open_axes: dict[int, s
     return Captured(program, name, tuple(example.shape[1:]), open_axes)
 
 
-def other_picture_size(model: nn.Module, shape: Sequence[int]) -> tuple[int, ...] | None:
-    """Another size (C, H, W) than ``shape`` that the model takes, where that can be left to the exported model.
+def other_picture_sizes(model: nn.Module, shape: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """Other sizes (C, H, W) than ``shape`` that the model takes; none where the size cannot be left open.
+
+    The first differs by multiples of 32. The second is odd, for models that take any size: converters round its
+    quotients in ways of their own.
 
     Shifted windows are laid out for one size: torch.export takes minutes over their arithmetic, and then fails.
     """
     if any(isinstance(module, SwinTransformerBlock) for module in model.modules()):
-        return None
+        return ()
     channels, height, width = shape
-    other = channels, height + 32, width + 64
-    try:
-        with torch.inference_mode():
-            model(torch.zeros(1, *other))
-    except Exception:  # each model says in its own way that it takes one size
-        return None
-    return other
+    taken: list[tuple[int, ...]] = []
+    for more in ((32, 64), (13, 27)):
+        size = channels, height + more[0], width + more[1]
+        try:
+            with torch.inference_mode():
+                model(torch.zeros(1, *size))
+        except Exception:  # each model says in its own way which sizes it takes
+            break
+        taken.append(size)
+    return tuple(taken)
 
 
 def flat_outputs(found: Any) -> list[Tensor]:

@@ -54,8 +54,8 @@ def export(
     """Write a model as ONNX, as an archive of torch.export, or as OpenVINO's IR, as ``stepsnet export`` does.
 
     The size of the batch is left open, and that of the pictures where the model takes any. The file is compared with
-    the model in torch, on photographs, at two batch sizes and two picture sizes where these are open, before it gets
-    its name; where something fails, nothing is there.
+    the model in torch, on photographs, at two batch sizes and two picture sizes where these are open (three where
+    it takes odd ones), before it gets its name; where something fails, nothing is there.
 
     Args:
         model: a run or its folder, the name of a model of timm or stepsnet, or a module that takes pictures.
@@ -105,21 +105,21 @@ def write_checked(
     Raises:
         UserError: the format cannot hold the model.
     """
-    use, other = source.use, None if fixed_size else source.other_shape
+    use, others = source.use, () if fixed_size else source.other_shapes
     named = {axis: name for axis, name in enumerate(use.axes) if name != "channels"}
-    reasons = [] if other or fixed_size else ["its windows or positions are laid out for it"]
-    for axes in (*([named] if other else []), {0: named[0]}, {}):
+    reasons = [] if others or fixed_size else ["its windows or positions are laid out for it"]
+    for axes in (*([named] if others else []), {0: named[0]}, {}):
         note(f"exporting {source.model_name} to {form.name}, open: {', '.join(axes.values()) or 'nothing'}")
         try:
-            metadata = _attempt(source, form, path, axes, other)
+            metadata = _attempt(source, form, path, axes, others if len(axes) > 1 else ())
         except UserError as error:
             reasons.append(str(error))
             if len(axes) == 1 and not isinstance(error, NotCaptured):
                 break  # what a format lacks, it lacks for one sample too
             continue
         return metadata, _fixed(use, axes, reasons)
-    others = " or ".join(name for name in FORMATS if name != form.name)
-    raise UserError(f"export: {form.name} cannot hold {source.model_name}: {reasons[-1]}; expected --format {others}")
+    known = " or ".join(name for name in FORMATS if name != form.name)
+    raise UserError(f"export: {form.name} cannot hold {source.model_name}: {reasons[-1]}; expected --format {known}")
 
 
 def _fixed(use: Deployment, axes: dict[int, str], reasons: Sequence[str]) -> list[str]:
@@ -132,16 +132,15 @@ def _fixed(use: Deployment, axes: dict[int, str], reasons: Sequence[str]) -> lis
 
 
 def _attempt(
-    source: Source, form: Format, path: Path, axes: dict[int, str], other: Sequence[int] | None
+    source: Source, form: Format, path: Path, axes: dict[int, str], others: Sequence[Sequence[int]]
 ) -> dict[str, Any]:
-    """Write and check with these axes of the input open. Raises UserError where any of it fails."""
+    """Write with these axes open, and check at this and other shapes. Raises UserError where any of it fails."""
     shape = source.use.shape
     # the larger example: torch.export takes what is one pixel wide in it, such as a last map, for fixed
-    example = source.inputs(2 if axes else 1, other if other and len(axes) > 1 else shape)
+    example = source.inputs(2 if axes else 1, others[0] if others else shape)
     captured = capture(source.model, example, source.use.input, axes)
     cases = [source.inputs(count, shape) for count in ((1, 3) if axes else (1,))]
-    if other and len(axes) > 1:
-        cases.append(source.inputs(2, other))
+    cases += [source.inputs(2, other) for other in others]
     with torch.inference_mode():
         found = [flat_outputs(source.model(x)) for x in cases]
     names = source.use.outputs or tuple(f"map_{number}" for number in range(1, len(found[0]) + 1))

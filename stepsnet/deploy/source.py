@@ -23,7 +23,7 @@ from ..runs.grid import COMPARISON_FILE
 from ..tasks import describe_deployment
 from ..tasks.deployment import Deployment, of_tokens
 from ..tasks.publication import trained_model
-from .capture import other_picture_size
+from .capture import other_picture_sizes
 from .samples import photographs, words
 
 __all__ = ["Source", "described", "find_source"]
@@ -49,11 +49,11 @@ class Source:
         return photographs(count, shape, self.use.preprocessing["mean"], self.use.preprocessing["std"])
 
     @property
-    def other_shape(self) -> tuple[int, ...] | None:
-        """Another shape of samples that the model takes; None where it takes no other."""
+    def other_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Other shapes of samples that the model takes, the one to capture it with first; none: it takes no other."""
         if self.use.axes[1] == "tokens":
-            return (self.use.shape[0] // 2 + 1,)
-        return other_picture_size(self.model, self.use.shape)
+            return ((self.use.shape[0] // 2 + 1,),)
+        return other_picture_sizes(self.model, self.use.shape)
 
 
 class LanguageModel(nn.Module):

@@ -17,6 +17,7 @@ from timm.data import resolve_data_config
 from timm.layers import to_2tuple
 from timm.models import Eva, SwinTransformer, SwinTransformerV2, SwinTransformerV2Cr, VisionTransformer
 from torch import Tensor, nn
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..errors import UserError
@@ -86,10 +87,11 @@ class PyramidBackbone(nn.Module):
         maps = []
         for x, norm, stride in zip(self.features(images), self.norms, self.strides):
             x = norm(x if self.channels_last else x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)  # (B, C, H', W')
-            size = [-(-side // stride) for side in padded]
-            if list(x.shape[-2:]) != size:
+            size = [_ceil_divide(side, stride) for side in padded]
+            # in a program for any size, unless it is one size for all: ConvNeXt's stem drops incomplete patches
+            if not all(statically_known_true(mine == theirs) for mine, theirs in zip(x.shape[-2:], size)):
                 x = F.interpolate(x, size, mode="bilinear", align_corners=False)
-            maps.append(x[..., : -(-height // stride), : -(-width // stride)].contiguous())
+            maps.append(x[..., : _ceil_divide(height, stride), : _ceil_divide(width, stride)].contiguous())
         return maps
 
     def train(self, mode: bool = True) -> PyramidBackbone:
@@ -121,6 +123,11 @@ class PyramidBackbone(nn.Module):
                 norm.requires_grad_(False)
             frozen += found
         return frozen
+
+
+def _ceil_divide(side: int, stride: int) -> int:
+    """⌈side / stride⌉ without ``-(-side // stride)``: ONNX and OpenVINO round the quotient of a negative towards 0."""
+    return (side + stride - 1) // stride
 
 
 def create_backbone(
