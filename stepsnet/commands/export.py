@@ -32,18 +32,18 @@ def run(options: argparse.Namespace) -> None:
     from ..overrides import parse_assignments
 
     with working(f"exporting {options.model}"):
-        from ..deploy.export import export  # takes seconds
+        from ..deploy.export import export_model  # takes seconds
 
-        exported = export(
+        exported = export_model(
             options.model,
             options.out,
+            parse_assignments(options.overrides, "model"),
             format=options.format,
             features=options.features,
             weights=options.weights,
             fixed_size=options.fixed_size,
             force=options.force,
             note=lambda text: say(f"stepsnet: {text}", error=True),
-            **parse_assignments(options.overrides, "model"),
         )
     if options.json:
         say(json.dumps({"path": str(exported.path), "notes": exported.notes, **exported.metadata}))

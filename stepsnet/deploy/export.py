@@ -6,7 +6,7 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +25,7 @@ from .formats import FORMATS, Format, format_named, format_of, why_not_written
 from .sessions import open_session
 from .source import Source, find_source
 
-__all__ = ["Exported", "export", "write_checked"]
+__all__ = ["Exported", "export", "export_model", "write_checked"]
 
 MAX_ERROR = 1e-3  # of an output: the norm of the difference over the norm; rounding gives some 1e-6
 
@@ -41,6 +41,7 @@ class Exported:
 
 def export(
     model: str | Path | Run | nn.Module,
+    /,
     path: str | Path | None = None,
     *,
     format: str | None = None,
@@ -49,6 +50,10 @@ def export(
     fixed_size: bool = False,
     force: bool = False,
     note: Callable[[str], None] = lambda text: None,
+    input_size: Sequence[int] | None = None,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+    classes: Sequence[str] | None = None,
     **model_args: Any,
 ) -> Exported:
     """Write a model as ONNX, as an archive of torch.export, or as OpenVINO's IR, as ``stepsnet export`` does.
@@ -66,6 +71,8 @@ def export(
         fixed_size: leave only the batch open, which can be faster.
         force: replace what is there.
         note: called with what is being done.
+        input_size, mean, std, classes: beside a name or a module: (C, H, W) of a picture, mean and standard deviation
+            of each channel for pixels in 0 … 1, and the names of the outputs, for the metadata.
         **model_args: beside a model's name: its arguments, such as ``num_classes=10``.
 
     Returns:
@@ -75,6 +82,25 @@ def export(
         UserError: there is no such model or format, a package is missing (``pip install stepsnet[export]``), the
             exporter cannot express the model, or the file's outputs are not those of torch.
     """
+    about = {"input_size": input_size, "mean": mean, "std": std, "classes": classes}
+    settings: dict[str, Any] = {"features": features, "weights": weights, "fixed_size": fixed_size, "force": force}
+    return export_model(model, path, model_args, format=format, note=note, about=about, **settings)
+
+
+def export_model(
+    model: str | Path | Run | nn.Module,
+    path: str | Path | None,
+    model_args: Mapping[str, Any],
+    *,
+    format: str | None,
+    features: bool,
+    weights: str | Path | None,
+    fixed_size: bool,
+    force: bool,
+    note: Callable[[str], None],
+    about: Mapping[str, Any] | None = None,
+) -> Exported:
+    """As :func:`export`, for arguments of the model of any name, such as ``model`` of stepify."""
     if not isinstance(path, (str, Path, type(None))) or not isinstance(format, (str, type(None))):
         raise UserError(f"export: got {path!r} and {format!r}, expected the name of a file and of a format")
     if weights is not None and not (isinstance(weights, (str, Path)) and str(weights)):
@@ -84,14 +110,14 @@ def export(
     if path and Path(path).suffix != form.suffix:
         raise UserError(f"--out: got {path}, expected a name that ends in {form.suffix} for the format {form.name}")
     given = model.folder if isinstance(model, Run) else model
-    source = find_source(given, features=features, weights=weights, **model_args)
+    source = find_source(given, features=features, weights=weights, model_args=model_args, about=about)
     place = Path(path) if path else Path(f"{source.name}{form.suffix}")
     require_new(form.files(place), force)
     if not source.trained:
         note(f"{source.model_name} has random weights: a run's folder or --weights has trained ones")
     with _staged(form, place, force) as temporary:
         metadata, notes = write_checked(source, form, temporary, fixed_size, note)
-    return Exported(place, metadata, tuple(notes))
+    return Exported(place, metadata, (*source.notes, *notes))
 
 
 def write_checked(

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from timm.data import resolve_model_data_config
 from torch import Tensor, nn
 
 from ..checkpoint import load_into
 from ..config import ClassificationRecipe, ModelSpec
 from ..errors import UserError, import_extra
-from ..models.backbone import PyramidBackbone, create_backbone, load_backbone, normalisation_of
+from ..models.backbone import PyramidBackbone, create_backbone, load_backbone
 from ..models.blocks import is_transformers_model
 from ..models.build import DETECTORS, build_model, input_size_of
 from ..models.transfer import read_pretrained
@@ -24,6 +23,7 @@ from ..tasks import describe_deployment
 from ..tasks.deployment import Deployment, of_tokens
 from ..tasks.publication import trained_model
 from .capture import other_picture_sizes
+from .preprocessing import channels_of, of_model, stated, unknown
 from .samples import photographs, words
 
 __all__ = ["Source", "described", "find_source"]
@@ -38,6 +38,7 @@ class Source:
     model: nn.Module
     use: Deployment
     trained: bool  # False: its weights are random
+    notes: tuple[str, ...] = field(default=())  # what its users cannot know
 
     def inputs(self, count: int, shape: Sequence[int]) -> Tensor:
         """Real ones of a shape, which differ from each other."""
@@ -46,7 +47,8 @@ class Source:
             tokenizer = self.use.tokenizer
             encode = _encoder(tokenizer) if tokenizer else lambda text: [code % vocabulary for code in text.encode()]
             return words(count, shape[0], encode)
-        return photographs(count, shape, self.use.preprocessing["mean"], self.use.preprocessing["std"])
+        mean, std = (self.use.preprocessing[name] or (0.5,) for name in ("mean", "std"))
+        return photographs(count, shape, mean, std)
 
     @property
     def other_shapes(self) -> tuple[tuple[int, ...], ...]:
@@ -69,32 +71,45 @@ class LanguageModel(nn.Module):
 
 
 def find_source(
-    given: str | Path | nn.Module, *, features: bool = False, weights: str | Path | None = None, **model_args: Any
+    given: str | Path | nn.Module,
+    *,
+    features: bool = False,
+    weights: str | Path | None = None,
+    model_args: Mapping[str, Any] | None = None,
+    about: Mapping[str, Any] | None = None,
 ) -> Source:
     """The model of a run's folder, of a name that timm or stepsnet know, or of a module.
 
     Args:
         features: the four feature maps of a classifier's backbone in place of its logits.
         weights: beside a name, the file of weights, the run, or ``timm:NAME``.
-        **model_args: beside a name, the model's arguments.
+        model_args: beside a name, the model's arguments.
+        about: beside a name or a module: input_size, mean, std and classes, in place of what the model says.
 
     Raises:
         UserError: there is no such run or model, it has no weights, or it is of a kind that cannot be exported.
     """
     is_run = isinstance(given, (str, Path)) and Path(given).is_dir()
+    model_args = dict(model_args or {})
+    about = {name: value for name, value in (about or {}).items() if value is not None}
     if not isinstance(given, (str, Path, nn.Module)):
         raise UserError(f"export: got a {type(given).__name__}, expected a run, the name of a model or a module")
-    if (is_run or isinstance(given, nn.Module)) and (model_args or weights):
-        what = [*model_args, *(["weights"] if weights else [])]
-        raise UserError(f"export: got {', '.join(what)} beside {given if is_run else 'a module'}, which has its own")
+    if is_run or isinstance(given, nn.Module):
+        what = [*model_args, *(["weights"] if weights else []), *(about if is_run else ())]
+        if what:
+            raise UserError(
+                f"export: got {', '.join(what)} beside {given if is_run else 'a module'}, which has its own"
+            )
     if is_run:
         assert isinstance(given, (str, Path))
         return _of_run(Path(given), features)
     if isinstance(given, nn.Module):
         if features:
             raise UserError("export: got features beside a module, expected a run or the name of a model")
-        return _of_module(given)
-    return _of_name(str(given), features, weights, model_args)
+        source = _of_module(given, about.get("input_size"))
+    else:
+        source = _of_name(str(given), features, weights, model_args)
+    return _told(source, about) if about else source
 
 
 def _of_run(run: Path, features: bool) -> Source:
@@ -123,52 +138,99 @@ def _of_name(name: str, features: bool, weights: str | Path | None, args: dict[s
     _refuse_detector(name)
     if "/" in name or name.endswith((".yaml", ".json", ".safetensors")):
         raise UserError(f"export: {name} is no folder, expected that of a run, or the name of a model")
-    if features:
-        model: nn.Module = build_model(ModelSpec(name, args))
-        shape, preprocessing = input_size_of(ModelSpec(name, args), model), _preprocessing(model)
-        backbone = _backbone(name, args)
-        if weights:
-            load_backbone(backbone, weights, "--weights")
-        return Source(f"{name}-features", name, backbone, _of_maps(shape, preprocessing), bool(weights))
     model = build_model(ModelSpec(name, args))
-    if weights:
+    backbone = _backbone(name, args) if features else None
+    if weights and backbone is not None:
+        load_backbone(backbone, weights, "--weights")
+    elif weights:
         load_into(model, read_pretrained(weights, "--weights"))
-    return described(name, model, bool(weights or args.get("pretrained")), args)
+    source = _with_weights(described(name, model, bool(weights or args.get("pretrained")), args), weights)
+    if backbone is None:
+        return source
+    use = _of_maps(source.use.shape, source.use.preprocessing)
+    return replace(source, name=f"{name}-features", model=backbone, use=use)
 
 
-def _of_module(model: nn.Module) -> Source:
-    name = str((getattr(model, "pretrained_cfg", None) or {}).get("architecture") or type(model).__name__.lower())
-    return described(name, copy.deepcopy(model).cpu(), True, {})
+def _with_weights(source: Source, weights: str | Path | None) -> Source:
+    """A model by its name, with what is known of the weights that it got."""
+    if weights is None:
+        return source
+    if Path(weights).is_dir() and (Path(weights) / "config.yaml").exists():
+        model = source.model.model if isinstance(source.model, LanguageModel) else source.model
+        return replace(source, use=describe_deployment(Path(weights), read_run_recipe(Path(weights)), model), notes=())
+    if source.use.axes[1] == "tokens":
+        return source
+    if (tag := str(weights)).startswith("timm:"):
+        preprocessing, notes = of_model(source.model, source.use.shape[0], tag.removeprefix("timm:"))
+        preprocessing["input_size"] = source.use.shape
+        return replace(source, use=replace(source.use, preprocessing=preprocessing), notes=tuple(notes))
+    line = f"{weights} does not say how pictures become inputs: the preprocessing is the default of {source.model_name}"
+    return replace(source, notes=(*source.notes, line))
 
 
-def described(name: str, model: nn.Module, trained: bool, args: dict[str, Any]) -> Source:
-    """A model that :func:`~stepsnet.models.build.build_model` has made with these arguments, or a user's own."""
+def _of_module(model: nn.Module, input_size: Sequence[int] | None) -> Source:
+    config = getattr(model, "pretrained_cfg", None) or {}
+    name = str(config.get("architecture") or type(model).__name__.lower())
+    args: dict[str, Any] = {}
+    if input_size is not None:
+        channels, *sides = stated(input_size, input_size)[0]
+        args = {"in_chans": channels, "img_size": tuple(sides)}
+    return described(name, copy.deepcopy(model).cpu(), True, args, told=bool(config))
+
+
+def described(name: str, model: nn.Module, trained: bool, args: dict[str, Any], told: bool = True) -> Source:
+    """A model that :func:`~stepsnet.models.build.build_model` has made with these arguments, or a user's own.
+
+    Args:
+        told: False: it is a module that says nothing of its inputs.
+    """
     model = model.eval()
     if is_transformers_model(model):
         return Source(name, name, LanguageModel(model), of_tokens(model), trained)
     if hasattr(model, "generate"):
         raise UserError(f"export: {name} is a language model that is not in steps; transformers' exporters take it")
-    shape = input_size_of(ModelSpec(name, args), model)
+    size = input_size_of(ModelSpec(name, args), model)
+    channels = size[0] if "in_chans" in args else channels_of(model, size)
+    shape = (channels, *size[1:])
+    preprocessing, notes = of_model(model, channels) if told else (unknown(channels), [])
+    if not told:
+        notes = [
+            f"{name} says nothing of its inputs: the preprocessing is null in the metadata; stepsnet.export takes "
+            "input_size=, mean=, std= and classes="
+        ]
+    preprocessing["input_size"] = shape
     if args.get("features_only"):
-        return Source(name, name, model, _of_maps(shape, _preprocessing(model)), trained)
-    preprocessing = {**_preprocessing(model), "input_size": shape}
+        return Source(name, name, model, _of_maps(shape, preprocessing), trained, tuple(notes))
     task = "segmentation" if hasattr(model, "decode_head") else "classification"
     labels = (getattr(model, "pretrained_cfg", None) or {}).get("label_names")
     outputs = ("logits",) if getattr(model, "num_classes", 1) else ("features",)
     use = Deployment(task=task, shape=shape, outputs=outputs, preprocessing=preprocessing, classes=labels)
-    return Source(name, name, model, use, trained)
+    return Source(name, name, model, use, trained, tuple(notes))
+
+
+def _told(source: Source, about: dict[str, Any]) -> Source:
+    """With what the caller says of it, as :func:`find_source`. Raises UserError for what cannot be so."""
+    use, classes = source.use, about.pop("classes", None)
+    if use.axes[1] == "tokens":
+        raise UserError(f"export: got {', '.join([*about, 'classes'][:1])} beside a language model, which takes tokens")
+    shape, said = stated(use.shape, **about)
+    if classes is not None:
+        expected = getattr(source.model, "num_classes", len(classes))
+        if isinstance(classes, str) or len(classes) != expected:
+            raise UserError(f"classes: got {len(classes)}, expected the names of the {expected} outputs")
+    use = replace(
+        use,
+        shape=shape,
+        preprocessing={**use.preprocessing, **said, "input_size": shape},
+        classes=use.classes if classes is None else list(classes),
+    )
+    complete = use.preprocessing["mean"] is not None and use.preprocessing["std"] is not None
+    return replace(source, use=use, notes=() if complete else source.notes)
 
 
 def _encoder(tokenizer: str) -> Callable[[str], list[int]]:
     made = import_extra("tokenizers").Tokenizer.from_str(tokenizer)
     return lambda text: made.encode(text, add_special_tokens=False).ids
-
-
-def _preprocessing(model: nn.Module) -> dict[str, Any]:
-    config = dict(resolve_model_data_config(model))
-    if backbone := getattr(model, "backbone_name", None):  # of a segmenter, which timm does not know
-        config["mean"], config["std"] = normalisation_of(backbone)
-    return {"mode": "L" if config["input_size"][0] == 1 else "RGB", **config}
 
 
 def _of_maps(shape: tuple[int, ...], preprocessing: dict[str, Any]) -> Deployment:

@@ -1,0 +1,95 @@
+"""How pictures become a model's inputs, as far as anything tells: the channels, their mean and deviation, the crop."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import timm
+import torch
+from timm.data import resolve_data_config, resolve_model_data_config
+from torch import nn
+
+from ..errors import UserError
+from ..models.backbone import normalisation_of
+
+__all__ = ["channels_of", "mode_of", "of_model", "stated", "unknown"]
+
+_KEYS = ("interpolation", "mean", "std", "crop_pct", "crop_mode")
+
+
+def of_model(model: nn.Module, channels: int, tag: str | None = None) -> tuple[dict[str, Any], list[str]]:
+    """What timm's config says, for inputs of as many channels, and lines about what it does not say.
+
+    Args:
+        tag: of timm's weights, such as ``resnet50.a1_in1k``, in place of the model's own.
+    """
+    config = dict(resolve_model_data_config(model))
+    if tag is not None and (found := timm.get_pretrained_cfg(tag)) is not None:
+        config = resolve_data_config(pretrained_cfg=found.to_dict())
+    elif backbone := getattr(model, "backbone_name", None):  # of a segmenter, which timm does not know
+        config["mean"], config["std"] = normalisation_of(backbone)
+    mean, std = tuple(config["mean"]), tuple(config["std"])
+    notes: list[str] = []
+    if channels == 1:  # as the classification task's input_spec
+        mean, std = (sum(mean) / len(mean),), (sum(std) / len(std),)
+    elif len(mean) != channels:
+        config |= {"mean": None, "std": None}
+        notes = [f"nothing says the mean and std of {channels} channels: they are null in the metadata"]
+        return {"mode": mode_of(channels), **config}, notes
+    return {"mode": mode_of(channels), **config, "mean": mean, "std": std}, notes
+
+
+def unknown(channels: int) -> dict[str, Any]:
+    """Of a module that says nothing."""
+    return {"mode": mode_of(channels), **dict.fromkeys(_KEYS)}
+
+
+def mode_of(channels: int) -> str | None:
+    """Pillow's name for pictures of as many channels."""
+    return {1: "L", 3: "RGB"}.get(channels)
+
+
+def channels_of(model: nn.Module, size: Sequence[int]) -> int:
+    """Of a model's inputs: those of ``size`` (C, H, W), or of its first convolution where it takes only those."""
+    first = (getattr(model, "pretrained_cfg", None) or {}).get("first_conv")
+    modules = dict(model.named_modules())
+    found = modules.get(first) if isinstance(first, str) else None
+    if not isinstance(found, nn.Conv2d):
+        found = next((module for module in modules.values() if isinstance(module, nn.Conv2d)), None)
+    if found is None or found.in_channels == size[0]:
+        return size[0]
+    for channels in (size[0], found.in_channels):  # a stem may rearrange space to channels in front of the convolution
+        try:
+            with torch.inference_mode():
+                model(torch.zeros(1, channels, *size[1:]))
+        except Exception:  # each model says in its own way what it takes
+            continue
+        return channels
+    return size[0]
+
+
+def stated(
+    shape: Sequence[int],
+    input_size: Sequence[int] | None = None,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+) -> tuple[tuple[int, ...], dict[str, Any]]:
+    """The shape, and what a caller says of the preprocessing.
+
+    Raises:
+        UserError: a size that is not three whole numbers, or numbers that are not one a channel.
+    """
+    if input_size is not None:
+        if len(input_size) != 3 or not all(isinstance(side, int) and side > 0 for side in input_size):
+            raise UserError(f"input_size: got {input_size!r}, expected three whole numbers: channels, height, width")
+        shape = input_size
+    found: dict[str, Any] = {}
+    for name, values in (("mean", mean), ("std", std)):
+        if values is None:
+            continue
+        if len(values) != shape[0] or not all(math.isfinite(one) and (name == "mean" or one > 0) for one in values):
+            raise UserError(f"{name}: got {values!r}, expected {shape[0]} numbers, one for each channel")
+        found[name] = tuple(values)
+    return tuple(shape), found

@@ -1,0 +1,116 @@
+"""What an exported file says of its inputs and classes, and which models can be exported at all."""
+
+import json
+
+import pytest
+import timm
+from run_folders import closed
+from test_export import CLASSES, classifier, run_of
+from torch import nn
+
+import stepsnet
+from stepsnet.cli import main
+from stepsnet.config import ClassificationRecipe, ModelSpec
+from stepsnet.deploy.source import find_source
+from stepsnet.errors import UserError
+from stepsnet.models.build import build_model
+from stepsnet.recipes import find_recipe
+from stepsnet.tasks.classification.task import input_spec
+
+for package in ("onnx", "onnxscript", "onnxruntime", "openvino"):
+    pytest.importorskip(package)
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_name_with_the_weights_of_a_run_is_used_as_the_run(here):
+    recipe = closed(find_recipe("digits/tiny"))
+    digits, _ = run_of(here / "digits", recipe, tuple("0123456789"))
+    trees, _ = classifier(here / "trees")
+    for run, spec in ((digits, recipe.model), (trees, ModelSpec("test_steps_resnet", {"num_classes": 5}))):
+        of_run = find_source(run)
+        by_name = find_source(spec.name, weights=run, model_args=spec.args)
+        assert by_name.use == of_run.use and not by_name.notes
+        maps, by_name = (
+            find_source(one, features=True, **more)
+            for one, more in ((run, {}), (spec.name, {"weights": run, "model_args": spec.args}))
+        )
+        assert maps.use == by_name.use
+    assert of_run.use.classes == CLASSES and of_run.use.preprocessing["crop_pct"] == 0.8
+
+
+def test_a_name_with_the_weights_of_a_file_says_what_nobody_knows(here, capsys):
+    trees, _ = classifier(here / "trees")
+    file = str(trees / "model.safetensors")
+    assert main(["export", "test_steps_resnet", "num_classes=5", "--weights", file, "--format", "torch", "--json"]) == 0
+    (line,) = json.loads(capsys.readouterr().out)["notes"]
+    assert (
+        line == f"{file} does not say how pictures become inputs: the preprocessing is the default of test_steps_resnet"
+    )
+
+
+def test_a_tag_has_the_preprocessing_of_its_own(monkeypatch):
+    """timm's vit_tiny was trained with a mean of 0.5, and its deit_tiny with ImageNet's; the models are the same."""
+    weights = timm.create_model("vit_tiny_patch16_224").state_dict()
+    monkeypatch.setattr("stepsnet.deploy.source.read_pretrained", lambda source, key: weights)
+    tag = "timm:vit_tiny_patch16_224.augreg_in21k_ft_in1k"
+    source = find_source("deit_tiny_patch16_224", weights=tag)
+    assert source.use.preprocessing["mean"] == (0.5, 0.5, 0.5) and not source.notes
+    assert find_source("deit_tiny_patch16_224").use.preprocessing["mean"] == (0.485, 0.456, 0.406)
+
+
+def test_one_channel_by_name_and_as_a_module(here):
+    recipe = ClassificationRecipe(name="one", model=ModelSpec("test_resnet", {"in_chans": 1}), data="digits")
+    spec = input_spec(recipe, build_model(recipe.model))
+    exported = [stepsnet.export("test_resnet", "name.pt2", in_chans=1, num_classes=3)]
+    exported.append(stepsnet.export(timm.create_model("test_resnet", in_chans=1, num_classes=3), "module.pt2"))
+    for one in exported:
+        said = one.metadata["preprocessing"]
+        assert (said["mode"], said["input_size"]) == ("L", list(spec.input_size)) and not one.notes
+        assert (said["mean"], said["std"]) == (list(spec.mean), list(spec.std))
+        assert one.metadata["inputs"][0]["shape"][1] == 1
+    four = find_source(timm.create_model("test_vit", in_chans=4)).use.preprocessing
+    assert (four["mode"], four["mean"], four["std"], four["input_size"]) == (None, None, None, (4, 160, 160))
+    # its stem rearranges space to channels, so that the first convolution has other channels than a picture
+    assert find_source(timm.create_model("tresnet_m", num_classes=2)).use.shape == (3, 224, 224)
+
+
+def test_a_module_of_nobody_says_what_its_user_says():
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2))
+    source = find_source(model)
+    assert source.use.shape == (1, 224, 224)
+    assert {source.use.preprocessing[name] for name in ("mean", "std", "crop_pct", "crop_mode", "interpolation")} == {
+        None
+    }
+    assert source.notes[0].startswith("sequential says nothing of its inputs: the preprocessing is null")
+    about = {"input_size": (1, 28, 20), "mean": (0.13,), "std": (0.3,), "classes": ["cat", "dog"]}
+    source = find_source(model, about=about)
+    assert source.use.shape == (1, 28, 20) and source.use.classes == ["cat", "dog"] and not source.notes
+    assert source.use.preprocessing["mean"] == (0.13,)
+    for wrong, message in (
+        ({"mean": (0.1, 0.2)}, r"mean: got \(0.1, 0.2\), expected 1 numbers"),
+        ({"input_size": (28, 28)}, r"input_size: got \(28, 28\), expected three whole numbers"),
+    ):
+        with pytest.raises(UserError, match=message):
+            find_source(model, about=wrong)
+    with pytest.raises(UserError, match="classes: got 2, expected the names of the 1000 outputs"):
+        find_source("test_vit", about={"classes": ["cat", "dog"]})
+
+
+@pytest.mark.parametrize(
+    "arguments", [["stepify", "model=test_vit", "steps=2"], ["grow", "model=test_vit", "weights=timm:test_vit"]]
+)
+def test_what_is_made_by_name(arguments, here, capsys):
+    assert main(["export", *arguments, "--out", "made.pt2", "--fixed-size"]) == 0, capsys.readouterr().err
+    assert (here / "made.pt2").exists()
+
+
+def test_arguments_of_a_model_with_the_names_of_ours(here, capsys):
+    for argument in ("format=1", "path=1", "note=1", "features=1"):
+        assert main(["export", "test_vit", argument]) == 2
+        (line,) = [line for line in capsys.readouterr().err.splitlines() if "(for " not in line]
+        assert "model test_vit" in line and argument.partition("=")[0] in line, line
