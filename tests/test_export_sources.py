@@ -114,3 +114,11 @@ def test_arguments_of_a_model_with_the_names_of_ours(here, capsys):
         assert main(["export", "test_vit", argument]) == 2
         (line,) = [line for line in capsys.readouterr().err.splitlines() if "(for " not in line]
         assert "model test_vit" in line and argument.partition("=")[0] in line, line
+
+
+@pytest.mark.parametrize("name", ["test_vit", "test_steps_swin"])
+def test_an_optimized_model(name, here):
+    model = stepsnet.optimize(timm.create_model(name, num_classes=3))
+    before = dict(vars(model))
+    exported = stepsnet.export(model, "model.pt2", fixed_size=True)
+    assert exported.path.exists() and vars(model).get("forward") is before["forward"]

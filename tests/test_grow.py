@@ -186,6 +186,36 @@ def test_what_transformers_calls(name, tmp_path):
     assert all(parameter.grad is not None for parameter in ours.parameters())
 
 
+def test_the_settings_of_a_language_model_stay():
+    """What a user has frozen, recomputes, or keeps in another type; as the path of timm, which copies the model."""
+    model = LlamaForCausalLM(LlamaConfig(**LLAMA, tie_word_embeddings=False)).eval()
+    frequencies = model.model.rotary_emb.inv_freq.clone()
+    model.gradient_checkpointing_enable({"use_reentrant": False, "preserve_rng_state": False})
+    model.bfloat16()
+    model.model.rotary_emb.inv_freq = frequencies  # as from_pretrained leaves them
+    model.model.norm.float()
+    model.model.layers[3].mlp.float()
+    model.model.embed_tokens.requires_grad_(False)
+    model.model.norm.requires_grad_(False)
+    model.lm_head.requires_grad_(False).float()
+    grown = stepsnet.grow(model)
+    assert grown.is_gradient_checkpointing
+    (function,) = {
+        id(f): f for m in grown.modules() if (f := getattr(m, "_gradient_checkpointing_func", None))
+    }.values()
+    assert function.keywords == {"use_reentrant": False, "preserve_rng_state": False}
+    frozen = {name for name, parameter in grown.named_parameters() if not parameter.requires_grad}
+    assert frozen == {"model.embed_tokens.weight", "model.norm.0.weight", "model.norm.1.weight", "lm_head.weight"}
+    theirs = dict(model.named_parameters())
+    for name, parameter in grown.named_parameters():
+        if name.startswith("model.norm."):
+            assert parameter.dtype == torch.float32
+        elif name in theirs:
+            assert parameter.dtype == theirs[name].dtype, name
+    assert grown.model.layers[-1].mlp.up_proj.weight.dtype == torch.float32  # as in the last old layer
+    assert torch.equal(grown.model.rotary_emb.inv_freq, frequencies)
+
+
 def test_plans():
     vit = make("vit")
     assert (grown(vit, 3).blocks.widths, grown(vit, 3).blocks.depths) == ((48, 68, 96), (4, 2, 2))

@@ -107,6 +107,51 @@ def test_a_frozen_model_gives_its_outputs_and_sees_new_weights(name):
     assert "forward" not in model.__dict__
 
 
+class Small(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.last(self.first(x).relu())
+
+
+def test_a_forward_pass_on_the_model_itself_is_kept():
+    """As a user or a library puts it there, whatever is done after it."""
+    model, x = Small().eval(), torch.randn(2, 8)
+    before = model.forward
+    model.forward = lambda x: before(x).softmax(-1)
+    own = model.forward
+    with torch.inference_mode():
+        expected = model(x)
+        for _ in range(2):
+            stepsnet.optimize(model)
+            assert isinstance(model.forward, FrozenForward) and differs(model, expected, x) < 1e-5
+        assert differs(copy.deepcopy(model), expected, x) < 1e-5
+    assert torch.equal(model(x).detach(), model.forward.own(x).detach())  # with gradients
+    stepsnet.optimize(model, compile=False)
+    assert model.forward is own
+
+
+def test_a_write_through_data_is_seen_once_it_is_optimized_again():
+    model, x = Small().eval(), torch.randn(2, 8)
+    swin = made("test_steps_swin")
+    pictures = images(swin)
+    stepsnet.optimize(swin, compile=False)
+    stepsnet.optimize(model)
+    with torch.inference_mode():
+        model(x), swin(pictures)
+        for name, parameter in [*model.named_parameters(), *swin.named_parameters()]:
+            if "first" in name or "relative_position" in name:
+                parameter.data.mul_(3)
+        stepsnet.optimize(model)
+        stepsnet.optimize(swin, compile=False)
+        fresh = made("test_steps_swin")
+        fresh.load_state_dict(swin.state_dict())
+        assert differs(model, Small.forward(model, x), x) < 1e-5
+        assert differs(swin, fresh(pictures), pictures) < 1e-5
+
+
 def test_what_it_does_not_cover_stays_as_it_is():
     model = nn.Sequential(nn.Linear(4, 4))
     assert "forward" not in stepsnet.optimize(nn.Linear(3, 3), "training", compile=False).__dict__

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import socket
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ import yaml
 from coco_images import write_coco
 from detection_tasks import tiny
 from huggingface_hub import HfApi, ModelCard
+from huggingface_hub.utils import filter_repo_objects
 from PIL import Image
 from run_folders import closed
 from segmentation_tasks import tiny_recipe
@@ -27,7 +29,7 @@ from stepsnet.errors import UserError
 from stepsnet.models.build import build_model
 from stepsnet.overrides import override, read_recipe, to_yaml
 from stepsnet.publish.redact import public_command, public_value
-from stepsnet.publish.repository import write_repository
+from stepsnet.publish.repository import WRITTEN, write_repository
 from stepsnet.recipes import find_recipe
 from stepsnet.tasks.assets import save_classes
 from stepsnet.tasks.classification.data import evaluation_transform
@@ -154,6 +156,13 @@ def test_transformers_loads_a_language_model(language_run, tmp_path):
     assert "asks whether to run custom code" in card and "validation perplexity | 120.00" in card
 
 
+def test_a_push_knows_all_files_that_it_writes(language_run, tmp_path):
+    """Of a language model; the upload's test has those of a classifier."""
+    write_repository(language_run, tmp_path / "out")
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert set(filter_repo_objects(names, allow_patterns=list(WRITTEN))) == names
+
+
 def test_what_no_other_library_loads_is_a_folder_that_predict_takes(tmp_path, camvid):
     picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (48, 64, 3), dtype=np.uint8))
     detector = finished(tmp_path / "detector", tiny(write_coco(tmp_path / "coco")), val_box_ap=10.0)
@@ -228,6 +237,16 @@ def test_nothing_says_where_the_run_was(tmp_path, monkeypatch):
         ("text:../../private/book.txt", "text:book.txt"),
         ("C:\\Users\\me\\cats", "cats"),
         ("wds:https://me:password@host/a.tar", "wds:URL"),
+        ("./../../home/me/x", "x"),
+        ("data/../../me/cats", "cats"),
+        ("folder:./../cats@test", "folder:cats@test"),
+        ("/home/me/a,b/c", "c"),
+        ("a.py,/home/me/b.py", "a.py,b.py"),
+        ("[/home/me/my_module.py]", '["my_module.py"]'),
+        ('{"checkpoint_path": "/home/me/w.pth", "depth": 2}', '{"checkpoint_path": "w.pth", "depth": 2}'),
+        ('{"a": [{"b": "~/w.pth"}]}', '{"a": [{"b": "w.pth"}]}'),
+        ("[24, 34, 48]", "[24, 34, 48]"),
+        ("[ of /home/me", "…"),
         ("data/cats", "data/cats"),
         ("hfds:me/cats", "hfds:me/cats"),
         ("digits/tiny", "digits/tiny"),
@@ -236,21 +255,26 @@ def test_nothing_says_where_the_run_was(tmp_path, monkeypatch):
 )
 def test_what_is_public_of_a_value(given, expected):
     assert public_value(given) == expected
-    assert public_command(f"stepsnet train a.yaml --data='{given}'") in (
-        f"stepsnet train a.yaml --data={expected}",
-        f"stepsnet train a.yaml '--data={expected}'",
-    )
+    command = shlex.join(["stepsnet", "train", "a.yaml", f"--data={given}"])
+    assert shlex.split(public_command(command)) == ["stepsnet", "train", "a.yaml", f"--data={expected}"]
+
+
+def test_what_is_public_of_a_command():
+    given = ["--run", "/home/a=b/c", "model.args.x=a=/home/me/x", "train=folder:/home/a=b/c", "1:/home/me/x"]
+    expected = ["--run", "c", "model.args.x=a=x", "train=folder:c", "1:x"]
+    assert shlex.split(public_command(shlex.join(given))) == expected
 
 
 def test_the_upload(tmp_path, monkeypatch, capsys):
     """Without a network: what the hub's client is called with."""
-    run, called = classifier(tmp_path / "run", "test_vit"), []
+    run, called, deleted = classifier(tmp_path / "run", "test_vit"), [], []
 
     def create_repo(api, repo_id, **settings):
         called.append(("create", repo_id, settings))
         return SimpleNamespace(repo_id=f"me/{repo_id}")
 
-    def upload_folder(api, *, repo_id, folder_path, commit_message):
+    def upload_folder(api, *, repo_id, folder_path, commit_message, delete_patterns):
+        deleted.extend(delete_patterns)
         names = {path.name for path in Path(folder_path).iterdir()}
         called.append(("upload", repo_id, names, (Path(folder_path) / "README.md").read_text()))
         return f"https://huggingface.co/{repo_id}"
@@ -263,6 +287,17 @@ def test_the_upload(tmp_path, monkeypatch, capsys):
     kind, repo, names, card = called[1]
     assert (kind, repo) == ("upload", "me/cats") and "hf-hub:me/cats" in card
     assert names == {"README.md", "classes.json", "config.json", "config.yaml", "model.safetensors"}
+
+    assert names - {"README.md"} <= set(deleted)
+    there = [
+        "model-00001-of-00002.safetensors",
+        "tokenizer.json",
+        "figure.png",
+        "notes/config.json",
+        "LICENSE",
+        "README.md",
+    ]
+    assert list(filter_repo_objects(there, allow_patterns=deleted)) == there[:2]
 
     def refused(api, repo_id, **settings):
         raise OSError("401 Client Error.\nInvalid username or password.")

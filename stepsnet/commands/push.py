@@ -14,7 +14,12 @@ HELP = "publish a run on the Hugging Face hub, for timm, transformers and others
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", type=Path, help="a finished run")
-    parser.add_argument("repo", metavar="REPO", nargs="?", help="USER/NAME; what is there is replaced by a new commit")
+    parser.add_argument(
+        "repo",
+        metavar="REPO",
+        nargs="?",
+        help="USER/NAME; README.md and what an earlier push wrote are replaced by a new commit, other files stay",
+    )
     parser.add_argument("--out", metavar="DIR", type=Path, help="write the repository here and upload nothing")
     parser.add_argument("--private", action="store_true", help="make the repository a private one, if it is new")
     parser.add_argument(

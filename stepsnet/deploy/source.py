@@ -16,7 +16,9 @@ from ..errors import UserError, import_extra
 from ..models.backbone import PyramidBackbone, create_backbone, load_backbone
 from ..models.blocks import is_transformers_model
 from ..models.build import DETECTORS, build_model, input_size_of
+from ..models.compilation import unfreeze
 from ..models.transfer import read_pretrained
+from ..models.windows import restore_windows
 from ..run_folder import read_run_recipe
 from ..runs.grid import COMPARISON_FILE
 from ..tasks import describe_deployment
@@ -175,7 +177,10 @@ def _of_module(model: nn.Module, input_size: Sequence[int] | None) -> Source:
     if input_size is not None:
         channels, *sides = stated(input_size, input_size)[0]
         args = {"in_chans": channels, "img_size": tuple(sides)}
-    return described(name, copy.deepcopy(model).cpu(), True, args, told=bool(config))
+    plain = copy.deepcopy(model).cpu()
+    unfreeze(plain)  # what optimize has put there is for this machine, and no exporter takes it
+    restore_windows(plain)
+    return described(name, plain, True, args, told=bool(config))
 
 
 def described(name: str, model: nn.Module, trained: bool, args: dict[str, Any], told: bool = True) -> Source:

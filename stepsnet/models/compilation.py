@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from types import FunctionType, MethodType
 from typing import Any, cast
@@ -14,7 +15,7 @@ from ..errors import UserError
 from ..residual.connected import ConnectedBlock
 from .blocks import blocks_of, step_sequences
 
-__all__ = ["FrozenForward", "compile_blocks"]
+__all__ = ["FrozenForward", "compile_blocks", "unfreeze"]
 
 
 def compile_blocks(model: nn.Module, recomputed: Sequence[nn.Module] = (), **kwargs: Any) -> None:
@@ -122,11 +123,15 @@ class FrozenForward:
 
     inductor then lays the weights out for the CPU's matrix kernels, folds batch norms into convolutions and runs
     activations and additions inside of the products. One graph is compiled for each shape of input. With gradients,
-    in training, and once a weight has changed, the model's own forward pass runs.
+    in training, and once a weight has changed, the model's own forward pass runs; what is written through ``.data``
+    leaves no trace.
+
+    Args:
+        own: the forward pass that a user has put on the model itself; None: that of its class.
     """
 
-    def __init__(self, model: nn.Module):
-        self.model = model
+    def __init__(self, model: nn.Module, own: Any = None):
+        self.model, self.own = model, own
         self.versions: list[tuple[int, int]] = []  # of the weights that the graphs hold, from the first call
         eager = self._eager
 
@@ -147,13 +152,24 @@ class FrozenForward:
             return self.compiled(*args, **kwargs)
 
     def _eager(self, *args: Any, **kwargs: Any) -> Any:
+        if self.own is not None:
+            return self.own(*args, **kwargs)
         return type(self.model).forward(self.model, *args, **kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> FrozenForward:
-        return type(self)(memo[id(self.model)])  # the copy of a model is being made when its attributes are
+        # the copy of a model is being made when its attributes are
+        return type(self)(memo[id(self.model)], copy.deepcopy(self.own, memo))
 
     def __reduce__(self) -> Any:
-        return type(self), (self.model,)
+        return type(self), (self.model, self.own)
+
+
+def unfreeze(model: nn.Module) -> None:
+    """Give a model back the forward pass that it had before a :class:`FrozenForward`."""
+    if isinstance(frozen := model.__dict__.get("forward"), FrozenForward):
+        del model.forward
+        if frozen.own is not None:
+            model.forward = frozen.own
 
 
 def _versions(model: nn.Module) -> list[tuple[int, int]]:

@@ -13,7 +13,7 @@ from torch import nn
 
 from ..errors import UserError, nearest
 from .blocks import blocks_of
-from .compilation import FrozenForward, compile_blocks
+from .compilation import FrozenForward, compile_blocks, unfreeze
 from .windows import permute_windows
 
 __all__ = ["optimize"]
@@ -35,6 +35,10 @@ def optimize(
     ``compile`` compiles one block at a time, and the blocks of a width share their graphs. Convolutional networks that
     train on a CPU keep their channels last instead.
 
+    A weight that is written to in place, loaded or moved is noticed. Two things are not, because they leave no trace: a
+    write through ``.data``, such as ``weight.data.copy_(new)``, and a hook that is registered on a part of the model
+    after its first call as one graph. Call ``optimize`` again after them.
+
     Args:
         for_: ``"inference"``, which also sets the model to evaluation mode, or ``"training"``.
         compile: use torch.compile, which takes 10 to 90 seconds when the model is first called; without it
@@ -52,8 +56,7 @@ def optimize(
         raise UserError(f"optimize: got for_={for_!r}, expected {known}{nearest(str(for_), PURPOSES)}")
     if not isinstance(model, nn.Module):
         raise UserError(f"optimize: got {str(model)[:40]!r}, expected a model")
-    if isinstance(model.__dict__.get("forward"), FrozenForward):
-        del model.forward
+    unfreeze(model)
     on_cpu = next((p.device.type for p in model.parameters()), "cpu") == "cpu"
     if for_ == "training":
         if on_cpu and _is_convolutional(model):  # compiled, it is slower
@@ -71,7 +74,7 @@ def optimize(
         return model
     blocks = blocks_of(model)
     if on_cpu and len(blocks) <= FROZEN_BLOCKS and not hasattr(model, "roi_heads"):
-        model.forward = FrozenForward(model)
+        model.forward = FrozenForward(model, model.__dict__.get("forward"))
     elif blocks:
         compile_blocks(model)
     return model

@@ -14,15 +14,24 @@ import torch.nn.functional as F
 from timm.models.swin_transformer import SwinTransformerBlock, window_partition
 from torch import Tensor, nn
 
-__all__ = ["PermutedWindows", "permute_windows"]
+__all__ = ["PermutedWindows", "permute_windows", "restore_windows"]
 
 
 def permute_windows(model: nn.Module) -> None:
     """Let the Swin blocks of a model attend through :class:`PermutedWindows`."""
     for module in model.modules():
-        if isinstance(module, SwinTransformerBlock) and "_attn" not in module.__dict__:
+        if isinstance(made := module.__dict__.get("_attn"), PermutedWindows):
+            made.biases.clear()  # a write through .data leaves no trace in their keys
+        elif isinstance(module, SwinTransformerBlock) and made is None:
             module._attn = PermutedWindows(module)
             module.attn.fused_attn = True  # timm's own, where an image has to be padded
+
+
+def restore_windows(model: nn.Module) -> None:
+    """Let them attend as in timm again, which exporters can trace."""
+    for module in model.modules():
+        if isinstance(module.__dict__.get("_attn"), PermutedWindows):
+            del module._attn
 
 
 class PermutedWindows:

@@ -23,7 +23,23 @@ from .redact import public_recipe
 if TYPE_CHECKING:
     from ..tasks.publication import Publication
 
-__all__ = ["check_repo", "upload", "write_card", "write_repository"]
+# What a push of any kind of model writes: of an earlier one, all of it goes. Whatever else is there is somebody's.
+WRITTEN = (
+    "model.safetensors",
+    "model-?????-of-?????.safetensors",
+    "model.safetensors.index.json",
+    "config.json",
+    "config.yaml",
+    "classes.json",
+    "categories.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "modeling_stepsnet.py",
+)
+
+__all__ = ["WRITTEN", "check_repo", "upload", "write_card", "write_repository"]
 
 
 def write_repository(run: Path, folder: Path) -> Publication:
@@ -76,9 +92,17 @@ def create_repo(repo: str, private: bool) -> str:
 
 
 def upload(folder: Path, repo: str) -> str:
-    """Upload a folder as one commit; returns its address. Raises UserError as above."""
+    """Upload a folder in place of the files of an earlier push; returns its address. Raises UserError as above.
+
+    The card is replaced like them; files that no push writes stay.
+    """
+    message = "stepsnet push"
     try:
-        return str(_api().upload_folder(repo_id=repo, folder_path=folder, commit_message="stepsnet push"))
+        return str(
+            _api().upload_folder(
+                repo_id=repo, folder_path=folder, commit_message=message, delete_patterns=list(WRITTEN)
+            )
+        )
     except Exception as error:
         raise UserError(_why(repo, error)) from error
 

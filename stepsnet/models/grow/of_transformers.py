@@ -45,6 +45,7 @@ def grown_transformer(
         result = model_class(grown_config)
     result.to(parameter.dtype)
     _fill(result, model, family, container.width)
+    _recompute_like(result, model)
     if getattr(model, "generation_config", None) is not None:
         result.generation_config = copy.deepcopy(model.generation_config)
     return result.train(model.training)
@@ -119,17 +120,23 @@ def _fill(result: Any, model: Any, family: Family, width: int) -> None:
     """Put the old weights into the grown model, and what keeps its function."""
     new_width = result.config.hidden_size
     layers, old_layers = (get_path(one.base_model, family.layers) for one in (result, model))
+    _keep_buffers(result, model)
     for layer, old in zip(layers, old_layers):
+        _set_like(layer, old)
         layer.load_state_dict(old.state_dict())
-        _keep_frozen(layer, old)
     for layer in layers[len(old_layers) :]:
+        _set_like(layer, old_layers[-1], frozen=False)
         silence(layer, family.outputs)
     norm = result.base_model.norm
     old_norm = model.base_model.norm
     parts = old_norm.parts if isinstance(old_norm, SliceNorm) else [old_norm]
     for part, old in zip(norm.parts, parts):
+        _set_like(part, old)
         part.load_state_dict(old.state_dict())
+    for part in norm.parts[len(parts) :]:
+        _set_like(part, parts[-1])
     embedding, old_embedding = result.get_input_embeddings(), model.get_input_embeddings()
+    _set_like(embedding, old_embedding)
     embedding.weight.copy_(drawn_like(old_embedding.weight, new_width - width, -1))
     if embedding.padding_idx is not None:
         embedding.weight[embedding.padding_idx, width:] = 0
@@ -139,6 +146,7 @@ def _fill(result: Any, model: Any, family: Family, width: int) -> None:
         if head.weight is old_embedding.weight:
             tied = True
             continue
+        _set_like(new_head, head)
         new_head.weight.zero_()
         new_head.weight[:, :width] = head.weight
         if head.bias is not None:
@@ -147,9 +155,29 @@ def _fill(result: Any, model: Any, family: Family, width: int) -> None:
         norm.parts[-1].weight.zero_()
 
 
-def _keep_frozen(module: nn.Module, old: nn.Module) -> None:
+def _set_like(module: nn.Module, old: nn.Module, frozen: bool = True) -> None:
+    """The types of an old module's parameters, and with ``frozen`` whether they are trained."""
     for parameter, theirs in zip(module.parameters(), old.parameters()):
-        parameter.requires_grad_(theirs.requires_grad)
+        parameter.data = parameter.data.to(theirs.dtype)
+        if frozen:
+            parameter.requires_grad_(theirs.requires_grad)
+
+
+def _keep_buffers(result: nn.Module, model: nn.Module) -> None:
+    """Those of the same shape, such as the frequencies of rotary positions, which may have a type of their own."""
+    theirs = dict(model.named_buffers())
+    for name, own in list(result.named_buffers()):
+        if name in theirs and theirs[name].shape == own.shape:
+            parent, _, last = name.rpartition(".")
+            result.get_submodule(parent)._buffers[last] = theirs[name].clone()
+
+
+def _recompute_like(result: Any, model: Any) -> None:
+    """Gradient checkpointing as in the old model, with its options."""
+    modules: list[Any] = [one for one in model.modules() if getattr(one, "gradient_checkpointing", False)]
+    if modules:
+        function = getattr(modules[0], "_gradient_checkpointing_func", None)  # a partial of torch's checkpoint
+        result.gradient_checkpointing_enable(dict(getattr(function, "keywords", None) or {}) or None)
 
 
 def _heads(model: Any) -> list[tuple[str, nn.Linear]]:
