@@ -24,6 +24,7 @@ from transformers import (
 
 import stepsnet
 from stepsnet.errors import UserError
+from stepsnet.models.compress import compressed_shape
 
 IMAGES = torch.randn(16, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 TOKENS = torch.randint(0, 90, (6, 12), generator=torch.Generator().manual_seed(0))
@@ -190,6 +191,20 @@ def test_it_is_distilled_and_what_comes_out_is_an_ordinary_model(name, tmp_path)
         found = [model.generate(inputs[:1], max_new_tokens=4, do_sample=False, use_cache=use) for use in (True, False)]
         assert torch.equal(*found)
     torch.testing.assert_close(logits_of(again, inputs), logits_of(model, inputs))
+
+
+@pytest.mark.parametrize("changes", [{}, {"init_values": 0.5, **POOLED}])
+def test_a_compressed_vit_comes_back_from_its_weights(changes):
+    """Into one of a fresh model, by the same steps or by the plan that they gave."""
+    compressed = stepsnet.compress(vit(**changes), IMAGES, steps=2)
+    fresh = vit(**changes)
+    nn.init.zeros_(fresh.head.weight)
+    for how in ({"steps": 2}, {"plan": {"widths": compressed.widths, "depths": compressed.depths}}):
+        again = compressed_shape(fresh, **how)
+        again.load_state_dict(compressed.model.state_dict())
+        with torch.no_grad():
+            assert torch.equal(again.eval()(IMAGES), compressed.model.eval()(IMAGES))
+        assert all(parameter.requires_grad for parameter in again.parameters())
 
 
 def test_a_step_without_blocks_asks_for_no_directions():

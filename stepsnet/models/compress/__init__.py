@@ -1,10 +1,10 @@
 """A trained network of one width as the start of a StepsNet of less compute.
 
-convert.py is :func:`stepsnet.compress` and says which ways it goes; around.py folds the norms and rotates the stream,
-rotation.py chooses the rotation, cut.py cuts the blocks, and distill.py has the losses.
+convert.py is :func:`stepsnet.compress` and says which ways it goes, and the way back from a file. around.py folds the
+norms and rotates the stream, rotation.py chooses the rotation, cut.py cuts the blocks, and distill.py has the losses.
 """
 
-from .convert import compress
+from .convert import compress, compressed_shape
 from .distill import Compressed
 
-__all__ = ["Compressed", "compress"]
+__all__ = ["Compressed", "compress", "compressed_shape"]

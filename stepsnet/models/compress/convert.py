@@ -31,7 +31,7 @@ from .cut import cut_block, heads_and_groups
 from .distill import Compressed
 from .rotation import Statistics, greedy_rotation, watch
 
-__all__ = ["compress"]
+__all__ = ["compress", "compressed_shape"]
 
 
 def compress(
@@ -74,6 +74,25 @@ def compress(
     student = stepify(teacher, plan=chosen)
     _inherit(student, parts, statistics, chosen)
     return Compressed(student, teacher, chosen["widths"], chosen["depths"])
+
+
+def compressed_shape(
+    model: nn.Module, steps: int = 3, *, plan: Mapping[str, Any] | StepPlan | None = None
+) -> nn.Module:
+    """A network of the shape that :func:`compress` gives, to load the weights of a compressed one into.
+
+    Args:
+        model: of the architecture that was compressed; its weights do not matter. It is not changed.
+        steps, plan: as they were for :func:`compress`, or widths and depths of the compressed network as the plan.
+
+    Raises:
+        UserError: as :func:`compress`.
+    """
+    if not isinstance(model, nn.Module):
+        raise UserError(f"compress: got {str(model)[:40]!r}, expected a model")
+    check_plan(plan)
+    folded = fold_norms(model)
+    return stepify(folded, plan=_plan(around(folded), steps, plan)).requires_grad_(True)
 
 
 @torch.no_grad()
