@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 
 import numpy as np
 import pytest
@@ -113,7 +114,8 @@ def test_a_run_killed_anywhere_ends_as_if_it_had_not_been(pictures, tmp_path):
 def test_a_signal_to_the_whole_group_leaves_a_checkpoint(pictures, tmp_path, number):
     """As torchrun, Slurm and a closed terminal send it: the workers must not die of it before the run has saved."""
     endless = ["workers=2", "epochs=500", "checkpoint_interval=0", "stream_epochs=0"]
-    process = start(pictures, tmp_path / "run", *endless, start_new_session=True)
+    default = partial(signal.signal, number, signal.SIG_DFL)  # under nohup a signal would be left out
+    process = start(pictures, tmp_path / "run", *endless, start_new_session=True, preexec_fn=default)
     lines = tmp_path / "run" / "metrics.jsonl"
     while not (lines.exists() and lines.stat().st_size):
         assert process.poll() is None, process.communicate()[0]
