@@ -6,14 +6,15 @@ an affine LayerNorm and 2 per element of a BatchNorm, as fvcore does.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-__all__ = ["count_forward"]
+__all__ = ["call_in_evaluation", "count_forward"]
 
 aten = torch.ops.aten
 
@@ -26,15 +27,22 @@ def count_forward(model: nn.Module, *args: Any, **kwargs: Any) -> tuple[int, Any
     # detached: the counter asks what a model feeds its parameters to, such as CaiT's class token, for a gradient
     tensors = {name: tensor.detach().to("meta") for name, tensor in (*model.named_parameters(), *model.named_buffers())}
     counter = FlopCounterMode(display=False, custom_mapping=_NORMS)
+    with torch.no_grad(), counter:
+        outputs = call_in_evaluation(model, tensors, args, kwargs)
+    return counter.get_total_flops() // 2, outputs  # the counter takes a multiply-accumulate for two
+
+
+def call_in_evaluation(
+    model: nn.Module, tensors: Mapping[str, Tensor], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Any:
+    """``model(*args, **kwargs)`` in evaluation mode with other parameters and buffers; its modes stay what they are."""
     training = {module: module.training for module in model.modules()}
     model.eval()
     try:
-        with torch.no_grad(), counter:
-            outputs = torch.func.functional_call(model, tensors, args, kwargs)
+        return torch.func.functional_call(model, dict(tensors), tuple(args), dict(kwargs))
     finally:
         for module, mode in training.items():
             module.training = mode
-    return counter.get_total_flops() // 2, outputs  # the counter takes a multiply-accumulate for two
 
 
 def _layer_norm(input_shape, normalized_shape, weight_shape, *args, out_shape=None, **kwargs) -> int:

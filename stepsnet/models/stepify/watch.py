@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
+from ...macs import call_in_evaluation
+
 __all__ = ["Watched", "has_shortcut", "reached"]
 
 # the nodes of autograd's graph that multiply with a weight
@@ -87,7 +89,8 @@ def reached(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
     """The parameters that the outputs of ``model(*args, **kwargs)`` depend on, by name. The arguments are meta."""
     tensors = _on_meta(model, with_gradients=True)
     names = {tensor: name for name, tensor in tensors.items()}
-    outputs = _run(model, tensors, args, kwargs)
+    with torch.enable_grad():
+        outputs = call_in_evaluation(model, tensors, args, kwargs)
     return {names[leaf] for leaf in _leaves(outputs) if leaf in names}
 
 
@@ -97,7 +100,8 @@ def has_shortcut(block: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any
     Norms may be on it, as in blocks that end in one.
     """
     x = args[0].detach().clone().requires_grad_()
-    outputs = _run(block, _on_meta(block, with_gradients=False), (x, *args[1:]), kwargs)
+    with torch.enable_grad():
+        outputs = call_in_evaluation(block, _on_meta(block, with_gradients=False), (x, *args[1:]), kwargs)
     return any(leaf is x for leaf in _leaves(outputs, _PRODUCTS))
 
 
@@ -106,17 +110,6 @@ def _on_meta(module: nn.Module, with_gradients: bool) -> dict[str, Tensor]:
     for name, parameter in module.named_parameters():
         tensors[name] = parameter.detach().to("meta").requires_grad_(with_gradients and parameter.is_floating_point())
     return tensors
-
-
-def _run(module: nn.Module, tensors: dict[str, Tensor], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    training = {part: part.training for part in module.modules()}
-    module.eval()
-    try:
-        with torch.enable_grad():
-            return torch.func.functional_call(module, tensors, tuple(args), dict(kwargs))
-    finally:
-        for part, mode in training.items():
-            part.training = mode
 
 
 def _leaves(outputs: Any, stops: tuple[str, ...] = ()) -> Iterator[Tensor]:
