@@ -13,6 +13,7 @@ from torch import nn
 
 from ..errors import UserError
 from ..models.backbone import normalisation_of
+from ..tasks.classification.inputs import Normalization
 
 __all__ = ["channels_of", "mode_of", "of_model", "stated", "unknown"]
 
@@ -32,8 +33,8 @@ def of_model(model: nn.Module, channels: int, tag: str | None = None) -> tuple[d
         config["mean"], config["std"] = normalisation_of(backbone)
     mean, std = tuple(config["mean"]), tuple(config["std"])
     notes: list[str] = []
-    if channels == 1:  # as the classification task's input_spec
-        mean, std = (sum(mean) / len(mean),), (sum(std) / len(std),)
+    if channels == 1:
+        mean, std = Normalization(mean, std).in_greyscale()
     elif len(mean) != channels:
         config |= {"mean": None, "std": None}
         notes = [f"nothing says the mean and std of {channels} channels: they are null in the metadata"]

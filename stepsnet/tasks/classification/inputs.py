@@ -31,6 +31,10 @@ class Normalization(NamedTuple):
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
+    def in_greyscale(self) -> Normalization:
+        """Of one channel, by the mean of the colors."""
+        return Normalization(*((sum(values) / len(values),) for values in self))
+
     def __str__(self) -> str:
         mean, std = (", ".join(f"{value:.4g}" for value in values) for values in self)
         return f"mean ({mean}) and std ({std})"
@@ -51,7 +55,7 @@ def input_spec(recipe: ClassificationRecipe, model: nn.Module) -> InputSpec:
         raise UserError(f"{key}: got {size[0]}, expected 1 for greyscale images or 3 for color")
     mean, std = config["mean"], config["std"]
     if size[0] == 1:
-        mean, std = (sum(mean) / len(mean),), (sum(std) / len(std),)
+        mean, std = Normalization(mean, std).in_greyscale()
     crop_pct = recipe.crop_pct or config["crop_pct"]
     crop_mode = recipe.crop_mode or "center"  # runs of before, which do not name it, were scored so
     return InputSpec(size, tuple(mean), tuple(std), config["interpolation"], crop_pct, crop_mode)
@@ -87,7 +91,7 @@ def on_other_normalization(source: str, key: str, own: Normalization) -> list[st
         key: of the recipe, for messages.
     """
     given = _seen_by(source)
-    if given is None or all(map(_are_close, given, own)):
+    if given is None or _are_close(given, own):
         return []
     return [
         f"{key}: the weights of {source} were trained on images with {given}, those of this run have {own}: the same "
@@ -110,8 +114,8 @@ def _seen_by(source: str) -> Normalization | None:
     return None
 
 
-def _are_close(given: tuple[float, ...], own: tuple[float, ...]) -> bool:
-    """Also of a model in greyscale, whose one number is the mean of those of the colors."""
-    if len(given) != len(own):
-        given, own = (sum(given) / len(given),), (sum(own) / len(own),)
+def _are_close(given: Normalization, own: Normalization) -> bool:
+    """Also of a model in greyscale."""
+    if len(given.mean) != len(own.mean):
+        given, own = given.in_greyscale(), own.in_greyscale()
     return bool(np.allclose(given, own, rtol=0, atol=1e-4))
