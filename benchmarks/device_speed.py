@@ -3,9 +3,12 @@
     python benchmarks/device_speed.py [--device cuda] [--quick] [--seconds 200] [--pairs NAME …] [--out FILE.json]
 
 A pair's two models take turns under each setting, so that a change of clocks hits both alike; ratios are of
-neighbours. Settings are eager, compiled (one block at a time, so that the blocks of a width share their graphs) and, on
-CUDA, both as a replayed CUDA graph. Weights are bfloat16 on CUDA in inference; training is under autocast, with AdamW.
-What a setting computes is held against the eager model. The file is written after every row. Ends in one JSON line.
+neighbours. Settings are eager, for Swin with permuted windows (inference alone), compiled (one block at a time, so that
+the blocks of a width share their graphs) and, on CUDA, each also as a replayed CUDA graph. At batch 1 an eager model
+waits for the launch of its kernels: the graph's latency is the hardware's. All pairs are measured eager before the
+first is compiled. Weights are bfloat16 on CUDA in inference; training is under autocast, with AdamW, and has the peak
+of memory beside what `activation_bytes` predicts. What a setting computes is held against the eager model. The file is
+written after every row. Ends in one JSON line.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +29,7 @@ import torch
 from outcome import conclude, rounded_quartiles
 from torch import Tensor, nn
 
+from stepsnet.analysis.memory import activation_bytes
 from stepsnet.commands.bench import find_candidates
 from stepsnet.config import ModelSpec
 from stepsnet.device import autocast
@@ -33,8 +37,9 @@ from stepsnet.engine.distributed import pick_device
 from stepsnet.files import write_atomically
 from stepsnet.models.build import build_model, input_size_of
 from stepsnet.models.compilation import compile_blocks
+from stepsnet.models.windows import permute_windows
 
-ROUNDS, QUICK_ROUNDS = 30, 3
+ROUNDS, QUICK_ROUNDS = 15, 3
 TOKENS = 512
 
 
@@ -44,21 +49,25 @@ class Pair:
     baseline: str
     batches: tuple[int, ...] = (1, 256)  # of inference
     training: int = 128
-    settings: tuple[str, ...] = ("eager", "compiled", "eager graph", "compiled graph")  # those of a graph on CUDA alone
+    settings: tuple[str, ...] = ("eager", "compiled")
+    graphs: bool = True  # on CUDA
 
 
+WITH_WINDOWS = ("eager", "windows", "compiled")
 PAIRS = {
     "deit_small": Pair("steps_deit_small_patch16_224", "deit_small_patch16_224"),
-    "485_layers": Pair("table:5b/Steps-Swin 96 blocks", "table:5b/Swin 96 blocks", (1, 128), 64),
+    "485_layers": Pair("table:5b/Steps-Swin 96 blocks", "table:5b/Swin 96 blocks", (1, 128), 64, WITH_WINDOWS),
     "resnet50": Pair("steps_resnet50", "resnet50"),
-    "swin_tiny": Pair("steps_swin_tiny_patch4_window7_224", "swin_tiny_patch4_window7_224"),
-    "language_30M": Pair("table:4/Steps-Transformer 30M", "table:4/Transformer 30M", (1, 32), 16),
-    "deit_tiny": Pair("steps_deit_tiny_patch16_224", "deit_tiny_patch16_224"),
+    # while a graph is captured, transformers builds a mask and attends by another kernel than otherwise
+    "language_30M": Pair("table:4/Steps-Transformer 30M", "table:4/Transformer 30M", (1, 32), 16, graphs=False),
+    "swin_tiny": Pair("steps_swin_tiny_patch4_window7_224", "swin_tiny_patch4_window7_224", settings=WITH_WINDOWS),
     "482_layers": Pair("table:5a/Steps-DeiT 96 blocks", "table:5a/DeiT 96 blocks"),
+    "swinpp_tiny": Pair("steps_swinpp_tiny_window7_224", "swinpp_tiny_window7_224", settings=WITH_WINDOWS),
+    "deit_tiny": Pair("steps_deit_tiny_patch16_224", "deit_tiny_patch16_224"),
 }
 QUICK = {
     "test_vit": Pair("test_steps_deit", "test_vit", (1, 2), 2),
-    "test_swin": Pair("test_steps_swin", "test_steps_swin", (1,), 2, ("eager",)),
+    "test_swin": Pair("test_steps_swin", "test_steps_swin", (1,), 2, ("eager", "windows")),
 }
 
 
@@ -100,33 +109,43 @@ def logits_of(found: Any) -> Tensor:
     return getattr(found, "logits", found)
 
 
-def inference(model: nn.Module, x: Tensor, settings: str) -> tuple[Callable[[], Any], Tensor]:
-    """A forward pass under a setting, and its output."""
-    if "compiled" in settings:
+def inference(model: nn.Module, x: Tensor, setting: str) -> tuple[Callable[[], Any], Tensor]:
+    """A forward pass under a setting, warmed up, and its output."""
+    if setting != "eager":
         model = copy.deepcopy(model)
+    if setting == "windows":
+        permute_windows(model)
+    if setting == "compiled":
         compile_blocks(model)
     kwargs = {"use_cache": False} if hasattr(model, "generate") else {}
 
-    def run() -> Any:
+    def run() -> Tensor:
         with torch.inference_mode():
             return logits_of(model(x, **kwargs))
 
     for _ in range(3):
         output = run()
-    if "graph" not in settings:
-        return run, output
+    return run, output
+
+
+def captured(run: Callable[[], Tensor]) -> tuple[Callable[[], Any], Tensor]:
+    """A forward pass as a replayed CUDA graph, and its output."""
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.inference_mode(), torch.cuda.graph(graph):
-        output = logits_of(model(x, **kwargs))
-    graph.replay()
-    return graph.replay, output
+    with torch.cuda.graph(graph):
+        output = run()
+
+    def replay(held: Any = (run, output)) -> None:  # the graph reads weights and input, and keeps none of them
+        graph.replay()
+
+    replay()
+    return replay, output
 
 
-def training(model: nn.Module, x: Tensor, settings: str, amp_dtype: str) -> Callable[[], Any]:
-    """Updates under a setting."""
+def training(model: nn.Module, x: Tensor, setting: str, amp_dtype: str) -> Callable[[], Any]:
+    """Updates under a setting, warmed up."""
     model = copy.deepcopy(model).train()
-    if "compiled" in settings:
+    if setting == "compiled":
         compile_blocks(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
 
@@ -146,6 +165,16 @@ def training(model: nn.Module, x: Tensor, settings: str, amp_dtype: str) -> Call
     return run
 
 
+def peak_of(function: Callable[[], Any]) -> int:
+    """Bytes of CUDA memory that a call takes beside what is there before it."""
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    function()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before
+
+
 def in_turn(functions: list[Callable[[], Any]], rounds: int, device: torch.device) -> list[list[float]]:
     """Seconds of each function in each round; a short one is repeated within a round."""
     repeats = max(1, min(20, int(0.05 / max(1e-5, seconds_of(functions[0], device)))))
@@ -162,39 +191,66 @@ def in_turn(functions: list[Callable[[], Any]], rounds: int, device: torch.devic
     return times
 
 
-def compare(names: tuple[str, str], kind: str, size: int, settings: str, device: torch.device, rounds: int) -> dict:
-    """Both models under one setting: samples per second, and the ratio of neighbours."""
-    reduced = device.type == "cuda"
-    functions: list[Callable[[], Any]] = []
-    errors = []
-    started = time.perf_counter()
-    for name in names:
-        model, batch = load(name, device)
-        x = batch(size)
-        if kind == "training":
-            functions.append(training(model, x, settings, "bfloat16" if reduced else "float32"))
-            continue
-        if reduced:
-            model = model.to(torch.bfloat16)
-            x = x.to(torch.bfloat16) if x.is_floating_point() else x
-        expected = inference(model, x, "eager")[1].float()
-        function, output = inference(model, x, settings)
-        functions.append(function)
-        errors.append(((output.float() - expected).norm() / expected.norm()).item())
-    prepared = time.perf_counter() - started
-    if reduced:
-        torch.cuda.reset_peak_memory_stats()
+def compared(functions: list[Callable[[], Any]], size: int, device: torch.device, rounds: int) -> dict[str, Any]:
+    """Samples per second of a Steps model and its baseline, and the ratio of neighbours."""
     steps, baseline = in_turn(functions, rounds, device)
     return {
-        "kind": kind,
-        "batch_size": size,
-        "settings": settings,
         "steps_per_second": rounded_quartiles([size / value for value in steps], 2),
         "baseline_per_second": rounded_quartiles([size / value for value in baseline], 2),
         "speed_over_baseline": rounded_quartiles([theirs / ours for ours, theirs in zip(steps, baseline)]),
-        "relative_error": [round(value, 6) for value in errors],
-        "seconds_to_prepare": round(prepared, 1),
     }
+
+
+Loaded = list[tuple[nn.Module, Callable[[int], Tensor]]]  # a pair's two models
+Rows = Iterator[dict[str, Any]]
+
+
+def of_inference(loaded: Loaded, size: int, setting: str, graph: bool, device: torch.device, rounds: int) -> Rows:
+    """Rows of a batch under a setting, and of its graph."""
+    reduced, started = device.type == "cuda", time.perf_counter()
+    runs, outputs, expected = [], [], []
+    for model, batch in loaded:
+        x = batch(size)
+        if reduced:
+            model = copy.deepcopy(model).to(torch.bfloat16)
+            x = x.to(torch.bfloat16) if x.is_floating_point() else x
+        expected.append(inference(model, x, "eager")[1].float())
+        run, output = inference(model, x, setting)
+        runs.append(run)
+        outputs.append(output)
+    for name in (setting, f"{setting} graph") if graph else (setting,):
+        if name != setting:
+            started = time.perf_counter()
+            runs, outputs = map(list, zip(*[captured(run) for run in runs], strict=True))
+        prepared = time.perf_counter() - started
+        found = compared(runs, size, device, rounds)
+        errors = [((got.float() - right).norm() / right.norm()).item() for got, right in zip(outputs, expected)]
+        found |= {"relative_error": [round(value, 6) for value in errors]}
+        yield (
+            {"kind": "inference", "batch_size": size, "setting": name}
+            | found
+            | {"seconds_to_prepare": round(prepared, 1)}
+        )
+
+
+def of_training(loaded: Loaded, size: int, setting: str, device: torch.device, rounds: int) -> Rows:
+    amp_dtype, started = "bfloat16" if device.type == "cuda" else "float32", time.perf_counter()
+    runs = [training(model, batch(size), setting, amp_dtype) for model, batch in loaded]
+    prepared = time.perf_counter() - started
+    found = compared(runs, size, device, rounds)
+    if device.type == "cuda":
+        found["peak_bytes"] = [peak_of(run) for run in runs]
+    if setting == "eager":
+        samples = [batch(1)[0] for _, batch in loaded]
+        found["predicted_bytes"] = [
+            None if sample.ndim == 1 else activation_bytes(model, sample.shape, size, amp_dtype=amp_dtype)
+            for (model, _), sample in zip(loaded, samples)
+        ]
+    yield (
+        {"kind": "training", "batch_size": size, "setting": setting}
+        | found
+        | {"seconds_to_prepare": round(prepared, 1)}
+    )
 
 
 def best_of(rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -206,7 +262,7 @@ def best_of(rows: list[dict[str, Any]]) -> dict[str, Any]:
         key = f"{row['kind']} {row['batch_size']}"
         one = found.setdefault(key, {"steps": (0.0, ""), "baseline": (0.0, "")})
         for name in one:
-            one[name] = max(one[name], (row[f"{name}_per_second"]["median"], row["settings"]))
+            one[name] = max(one[name], (row[f"{name}_per_second"]["median"], row["setting"]))
     return {
         key: {
             "speed_over_baseline": round(one["steps"][0] / one["baseline"][0], 3),
@@ -215,6 +271,18 @@ def best_of(rows: list[dict[str, Any]]) -> dict[str, Any]:
         }
         for key, one in found.items()
     }
+
+
+def plan_of(pairs: dict[str, Pair]) -> Iterator[tuple[str, Pair, str, str, int]]:
+    """(pair's name, pair, setting, kind, batch) of each measurement: every pair is eager before any is compiled."""
+    for setting in WITH_WINDOWS:
+        for name, pair in pairs.items():
+            if setting not in pair.settings:
+                continue
+            for size in pair.batches:
+                yield name, pair, setting, "inference", size
+            if setting != "windows":
+                yield name, pair, setting, "training", pair.training
 
 
 def main() -> None:
@@ -229,27 +297,41 @@ def main() -> None:
     pairs = QUICK if options.quick else {name: PAIRS[name] for name in options.pairs}
     rounds = QUICK_ROUNDS if options.quick else ROUNDS
     started = time.monotonic()
-    result: dict[str, Any] = {"device": str(device), "rounds": rounds, "pairs": {}}
-    for name, pair in pairs.items():
-        rows: list[dict[str, Any]] = []
-        settings = [setting for setting in pair.settings if device.type == "cuda" or "graph" not in setting]
-        plan = [("inference", size, setting) for size in pair.batches for setting in settings]
-        plan += [("training", pair.training, setting) for setting in settings if "graph" not in setting]
-        for kind, size, setting in plan:
-            if time.monotonic() - started > options.seconds:
+    found: dict[str, dict[str, Any]] = {
+        name: {"models": [pair.steps, pair.baseline], "rows": [], "best": {}} for name, pair in pairs.items()
+    }
+    result: dict[str, Any] = {"device": str(device), "rounds": rounds, "pairs": found}
+
+    def keep(name: str, row: dict[str, Any]) -> None:
+        print(f"{name}: {json.dumps(row)}", file=sys.stderr, flush=True)
+        found[name]["rows"].append(row)
+        found[name]["best"] = best_of(found[name]["rows"])
+        if options.out:
+            write_atomically(options.out, json.dumps(result, indent=1) + "\n")
+
+    last, loaded = None, []
+    for name, pair, setting, kind, size in plan_of(pairs):
+        if time.monotonic() - started > options.seconds:
+            break
+        try:
+            if last != (name, setting):
+                last, loaded = None, []  # frees the pair before
+                loaded = [load(model, device) for model in (pair.steps, pair.baseline)]
+                last = (name, setting)
+            if kind == "training":
+                rows = of_training(loaded, size, setting, device, rounds)
+            else:
+                rows = of_inference(loaded, size, setting, pair.graphs and device.type == "cuda", device, rounds)
+            for row in rows:
+                keep(name, row)
+        except Exception as error:  # what one setting cannot do must not cost the others
+            keep(name, {"kind": kind, "batch_size": size, "setting": setting, "error": str(error)[:300]})
+            if "CUDA error" in str(error):  # nothing runs in this process after one
                 break
-            try:
-                rows.append(compare((pair.steps, pair.baseline), kind, size, setting, device, rounds))
-            except Exception as error:  # what one setting cannot do must not cost the others
-                rows.append({"kind": kind, "batch_size": size, "settings": setting, "error": str(error)[:300]})
-            print(f"{name}: {json.dumps(rows[-1])}", file=sys.stderr, flush=True)
-            gc.collect()
-            if device.type == "cuda":
-                torch.cuda.empty_cache()
-            result["pairs"][name] = {"models": [pair.steps, pair.baseline], "rows": rows, "best": best_of(rows)}
-            if options.out:
-                write_atomically(options.out, json.dumps(result, indent=1) + "\n")
-    ratios = [one["speed_over_baseline"] for found in result["pairs"].values() for one in found["best"].values()]
+        gc.collect()
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+    ratios = [one["speed_over_baseline"] for each in found.values() for one in each["best"].values()]
     result["median_of_best_ratios"] = round(statistics.median(ratios), 3) if ratios else None
     conclude("device_speed", result, options.out)
 

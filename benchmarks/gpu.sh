@@ -1,52 +1,65 @@
 #!/usr/bin/env bash
-# What has to be measured on a GPU, in order of value and in under nine minutes. Each part runs on its own, so that one
-# that fails or takes too long loses nothing of the others.
+# What has to be measured on a GPU, in order of value. Each part runs on its own, so that one that fails or takes too
+# long loses nothing of the others, and what a part has measured by then is kept.
 #
-#   benchmarks/gpu.sh [--device cuda] [--quick] [--out gpu-results] [--data DATA] [PART …]
+#   benchmarks/gpu.sh [--device cuda] [--quick] [--seconds 560] [--out gpu-results] [--data DATA] [PART …]
 #
 #   tests   the device-dependent tests: every family in bfloat16, compiled, recomputed, sharded; detectors, segmenters;
-#           the residual stream, in every design of it; compress; resuming to the bit
+#           the residual stream, in every design of it; compress; each task trained; resuming to the bit
 #   speed   Steps models against their baselines at batch 1 and 256, each at its best setting
 #   memory  Fig. 6b to 6d: throughput, latency and memory of Table 5b's models
-#   pair    a StepsNet and its baseline of 96 blocks on CIFAR-10: DATA is cifar10:PATH or folder:PATH (with --quick
-#           the digits, and no DATA)
+#   deep    the study evidence/cifar10-paper-widths: Table 5a's networks of 24 and 96 blocks, six runs at a time. DATA is
+#           CIFAR-10 as cifar10:PATH or folder:PATH (with --quick one short pair on the digits, and no DATA)
 #
-# The output folder has at most six small files: parts.jsonl with how each part ended, log.txt with the last lines of
-# each, and speed.json, memory.json, memory.csv and pair.json. They are written as soon as there is something in them.
+# All parts share --seconds. Where a call may not last longer than ten minutes, call it once with --quick to see that all
+# parts start, and then for one or two parts at a time.
 #
-# It needs torch 2.11 or later, torchvision, timm and transformers, and of this project's requirements those of the
-# extra "detection", and pytest. --device cpu --quick is a rehearsal on any machine.
+# The output folder has at most seven small files: parts.jsonl with how each part ended, log.txt with the end of what
+# each has said, and speed.json, memory.json, memory.csv, deep.tgz (a JSON a run, for `stepsnet sweep --results`) and
+# pair.json. They are written as soon as there is something in them.
+#
+# It needs torch 2.11 or later, torchvision and timm, of this project's requirements those of the extras "detection" and
+# "language", and pytest; pytest-xdist and pytest-timeout help. The project itself need not be installed. STEPSNET_COMMIT
+# names the commit where git does not. --device cpu --quick is a rehearsal on any machine.
 set -uo pipefail
 cd "$(dirname "$0")/.."
-usage="expected --device DEVICE, --quick, --out FOLDER, --data DATA, or some of tests, speed, memory, pair"
-device=cuda quick="" out=gpu-results data="" parts=()
+usage="expected --device DEVICE, --quick, --seconds N, --out FOLDER, --data DATA, or some of tests, speed, memory, deep"
+device=cuda quick="" out=gpu-results data="" seconds=560 parts=()
 while [ $# -gt 0 ]; do
     case "$1" in
-        --device | --out | --data)
+        --device | --out | --data | --seconds)
             [ $# -gt 1 ] && [ -n "$2" ] || { echo "gpu.sh: $1 needs a value; $usage" >&2; exit 2; }
-            case "$1" in --device) device=$2 ;; --out) out=$2 ;; --data) data=$2 ;; esac
+            case "$1" in --device) device=$2 ;; --out) out=$2 ;; --data) data=$2 ;; --seconds) seconds=$2 ;; esac
             shift
             ;;
         --quick) quick=--quick ;;
-        tests | speed | memory | pair) parts+=("$1") ;;
+        tests | speed | memory | deep) parts+=("$1") ;;
         *) echo "gpu.sh: got $1, $usage" >&2; exit 2 ;;
     esac
     shift
 done
-[ ${#parts[@]} -gt 0 ] || parts=(tests speed memory pair)
+case "$seconds" in "" | *[!0-9]*) echo "gpu.sh: --seconds: got $seconds, expected a whole number" >&2; exit 2 ;; esac
+deadline=$((SECONDS + seconds)) # of all parts together
+[ ${#parts[@]} -gt 0 ] || parts=(tests speed memory deep)
 case "$data" in "" | *:*) ;; *) data=folder:$data ;; esac
 python=${PYTHON:-python3}
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
 export STEPSNET_TEST_DEVICE=$device CUBLAS_WORKSPACE_CONFIG=:4096:8 # read when CUDA starts; resuming to the bit needs it
 mkdir -p "$out" || exit 2
 out=$(cd "$out" && pwd)
+modules="torch torchvision timm transformers tokenizers safetensors pydantic yaml rich filelock scipy sklearn matplotlib"
+modules+=" jinja2 torchmetrics pycocotools PIL pytest"
+look='import sys; from importlib.util import find_spec; print(*[name for name in sys.argv[1:] if find_spec(name) is None])'
+if missing=$("$python" -c "$look" $modules) && [ -n "$missing" ]; then
+    echo "gpu.sh: $python cannot import $missing, expected the extras detection and language, and pytest" >&2
+    exit 2
+fi
 if ! said=$("$python" -c "import sys, torch; torch.zeros(1, device=sys.argv[1])" "$device" 2>&1); then
     echo "gpu.sh: torch cannot use the device $device (${said##*$'\n'}), expected another --device" >&2
     exit 2
 fi
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-deadline=$((SECONDS + 530)) # of all parts together
 failed=0
 
 # part NAME SECONDS COMMAND…: run with a limit, and record how it ended and the end of its log
@@ -62,7 +75,7 @@ part() {
         status=124
     fi
     tail -n 3 "$work/$name.log" | cut -c1-300
-    { echo "== $name: status $status"; tail -n 200 "$work/$name.log" | cut -c1-2000; } >>"$out/log.txt"
+    { echo "== $name: status $status"; tail -n 4000 "$work/$name.log" | cut -c1-2000; } >>"$out/log.txt"
     printf '{"part": "%s", "status": %d, "seconds": %d}\n' "$name" "$status" $((SECONDS - started)) | tee -a "$out/parts.jsonl"
     [ "$status" = 0 ] || failed=1
 }
@@ -73,37 +86,42 @@ keep() {
 }
 
 tests() {
-    local workers=()
-    [ -n "$quick" ] || ! "$python" -c "import xdist" 2>/dev/null || workers=(-n 5)
-    part tests 140 env OMP_NUM_THREADS=2 \
-        "$python" -m pytest -v -p no:cacheprovider "${workers[@]}" --durations=10 tests/test_on_device.py
+    local options=(-vv --tb=short -p no:cacheprovider --durations=10) workers=5
+    if [ -z "$quick" ]; then
+        ! "$python" -c "import xdist" 2>/dev/null || options+=(-n $workers --maxschedchunk=1)
+        ! "$python" -c "import pytest_timeout" 2>/dev/null || options+=(--timeout=90)
+    fi
+    part tests 300 env OMP_NUM_THREADS=2 TORCHINDUCTOR_COMPILE_THREADS=3 \
+        "$python" -m pytest "${options[@]}" tests/test_on_device.py
 }
 
 speed() {
-    local seconds=140
-    [ -z "$quick" ] || seconds=30
-    part speed $((seconds + 30)) \
-        "$python" benchmarks/device_speed.py --device "$device" $quick --seconds $seconds --out "$out/speed.json"
+    local left=$((deadline - SECONDS - 30)) # to end the measurement that has begun
+    [ -z "$quick" ] || left=30
+    part speed $((left + 30)) \
+        "$python" benchmarks/device_speed.py --device "$device" $quick --seconds $left --out "$out/speed.json"
 }
 
 memory() {
     local models=(table:5b) options=(--amp-dtype bfloat16 --batch-size 64 --rounds 5)
     [ -z "$quick" ] || { models=(test_steps_deit test_vit); options=(--memory 2,4 --batch-size 2 --rounds 2); }
-    part memory 110 "$python" -m stepsnet bench "${models[@]}" "${options[@]}" --device "$device" --out "$work/memory"
+    part memory 200 "$python" -m stepsnet bench "${models[@]}" "${options[@]}" --device "$device" --out "$work/memory"
     keep memory.json "$work/memory/speed.json"
     keep memory.csv "$work/memory/speed.csv"
 }
 
-pair() {
-    local recipe=cifar10/deep options=("--data" "$data" amp_dtype=bfloat16 compile=true workers=6 batch_size=512 epochs=6)
+deep() {
     if [ -n "$quick" ]; then
-        recipe=digits/tiny options=(epochs=1)
+        part deep 110 "$python" -m stepsnet compare digits/tiny epochs=1 --seeds 0 --jobs 2 --run "$work/pair" "device=$device"
+        keep pair.json "$work/pair/comparison.json"
+        return
     elif [ -z "$data" ]; then
-        part pair 5 sh -c 'echo "pair needs --data with CIFAR-10, such as cifar10:PATH"; exit 2'
+        part deep 5 sh -c 'echo "deep needs --data with CIFAR-10, such as cifar10:PATH"; exit 2'
         return
     fi
-    part pair 110 "$python" -m stepsnet compare "$recipe" "${options[@]}" --seeds 0 --jobs 2 --run "$work/pair" "device=$device"
-    keep pair.json "$work/pair/comparison.json"
+    part deep "$seconds" env OMP_NUM_THREADS=1 "$python" -m stepsnet sweep evidence/cifar10-paper-widths --data "$data" \
+        --jobs 6 --run "$work/deep" --results "$work/results" "device=$device" workers=2
+    [ ! -d "$work/results" ] || tar -czf "$out/deep.tgz" -C "$work" results
 }
 
 : >"$out/parts.jsonl"

@@ -15,6 +15,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from . import __version__
+
 __all__ = ["provenance", "recorded_command", "without_folders"]
 
 
@@ -50,7 +52,8 @@ def provenance() -> dict[str, Any]:
         },
         "versions": {
             "python": platform.python_version(),
-            **{name: version(name) for name in ("torch", "torchvision", "timm", "stepsnet")},
+            **{name: version(name) for name in ("torch", "torchvision", "timm")},
+            "stepsnet": __version__,  # its source may run without being installed
         },
     }
 
@@ -71,7 +74,10 @@ def _cpu() -> str:
 
 
 def _commit() -> str | None:
-    """The commit of the source tree, with a plus if it was changed since; None for an installed package."""
+    """The commit of the source tree, with a plus if it was changed since; None for an installed package.
+
+    ``STEPSNET_COMMIT`` names it for a copy of the tree that git does not know.
+    """
 
     def git(*arguments: str) -> str:
         root = Path(__file__).parent.parent
@@ -83,4 +89,4 @@ def _commit() -> str | None:
         changed = git("status", "--porcelain", "--untracked-files=no", "--", "stepsnet")
         return git("rev-parse", "--short=12", "HEAD") + ("+" if changed else "")
     except (OSError, subprocess.SubprocessError):
-        return None
+        return os.environ.get("STEPSNET_COMMIT")

@@ -121,6 +121,20 @@ def test_runs_and_names_from_the_command_line(tmp_path, capsys):
     assert (tmp_path / "out" / "speed.json").read_bytes() == before
 
 
+def test_what_was_measured_is_kept_where_memory_ends(tmp_path, monkeypatch, capsys):
+    def one_fits(measured, *_):
+        if measured.name == "test_vit":
+            raise UserError("memory: test_vit is predicted not to fit")
+        return {"inference": {"1": 5, "2": 7, "per_sample": 2.0}}
+
+    monkeypatch.setattr(speed, "measure_memory", one_fits)
+    small = ["--batch-size", "1", "--rounds", "1", "--memory", "1,2", "--no-train", "--device", "cpu"]
+    assert main(["bench", "test_steps_deit", "test_vit", *small, "--out", str(tmp_path / "out")]) == 2
+    assert "predicted not to fit" in capsys.readouterr().err
+    kept = json.loads((tmp_path / "out" / "speed.json").read_text())
+    assert [(row["inference"]["n"], "memory" in row) for row in kept["rows"]] == [(1, True), (1, False)]
+
+
 def row(model, curve, blocks, speed):
     timed = {"median": speed, "quartiles": [0.9 * speed, 1.1 * speed], "n": 3}
     counts = {"blocks": blocks, "layers": 9, "params": 9, "macs": 12_345_678_900_000, "accuracy": 70.0}

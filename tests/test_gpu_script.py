@@ -3,30 +3,37 @@
 import json
 import os
 import subprocess
+import tarfile
 from pathlib import Path
 
 import pytest
 
 SCRIPT = Path(__file__).parent.parent / "benchmarks" / "gpu.sh"
-# In the place of Python: the tests fail, `bench` and `compare` write what the real ones would, `speed` is killed.
+# In the place of Python: tests and `sweep` fail, `speed` is killed; the others write their files.
 STUB = """#!/usr/bin/env bash
 case "$*" in
     *"import sys, torch"*) [ "${@: -1}" = cpu ] || { echo "Traceback"; echo "RuntimeError: no such device"; exit 1; } ;;
-    *"import xdist"*) exit 1 ;;
+    *find_spec*) echo "$MISSING" ;;
+    *"import xdist"* | *"import pytest_timeout"*) exit 1 ;;
     *"-m pytest"*) echo "device $STEPSNET_TEST_DEVICE"; exit 1 ;;
     *device_speed.py*) echo '{"pairs": {}}' >"${@: -1}"; kill -9 $$ ;;
     *" bench "*) mkdir -p "${@: -1}"; echo '{"rows": []}' >"${@: -1}/speed.json" ;;
     *" compare "*) mkdir -p "${@: -2:1}"; echo "{}" >"${@: -2:1}/comparison.json"; echo "$*" ;;
+    *" sweep "*) mkdir -p "${@: -3:1}"; echo "{}" >"${@: -3:1}/plain-96.json"; echo "$*"; exit 1 ;;
 esac
 """
 
 
-def run_script(folder, *arguments):
+def run_script(folder, *arguments, **variables):
     stub = folder / "python"
     stub.write_text(STUB)
     stub.chmod(0o755)
     return subprocess.run(
-        [str(SCRIPT), *arguments], env={**os.environ, "PYTHON": str(stub)}, cwd=folder, capture_output=True, text=True
+        [str(SCRIPT), *arguments],
+        env={**os.environ, "PYTHON": str(stub), **variables},
+        cwd=folder,
+        capture_output=True,
+        text=True,
     )
 
 
@@ -35,7 +42,7 @@ def test_each_part_stands_alone(tmp_path):
     done = run_script(tmp_path, "--device", "cpu", "--quick", "--out", str(out))
     parts = [json.loads(line) for line in (out / "parts.jsonl").read_text().splitlines()]
     assert done.returncode == 1
-    assert {part["part"]: part["status"] for part in parts} == {"tests": 1, "speed": 137, "memory": 0, "pair": 0}
+    assert {part["part"]: part["status"] for part in parts} == {"tests": 1, "speed": 137, "memory": 0, "deep": 0}
     assert sorted(path.name for path in out.iterdir()) == [
         *("log.txt", "memory.json", "pair.json", "parts.jsonl", "speed.json"),
     ]
@@ -45,11 +52,23 @@ def test_each_part_stands_alone(tmp_path):
 
 def test_chosen_parts_and_data(tmp_path):
     out = tmp_path / "out"
-    done = run_script(tmp_path, "--device", "cpu", "--out", str(out), "pair")
-    assert done.returncode == 1 and "pair needs --data with CIFAR-10, such as cifar10:PATH" in done.stdout
-    assert run_script(tmp_path, "--device", "cpu", "--out", str(out), "--data", "/cifar10", "pair").returncode == 0
-    assert "compare cifar10/deep --data folder:/cifar10 amp_dtype=bfloat16" in (out / "log.txt").read_text()
+    done = run_script(tmp_path, "--device", "cpu", "--out", str(out), "deep")
+    assert done.returncode == 1 and "deep needs --data with CIFAR-10, such as cifar10:PATH" in done.stdout
+    arguments = ("--device", "cpu", "--out", str(out), "--data", "/cifar10", "--seconds", "9", "deep")
+    done = run_script(tmp_path, *arguments)  # the study is stopped, and what it has is kept
+    assert done.returncode == 1 and "== deep, at most 9 s" in done.stdout
+    assert "sweep evidence/cifar10-paper-widths --data folder:/cifar10" in (out / "log.txt").read_text()
     assert len((out / "parts.jsonl").read_text().splitlines()) == 1  # of the last call
+    with tarfile.open(out / "deep.tgz") as packed:
+        assert "results/plain-96.json" in packed.getnames()
+
+
+def test_no_part_begins_without_what_it_needs(tmp_path):
+    done = run_script(tmp_path, "--device", "cpu", "--out", str(tmp_path / "out"), MISSING="pydantic pycocotools")
+    assert done.returncode == 2 and not (tmp_path / "out" / "parts.jsonl").exists()
+    assert done.stderr.strip().endswith(
+        "cannot import pydantic pycocotools, expected the extras detection and language, and pytest"
+    )
 
 
 @pytest.mark.parametrize(
@@ -58,6 +77,7 @@ def test_chosen_parts_and_data(tmp_path):
         (["--devise", "cpu"], "gpu.sh: got --devise, expected --device DEVICE, --quick"),
         (["speeds"], "gpu.sh: got speeds, expected"),
         (["--out"], "gpu.sh: --out needs a value"),
+        (["--seconds", "1m"], "gpu.sh: --seconds: got 1m, expected a whole number"),
         (["--device", "tpu"], "gpu.sh: torch cannot use the device tpu (RuntimeError: no such device)"),
     ],
 )

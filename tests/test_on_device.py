@@ -7,11 +7,15 @@ one family stands for all.
 import os
 import shutil
 
+import detection_tasks
 import pytest
+import segmentation_tasks
 import timm
 import torch
 import torch.distributed as dist
+from coco_images import write_coco
 from model_families import TINY, image_of, tiny
+from segmentation_images import write_camvid
 from small_detectors import build, images_of, targets_of
 from torch.distributed.fsdp import fully_shard
 
@@ -33,6 +37,8 @@ DEVICE = torch.device(os.environ.get("STEPSNET_TEST_DEVICE", "cpu"))
 ON_CPU = DEVICE.type == "cpu"
 LANGUAGE = {"widths": [32, 48, 64], "depths": [2, 1, 1], "num_attention_heads": [1, 2, 2], "vocab_size": 96}
 FAMILIES = ["deit"] if ON_CPU else [*TINY, "language"]
+HALF = [] if ON_CPU else [["amp_dtype=float16", "ema_decay=0.9"]]  # with a scaler, which is for CUDA
+OTHER_TASKS = ("detection", "segmentation", "language")
 EVERY = pytest.mark.parametrize("family", FAMILIES)
 IMAGES = torch.randn(16, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 
@@ -202,6 +208,30 @@ def test_a_segmenter_learns():
         outputs = model.to(DEVICE).train()(torch.rand(2, 3, 64, 64, device=DEVICE))
     sum(logits.float().square().mean() for logits in outputs).backward()
     assert all(logits.shape == (2, 3, 64, 64) and logits.isfinite().all() for logits in outputs)
+
+
+def recipe_of(task, folder):
+    """A few updates of a small model on data of a test's own, and its evaluation."""
+    if task == "detection":
+        return detection_tasks.tiny(write_coco(folder), "epochs=1")
+    if task == "segmentation":
+        return segmentation_tasks.tiny_recipe(write_camvid(folder), "epoch_updates=2")
+    if task == "language":
+        small = ["widths=[16,32]", "depths=[1,1]", "num_attention_heads=[2,2]", "vocab_size=280"]
+        data = ["vocab_size=280", "seq_len=16", "batch_size=4", "epoch_updates=3"]
+        return override(find_recipe("python-docs/tiny"), [*(f"model.args.{each}" for each in small), *data, "epochs=1"])
+    return override(find_recipe("digits/tiny"), ["epochs=1", "model.args.drop_path_rate=0.1"])
+
+
+@pytest.mark.parametrize("settings", [["amp_dtype=bfloat16"], *HALF])
+@pytest.mark.parametrize("task", ["classification"] if ON_CPU else ["classification", *OTHER_TASKS])
+def test_each_task_trains_and_is_scored(task, settings, tmp_path, monkeypatch):
+    monkeypatch.setenv("STEPSNET_CACHE", str(tmp_path / "cache"))
+    recipe = override(recipe_of(task, tmp_path / "data"), [f"device={DEVICE}", "stream_epochs=1", *settings])
+    with Lines() as display:
+        summary = train_run(recipe, tmp_path / "run", display)
+    assert summary["metrics"] and all(value == value for value in summary["metrics"].values())
+    assert all(weight.isfinite().all() for weight in load_weights(tmp_path / "run" / "model.safetensors").values())
 
 
 @pytest.mark.skipif(ON_CPU, reason="resuming on a CPU is in test_engine.py and test_killed.py")

@@ -5,7 +5,14 @@ import copy
 import pytest
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+    masking_utils,
+)
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 import stepsnet
@@ -185,6 +192,18 @@ def test_padding_changes_nothing(model, ids, side):
         alone = model.generate(short, max_new_tokens=6, do_sample=False)
         both = model.generate(padded, attention_mask=mask, max_new_tokens=6, do_sample=False)
         assert torch.equal(both[:, 4:], alone)
+
+
+def test_packed_texts_are_looked_for_only_where_positions_are_given(model, monkeypatch):
+    """To look for them makes a GPU wait in every forward pass; texts packed with positions stay apart."""
+    ids = torch.randint(3, 101, (1, 10), generator=torch.Generator().manual_seed(0))
+    first, second = ids[:, :6], ids[:, 6:]
+    positions = torch.cat((torch.arange(6), torch.arange(4)))[None]
+    packed = model(ids, position_ids=positions, use_cache=False).logits
+    alone = torch.cat([model(text, use_cache=False).logits for text in (first, second)], 1)
+    torch.testing.assert_close(packed, alone)
+    monkeypatch.setattr(masking_utils, "find_packed_sequence_indices", None)
+    model(ids, use_cache=False)
 
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa", "flex_attention"])

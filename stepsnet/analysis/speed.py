@@ -88,7 +88,7 @@ def measure_memory(
     """Peak bytes of inference and of a training update at two batch sizes, and the change per sample between them.
 
     The change per sample is what the paper reports (Fig. 6d, from 32 to 64): weights and optimizer states cancel.
-    On a CPU the peak is that of this process, less what it held before.
+    The peak is that of the call, less what was held before it: other models may be on the device.
 
     Raises:
         UserError: batch sizes that do not increase, or a batch predicted not to fit.
@@ -124,13 +124,14 @@ def measure_memory(
 
 
 def _peak(function: Callable[[], None], device: torch.device) -> int:
-    """Peak bytes during a call: of the accelerator's allocator, or of this process less what it held before."""
+    """Peak bytes during a call, less what was held before: of the accelerator's allocator, or of this process."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+        before = torch.cuda.memory_allocated(device)
         torch.cuda.reset_peak_memory_stats(device)
         function()
         torch.cuda.synchronize(device)
-        return torch.cuda.max_memory_allocated(device)
+        return torch.cuda.max_memory_allocated(device) - before
     try:
         ctypes.CDLL(None).malloc_trim(0)
         before = _resident("VmRSS")

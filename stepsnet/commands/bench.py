@@ -82,6 +82,7 @@ def run(options: argparse.Namespace) -> None:
             train=not options.no_train,
             runtimes=options.runtime.split(","),
             note=note,
+            keep=partial(_keep, options.out) if options.out else lambda found: None,
             **settings,
         )
     try:
@@ -174,6 +175,7 @@ def bench(
     compile: bool = False,
     runtimes: Sequence[str] = ("torch",),
     note: Callable[[str], None] = lambda text: None,
+    keep: Callable[[dict[str, Any]], None] = lambda found: None,
 ) -> dict[str, Any]:
     """Measure speed and memory.
 
@@ -181,6 +183,7 @@ def bench(
         memory_batches: the two batch sizes between which memory a sample is taken; None leaves memory out.
         runtimes: "torch", "onnxruntime" and "openvino", each a row of its own. With another than torch, inference
             alone is measured, without memory.
+        keep: called with what there is so far once the speed is measured, and after the memory of each model.
 
     Returns:
         What ``speed.json`` holds: settings, where it was measured, and a row a model: samples/s of inference and
@@ -236,6 +239,10 @@ def bench(
             accuracy = {"accuracy": candidate.accuracy, "accuracy_of": candidate.accuracy_of}
             rows.append({**named, **vars(counts), **accuracy})
     seconds = measure_speed(measured, batch_size, rounds, where, amp_dtype, train, note)
+    settings: dict[str, Any] = {"batch_size": batch_size, "rounds": rounds, "amp_dtype": amp_dtype, "compile": compile}
+    if others:
+        settings["runtimes"] = list(runtimes)
+    result = {"device": str(where), **settings, "rows": rows, **provenance()}
     for row, one in zip(rows, measured):
         timed = seconds[one.name]
         row["latency_ms"] = quartiles([1000 * value for value in timed["latency"]])
@@ -243,13 +250,13 @@ def bench(
             if kind in timed:
                 row[kind] = quartiles([batch_size / value for value in timed[kind]])
         row["seconds"] = timed
-        if memory_batches:
+    keep(result)
+    if memory_batches:
+        for row, one in zip(rows, measured):
             note(f"memory of {one.name}")
             row["memory"] = measure_memory(one, memory_batches, where, amp_dtype, train)
-    settings: dict[str, Any] = {"batch_size": batch_size, "rounds": rounds, "amp_dtype": amp_dtype, "compile": compile}
-    if others:
-        settings["runtimes"] = list(runtimes)
-    return {"device": str(where), **settings, "rows": rows, **provenance()}
+            keep(result)
+    return result
 
 
 def _other_runtimes(runtimes: Sequence[str], device: Any, amp_dtype: str) -> list[str]:
@@ -265,12 +272,18 @@ def _other_runtimes(runtimes: Sequence[str], device: Any, amp_dtype: str) -> lis
     return others
 
 
-def write_bench(result: dict[str, Any], out: Path) -> None:
-    """Write ``speed.json`` and the figures, with their numbers as CSV, in ``out``."""
+def _keep(out: Path, result: dict[str, Any]) -> None:
+    """Write what has been measured by now: the next model may not fit into memory."""
     from ..files import write_atomically
-    from ..report.speed import draw_speed
 
     write_atomically(out / "speed.json", json.dumps(result, indent=1) + "\n")
+
+
+def write_bench(result: dict[str, Any], out: Path) -> None:
+    """Write ``speed.json`` and the figures, with their numbers as CSV, in ``out``."""
+    from ..report.speed import draw_speed
+
+    _keep(out, result)
     draw_speed(result, out)
 
 

@@ -7,7 +7,7 @@ any number of processes that load its data.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
@@ -28,12 +28,16 @@ def seed_step(seed: int, step: int, rank: int = 0, part: int = 0) -> None:
 
     ``part`` counts the micro-batches that a rank accumulates.
     """
-    _seed(seed, _STEP, step, rank, part)
+    _seed((seed, _STEP, step, rank, part), torch.manual_seed)
 
 
 def seed_sample(seed: int, epoch: int, index: int, copy: int = 0) -> None:
-    """Seed a sample's augmentation: a function of (seed, epoch, sample), and of which copy of it this is."""
-    _seed(seed, _SAMPLE, epoch, index, copy)
+    """Seed a sample's augmentation: a function of (seed, epoch, sample), and of which copy of it this is.
+
+    Samples are augmented on the CPU, so the accelerators' generators stay: ``torch.manual_seed`` formats a stack trace
+    for each kind of them, which takes longer than to augment a small image.
+    """
+    _seed((seed, _SAMPLE, epoch, index, copy), torch.default_generator.manual_seed)
 
 
 @contextmanager
@@ -48,10 +52,8 @@ def keep_random_states(device: torch.device) -> Iterator[None]:
         np.random.set_state(of_numpy)
 
 
-def _seed(*key: int) -> None:
+def _seed(key: tuple[int, ...], seed_torch: Callable[[int], object]) -> None:
     torch_state, numpy_state = np.random.SeedSequence(key).generate_state(2, np.uint64)
-    # without an accelerator, torch.manual_seed formats a stack trace for each kind of them: half a millisecond
-    seed_torch = torch.manual_seed if torch.accelerator.is_available() else torch.default_generator.manual_seed
     seed_torch(int(torch_state))
     np.random.seed(int(numpy_state) % 2**32)
     random.seed(int(numpy_state))

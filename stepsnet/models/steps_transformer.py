@@ -251,16 +251,16 @@ class StepsTransformerModel(StepsTransformerPreTrainedModel):
         use_cache = self.config.use_cache if use_cache is None else use_cache
         if use_cache and past_key_values is None and not (self.gradient_checkpointing and self.training):
             past_key_values = DynamicCache(config=self.config)
-        if position_ids is None:
-            seen = past_key_values.get_seq_length() if past_key_values is not None else 0
-            position_ids = (torch.arange(x.shape[1], device=x.device) + seen).unsqueeze(0)
         mask = create_causal_mask(
             config=self.config,
             inputs_embeds=x,
             attention_mask=attention_mask,
             past_key_values=past_key_values,
-            position_ids=position_ids,
+            position_ids=position_ids,  # a caller's may pack several texts; to look for those makes a GPU wait
         )
+        if position_ids is None:
+            seen = past_key_values.get_seq_length() if past_key_values is not None else 0
+            position_ids = (torch.arange(x.shape[1], device=x.device) + seen).unsqueeze(0)
         keep_states = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         hidden_states = [x] if keep_states else None
         y = x
