@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = [
     "RECIPES",
     "Resume",
+    "check_data",
     "check_length",
     "check_place",
     "check_run_folder",
@@ -175,6 +176,18 @@ def check_length(folder: Path, epochs: int, steps_per_epoch: int) -> None:
             f"epochs: got {epochs}, expected at least {-(-done // steps_per_epoch)}: {folder} has done {done} updates, "
             f"{steps_per_epoch} an epoch"
         )
+
+
+def check_data(folder: Path, counts: Mapping[str, int]) -> None:
+    """Raises UserError where data with these counts are not those of the run in a folder.
+
+    It is for a run whose results are to be put aside: where they have been moved, it is too late to find this.
+    """
+    from .checkpoint import latest
+
+    checkpoint, _ = latest(folder / "checkpoints")
+    if checkpoint:
+        checkpoint.check_data(counts)
 
 
 def _check_checkpoints(folder: Path, done: int, extends: bool) -> None:

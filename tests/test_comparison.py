@@ -11,6 +11,7 @@ import stepsnet
 from stepsnet.cli import main
 from stepsnet.errors import UserError
 from stepsnet.runs.launch import Failure
+from stepsnet.tasks.classification.task import Classification
 
 SMALL = ["epochs=2", "batch_size=128", "model.args.depths=[1,1,1]", "baseline.args.depths=[2]"]
 NAMES = [f"{label}-seed{seed}" for label in ("stepsnet", "baseline") for seed in (0, 1)]
@@ -59,6 +60,10 @@ def test_a_comparison_that_goes_on_has_no_results_until_it_has_ended(both, tmp_p
     before = {file: file.read_bytes() for file in folder.rglob("*") if file.suffix in (".json", ".html", ".yaml")}
     status, _, err = run("resume", folder, "epochs=1", capsys=capsys)  # fewer than it has had
     assert status == 2 and "epochs: got 1, expected at least 2: " in err and "has done 22 updates, 11 an epoch" in err
+    with monkeypatch.context() as grown:
+        grown.setattr(Classification, "sizes", lambda task: {"train": len(task.data.train) + 1})
+        status, _, err = run("resume", folder, "epochs=3", capsys=capsys)
+    assert status == 2 and "--resume: the data have train 1" in err
     assert all(file.read_bytes() == content for file, content in before.items())
     monkeypatch.setattr("stepsnet.runs.grid.run_all", lambda waiting, *_: [Failure(waiting[0].name, 2, "no")])
     status, _, err = run("resume", folder, "epochs=3", capsys=capsys)

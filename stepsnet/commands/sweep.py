@@ -156,4 +156,5 @@ def _contenders(
         raise UserError("sweep: got no recipe, expected at least one")
     checked = check_grid(recipes, [0] if seeds is None else seeds, jobs)
     labels = [STEPS if len(set(widths_of(one.model))) > 1 else BASELINE for one in checked]
-    return [Contender(recipe.name, label, recipe) for recipe, label in zip(recipes, labels)], checked
+    named = zip(recipes, labels, checked)
+    return [Contender(recipe.name, label, recipe, one.data_counts) for recipe, label, one in named], checked

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -31,6 +31,7 @@ class Contender:
     name: str  # of its runs
     label: str  # of what it is, in reports
     recipe: Recipe
+    data_counts: Mapping[str, int] | None = None  # of its data (runs/check.py); None where they are not known
 
 
 @dataclass(frozen=True)
@@ -72,8 +73,8 @@ def train_grid(
         recipe: of a comparison, to be written as its ``config.yaml``.
 
     Raises:
-        UserError: the folder is not empty or there is nothing to resume in it, or it holds a run of another recipe.
-            Interrupted: a signal.
+        UserError: the folder is not empty or there is nothing to resume in it, or it holds a run of another recipe or
+            of other data. Interrupted: a signal.
     """
     from ..files import remove_temporaries
     from ..run_folder import lock_folder, open_run_folder, put_aside, read_summary
@@ -139,7 +140,7 @@ def _plan(
 ) -> tuple[list[Job], list[Path], dict[str, str]]:
     """As :func:`plan_grid`, in a folder that has been checked."""
     from ..overrides import read_recipe, to_yaml
-    from ..run_folder import RECIPES, check_run_folder, has_ended
+    from ..run_folder import RECIPES, check_data, check_run_folder, has_ended
 
     own = [(contender, contender.recipe.seed) for contender in contenders]
     pairs = own if seeds is None else [(contender, seed) for seed in seeds for contender in contenders]
@@ -169,6 +170,8 @@ def run_name(contender: str, seed: int) -> str:
     """The name of a run's folder in a comparison or a sweep."""
     from ..run_folder import folder_name
 
+        if contender.data_counts and has_ended(run) and not has_ended(run, recipe):  # its results are to be put aside
+            check_data(run, contender.data_counts)
     return f"{folder_name(contender.lower())}-seed{seed}"
 
 
