@@ -217,11 +217,15 @@ def open_run_folder(folder: Path, recipe: Recipe, resume: Resume = False, is_gri
     return resolved
 
 
-def put_aside(folder: Path, epochs: int, names: Sequence[str]) -> None:
-    """Move what is there of these, the results of so many epochs, to ``epochs-N/``. The caller holds the lock."""
+def put_aside(folder: Path, epochs: int, names: Sequence[str], replaces: bool = True) -> None:
+    """Move what is there of these, the results of so many epochs, to ``epochs-N/``. The caller holds the lock.
+
+    Args:
+        replaces: False where what is there already is better than what there is now, and this stays in its place.
+    """
     aside = folder / f"epochs-{epochs}"
     for name in names:
-        if (folder / name).exists():
+        if (folder / name).exists() and (replaces or not (aside / name).exists()):
             aside.mkdir(exist_ok=True)
             if (aside / name).is_dir():  # of an earlier time that it had so many
                 shutil.rmtree(aside / name)

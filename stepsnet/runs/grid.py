@@ -88,7 +88,9 @@ def train_grid(
             open_run_folder(folder, recipe, resume, is_grid=True)
         lengths = {(read_summary(Path(job.folder)) or {}).get("epochs", 0) for job in waiting}
         if earlier := lengths - {0, *(contender.recipe.epochs for contender in contenders)}:
-            put_aside(folder, max(earlier), ["report.html", "figures", COMPARISON_FILE, SWEEP_FILE])
+            # where they are there already, a run has failed since, and what there is now is of several lengths
+            names = ["report.html", "figures", COMPARISON_FILE, SWEEP_FILE]
+            put_aside(folder, max(earlier), names, replaces=False)
         count = len(waiting)
         return Trained(runs, run_all(waiting, jobs, display), count)
 
