@@ -141,7 +141,7 @@ def sweep(
     rows = [{key: summary[key] for key in KEPT} for run in trained.runs if (summary := read_summary(run))]
     write_atomically(folder / SWEEP_FILE, json.dumps(rows, indent=1) + "\n")
     families = dict.fromkeys(recipe.name.partition("/")[0] for recipe in recipes)
-    trained.write_report(folder / "report.html", f"{', '.join(families)}: {_count(recipes)} recipes")
+    trained.write_report(folder / "report.html", f"{', '.join(families)}: {_count(recipes)} recipes", display)
     return rows
 
 

@@ -42,13 +42,22 @@ class Trained:
     failed: list[Failure]
     trained: int
 
-    def write_report(self, page: Path, title: str) -> None:
-        """Write the page of all runs that have begun. Raises UserError where runs have failed, then."""
+    def write_report(self, page: Path, title: str, display: Display) -> None:
+        """Write the page of all runs that have begun; a file of the user's that is in its place stays there.
+
+        Raises:
+            UserError: runs have failed.
+        """
+        from ..own_files import NotOurFile
         from ..report import write_report
         from ..run_folder import has_begun
 
-        if begun := [run for run in self.runs if has_begun(run)]:
-            write_report(begun, page, title)
+        begun = [run for run in self.runs if has_begun(run)]
+        try:
+            if begun:
+                write_report(begun, page, title)
+        except NotOurFile as error:
+            display.show({"run": page.parent.name, "kind": "note", "text": f"no report: {error}"})
         if self.failed:
             raise error_of(self.failed, self.trained)
 
@@ -161,6 +170,8 @@ def _plan(
         recipe = dataclasses.replace(contender.recipe, baseline=None, seed=seed, threads=threads)
         how: Literal["auto", "extend"] = "extend" if resume == "extend" and run.is_dir() else "auto"
         check_run_folder(run, recipe, how)
+        if contender.data_counts and has_ended(run) and not has_ended(run, recipe):  # its results are to be put aside
+            check_data(run, contender.data_counts)
         texts[config.name] = to_yaml(recipe)
         if not (has_ended(run, recipe) and (run / "report.html").exists()):
             name = f"{contender.name}, seed {seed}" if len({seed for _, seed in pairs}) > 1 else contender.name
@@ -172,8 +183,6 @@ def run_name(contender: str, seed: int) -> str:
     """The name of a run's folder in a comparison or a sweep."""
     from ..run_folder import folder_name
 
-        if contender.data_counts and has_ended(run) and not has_ended(run, recipe):  # its results are to be put aside
-            check_data(run, contender.data_counts)
     return f"{folder_name(contender.lower())}-seed{seed}"
 
 
