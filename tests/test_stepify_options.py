@@ -179,6 +179,25 @@ def test_models_whose_blocks_would_be_silently_wrong_are_refused(kind, words):
         stepsnet.stepify(kind(), 2, example=torch.randn(2, 5, 32), plan={"widths": (16, 32), "depths": (4, 2)})
 
 
+def test_layers_that_are_not_residual_are_left_out_where_others_are():
+    """And the others keep their numbers."""
+
+    class Both(Unsummed):
+        def __init__(self):
+            super().__init__()
+            self.others = nn.Sequential(*(Activated(32) for _ in range(4)))
+
+        def forward(self, x):
+            return self.others(super().forward(x))
+
+    x = torch.randn(2, 5, 32)
+    model = stepsnet.stepify(Both(), 2, stages=(1,), example=x)
+    assert isinstance(model.others, stepsnet.StepsNet) and type(model.layers) is nn.ModuleList
+    assert model(x).shape == x.shape
+    with pytest.raises(UserError, match="expected some of the model's 1, counted from 1"):
+        stepsnet.stepify(Both(), 2, stages=(2,), example=x)
+
+
 def test_a_model_that_reads_its_stream_behind_each_block_is_taken():
     x = torch.randn(2, 5, 32)
     every = stepsnet.stepify(ReturnedWhole(), 2, example=x)(x)
