@@ -64,6 +64,25 @@ def test_a_tag_has_the_preprocessing_of_its_own(monkeypatch):
 
 
 def test_one_channel_by_name_and_as_a_module(here):
+def test_what_nobody_knows_is_said_until_it_is_told(tmp_path):
+    torch.save(timm.create_model("test_vit", num_classes=2).state_dict(), tmp_path / "w.pth")
+    about = {"classes": ["cat", "dog"]}
+    given = {"weights": tmp_path / "w.pth", "model_args": {"num_classes": 2}}
+    assert "does not say how pictures become inputs" in find_source("test_vit", **given, about=about).notes[0]
+    about |= {"mean": (0.5,) * 3, "std": (0.5,) * 3}
+    assert not find_source("test_vit", **given, about=about).notes
+
+
+def test_maps_of_a_model_of_one_size():
+    small = {"embed_dim": 48, "depth": 4, "num_heads": 3}
+    given = {"features": True, "model_args": small}
+    with pytest.raises(UserError, match="refuses 331×245 pixels"):
+        find_source("beit_base_patch16_224", **given)
+    source = find_source("beit_base_patch16_224", **given, fixed_size=True)
+    maps = source.model(torch.randn(1, *source.use.shape))
+    assert [one.shape[-1] for one in maps] == [56, 28, 14, 7]
+
+
     recipe = ClassificationRecipe(name="one", model=ModelSpec("test_resnet", {"in_chans": 1}), data="digits")
     spec = input_spec(recipe, build_model(recipe.model))
     exported = [stepsnet.export("test_resnet", "name.pt2", in_chans=1, num_classes=3)]
