@@ -15,7 +15,8 @@ from ..errors import UserError
 from ..models.backbone import normalisation_of
 from ..tasks.classification.inputs import Normalization
 
-__all__ = ["channels_of", "mode_of", "of_model", "stated", "unknown"]
+from ..tasks.classification.transforms import mode_of
+__all__ = ["channels_of", "of_model", "stated", "unknown"]
 
 _KEYS = ("interpolation", "mean", "std", "crop_pct", "crop_mode")
 
@@ -45,11 +46,6 @@ def of_model(model: nn.Module, channels: int, tag: str | None = None) -> tuple[d
 def unknown(channels: int) -> dict[str, Any]:
     """Of a module that says nothing."""
     return {"mode": mode_of(channels), **dict.fromkeys(_KEYS)}
-
-
-def mode_of(channels: int) -> str | None:
-    """Pillow's name for pictures of as many channels."""
-    return {1: "L", 3: "RGB"}.get(channels)
 
 
 def channels_of(model: nn.Module, size: Sequence[int]) -> int:
