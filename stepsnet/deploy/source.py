@@ -222,8 +222,10 @@ def _told(source: Source, about: dict[str, Any]) -> Source:
         raise UserError(f"export: got {', '.join([*about, 'classes'][:1])} beside a language model, which takes tokens")
     shape, said = stated(use.shape, **about)
     if classes is not None:
+        if isinstance(classes, str) or not isinstance(classes, Sequence):
+            raise UserError(f"classes: got {classes!r}, expected a list of names, one for each output")
         expected = getattr(source.model, "num_classes", len(classes))
-        if isinstance(classes, str) or len(classes) != expected:
+        if len(classes) != expected:
             raise UserError(f"classes: got {len(classes)}, expected the names of the {expected} outputs")
     use = replace(
         use,
@@ -231,8 +233,7 @@ def _told(source: Source, about: dict[str, Any]) -> Source:
         preprocessing={**use.preprocessing, **said, "input_size": shape},
         classes=use.classes if classes is None else list(classes),
     )
-    complete = use.preprocessing["mean"] is not None and use.preprocessing["std"] is not None
-    return replace(source, use=use, notes=() if complete else source.notes)
+    return replace(source, use=use, notes=() if {"mean", "std"} <= said.keys() else source.notes)
 
 
 def _encoder(tokenizer: str) -> Callable[[str], list[int]]:
