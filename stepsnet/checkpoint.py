@@ -64,6 +64,13 @@ class Checkpoint:
         averages = self.path / "averages.safetensors"
         return load_weights(averages if averages.exists() else self.path / "model.safetensors")
 
+    def check_data(self, now: Mapping[str, int]) -> None:
+        """Raises UserError where data with these counts are not the checkpoint's; earlier versions recorded none."""
+        before = self.state.get("data")
+        if before is not None and before != now:
+            got, expected = (", ".join(f"{name} {count}" for name, count in of.items()) for of in (now, before))
+            raise UserError(f"--resume: the data have {got}; expected those that the run began with: {expected}")
+
 
 def latest(folder: Path, step: int | None = None) -> tuple[Checkpoint | None, list[str]]:
     """The latest valid checkpoint (or that of one step), and a line for each that was skipped.

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = [
     "RECIPES",
     "Resume",
+    "check_data",
     "check_length",
     "check_place",
     "check_run_folder",
@@ -177,6 +178,18 @@ def check_length(folder: Path, epochs: int, steps_per_epoch: int) -> None:
         )
 
 
+def check_data(folder: Path, counts: Mapping[str, int]) -> None:
+    """Raises UserError where data with these counts are not those of the run in a folder.
+
+    It is for a run whose results are to be put aside: where they have been moved, it is too late to find this.
+    """
+    from .checkpoint import latest
+
+    checkpoint, _ = latest(folder / "checkpoints")
+    if checkpoint:
+        checkpoint.check_data(counts)
+
+
 def _check_checkpoints(folder: Path, done: int, extends: bool) -> None:
     """Raises UserError where a run would begin again because its checkpoints were removed."""
     if done or (has_ended(folder) and not extends):
@@ -204,11 +217,15 @@ def open_run_folder(folder: Path, recipe: Recipe, resume: Resume = False, is_gri
     return resolved
 
 
-def put_aside(folder: Path, epochs: int, names: Sequence[str]) -> None:
-    """Move what is there of these, the results of so many epochs, to ``epochs-N/``. The caller holds the lock."""
+def put_aside(folder: Path, epochs: int, names: Sequence[str], replaces: bool = True) -> None:
+    """Move what is there of these, the results of so many epochs, to ``epochs-N/``. The caller holds the lock.
+
+    Args:
+        replaces: False where what is there already is better than what there is now, and this stays in its place.
+    """
     aside = folder / f"epochs-{epochs}"
     for name in names:
-        if (folder / name).exists():
+        if (folder / name).exists() and (replaces or not (aside / name).exists()):
             aside.mkdir(exist_ok=True)
             if (aside / name).is_dir():  # of an earlier time that it had so many
                 shutil.rmtree(aside / name)

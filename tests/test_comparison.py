@@ -11,6 +11,7 @@ import stepsnet
 from stepsnet.cli import main
 from stepsnet.errors import UserError
 from stepsnet.runs.launch import Failure
+from stepsnet.tasks.classification.task import Classification
 
 SMALL = ["epochs=2", "batch_size=128", "model.args.depths=[1,1,1]", "baseline.args.depths=[2]"]
 NAMES = [f"{label}-seed{seed}" for label in ("stepsnet", "baseline") for seed in (0, 1)]
@@ -59,6 +60,10 @@ def test_a_comparison_that_goes_on_has_no_results_until_it_has_ended(both, tmp_p
     before = {file: file.read_bytes() for file in folder.rglob("*") if file.suffix in (".json", ".html", ".yaml")}
     status, _, err = run("resume", folder, "epochs=1", capsys=capsys)  # fewer than it has had
     assert status == 2 and "epochs: got 1, expected at least 2: " in err and "has done 22 updates, 11 an epoch" in err
+    with monkeypatch.context() as grown:
+        grown.setattr(Classification, "sizes", lambda task: {"train": len(task.data.train) + 1})
+        status, _, err = run("resume", folder, "epochs=3", capsys=capsys)
+    assert status == 2 and "--resume: the data have train 1" in err
     assert all(file.read_bytes() == content for file, content in before.items())
     monkeypatch.setattr("stepsnet.runs.grid.run_all", lambda waiting, *_: [Failure(waiting[0].name, 2, "no")])
     status, _, err = run("resume", folder, "epochs=3", capsys=capsys)
@@ -66,6 +71,11 @@ def test_a_comparison_that_goes_on_has_no_results_until_it_has_ended(both, tmp_p
     for name in ("comparison.json", "report.html"):
         assert (folder / "epochs-2" / name).read_bytes() == before[folder / name]
     assert not (folder / "comparison.json").exists()
+    (folder / "report.html").write_text("mine")  # it hides no failure, and what was put aside stays the whole result
+    status, out, err = run("resume", folder, "epochs=3", capsys=capsys)
+    assert status == 2 and "1 of 4 runs failed, such as" in err and "no report: " in out + err
+    assert (folder / "report.html").read_text() == "mine"
+    assert (folder / "epochs-2" / "report.html").read_bytes() == before[folder / "report.html"]
     with pytest.raises(UserError, match="expected the folder of one that has ended"):
         stepsnet.load(folder)
     # with a seed more, what there is stays right
@@ -75,6 +85,16 @@ def test_a_comparison_that_goes_on_has_no_results_until_it_has_ended(both, tmp_p
     shutil.copytree(other / "stepsnet-seed0", other / "stepsnet-seed2")
     (other / "stepsnet-seed2" / "summary.json").unlink()
     assert stepsnet.load(other).seeds == [0, 1]
+
+
+def test_a_page_of_the_users_keeps_no_comparison_from_its_end(both, tmp_path, capsys):
+    folder = shutil.copytree(both, tmp_path / "both")
+    (folder / "comparison.json").unlink()
+    (folder / "report.html").write_text("mine")
+    status, out, err = run("resume", folder, capsys=capsys)
+    assert status == 0 and "no report: " in out and "`stepsnet report --force` replaces it" in out, err
+    assert (folder / "comparison.json").read_bytes() == (both / "comparison.json").read_bytes()
+    assert (folder / "report.html").read_text() == "mine"
 
 
 def test_eval_scores_each_run_and_what_differs(both, capsys):

@@ -4,6 +4,7 @@ import json
 
 import pytest
 import timm
+import torch
 from run_folders import closed
 from test_export import CLASSES, classifier, run_of
 from torch import nn
@@ -63,6 +64,25 @@ def test_a_tag_has_the_preprocessing_of_its_own(monkeypatch):
     assert find_source("deit_tiny_patch16_224").use.preprocessing["mean"] == (0.485, 0.456, 0.406)
 
 
+def test_what_nobody_knows_is_said_until_it_is_told(tmp_path):
+    torch.save(timm.create_model("test_vit", num_classes=2).state_dict(), tmp_path / "w.pth")
+    about = {"classes": ["cat", "dog"]}
+    given = {"weights": tmp_path / "w.pth", "model_args": {"num_classes": 2}}
+    assert "does not say how pictures become inputs" in find_source("test_vit", **given, about=about).notes[0]
+    about |= {"mean": (0.5,) * 3, "std": (0.5,) * 3}
+    assert not find_source("test_vit", **given, about=about).notes
+
+
+def test_maps_of_a_model_of_one_size():
+    small = {"embed_dim": 48, "depth": 4, "num_heads": 3}
+    given = {"features": True, "model_args": small}
+    with pytest.raises(UserError, match="refuses 331×245 pixels"):
+        find_source("beit_base_patch16_224", **given)
+    source = find_source("beit_base_patch16_224", **given, fixed_size=True)
+    maps = source.model(torch.randn(1, *source.use.shape))
+    assert [one.shape[-1] for one in maps] == [56, 28, 14, 7]
+
+
 def test_one_channel_by_name_and_as_a_module(here):
     recipe = ClassificationRecipe(name="one", model=ModelSpec("test_resnet", {"in_chans": 1}), data="digits")
     spec = input_spec(recipe, build_model(recipe.model))
@@ -94,6 +114,11 @@ def test_a_module_of_nobody_says_what_its_user_says():
     for wrong, message in (
         ({"mean": (0.1, 0.2)}, r"mean: got \(0.1, 0.2\), expected 1 numbers"),
         ({"input_size": (28, 28)}, r"input_size: got \(28, 28\), expected three whole numbers"),
+        ({"mean": 0.5}, "mean: got 0.5, expected 1 numbers"),
+        ({"std": ["a"]}, r"std: got \['a'\], expected 1 numbers"),
+        ({"std": (0.0,)}, r"std: got \(0.0,\), expected 1 numbers"),
+        ({"input_size": 224}, "input_size: got 224, expected three whole numbers"),
+        ({"classes": 5}, "classes: got 5, expected a list of names"),
     ):
         with pytest.raises(UserError, match=message):
             find_source(model, about=wrong)

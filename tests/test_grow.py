@@ -205,7 +205,7 @@ def test_the_settings_of_a_language_model_stay():
     }.values()
     assert function.keywords == {"use_reentrant": False, "preserve_rng_state": False}
     frozen = {name for name, parameter in grown.named_parameters() if not parameter.requires_grad}
-    assert frozen == {"model.embed_tokens.weight", "model.norm.0.weight", "model.norm.1.weight", "lm_head.weight"}
+    assert frozen == {"model.embed_tokens.weight", "model.norm.0.weight"}
     theirs = dict(model.named_parameters())
     for name, parameter in grown.named_parameters():
         if name.startswith("model.norm."):
@@ -214,6 +214,23 @@ def test_the_settings_of_a_language_model_stay():
             assert parameter.dtype == theirs[name].dtype, name
     assert grown.model.layers[-1].mlp.up_proj.weight.dtype == torch.float32  # as in the last old layer
     assert torch.equal(grown.model.rotary_emb.inv_freq, frequencies)
+
+
+@pytest.mark.parametrize("name", ["vit", "tied", "qwen3"])
+def test_what_a_frozen_network_gets_new_reaches_its_outputs(name):
+    model = make(name).requires_grad_(False)
+    ours = grown(model)
+    norm = ours.norm if name == "vit" else ours.model.norm
+    assert all(parameter.requires_grad for parameter in norm.parts[-1].parameters())
+    trained = [parameter for parameter in ours.parameters() if parameter.requires_grad]
+    assert 0 < len(trained) < len(list(ours.parameters()))
+    with torch.no_grad():  # as an update may leave them
+        for parameter in trained:
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    new = outputs(ours)
+    with torch.no_grad():
+        norm.parts[-1].weight.zero_()
+    assert not torch.allclose(outputs(ours), new)
 
 
 def test_plans():

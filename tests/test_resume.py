@@ -97,11 +97,13 @@ def test_a_run_does_not_go_on_with_data_of_another_length(tmp_path, capsys):
     folder = tmp_path / "run"
     assert main(["train", "python-docs/tiny", "--data", f"text:{text}", "--run", str(folder), *small]) == 0
     capsys.readouterr()
+    before = {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
     for length, tokens in ((401, "train 4691, evaluated 522"), (399, "train 4668, evaluated 519")):
         text.write_text("step by step\n" * length)
         err = refused("resume", folder, "epochs=2", capsys=capsys)
         assert f"--resume: the data have {tokens}, updates an epoch 4; expected those that the run began with: " in err
         assert "train 4680, evaluated 520, updates an epoch 4" in err
+        assert all(file.read_bytes() == content for file, content in before.items())  # nothing has been moved
     text.rename(tmp_path / "elsewhere.txt").write_text("step by step\n" * 400)
     assert run("resume", folder, "epochs=2", "--data", f"text:{tmp_path / 'elsewhere.txt'}@val", capsys=capsys)[0] == 0
     assert json.loads((folder / "summary.json").read_text())["epochs"] == 2

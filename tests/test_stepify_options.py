@@ -32,11 +32,12 @@ def test_a_model_in_bfloat16_and_one_that_is_frozen():
     ours = stepsnet.stepify(vit().bfloat16(), 2)
     assert {parameter.dtype for parameter in ours.parameters()} == {torch.bfloat16}
     assert ours(IMAGES.bfloat16()).dtype == torch.bfloat16
-    for make in (stepsnet.stepify, stepsnet.grow):
+    # whose head reads the new channels by zeros, which have to learn
+    for make, outside in ((stepsnet.stepify, set()), (stepsnet.grow, {"norm.1.weight", "norm.1.bias", "head.weight"})):
         frozen = vit().requires_grad_(False)
         result = make(frozen, 2)
         new = [name for name, parameter in result.named_parameters() if parameter.requires_grad]
-        assert new and all(name.startswith("blocks.") for name in new), make
+        assert {name for name in new if not name.startswith("blocks.")} == outside and len(new) > len(outside), make
 
 
 def test_what_is_in_steps_already_is_refused():
@@ -176,6 +177,25 @@ def test_models_whose_blocks_would_be_silently_wrong_are_refused(kind, words):
     """The blocks of later steps would never run; the channels that wait would be doubled by each block."""
     with pytest.raises(UserError, match=words):
         stepsnet.stepify(kind(), 2, example=torch.randn(2, 5, 32), plan={"widths": (16, 32), "depths": (4, 2)})
+
+
+def test_layers_that_are_not_residual_are_left_out_where_others_are():
+    """And the others keep their numbers."""
+
+    class Both(Unsummed):
+        def __init__(self):
+            super().__init__()
+            self.others = nn.Sequential(*(Activated(32) for _ in range(4)))
+
+        def forward(self, x):
+            return self.others(super().forward(x))
+
+    x = torch.randn(2, 5, 32)
+    model = stepsnet.stepify(Both(), 2, stages=(1,), example=x)
+    assert isinstance(model.others, stepsnet.StepsNet) and type(model.layers) is nn.ModuleList
+    assert model(x).shape == x.shape
+    with pytest.raises(UserError, match="expected some of the model's 1, counted from 1"):
+        stepsnet.stepify(Both(), 2, stages=(2,), example=x)
 
 
 def test_a_model_that_reads_its_stream_behind_each_block_is_taken():

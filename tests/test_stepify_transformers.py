@@ -310,3 +310,31 @@ def test_fields_of_a_configuration_change_what_follows_from_them(tmp_path):
         assert getattr(changed, name) == getattr(expected, name), name
     make("gpt2").save_pretrained(tmp_path / "gpt2")  # by another name of the same
     assert model_of_name(str(tmp_path / "gpt2"), {"num_hidden_layers": 2}).config.n_layer == 2
+
+
+@pytest.mark.parametrize("name", ["qwen2", "qwen3", "gemma2", "llama of 6 heads"])
+def test_a_field_changes_where_the_defaults_of_others_do_not_go_together(name, tmp_path):
+    six = dict(hidden_size=96, num_attention_heads=6, num_key_value_heads=2)
+    config = copy.deepcopy(MODELS[name][1]) if name in MODELS else LlamaConfig(**{**SIZES, **GROUPED, **six})
+    config.architectures = [MODELS[name.partition(" ")[0]][0].__name__]
+    config.save_pretrained(tmp_path)
+    changes = {"vocab_size": 103} | ({} if name == "qwen3" else {"num_hidden_layers": 2})  # whose kinds are no pattern
+    changed = model_of_name(str(tmp_path), changes).config
+    for key, value in {
+        "hidden_size": config.hidden_size,
+        "num_attention_heads": config.num_attention_heads,
+        **changes,
+    }.items():
+        assert getattr(changed, key, None) == value, key
+
+
+def test_arguments_of_transformers_are_taken_with_the_fields(tmp_path):
+    make("llama").save_pretrained(tmp_path)
+    given = {"num_labels": 5, "attn_implementation": "eager", "torch_dtype": "bfloat16"}
+    config = model_of_name(str(tmp_path), given).config
+    assert (config.num_labels, config._attn_implementation, config.dtype) == (5, "eager", torch.bfloat16)
+    with pytest.raises(UserError, match=r"rope_theta: got 5.0, expected a field of LlamaConfig \(it is part of rope_p"):
+        model_of_name(str(tmp_path), {"rope_theta": 5.0})
+    for name in ("attn_implementation", "dtype"):
+        with pytest.raises(UserError, match=r"model: transformers:.*bogus"):
+            model_of_name(str(tmp_path), {name: "bogus"})

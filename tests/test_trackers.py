@@ -51,6 +51,14 @@ def test_metrics_go_to_tensorboard_and_where_they_are_sent(tmp_path, monkeypatch
     sent.clear()
     trained_with(tmp_path / "moved", tracker="trackio")
     assert sent[0]["name"] == "moved"
+    names = set()  # runs that get the tracker when they go on
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+        trained_with(tmp_path / folder / "run", epochs=1)
+        sent.clear()
+        trained_with(tmp_path / folder / "run", tracker="trackio")
+        names.add(sent[0]["name"])
+    assert len(names) == 2 and "run" not in names
 
 
 def test_tensorboard_by_name_is_required(tmp_path, monkeypatch):

@@ -141,7 +141,7 @@ def sweep(
     rows = [{key: summary[key] for key in KEPT} for run in trained.runs if (summary := read_summary(run))]
     write_atomically(folder / SWEEP_FILE, json.dumps(rows, indent=1) + "\n")
     families = dict.fromkeys(recipe.name.partition("/")[0] for recipe in recipes)
-    trained.write_report(folder / "report.html", f"{', '.join(families)}: {_count(recipes)} recipes")
+    trained.write_report(folder / "report.html", f"{', '.join(families)}: {_count(recipes)} recipes", display)
     return rows
 
 
@@ -156,4 +156,5 @@ def _contenders(
         raise UserError("sweep: got no recipe, expected at least one")
     checked = check_grid(recipes, [0] if seeds is None else seeds, jobs)
     labels = [STEPS if len(set(widths_of(one.model))) > 1 else BASELINE for one in checked]
-    return [Contender(recipe.name, label, recipe) for recipe, label in zip(recipes, labels)], checked
+    named = zip(recipes, labels, checked)
+    return [Contender(recipe.name, label, recipe, one.data_counts) for recipe, label, one in named], checked

@@ -110,7 +110,9 @@ def export_model(
     if path and Path(path).suffix != form.suffix:
         raise UserError(f"--out: got {path}, expected a name that ends in {form.suffix} for the format {form.name}")
     given = model.folder if isinstance(model, Run) else model
-    source = find_source(given, features=features, weights=weights, model_args=model_args, about=about)
+    source = find_source(
+        given, features=features, weights=weights, model_args=model_args, about=about, fixed_size=fixed_size
+    )
     place = Path(path) if path else Path(f"{source.name}{form.suffix}")
     require_new(form.files(place), force)
     if not source.trained:

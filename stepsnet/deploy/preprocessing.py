@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from numbers import Real
 from typing import Any
 
 import timm
@@ -14,8 +15,9 @@ from torch import nn
 from ..errors import UserError
 from ..models.backbone import normalisation_of
 from ..tasks.classification.inputs import Normalization
+from ..tasks.classification.transforms import mode_of
 
-__all__ = ["channels_of", "mode_of", "of_model", "stated", "unknown"]
+__all__ = ["channels_of", "of_model", "stated", "unknown"]
 
 _KEYS = ("interpolation", "mean", "std", "crop_pct", "crop_mode")
 
@@ -45,11 +47,6 @@ def of_model(model: nn.Module, channels: int, tag: str | None = None) -> tuple[d
 def unknown(channels: int) -> dict[str, Any]:
     """Of a module that says nothing."""
     return {"mode": mode_of(channels), **dict.fromkeys(_KEYS)}
-
-
-def mode_of(channels: int) -> str | None:
-    """Pillow's name for pictures of as many channels."""
-    return {1: "L", 3: "RGB"}.get(channels)
 
 
 def channels_of(model: nn.Module, size: Sequence[int]) -> int:
@@ -83,14 +80,22 @@ def stated(
         UserError: a size that is not three whole numbers, or numbers that are not one a channel.
     """
     if input_size is not None:
-        if len(input_size) != 3 or not all(isinstance(side, int) and side > 0 for side in input_size):
+        sides = _entries(input_size)
+        if len(sides) != 3 or not all(isinstance(side, int) and side > 0 for side in sides):
             raise UserError(f"input_size: got {input_size!r}, expected three whole numbers: channels, height, width")
-        shape = input_size
+        shape = sides
     found: dict[str, Any] = {}
     for name, values in (("mean", mean), ("std", std)):
         if values is None:
             continue
-        if len(values) != shape[0] or not all(math.isfinite(one) and (name == "mean" or one > 0) for one in values):
+        entries, least = _entries(values), -math.inf if name == "mean" else 0.0
+        are_numbers = all(isinstance(one, Real) and least < float(one) < math.inf for one in entries)
+        if len(entries) != shape[0] or not are_numbers:
             raise UserError(f"{name}: got {values!r}, expected {shape[0]} numbers, one for each channel")
-        found[name] = tuple(values)
+        found[name] = tuple(entries)
     return tuple(shape), found
+
+
+def _entries(values: Any) -> list[Any]:
+    """None of what is no sequence."""
+    return list(values) if isinstance(values, Iterable) else []

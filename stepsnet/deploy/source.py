@@ -79,6 +79,7 @@ def find_source(
     weights: str | Path | None = None,
     model_args: Mapping[str, Any] | None = None,
     about: Mapping[str, Any] | None = None,
+    fixed_size: bool = False,
 ) -> Source:
     """The model of a run's folder, of a name that timm or stepsnet know, or of a module.
 
@@ -87,6 +88,7 @@ def find_source(
         weights: beside a name, the file of weights, the run, or ``timm:NAME``.
         model_args: beside a name, the model's arguments.
         about: beside a name or a module: input_size, mean, std and classes, in place of what the model says.
+        fixed_size: with ``features``, the backbone may take pictures of one size only.
 
     Raises:
         UserError: there is no such run or model, it has no weights, or it is of a kind that cannot be exported.
@@ -104,17 +106,17 @@ def find_source(
             )
     if is_run:
         assert isinstance(given, (str, Path))
-        return _of_run(Path(given), features)
+        return _of_run(Path(given), features, fixed_size)
     if isinstance(given, nn.Module):
         if features:
             raise UserError("export: got features beside a module, expected a run or the name of a model")
         source = _of_module(given, about.get("input_size"))
     else:
-        source = _of_name(str(given), features, weights, model_args)
+        source = _of_name(str(given), features, weights, model_args, fixed_size)
     return _told(source, about) if about else source
 
 
-def _of_run(run: Path, features: bool) -> Source:
+def _of_run(run: Path, features: bool, fixed_size: bool) -> Source:
     if (run / COMPARISON_FILE).exists():
         inside = ", ".join(sorted(path.parent.name for path in run.glob("*/summary.json")))
         raise UserError(f"export: {run} is a comparison, expected one of the runs in it: {inside}")
@@ -131,17 +133,17 @@ def _of_run(run: Path, features: bool) -> Source:
     model = trained_model(run, recipe)
     use = describe_deployment(run, recipe, model)
     args = {key: value for key, value in recipe.model.args.items() if key != "num_classes"}
-    backbone = _backbone(recipe.model.name, args)
+    backbone = _backbone(recipe.model.name, args, fixed_size)
     load_backbone(backbone, run)
     return Source(f"{name}-features", recipe.model.name, backbone, _of_maps(use.shape, use.preprocessing), True)
 
 
-def _of_name(name: str, features: bool, weights: str | Path | None, args: dict[str, Any]) -> Source:
+def _of_name(name: str, features: bool, weights: str | Path | None, args: dict[str, Any], fixed_size: bool) -> Source:
     _refuse_detector(name)
     if "/" in name or name.endswith((".yaml", ".json", ".safetensors")):
         raise UserError(f"export: {name} is no folder, expected that of a run, or the name of a model")
     model = build_model(ModelSpec(name, args))
-    backbone = _backbone(name, args) if features else None
+    backbone = _backbone(name, args, fixed_size) if features else None
     if weights and backbone is not None:
         load_backbone(backbone, weights, "--weights")
     elif weights:
@@ -220,8 +222,10 @@ def _told(source: Source, about: dict[str, Any]) -> Source:
         raise UserError(f"export: got {', '.join([*about, 'classes'][:1])} beside a language model, which takes tokens")
     shape, said = stated(use.shape, **about)
     if classes is not None:
+        if isinstance(classes, str) or not isinstance(classes, Sequence):
+            raise UserError(f"classes: got {classes!r}, expected a list of names, one for each output")
         expected = getattr(source.model, "num_classes", len(classes))
-        if isinstance(classes, str) or len(classes) != expected:
+        if len(classes) != expected:
             raise UserError(f"classes: got {len(classes)}, expected the names of the {expected} outputs")
     use = replace(
         use,
@@ -229,8 +233,7 @@ def _told(source: Source, about: dict[str, Any]) -> Source:
         preprocessing={**use.preprocessing, **said, "input_size": shape},
         classes=use.classes if classes is None else list(classes),
     )
-    complete = use.preprocessing["mean"] is not None and use.preprocessing["std"] is not None
-    return replace(source, use=use, notes=() if complete else source.notes)
+    return replace(source, use=use, notes=() if {"mean", "std"} <= said.keys() else source.notes)
 
 
 def _encoder(tokenizer: str) -> Callable[[str], list[int]]:
@@ -242,9 +245,9 @@ def _of_maps(shape: tuple[int, ...], preprocessing: dict[str, Any]) -> Deploymen
     return Deployment(task="features", shape=shape, outputs=(), preprocessing={**preprocessing, "input_size": shape})
 
 
-def _backbone(name: str, args: dict[str, Any]) -> PyramidBackbone:
+def _backbone(name: str, args: dict[str, Any], fixed_size: bool) -> PyramidBackbone:
     try:
-        return create_backbone(name, **args).eval()
+        return create_backbone(name, any_size=not fixed_size, **args).eval()
     except (ValueError, TypeError, RuntimeError, KeyError) as error:
         raise UserError(f"--features: {' '.join(str(error).split())}") from None
 

@@ -14,7 +14,7 @@ from ..analysis.complexity import Complexity
 from ..errors import UserError
 from ..inspection import Section
 
-__all__ = ["BatchShard", "EvaluationBatch", "Task"]
+__all__ = ["BatchShard", "EvaluationBatch", "Task", "data_counts"]
 
 
 class EvaluationBatch(NamedTuple):
@@ -150,3 +150,8 @@ class Task(Protocol):
     def save_assets(self, model: nn.Module, folder: Path) -> None:
         """Write what a run's folder needs besides weights and recipe, such as a tokenizer; by default nothing."""
         return None
+
+
+def data_counts(task: Task) -> dict[str, int]:
+    """What a checkpoint records of a task's data, for :meth:`stepsnet.checkpoint.Checkpoint.check_data`."""
+    return {**task.sizes(), "updates an epoch": task.steps_per_epoch}

@@ -21,6 +21,8 @@ __all__ = ["Tracker", "open_trackers"]
 
 Tracker = Callable[[Mapping[str, float], int], None]  # values by name, step
 
+_SERVICES = ("trackio", "wandb")
+
 
 def open_trackers(tracker: str | None, folder: Path, step: int, config: Mapping[str, Any]) -> list[Tracker]:
     """A function for each place that metrics go to, from ``step`` on.
@@ -32,13 +34,15 @@ def open_trackers(tracker: str | None, folder: Path, step: int, config: Mapping[
     Raises:
         UserError: ``tracker`` is not installed, or would not start.
     """
+    # named from the start on: a run may get its tracker when it goes on
+    name = _name_of(folder, step) if step == 0 or tracker in _SERVICES else ""
     opened = []
     if find_spec("tensorboard"):
         opened.append(_tensorboard(folder / "tensorboard", step))
     elif tracker == "tensorboard":
         raise UserError(f"tracker: {tracker} is not installed, expected `pip install stepsnet[{tracker}]`")
-    if tracker in ("trackio", "wandb"):
-        opened.append(_service(tracker, folder, _name_of(folder, step), config))
+    if tracker in _SERVICES:
+        opened.append(_service(tracker, folder, name, config))
     return opened
 
 

@@ -6,7 +6,7 @@ import math
 import resource
 import sys
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -19,7 +19,6 @@ from ..analysis.residual_stream import stream_line, stream_line_of
 from ..checkpoint import latest
 from ..config import TrainingSettings
 from ..device import autocast
-from ..errors import UserError
 from ..metrics import higher_is_better
 from ..models.blocks import blocks_of
 from .distributed import DistributedContext, broadcast_buffers
@@ -28,7 +27,7 @@ from .metrics_log import MetricsLog, trim_log
 from .optim import build_schedule, scaled_lr
 from .prepare import prepare
 from .randomness import seed_step
-from .task import BatchShard, Task
+from .task import BatchShard, Task, data_counts
 from .tracking import open_trackers
 from .train_state import full_state_dict, recover_checkpoints
 from .update import Update, Updater, diverged, unwrap
@@ -158,20 +157,11 @@ class Trainer:
         for reason in skipped:
             self.note(reason)
         if found:
-            self.check_data(found.state.get("data"))
+            found.check_data(data_counts(self.task))
             self.state.restore(found)
             self.updater.scaler.load_state_dict(found.state["scaler"])
             self.position = Position(**found.state["position"])
             self.note(f"resumed after update {self.position.step}")
-
-    def check_data(self, before: Mapping[str, int] | None) -> None:
-        """Raises UserError where the data are not those of the checkpoint; earlier versions recorded none."""
-        if before is not None and before != (now := self.data_counts()):
-            got, expected = (", ".join(f"{name} {count}" for name, count in of.items()) for of in (now, before))
-            raise UserError(f"--resume: the data have {got}; expected those that the run began with: {expected}")
-
-    def data_counts(self) -> dict[str, int]:
-        return {**self.task.sizes(), "updates an epoch": self.task.steps_per_epoch}
 
     def first_epoch(self) -> tuple[int, int]:
         """The epoch to go on with, and how many of its updates are done."""
@@ -258,7 +248,7 @@ class Trainer:
         state = {
             "position": vars(self.position),
             "scaler": self.updater.scaler.state_dict(),
-            "data": self.data_counts(),
+            "data": data_counts(self.task),
         }
         keep, best = self.settings.keep_checkpoints, self.position.best_step
         self.state.save(self.checkpoints, self.position.step, state, keep, best)

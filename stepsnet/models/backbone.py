@@ -131,18 +131,19 @@ def _ceil_divide(side: int, stride: int) -> int:
 
 
 def create_backbone(
-    name: str, *, frozen_stages: int = 0, frozen_norms: bool = False, **timm_args: Any
+    name: str, *, frozen_stages: int = 0, frozen_norms: bool = False, any_size: bool = True, **timm_args: Any
 ) -> PyramidBackbone:
     """The backbone of a timm or StepsNet model.
 
     Args:
         name: a model name that ``timm.is_model`` knows, those of stepsnet included.
         frozen_stages, frozen_norms: see :class:`PyramidBackbone`.
+        any_size: refuse a model that takes images of some sizes only.
         **timm_args: arguments of the classifier, such as ``drop_path_rate`` or ``widths``.
 
     Raises:
-        ValueError: an unknown model, one whose maps have neither the four strides nor all the same stride, or one that
-            does not take images of any size.
+        ValueError: an unknown model, one whose maps have neither the four strides nor all the same stride, or with
+            ``any_size`` one that does not take images of any size.
     """
     if not timm.is_model(name):
         raise ValueError(f"backbone: got {name!r}, expected a timm or StepsNet model")
@@ -150,7 +151,7 @@ def create_backbone(
     described = {**arguments, "pretrained": False}
     with torch.device("meta"):
         classifier: Any = timm.create_model(name, **described)
-    any_size = next((args for family, args in _ANY_SIZE if isinstance(classifier, family)), None)
+    of_family = next((args for family, args in _ANY_SIZE if isinstance(classifier, family)), None)
     strides = [info["reduction"] for info in getattr(classifier, "feature_info", [])]
     if set(STRIDES) <= set(strides):
         indices = [len(strides) - 1 - strides[::-1].index(stride) for stride in STRIDES]  # the last map of each stride
@@ -158,13 +159,13 @@ def create_backbone(
         indices = [len(strides) * part // len(STRIDES) - 1 for part in range(1, len(STRIDES) + 1)]  # evenly spaced
     else:
         raise ValueError(f"backbone {name}: got maps of strides {strides}, expected {STRIDES} or one stride for all")
-    settings = {"features_only": True, "out_indices": indices, **(any_size or {}), **arguments}
+    settings = {"features_only": True, "out_indices": indices, **(of_family or {}), **arguments}
     patch_size = to_2tuple(getattr(getattr(classifier, "patch_embed", None), "patch_size", 1))[0]
     exempt: set[str] = getattr(classifier, "no_weight_decay", set)()
     return PyramidBackbone(
         timm.create_model(name, **settings),
-        patch_size=_accepted_multiple(name, settings, patch_size),
-        normalised=any_size is not None,
+        patch_size=_accepted_multiple(name, settings, patch_size) if any_size else patch_size,
+        normalised=of_family is not None,
         frozen_stages=frozen_stages,
         frozen_norms=frozen_norms,
         undecayed=frozenset(parameter.rpartition(".")[2] for parameter in exempt),

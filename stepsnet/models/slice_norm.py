@@ -65,7 +65,7 @@ def widened_norm(norm: nn.Module, width: int, more: int) -> SliceNorm:
 
 
 def norm_like(norm: Any, width: int) -> nn.Module:
-    """A norm of the same kind and options for ``width`` channels; weights begin at 1, biases at 0.
+    """A norm of the same kind and options for ``width`` channels; weights begin at 1, biases at 0, and are trained.
 
     Raises:
         UserError: as above.
@@ -77,7 +77,7 @@ def norm_like(norm: Any, width: int) -> nn.Module:
     made = copy.deepcopy(norm)
     for name, old in norm._parameters.items():
         if old is not None:
-            made._parameters[name] = nn.Parameter(old.new_full((width,), float(name == "weight")), old.requires_grad)
+            made._parameters[name] = nn.Parameter(old.new_full((width,), float(name == "weight")))
     if isinstance(getattr(made, "normalized_shape", None), tuple):
         made.normalized_shape = (width,)  # also of a norm without weights
     note_sizes(made)

@@ -31,6 +31,7 @@ class Checked:
     recipe: Recipe  # with what its data decide
     model: nn.Module  # on the meta device
     lines: list[str]  # to be told before the training
+    data_counts: dict[str, int] | None  # None of data that the runs alone open
 
 
 def check_grid(
@@ -47,6 +48,7 @@ def check_grid(
     """
     import torch
 
+    from ..engine.task import data_counts
     from ..models.build import build_model
     from ..models.grow.spec import start_grown, with_sources
     from ..tasks import build_opened, check_recipe, resolve
@@ -59,7 +61,7 @@ def check_grid(
         raise UserError(f"--jobs and --seeds: got {got}, expected at least 1 job and distinct seeds of at least 0")
     found, data = [], data or DataOnce()
     for recipe in map(with_sources, recipes):
-        opened = data.open(recipe)
+        opened, counts = data.open(recipe), None
         recipe, lines = resolve(recipe, opened)
         check_settings(recipe)
         if opened is None:
@@ -70,7 +72,8 @@ def check_grid(
             with torch.device("meta"):
                 model, task = build_opened(recipe, opened)
             lines += [*start_grown(model, recipe), *task.load_pretrained(model), *task.remarks()]
-        found.append(Checked(recipe, model, [*lines, *on_settings(recipe)]))
+            counts = data_counts(task)
+        found.append(Checked(recipe, model, [*lines, *on_settings(recipe)], counts))
     return found
 
 

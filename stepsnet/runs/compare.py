@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -44,11 +45,15 @@ def compare(
     if is_new:
         tell(display, [contender.name for contender in contenders], [steps, baseline])
         recipe = with_baseline(steps.recipe, baseline.recipe)
+    both = zip(contenders, (steps, baseline))
+    contenders = [dataclasses.replace(contender, data_counts=one.data_counts) for contender, one in both]
     trained = train_grid(contenders, folder, seeds, jobs, display, resume, recipe)
-    trained.write_report(folder / "report.html", f"{recipe.name}: StepsNet and its baseline")
-    summary = summarize([summary for run in trained.runs if (summary := read_summary(run))])
-    write_atomically(folder / COMPARISON_FILE, json.dumps(summary, indent=2) + "\n")
-    return summary
+    result: dict[str, Any] = {}
+    if not trained.failed:
+        result = summarize([summary for run in trained.runs if (summary := read_summary(run))])
+        write_atomically(folder / COMPARISON_FILE, json.dumps(result, indent=2) + "\n")
+    trained.write_report(folder / "report.html", f"{recipe.name}: StepsNet and its baseline", display)
+    return result
 
 
 def contenders_of(recipe: Recipe) -> list[Contender]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -31,6 +31,7 @@ class Contender:
     name: str  # of its runs
     label: str  # of what it is, in reports
     recipe: Recipe
+    data_counts: Mapping[str, int] | None = None  # of its data (runs/check.py); None where they are not known
 
 
 @dataclass(frozen=True)
@@ -41,13 +42,22 @@ class Trained:
     failed: list[Failure]
     trained: int
 
-    def write_report(self, page: Path, title: str) -> None:
-        """Write the page of all runs that have begun. Raises UserError where runs have failed, then."""
+    def write_report(self, page: Path, title: str, display: Display) -> None:
+        """Write the page of all runs that have begun; a file of the user's that is in its place stays there.
+
+        Raises:
+            UserError: runs have failed.
+        """
+        from ..own_files import NotOurFile
         from ..report import write_report
         from ..run_folder import has_begun
 
-        if begun := [run for run in self.runs if has_begun(run)]:
-            write_report(begun, page, title)
+        begun = [run for run in self.runs if has_begun(run)]
+        try:
+            if begun:
+                write_report(begun, page, title)
+        except NotOurFile as error:
+            display.show({"run": page.parent.name, "kind": "note", "text": f"no report: {error}"})
         if self.failed:
             raise error_of(self.failed, self.trained)
 
@@ -72,8 +82,8 @@ def train_grid(
         recipe: of a comparison, to be written as its ``config.yaml``.
 
     Raises:
-        UserError: the folder is not empty or there is nothing to resume in it, or it holds a run of another recipe.
-            Interrupted: a signal.
+        UserError: the folder is not empty or there is nothing to resume in it, or it holds a run of another recipe or
+            of other data. Interrupted: a signal.
     """
     from ..files import remove_temporaries
     from ..run_folder import lock_folder, open_run_folder, put_aside, read_summary
@@ -87,7 +97,9 @@ def train_grid(
             open_run_folder(folder, recipe, resume, is_grid=True)
         lengths = {(read_summary(Path(job.folder)) or {}).get("epochs", 0) for job in waiting}
         if earlier := lengths - {0, *(contender.recipe.epochs for contender in contenders)}:
-            put_aside(folder, max(earlier), ["report.html", "figures", COMPARISON_FILE, SWEEP_FILE])
+            # where they are there already, a run has failed since, and what there is now is of several lengths
+            names = ["report.html", "figures", COMPARISON_FILE, SWEEP_FILE]
+            put_aside(folder, max(earlier), names, replaces=False)
         count = len(waiting)
         return Trained(runs, run_all(waiting, jobs, display), count)
 
@@ -139,7 +151,7 @@ def _plan(
 ) -> tuple[list[Job], list[Path], dict[str, str]]:
     """As :func:`plan_grid`, in a folder that has been checked."""
     from ..overrides import read_recipe, to_yaml
-    from ..run_folder import RECIPES, check_run_folder, has_ended
+    from ..run_folder import RECIPES, check_data, check_run_folder, has_ended
 
     own = [(contender, contender.recipe.seed) for contender in contenders]
     pairs = own if seeds is None else [(contender, seed) for seed in seeds for contender in contenders]
@@ -158,6 +170,8 @@ def _plan(
         recipe = dataclasses.replace(contender.recipe, baseline=None, seed=seed, threads=threads)
         how: Literal["auto", "extend"] = "extend" if resume == "extend" and run.is_dir() else "auto"
         check_run_folder(run, recipe, how)
+        if contender.data_counts and has_ended(run) and not has_ended(run, recipe):  # its results are to be put aside
+            check_data(run, contender.data_counts)
         texts[config.name] = to_yaml(recipe)
         if not (has_ended(run, recipe) and (run / "report.html").exists()):
             name = f"{contender.name}, seed {seed}" if len({seed for _, seed in pairs}) > 1 else contender.name

@@ -19,7 +19,7 @@ from ..config import Recipe
 from ..console import Display
 from ..engine.distributed import DistributedContext, init_distributed, pick_device
 from ..engine.optim import rate_at
-from ..engine.task import BatchShard, Task
+from ..engine.task import BatchShard, Task, data_counts
 from ..engine.train import TrainResult, train
 from ..engine.update import diverged
 from ..errors import UserError
@@ -32,6 +32,7 @@ from ..provenance import provenance, without_folders
 from ..report import write_report
 from ..run_folder import (
     Resume,
+    check_data,
     check_length,
     check_run_folder,
     has_begun,
@@ -153,12 +154,13 @@ def _new_length(recipe: Recipe, folder: Path, task: Task) -> list[str]:
     """What to tell of a run that goes on with other epochs; nothing where it does not.
 
     Raises:
-        UserError: it has already been trained for longer.
+        UserError: it has already been trained for longer, or with other data.
     """
     done, steps = updates_done(folder), task.steps_per_epoch
     check_length(folder, recipe.epochs, steps)
     if not recipe.earlier_epochs or recipe.earlier_epochs[-1][0] != done:
         return []
+    check_data(folder, data_counts(task))
     before = recipe.earlier_epochs[-1][1]
     old, new = (
         rate_at(dataclasses.replace(recipe, epochs=epochs, earlier_epochs=()), done, steps)

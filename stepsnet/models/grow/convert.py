@@ -48,6 +48,9 @@ def grow(
     :func:`stepsnet.stepify` from them, and the Steps-Transformer. A network in several steps grows too, by further
     ones.
 
+    What is frozen in the given model stays frozen, and so do the new channels of its embeddings. New blocks and the
+    norms of new channels are trained, and so is a head of its own, whose columns for new channels begin at zero.
+
     Args:
         model: the network, trained.
         steps: n, the number of steps with those that are there; by default one more.

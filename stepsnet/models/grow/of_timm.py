@@ -144,6 +144,7 @@ def _widen(model: Any, width: int, new_width: int) -> None:
     for name in _HEADS:
         if isinstance(head := getattr(model, name, None), nn.Linear):
             zeros = torch.zeros_like(head.weight[:, :1]).expand(-1, more)
-            head.weight = nn.Parameter(torch.cat((head.weight.detach(), zeros), 1), head.weight.requires_grad)
+            # trained in a frozen network too: by zeros the new channels would never be read
+            head.weight = nn.Parameter(torch.cat((head.weight.detach(), zeros), 1))
             head.in_features = new_width
     model.embed_dim = model.num_features = model.head_hidden_size = new_width

@@ -134,7 +134,7 @@ def _fill(result: Any, model: Any, family: Family, width: int) -> None:
         _set_like(part, old)
         part.load_state_dict(old.state_dict())
     for part in norm.parts[len(parts) :]:
-        _set_like(part, parts[-1])
+        _set_like(part, parts[-1], frozen=False)
     embedding, old_embedding = result.get_input_embeddings(), model.get_input_embeddings()
     _set_like(embedding, old_embedding)
     embedding.weight.copy_(drawn_like(old_embedding.weight, new_width - width, -1))
@@ -147,6 +147,7 @@ def _fill(result: Any, model: Any, family: Family, width: int) -> None:
             tied = True
             continue
         _set_like(new_head, head)
+        new_head.weight.requires_grad_()  # zeros for the new channels, which would never be read
         new_head.weight.zero_()
         new_head.weight[:, :width] = head.weight
         if head.bias is not None:

@@ -79,7 +79,8 @@ def find_containers(model: nn.Module, example: Example) -> list[Container]:
 
     Raises:
         UserError: there is none; a block changes the width or the resolution behind others that keep them; no adapter;
-            the model adds a block's input to its output, which is for the block to do; a block is not residual.
+            the model adds a block's input to its output, which is for the block to do. A container whose blocks change
+            the stream, have no adapter or are not residual is left out where there is another.
     """
     in_place = next((path for path, module in model.named_modules() if isinstance(module, StepsNet)), None)
     if in_place is not None:
@@ -123,10 +124,12 @@ def find_containers(model: nn.Module, example: Example) -> list[Container]:
                 "comes out of it, expected blocks that return x + F(x) themselves: move the sum into their forward pass"
             )
         if not has_shortcut(blocks[lead], first.args, first.kwargs):
-            raise UserError(
-                f"stepify: {path}.{lead} ({kind}) multiplies all that goes into it with weights, expected residual "
-                "blocks, which return x + F(x)"
+            reason = (
+                f"{path}.{lead} ({kind}) multiplies all that goes into it with weights, expected residual blocks, "
+                "which return x + F(x)"
             )
+            refused.append((sum(p.numel() for b in blocks for p in b.parameters()), reason))
+            continue
         read = tuple(i for i in range(lead, len(blocks) - 1) if blocks[i] in watched.read)
         call = Example(first.args, first.kwargs)
         found.append(Container(path, blocks, adapter, lead, first.shape_in[dim], dim, call, read))

@@ -20,6 +20,8 @@ from .rebuild import get_path
 
 __all__ = ["in_steps", "layers_of_transformer", "model_of_name", "steps_config_of", "token_example"]
 
+_ARGUMENTS = ("num_labels", "attn_implementation")  # of transformers' own, which are no fields of a configuration
+
 
 def model_of_name(name: str, args: dict[str, Any]) -> nn.Module:
     """A model with random weights from the configuration of a folder or of the Hub; ``args`` change its fields.
@@ -31,13 +33,16 @@ def model_of_name(name: str, args: dict[str, Any]) -> nn.Module:
     try:
         config = transformers.AutoConfig.from_pretrained(name)
         config = _changed(config, args) if args else config
-    except (OSError, ValueError, TypeError, StrictDataclassError) as error:
+    except (OSError, ValueError, TypeError, StrictDataclassError, AttributeError) as error:  # the last of a dtype
         raise UserError(f"model: transformers:{name}: {in_a_line(error.__cause__ or error)[:200]}") from error
     made_for = config.architectures or [""]
     model_class = getattr(transformers, made_for[0], None)
     if model_class is None:
         raise UserError(f"model: transformers:{name} has architectures={made_for}, expected a class of transformers")
-    return model_class(config)
+    try:
+        return model_class(config)
+    except (ImportError, ValueError) as error:  # of an attention that is not there
+        raise UserError(f"model: transformers:{name}: {in_a_line(error)[:200]}") from error
 
 
 def _changed(config: Any, changes: dict[str, Any]) -> Any:
@@ -46,20 +51,28 @@ def _changed(config: Any, changes: dict[str, Any]) -> Any:
     Raises:
         UserError: a field that it does not have. ValueError, TypeError: a value that it does not take.
     """
-    fields, other_names = config.to_dict(), config.attribute_map
-    if unknown := [name for name in changes if name not in fields and name not in other_names]:
-        hint = nearest(unknown[0], sorted({*fields, *other_names}))
-        raise UserError(f"{unknown[0]}: got {changes[unknown[0]]!r}, expected a field of {type(config).__name__}{hint}")
-    changes = {other_names.get(name, name): value for name, value in changes.items()}
+    fields, other_names = config.to_dict(), {**config.attribute_map, "torch_dtype": "dtype"}
+    known = {*fields, *other_names, "dtype", *_ARGUMENTS}
+    if unknown := next((name for name in changes if name not in known), None):
+        inside = next((key for key, value in fields.items() if isinstance(value, dict) and unknown in value), None)
+        hint = f" (it is part of {inside})" if inside else nearest(unknown, sorted(known))
+        raise UserError(f"{unknown}: got {changes[unknown]!r}, expected a field of {type(config).__name__}{hint}")
+    arguments = {name: changes[name] for name in changes if name in _ARGUMENTS}
+    changes = {other_names.get(name, name): value for name, value in changes.items() if name not in arguments}
 
-    def without(names: Collection[str]) -> Any:
-        return type(config).from_dict({name: value for name, value in fields.items() if name not in names})
+    def follow(names: Collection[str]) -> bool:
+        """Whether the class gives these fields too, from the others."""
+        others = {name: value for name, value in fields.items() if name not in names}
+        try:
+            return type(config).from_dict(others).to_dict() == fields
+        except (ValueError, TypeError, StrictDataclassError):  # its own default does not go with the others
+            return False
 
-    # what the class gives too is left to the class
-    left = {name for name in fields if name not in changes and without({name}).to_dict() == fields}
-    if without(left).to_dict() != fields:  # two of them that follow from each other
+    left = {name for name in fields if name not in changes and follow({name})}
+    if not follow(left):  # two of them that follow from each other
         left = set()
-    return type(config).from_dict({**{name: fields[name] for name in fields.keys() - left}, **changes})
+    kept = {name: fields[name] for name in fields.keys() - left}
+    return type(config).from_dict({**kept, **changes}, **arguments)
 
 
 def token_example(model: Any, tokens: int) -> Example:

@@ -10,6 +10,7 @@ from ...config import ClassificationRecipe
 from ..deployment import Deployment
 from .inputs import data_config
 from .predict import classes_of
+from .transforms import mode_of
 
 __all__ = ["deployment"]
 
@@ -17,10 +18,9 @@ __all__ = ["deployment"]
 def deployment(run: Path, recipe: ClassificationRecipe, model: nn.Module) -> Deployment:
     """Raises UserError where the class names are nowhere."""
     config = data_config(recipe, model)
-    mode = "L" if config["input_size"][0] == 1 else "RGB"
     return Deployment(
         task=recipe.task,
         shape=tuple(config["input_size"]),
-        preprocessing={"mode": mode, **config},
+        preprocessing={"mode": mode_of(config["input_size"][0]), **config},
         classes=list(classes_of(run, recipe, model)),
     )

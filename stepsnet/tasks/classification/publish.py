@@ -16,6 +16,7 @@ from ..assets import CLASSES_FILE, save_classes
 from ..publication import Publication, modules_of, publish_run_folder, trained_model
 from .inputs import data_config
 from .predict import classes_of
+from .transforms import mode_of
 
 __all__ = ["publish"]
 
@@ -51,6 +52,6 @@ def publish(run: Path, recipe: ClassificationRecipe, folder: Path) -> Publicatio
     save_classes(folder, classes)
     modules = modules_of(recipe, model)
     imports = "".join(f"\nimport {module}  # registers the model with timm" for module in modules)
-    mode = "L" if spec["input_size"][0] == 1 else "RGB"
+    mode = mode_of(spec["input_size"][0])
     usage = _USAGE.format(imports=f"{imports}\n" if imports else "", mode=mode)
     return Publication("timm", "image-classification", usage, "A local copy is loaded as `local-dir:FOLDER`.")

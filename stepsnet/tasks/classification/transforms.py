@@ -14,7 +14,7 @@ from torch import Tensor
 from ...config import Augment
 from ...errors import UserError
 
-__all__ = ["InputSpec", "Transform", "augmenting_transform", "posterize"]
+__all__ = ["InputSpec", "Transform", "augmenting_transform", "mode_of", "posterize"]
 
 Transform = Callable[[Any], Tensor]
 
@@ -33,7 +33,9 @@ class InputSpec:
     @property
     def mode(self) -> str:
         """The mode that Pillow decodes images to."""
-        return "L" if self.input_size[0] == 1 else "RGB"
+        mode = mode_of(self.input_size[0])
+        assert mode is not None  # input_spec takes no other number of channels
+        return mode
 
     def training(self, augment: Augment | None) -> Transform:
         """timm's training transform, or that of evaluation where there is no augmentation."""
@@ -52,6 +54,11 @@ class InputSpec:
             crop_pct=self.crop_pct,
             crop_mode=self.crop_mode,
         )
+
+
+def mode_of(channels: int) -> str | None:
+    """Pillow's name for pictures of as many channels; None where it has none."""
+    return {1: "L", 3: "RGB"}.get(channels)
 
 
 def augmenting_transform(spec: InputSpec, augment: Augment) -> Any:
