@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -75,21 +74,7 @@ def with_defaults(architecture: dict, overrides: dict) -> dict:
     merged = {**architecture, **overrides}
     if "widths" in overrides and "num_heads" not in architecture:
         merged.pop("num_heads")  # a family without attention
-    if merged.pop("reverse", False):
-        warnings.warn(
-            "reverse=True is deprecated, give the widths from wide to narrow instead. Weights that were trained with "
-            "it before 0.2 have the channels behind a StepsNet in another order and do not fit",
-            stacklevel=2,
-        )
-        for name in ("widths", "depths", "num_heads"):
-            if merged.get(name) is not None:
-                merged[name] = _reversed_steps(merged[name])
     return merged
-
-
-def _reversed_steps(values: Sequence) -> list:
-    """One value per step, or such a sequence per stage, with the steps in reverse order."""
-    return list(values)[::-1] if isinstance(values[0], int) else [list(stage)[::-1] for stage in values]
 
 
 def set_grad_checkpointing(model: nn.Module, enable: bool) -> None:
