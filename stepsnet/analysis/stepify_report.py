@@ -16,7 +16,7 @@ from ..models.blocks import blocks_of, is_transformers_model, step_sequences
 from ..models.stepify import model_and_example, stepify
 from ..models.stepify.containers import Example
 from .complexity import count_layers
-from .memory import peak_bytes
+from .memory import peak_bytes, sum_of_outputs
 
 __all__ = ["StepifyReport", "Stream", "describe_stepify"]
 
@@ -145,15 +145,13 @@ def _cost(model: nn.Module, example: Example) -> Cost:
         layers=count_layers(model),
         params=sum(parameter.numel() for parameter in model.parameters()),
         macs=example.macs(model),
-        activation_bytes=peak_bytes(model, (example.args, example.kwargs or {}), _sum_of_outputs, lambda model: None),
+        activation_bytes=peak_bytes(
+            model,
+            (example.args, example.kwargs or {}),
+            lambda model, call: sum_of_outputs(model(*call[0], **call[1])),
+            lambda model: None,
+        ),
     )
-
-
-def _sum_of_outputs(model: nn.Module, call: tuple[tuple[Any, ...], dict[str, Any]]) -> Tensor:
-    output = model(*call[0], **call[1])
-    output = next(iter(output.values())) if isinstance(output, Mapping) else output  # of transformers, the logits
-    outputs = output if isinstance(output, tuple) else (output,)
-    return torch.stack([one.float().sum() for one in outputs]).sum()
 
 
 def _stages(plain: nn.Module, stepped: Any) -> tuple[Stage, ...]:
