@@ -12,11 +12,11 @@ from ..residual.joining import connect_steps
 from ..steps import StepsNet
 
 
-def check_stages(widths: Sequence[Sequence[int]], depths: Sequence[Sequence[int]], num_stages: int = 4) -> None:
-    """Raise a ValueError unless each stage of a hierarchical family has positive widths and a depth for each."""
+def check_stages(widths: Sequence[Sequence[int]], depths: Sequence[Sequence[int]]) -> None:
+    """Raise a ValueError unless widths and depths have four stages, each with positive widths and a depth for each."""
     for name, nested in (("widths", widths), ("depths", depths)):
-        if len(nested) != num_stages or any(isinstance(stage, int) for stage in nested):
-            raise ValueError(f"{name}: got {nested}, expected {num_stages} sequences, one per stage")
+        if len(nested) != 4 or any(isinstance(stage, int) for stage in nested):
+            raise ValueError(f"{name}: got {nested}, expected 4 sequences, one per stage")
     for stage, (stage_widths, stage_depths) in enumerate(zip(widths, depths), 1):
         check_steps(stage_widths, stage_depths, f" of stage {stage}")
 
