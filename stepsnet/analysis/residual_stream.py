@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import UserError
-from ..models.blocks import blocks_of, is_transformers_model, step_sequences
+from ..models.blocks import blocks_of, is_steps_transformer, step_sequences
 from ..residual.connected import ConnectedBlock
 from .block_statistics import BlockStatistics, as_line
 
@@ -75,7 +75,7 @@ def observe_stream(model: nn.Module, loss_scale: float = 1.0) -> Iterator[list[B
         for sequence in step_sequences(model):
             if not getattr(sequence, "lead", 0):  # else the stream begins behind a block, which is observed
                 stack.callback(sequence.register_forward_pre_hook(observer.before_sequence).remove)
-        if is_transformers_model(model) and not hasattr(modules[0], "read_width"):
+        if is_steps_transformer(model) and not hasattr(modules[0], "read_width"):
             embedding: Any = model.get_input_embeddings()  # type: ignore[operator]
             stack.callback(embedding.register_forward_hook(observer.after_embedding).remove)
         for module in modules:
