@@ -4,7 +4,7 @@ The paper's six models are TABLE_4 in ``paper/tables.py``: vocabulary 50,000, RM
 
 The layers are transformers' own, each with the width of its step; what differs from LLaMA is the residual stream
 between them, which follows the rule of :class:`stepsnet.StepsNet`. With one step the model *is* transformers' LLaMA:
-the same keys, weights and logits. What stepify makes of a model of transformers is in transformer_steps.py.
+the same keys, weights and logits. What stepify makes of a model of transformers is in transformers_families.py.
 """
 
 import math

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from ...errors import UserError, nearest
 from ...plan import Profile, StepPlan
 from ..blocks import is_of_transformers
-from .build import build_in_steps
 from .containers import Container, Example, find_containers
 from .plan import ContainerPlan, Match, check_plan, given_plans, search_plan
+from .replace_blocks import build_in_steps
 from .sequence import StepSequence
 from .watch import reached
 

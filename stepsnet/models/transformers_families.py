@@ -23,7 +23,7 @@ from ..plan import check_steps
 from .layer_config import LayerConfig, PerLayer
 from .slice_norm import SliceNorm
 from .stepify.adapters import HeadRule
-from .stepify.rebuild import get_path
+from .stepify.roles import get_path
 
 __all__ = ["FAMILIES", "Family", "layer_of", "steps_class", "steps_config_class"]
 
