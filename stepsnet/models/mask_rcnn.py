@@ -25,7 +25,7 @@ from torchvision.models.detection.transform import GeneralizedRCNNTransform
 from torchvision.ops import FeaturePyramidNetwork, MultiScaleRoIAlign
 from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
 
-from .backbone import PyramidBackbone, create_backbone, normalisation_of
+from .backbone import PyramidBackbone, create_backbone, mean_and_std_of
 
 __all__ = [
     "BOXES",
@@ -233,7 +233,7 @@ def create_detector(
         raise ValueError(f"anchors: got {len(anchors)} sides, expected {len(ANCHORS)}, one per level")
     pyramid = FeaturePyramid(create_backbone(backbone, **(backbone_args or {})), channels)
     heads = make_heads(channels, hidden, num_classes, samples)
-    return Detector(pyramid, heads, num_classes, size, max_size, anchors, *normalisation_of(backbone))
+    return Detector(pyramid, heads, num_classes, size, max_size, anchors, *mean_and_std_of(backbone))
 
 
 def create_heads(channels: int, hidden: int, num_classes: int, samples: int, masks: bool = True) -> RoIHeads:
