@@ -23,7 +23,7 @@ from outcome import conclude
 from torch.profiler import ProfilerActivity, profile
 
 import stepsnet  # noqa: F401 - registers the models with timm
-from stepsnet.analysis.memory import training_memory
+from stepsnet.analysis.memory import activation_bytes, states_memory
 from stepsnet.device import AMP_DTYPES
 
 TINY, SMALL, DEIT = "steps_deit_tiny_patch16_224", "steps_deit_small_patch16_224", "deit_tiny_patch16_224"
@@ -78,7 +78,8 @@ def measure(
     with torch.device("meta"):
         described = timm.create_model(model)
     options: dict[str, Any] = dict(grad_checkpointing=grad_checkpointing, amp_dtype=amp_dtype)
-    predicted = training_memory(described, input_size, micro_batch, **options).as_dict()
+    activations = activation_bytes(described, input_size, micro_batch, **options)
+    predicted = states_memory(described, optimizer_states=2, activations=activations).as_dict()
     images = torch.zeros(micro_batch, *input_size)
     one, two = (peak_bytes(partial(train, model, images, n, grad_checkpointing, amp_dtype)) for n in (1, 2))
     measured = {"accumulated": two, "one_micro_batch": one}

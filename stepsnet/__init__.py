@@ -100,7 +100,7 @@ def _register_language(auto) -> None:
 
     def with_ours(wrapped, instance, args, kwargs):
         importlib.import_module("stepsnet.models.steps_transformer")
-        importlib.import_module("stepsnet.models.transformer_steps")
+        importlib.import_module("stepsnet.models.transformers_families")
         return wrapped(*args, **kwargs)
 
     for name in ("for_model", "from_pretrained"):

@@ -12,7 +12,7 @@ from run_folders import closed
 from segmentation_tasks import tiny_recipe
 from toy_study import declared
 
-from stepsnet.analysis.memory import peak_bytes, states_memory, training_memory
+from stepsnet.analysis.memory import activation_bytes, peak_bytes, states_memory
 from stepsnet.cli import main
 from stepsnet.overrides import override, to_plain
 from stepsnet.recipes import find_recipe
@@ -92,9 +92,9 @@ def test_memory_is_that_of_the_loss_with_the_settings():
     recipe = closed(recipe)
     model = timm.create_model(recipe.model.name, **recipe.model.args)
     count = sum(parameter.numel() for parameter in model.parameters())
-    alike = training_memory(model, (1, 8, 8), 128)
+    alike = activation_bytes(model, (1, 8, 8), 128)
     assert (found.weights, found.gradients, found.optimizer) == (4 * count, 4 * count, 8 * count)
-    assert alike.activations <= found.activations < 1.1 * alike.activations  # and those of the loss itself
+    assert alike <= found.activations < 1.1 * alike  # and those of the loss itself
     changed = ["opt=sgd", "ema_decay=0.9", "grad_checkpointing=1.0", "accumulation_steps=2"]
     less = forecast(override(recipe, changed)).memory
     assert (less.optimizer, less.averages) == (4 * count, 4 * count) and less.activations < found.activations / 2

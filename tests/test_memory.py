@@ -10,7 +10,7 @@ import timm
 import torch
 
 import stepsnet  # noqa: F401 - registers the models with timm
-from stepsnet.analysis.memory import activation_bytes, plan_memory, training_memory
+from stepsnet.analysis.memory import activation_bytes, plan_memory, states_memory
 from stepsnet.cli import main
 from stepsnet.errors import UserError
 
@@ -31,23 +31,25 @@ def tiny(**kwargs):
         return timm.create_model("steps_deit_tiny_patch16_224", img_size=64, **kwargs)
 
 
+def training_memory(model, micro_batch, **options):
+    return states_memory(model, activations=activation_bytes(model, SIZE, micro_batch), **options)
+
+
 def test_weights_gradients_and_optimizer_written_out():
     c, depth, classes, patches = 192, 12, 1000, 16  # of one step: DeiT-T itself
     outside = 3 * 16 * 16 * c + c + c + (patches + 1) * c + 2 * c + c * classes + classes
     params = outside + depth * (12 * c * c + 13 * c)
-    memory = training_memory(tiny(widths=(c,), depths=(depth,)), SIZE, 1, average=True)
+    memory = training_memory(tiny(widths=(c,), depths=(depth,)), 1, average=True)
     assert memory.weights == memory.gradients == memory.averages == 4 * params
     assert memory.optimizer == 8 * params and memory.gathered == 0
     assert memory.total == 5 * 4 * params + memory.activations == memory.as_dict()["total"]
-    momentum = training_memory(tiny(widths=(c,), depths=(depth,)), SIZE, 1, optimizer_states=1)
+    momentum = training_memory(tiny(widths=(c,), depths=(depth,)), 1, optimizer_states=1)
     assert momentum.optimizer == 4 * params and momentum.averages == 0
 
 
 def test_fsdp_divides_everything_but_activations_and_what_it_gathers():
     model = tiny(widths=(96, 192), depths=(2, 3))
-    ddp = training_memory(model, SIZE, 2, devices=8)
-    fsdp = training_memory(model, SIZE, 2, devices=8, shard=True)
-    assert ddp == training_memory(model, SIZE, 2)
+    ddp, fsdp = training_memory(model, 2), training_memory(model, 2, shards=8)
     for term in ("weights", "gradients", "optimizer"):
         assert getattr(fsdp, term) == pytest.approx(getattr(ddp, term) / 8, rel=1e-5)
     assert fsdp.activations == ddp.activations
@@ -149,7 +151,5 @@ def test_a_mistake_is_one_line(arguments, expected, capsys):
 
 
 def test_numbers_out_of_range_are_named():
-    with pytest.raises(UserError, match="optimizer_states: got -1, expected at least 0"):
-        training_memory(tiny(), SIZE, 1, optimizer_states=-1)
     with pytest.raises(UserError, match="micro_batch: got 0, expected at least 1"):
-        training_memory(tiny(), SIZE, 0)
+        activation_bytes(tiny(), SIZE, 0)

@@ -1,15 +1,11 @@
 """Every family: its blocks in steps of any profile of widths, and errors in its arguments."""
 
 import pytest
-import timm
 import torch
 from model_families import (
     ALL,
     BOTH,
     BOW_TIE,
-    FAMILIES,
-    TINY,
-    assert_same,
     blocks_of,
     containers_of,
     image_of,
@@ -55,23 +51,6 @@ def test_overrides_reach_every_block(family):
         assert model.num_features == model.head_hidden_size == containers[-1].width == max(containers[-1].widths)
         if family.startswith("swin"):
             assert [stage.depth for stage in model.layers] == [sum(stage_depths) for stage_depths in depths]
-
-
-@ALL
-def test_reverse_is_an_old_name_of_decreasing_widths(family):
-    """config.yaml of older run folders."""
-    name, defaults, _ = TINY[family]
-    architecture = FAMILIES[family].ARCHITECTURES[name]
-    flip = (lambda values: values[::-1]) if family == "deit" else lambda stages: [stage[::-1] for stage in stages]
-    flipped = {key: flip(architecture[key]) for key in ("widths", "depths", "num_heads") if key in architecture}
-    torch.manual_seed(0)
-    expected = timm.create_model(name, **defaults, **flipped)
-    torch.manual_seed(0)
-    with pytest.warns(UserWarning, match="reverse=True is deprecated, give the widths from wide to narrow instead"):
-        model = timm.create_model(name, reverse=True, **defaults)
-    assert_same(model.state_dict(), expected.state_dict(), rtol=0, atol=0)
-    assert [container.widths for container in containers_of(model)] == [c.widths for c in containers_of(expected)]
-    assert timm.create_model(name, reverse=False, **defaults).state_dict().keys() != expected.state_dict().keys()
 
 
 @pytest.mark.parametrize("family", ["deit", "swin", "swinpp"])

@@ -72,7 +72,7 @@ def classifier(folder, name, classes=("cat", "dog", "gnu"), seed=0, **args):
     ("name", "args"),
     [
         ("test_steps_deit", {}),
-        ("test_steps_deit", {"img_size": 32, "in_chans": 1, "depth_method": "layer_scale"}),
+        ("test_steps_deit", {"img_size": 32, "in_chans": 1, "residual": "layer_scale"}),
         ("test_steps_resnet", {}),
         ("test_steps_swin", {}),
         ("test_vit", {}),

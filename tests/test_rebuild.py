@@ -12,7 +12,7 @@ from torch import nn
 from stepsnet.errors import UserError
 from stepsnet.models.stepify.adapters import declare, register_block, signature_of
 from stepsnet.models.stepify.find_adapter import adapter_of
-from stepsnet.models.stepify.rebuild import Roles, rebuild
+from stepsnet.models.stepify.roles import Roles, rebuild
 from stepsnet.residual.known_blocks import branches_of
 
 WIDTHS, TOKENS = (48, 32), 16

@@ -159,21 +159,6 @@ def test_measurements_in_training_are_drawn(tmp_path, last_gradient, request):
     )  # those of the epochs' ends are not mixed in
 
 
-def test_lines_of_earlier_versions_are_read(tmp_path, undrawn):
-    """γ of the whole stream at the ends of epochs was of kind "shortcut_ratio", updates were "stream_signal"."""
-    run, position = make_run(tmp_path / "run", stream=False), {"epoch": 8, "step": 176}
-    ratio = {"kind": "shortcut_ratio", **position, "widths": [24, 48], "gamma": [0.9, 0.75]}
-    update = {**stream_line("update", [24, 48], [0.9, 0.5]), "kind": "stream_signal", **position}
-    del update["at"]
-    with (run / "metrics.jsonl").open("a") as file:
-        file.write(json.dumps(ratio) + "\n" + json.dumps(update) + "\n")
-    page = write_report([run], tmp_path / "report.html")
-    assert "After the last block, γ of the whole stream is 0.75 for StepsNet after epoch 8." in read(page).text
-    assert [float(row["gamma"]) for row in rows(page, "shortcut-ratio")] == [0.9, 0.75]
-    assert [float(row["gamma"]) for row in rows(page, "stream")] == [0.9, 0.5]
-    assert "part that is read" not in read(page).text
-
-
 def test_bad_input_is_named(tmp_path):
     with pytest.raises(UserError, match="expected at least one"):
         write_report([], tmp_path / "report.html", "t")

@@ -316,7 +316,6 @@ def test_streams_do_not_stay_copies_of_each_other(name):
         ({"residual": ["mhc"]}, "residual: got ..mhc.., expected one of plain"),
         ({"residual": ""}, "residual: got '', expected one of plain"),
         ({"residual": "mhc", "residual_options": 4}, "residual_options: got 4, expected a mapping"),
-        ({"residual": "mhc", "depth_method": "rezero"}, "'mhc' with depth_method, its earlier name, expected only one"),
     ],
 )
 def test_a_mistake_is_one_line(arguments, message):

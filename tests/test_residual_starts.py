@@ -18,7 +18,7 @@ PLAIN = dict(widths=(32,), depths=(3,), num_heads=(2,), **SMALL)
 
 def create(method, arguments=STEPS):
     torch.manual_seed(0)
-    return timm.create_model("steps_deit_tiny_patch16_224", depth_method=method, **arguments)
+    return timm.create_model("steps_deit_tiny_patch16_224", residual=method, **arguments)
 
 
 def first_block(method, arguments=PLAIN):
@@ -85,7 +85,7 @@ def test_a_method_trains_in_steps_and_in_the_baseline(method, arguments):
 @pytest.mark.parametrize("method", DEPTH_METHODS)
 def test_a_method_begins_again(method):
     with torch.device("meta"):
-        model = timm.create_model("steps_deit_tiny_patch16_224", depth_method=method, **STEPS)
+        model = timm.create_model("steps_deit_tiny_patch16_224", residual=method, **STEPS)
     model.to_empty(device="cpu").init_weights()
     eager = create(method).eval()
     drawn = [key for key in eager.state_dict() if ".attn." in key or ".mlp." in key]

@@ -70,7 +70,7 @@ def streams_of(model, images):
     [
         (deit, 32, 3),
         (steps_deit, 32, 5),
-        (lambda: steps_deit(reverse=True), 32, 5),
+        (lambda: steps_deit(widths=(48, 34, 24), depths=(1, 2, 2), num_heads=(3, 2, 2)), 32, 5),
         (lambda: timm.create_model("test_steps_swin").eval(), 224, 8),
         (lambda: timm.create_model("test_steps_swin_baseline").eval(), 224, 5),
     ],

@@ -34,7 +34,7 @@ from stepsnet.analysis.residual_stream import measure_stream
 from stepsnet.errors import UserError
 from stepsnet.models.blocks import blocks_of, widths_of
 from stepsnet.models.stepify.of_transformers import model_of_name, token_example
-from stepsnet.models.transformer_steps import FAMILIES, layer_of
+from stepsnet.models.transformers_families import FAMILIES, layer_of
 
 SIZES = dict(vocab_size=101, hidden_size=64, num_hidden_layers=4, num_attention_heads=4, max_position_embeddings=64)
 GROUPED = dict(num_key_value_heads=2, intermediate_size=176)

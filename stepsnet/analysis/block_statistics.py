@@ -93,21 +93,10 @@ def statistics_of(line: Mapping[str, Any]) -> list[BlockStatistics]:
 
 
 def read_line(line: Mapping[str, Any]) -> StreamMeasurement | None:
-    """A line of ``metrics.jsonl`` as a measurement; None for a line of another kind.
-
-    Earlier versions wrote "stream_signal" for an update, and "shortcut_ratio", which has γ of the whole stream
-    alone, for an epoch's end.
-    """
-    kind = line["kind"]
-    if kind == "stream":
-        return StreamMeasurement(line["at"], line["epoch"], line["step"], statistics_of(line))
-    if kind == "stream_signal":
-        return StreamMeasurement("update", line["epoch"], line["step"], statistics_of(line))
-    if kind == "shortcut_ratio":
-        unknown = (math.nan,) * 3
-        blocks = [BlockStatistics(width, gamma, *unknown) for width, gamma in zip(line["widths"], line["gamma"])]
-        return StreamMeasurement("epoch_end", line["epoch"], line["step"], blocks)
-    return None
+    """A line of ``metrics.jsonl`` as a measurement; None for a line of another kind."""
+    if line["kind"] != "stream":
+        return None
+    return StreamMeasurement(line["at"], line["epoch"], line["step"], statistics_of(line))
 
 
 def _plain(value: float) -> float | None:

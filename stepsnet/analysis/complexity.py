@@ -92,9 +92,7 @@ def count_detector(model: Any, input_size: tuple[int, int, int] = (3, 800, 1280)
     )
 
 
-def detector_macs(
-    model: Any, input_size: tuple[int, int, int] = (3, 800, 1280), proposals: int = 1000, detections: int = 100
-) -> dict[str, int]:
+def detector_macs(model: Any, input_size: tuple[int, int, int] = (3, 800, 1280)) -> dict[str, int]:
     """Multiply-accumulates of a detector's parts for one image, by the conventions of the published numbers.
 
     Those come from mmdetection's counter: backbone, FPN and the RPN's head on the image, each stage's box head
@@ -108,8 +106,8 @@ def detector_macs(
     counts = {"backbone": of_body, "fpn": of_fpn, "rpn": of_rpn, "boxes": 0, "masks": 0}
     for stage in stages:
         parts = (
-            ("boxes", proposals, stage.box_roi_pool, (stage.box_head, stage.box_predictor)),
-            ("masks", detections, stage.mask_roi_pool, (stage.mask_head, stage.mask_predictor)),
+            ("boxes", 1000, stage.box_roi_pool, (stage.box_head, stage.box_predictor)),
+            ("masks", 100, stage.mask_roi_pool, (stage.mask_head, stage.mask_predictor)),
         )
         for name, count, pool, modules in parts:
             if pool is None:  # no mask head

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import UserError
-from ..models.blocks import blocks_of, is_transformers_model, step_sequences, widths_of
+from ..models.blocks import blocks_of, is_steps_transformer, step_sequences, widths_of
 from ..residual.connected import ConnectedBlock
 
 __all__ = ["OneStep", "drop_each", "drop_steps", "dropped", "mask_paths", "masked"]
@@ -51,7 +51,7 @@ def masked(model: Any, share: float, path: str) -> Iterator[None]:
         for sequence in step_sequences(model):
             if len(sequence.widths) > 1:
                 stack.callback(sequence.register_forward_pre_hook(before).remove)
-        if is_transformers_model(model):
+        if is_steps_transformer(model):
             widths, first = model.config.widths, blocks_of(model)[0]
             if hasattr(first, "read_width"):  # a layer that reads the whole stream
                 handle = first.register_forward_pre_hook(lambda layer, x: (mask(x[0], widths, -1), *x[1:]))
@@ -89,7 +89,7 @@ def mask_paths(model: nn.Module, evaluate: Evaluate, parts: int = 6) -> list[dic
     """
     _several_widths(model)
     streams = [sequence.widths for sequence in step_sequences(model) if len(sequence.widths) > 1]
-    if is_transformers_model(model):
+    if is_steps_transformer(model):
         streams = [cast(Any, model).config.widths]
     rows: list[dict[str, Any]] = []
     for path in ("slow", "fast"):

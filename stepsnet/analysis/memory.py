@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ..device import AMP_DTYPES, autocast
 from ..errors import UserError, nearest
@@ -35,7 +36,7 @@ __all__ = [
     "readable_bytes",
     "render_memory",
     "states_memory",
-    "training_memory",
+    "sum_of_outputs",
 ]
 
 
@@ -63,45 +64,6 @@ class Memory:
         return {**asdict(self), "total": self.total}
 
 
-def training_memory(
-    model: nn.Module,
-    input_size: tuple[int, ...],
-    micro_batch: int,
-    *,
-    devices: int = 1,
-    shard: bool = False,
-    optimizer_states: int = 2,
-    average: bool = False,
-    grad_checkpointing: float = 0.0,
-    amp_dtype: str = "float32",
-) -> Memory:
-    """Predict the memory in bytes that training takes on one device.
-
-    Not included: the device's context, cached memory that its allocator cannot reuse, and workspaces of kernels.
-
-    Args:
-        model: on any device, the meta device included; it is not changed.
-        input_size: the shape of one sample, such as (3, 224, 224).
-        micro_batch: samples per forward pass on one device.
-        devices: the number that FSDP shards over. DDP, whose gradients are views of its buckets, takes as much on
-            each of several devices as on one.
-        shard: FSDP in place of DDP.
-        optimizer_states: tensors per parameter: 2 for AdamW and LAMB, 1 for SGD with momentum.
-        average: an exponential moving average of the weights is kept.
-        grad_checkpointing: the share of the blocks, the first ones, that the backward pass recomputes.
-        amp_dtype: the dtype of the forward pass under autocast: float32, bfloat16 or float16.
-
-    Raises:
-        UserError: a number out of range, or an unknown ``amp_dtype``.
-    """
-    _check(micro_batch=micro_batch, devices=devices, optimizer_states=(optimizer_states, 0))
-    activations = activation_bytes(model, input_size, micro_batch, grad_checkpointing, amp_dtype)
-    shards = devices if shard else 1
-    return states_memory(
-        model, optimizer_states=optimizer_states, average=average, shards=shards, activations=activations
-    )
-
-
 def activation_bytes(
     model: nn.Module,
     input_size: tuple[int, ...],
@@ -115,8 +77,15 @@ def activation_bytes(
     is counted as the fused kernel that never holds the N×N scores, and autocast by its list for CPUs, which differs
     from that for GPUs in a few small operations.
 
+    Args:
+        model: on any device, the meta device included; it is not changed.
+        input_size: the shape of one sample, such as (3, 224, 224).
+        micro_batch: samples per forward pass on one device.
+        grad_checkpointing: the share of the blocks, the first ones, that the backward pass recomputes.
+        amp_dtype: the dtype of the forward pass under autocast: float32, bfloat16 or float16.
+
     Raises:
-        UserError: as :func:`training_memory`.
+        UserError: a number out of range, or an unknown ``amp_dtype``.
     """
     _check(micro_batch=micro_batch)
     if not 0 <= grad_checkpointing <= 1:
@@ -124,15 +93,20 @@ def activation_bytes(
     if amp_dtype not in AMP_DTYPES:
         raise UserError(f"amp_dtype: got {amp_dtype!r}, expected one of {', '.join(AMP_DTYPES)}")
 
-    def sum_of_outputs(model: nn.Module, inputs: Tensor) -> Tensor:
-        output = model(inputs)
-        outputs = output if isinstance(output, tuple) else (output,)
-        return torch.stack([one.float().sum() for one in outputs]).sum()
-
-    inputs = torch.empty(micro_batch, *input_size, device="meta")
     return peak_bytes(
-        model, inputs, sum_of_outputs, lambda model: _recompute_first(model, grad_checkpointing), amp_dtype
+        model,
+        torch.empty(micro_batch, *input_size, device="meta"),
+        lambda model, inputs: sum_of_outputs(model(inputs)),
+        lambda model: _recompute_first(model, grad_checkpointing),
+        amp_dtype,
     )
+
+
+def sum_of_outputs(output: Any) -> Tensor:
+    """A loss where a model has none: the sum of its outputs; of a mapping, such as transformers', its first entry."""
+    output = next(iter(output.values())) if isinstance(output, Mapping) else output
+    outputs = output if isinstance(output, tuple) else (output,)
+    return torch.stack([one.float().sum() for one in outputs]).sum()
 
 
 def peak_bytes(
@@ -153,12 +127,13 @@ def peak_bytes(
         Exception: whatever torch raises for a loss whose course depends on values, such as a detector's.
     """
     with silenced("torch._subclasses.fake_tensor"), FakeTensorMode():
-        model, batch = _fake_copy(model), _fake(batch)
+        model, batch = _fake_copy(model), tree_map_only(Tensor, _fake, batch)
         recompute(model)
         for parameter in model.parameters():
             # gradients have a term of their own; here they live as long as it takes to add them up
             parameter.register_post_accumulate_grad_hook(lambda parameter: setattr(parameter, "grad", None))
-        with _LiveBytes((*_tensors_in(batch), *model.parameters(), *model.buffers())) as live:
+        given = (one for one in tree_leaves(batch) if isinstance(one, Tensor))
+        with _LiveBytes((*given, *model.parameters(), *model.buffers())) as live:
             with autocast(amp_dtype, torch.device("cpu")):
                 value = loss(model, batch)
             value.backward()
@@ -170,11 +145,15 @@ def states_memory(
 ) -> Memory:
     """Bytes of weights, gradients, optimizer states and averages in float32, whatever autocast does.
 
-    Buffers, a few kB, are left out, and frozen weights have neither gradients nor states.
+    Frozen weights have neither gradients nor states. Not included: buffers, a few kB, the device's context, cached
+    memory that its allocator cannot reuse, and workspaces of kernels.
 
     Args:
-        optimizer_states: numbers that the optimizer keeps for each parameter.
-        shards: the number of devices that FSDP shards over.
+        optimizer_states: numbers that the optimizer keeps for each parameter: 2 for AdamW and LAMB, 1 for SGD with
+            momentum.
+        average: an exponential moving average of the weights is kept.
+        shards: the number of devices that FSDP shards over. DDP, whose gradients are views of its buckets, takes as
+            much on each of several devices as on one.
         activations: what :func:`peak_bytes` gives.
     """
     weights, trained = _bytes(model.parameters()), _bytes(p for p in model.parameters() if p.requires_grad)
@@ -203,7 +182,7 @@ def plan_memory(
         batch_size: samples per update, over all devices and accumulated parts.
 
     Raises:
-        UserError: as :func:`training_memory`; a name that timm does not know; a batch that devices ×
+        UserError: as :func:`activation_bytes`; a name that timm does not know; a batch that devices ×
             accumulation_steps do not divide.
     """
     _check(batch_size=batch_size, devices=devices, accumulation_steps=accumulation_steps)
@@ -251,27 +230,15 @@ def readable_bytes(size: int) -> str:
     return f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"
 
 
-def _check(**numbers: int | tuple[int, int]) -> None:
-    for name, given in numbers.items():
-        value, least = given if isinstance(given, tuple) else (given, 1)
-        if value < least:
-            raise UserError(f"{name}: got {value}, expected at least {least}")
+def _check(**numbers: int) -> None:
+    for name, value in numbers.items():
+        if value < 1:
+            raise UserError(f"{name}: got {value}, expected at least 1")
 
 
-def _fake(batch: Any) -> Any:
-    """The tensors of a batch without their values, where fake tensors are made."""
-    if isinstance(batch, Tensor):
-        return torch.empty(batch.shape, dtype=batch.dtype)
-    if isinstance(batch, dict):
-        return {key: _fake(value) for key, value in batch.items()}
-    return type(batch)(map(_fake, batch)) if isinstance(batch, (list, tuple)) else batch
-
-
-def _tensors_in(batch: Any) -> list[Tensor]:
-    if isinstance(batch, Tensor):
-        return [batch]
-    inside = batch.values() if isinstance(batch, dict) else batch if isinstance(batch, (list, tuple)) else ()
-    return [tensor for value in inside for tensor in _tensors_in(value)]
+def _fake(tensor: Tensor) -> Tensor:
+    """The tensor without its values, where fake tensors are made."""
+    return torch.empty(tensor.shape, dtype=tensor.dtype)
 
 
 def _bytes(tensors: Iterable[Tensor]) -> int:
@@ -280,10 +247,9 @@ def _bytes(tensors: Iterable[Tensor]) -> int:
 
 def _fake_copy(model: nn.Module) -> nn.Module:
     """A copy in training mode whose tensors are fake: on the CPU, without memory."""
-    fakes: dict[int, Any] = {id(t): torch.empty(t.shape, dtype=t.dtype) for t in model.buffers()}
+    fakes: dict[int, Any] = {id(buffer): _fake(buffer) for buffer in model.buffers()}
     for parameter in model.parameters():
-        fake = torch.empty(parameter.shape, dtype=parameter.dtype)
-        fakes[id(parameter)] = nn.Parameter(fake, parameter.requires_grad)
+        fakes[id(parameter)] = nn.Parameter(_fake(parameter), parameter.requires_grad)
     return copy.deepcopy(model, fakes).train()  # deepcopy does not copy what this memo holds
 
 

@@ -17,26 +17,23 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import UserError
-from ..models.blocks import blocks_of, is_transformers_model, step_sequences
+from ..models.blocks import blocks_of, is_steps_transformer, step_sequences
 from ..residual.connected import ConnectedBlock
 from .block_statistics import BlockStatistics, as_line
 
 __all__ = ["measure_stream", "observe_stream", "stream_line", "stream_line_of"]
 
 
-def measure_stream(
-    model: nn.Module, loss: Callable[[nn.Module], Tensor], dim: int | None = None
-) -> list[BlockStatistics]:
+def measure_stream(model: nn.Module, loss: Callable[[nn.Module], Tensor]) -> list[BlockStatistics]:
     """Run ``loss(model)`` forward and backward, and take the statistics of every block on the way.
 
     Compiled blocks run eagerly here, since compiled code may leave hooks out. A model whose weights need no gradient
-    is run forward only, and its gradients are not a number.
+    is run forward only, and its gradients are not a number. In a model without a StepsNet the channels are dimension 1
+    for blocks with convolutions and images (B, C, H, W), else the last.
 
     Args:
         model: in the mode that the caller has set; the mode is kept, and the gradients are cleared.
         loss: a function of the model, on a batch of real data, that returns a scalar.
-        dim: the channel dimension of a model without a StepsNet; by default 1 for blocks with convolutions
-            and images (B, C, H, W), else the last.
 
     Returns:
         One entry per block, in the order of execution. Each stage of a hierarchical model starts from its own z_0.
@@ -46,7 +43,7 @@ def measure_stream(
     """
     if not callable(loss):
         raise UserError(f"loss: got {type(loss).__name__}, expected a function of the model that returns one number")
-    with torch.compiler.set_stance("force_eager"), observe_stream(model, dim) as blocks:
+    with torch.compiler.set_stance("force_eager"), observe_stream(model) as blocks:
         value = loss(model)
         if not isinstance(value, Tensor) or value.numel() != 1:
             got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
@@ -58,13 +55,10 @@ def measure_stream(
 
 
 @contextmanager
-def observe_stream(
-    model: nn.Module, dim: int | None = None, loss_scale: float = 1.0
-) -> Iterator[list[BlockStatistics]]:
+def observe_stream(model: nn.Module, loss_scale: float = 1.0) -> Iterator[list[BlockStatistics]]:
     """Take the statistics while something else runs the model forward and backward, such as an update in training.
 
     Args:
-        dim: as for :func:`measure_stream`.
         loss_scale: what the loss is multiplied by before the backward pass; gradients are divided by it.
 
     Yields:
@@ -76,12 +70,12 @@ def observe_stream(
     modules = blocks_of(model)
     if not modules:
         raise UserError(f"analyze: {type(model).__name__} has no sequence of residual blocks")
-    observer, blocks = _Observer(dim, len(modules), loss_scale), list[BlockStatistics]()
+    observer, blocks = _Observer(len(modules), loss_scale), list[BlockStatistics]()
     with ExitStack() as stack:
         for sequence in step_sequences(model):
             if not getattr(sequence, "lead", 0):  # else the stream begins behind a block, which is observed
                 stack.callback(sequence.register_forward_pre_hook(observer.before_sequence).remove)
-        if is_transformers_model(model) and not hasattr(modules[0], "read_width"):
+        if is_steps_transformer(model) and not hasattr(modules[0], "read_width"):
             embedding: Any = model.get_input_embeddings()  # type: ignore[operator]
             stack.callback(embedding.register_forward_hook(observer.after_embedding).remove)
         for module in modules:
@@ -124,8 +118,8 @@ class _Observer:
     Its numbers stay on the device until :meth:`statistics` reads them.
     """
 
-    def __init__(self, dim: int | None, num_blocks: int, loss_scale: float):
-        self.given_dim, self.num_blocks, self.loss_scale = dim, num_blocks, loss_scale
+    def __init__(self, num_blocks: int, loss_scale: float):
+        self.num_blocks, self.loss_scale = num_blocks, loss_scale
         self.dim = -1  # of the channels
         self.input: Tensor | None = None  # z_0: (…, C)
         self.stream: Tensor | None = None  # z_{l-1}: (…, C)
@@ -163,8 +157,7 @@ class _Observer:
             of_stream = partial(_first_channels, width)
         if before.shape != after.shape or not self._continues_stream(before):  # no StepsNet, or a new stage
             has_convolutions = y.ndim == 4 and any(isinstance(module, nn.Conv2d) for module in block.modules())
-            dim = self.given_dim if self.given_dim is not None else (1 if has_convolutions else -1)
-            self.start_stream(before if before.shape == after.shape else after, dim)
+            self.start_stream(before if before.shape == after.shape else after, 1 if has_convolutions else -1)
         assert self.input is not None and self.stream is not None
         width, stream_width = after.shape[self.dim], self.stream.shape[self.dim]
         tail = self.stream.narrow(self.dim, width, stream_width - width)  # (…, C - C_i)

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..markdown import markdown_table
-from ..models.blocks import blocks_of, is_transformers_model, step_sequences
+from ..models.blocks import blocks_of, is_steps_transformer, step_sequences
 from ..models.stepify import model_and_example, stepify
 from ..models.stepify.containers import Example
 from .complexity import count_layers
-from .memory import peak_bytes
+from .memory import peak_bytes, sum_of_outputs
 
 __all__ = ["StepifyReport", "Stream", "describe_stepify"]
 
@@ -145,19 +145,17 @@ def _cost(model: nn.Module, example: Example) -> Cost:
         layers=count_layers(model),
         params=sum(parameter.numel() for parameter in model.parameters()),
         macs=example.macs(model),
-        activation_bytes=peak_bytes(model, (example.args, example.kwargs or {}), _sum_of_outputs, lambda model: None),
+        activation_bytes=peak_bytes(
+            model,
+            (example.args, example.kwargs or {}),
+            lambda model, call: sum_of_outputs(model(*call[0], **call[1])),
+            lambda model: None,
+        ),
     )
 
 
-def _sum_of_outputs(model: nn.Module, call: tuple[tuple[Any, ...], dict[str, Any]]) -> Tensor:
-    output = model(*call[0], **call[1])
-    output = next(iter(output.values())) if isinstance(output, Mapping) else output  # of transformers, the logits
-    outputs = output if isinstance(output, tuple) else (output,)
-    return torch.stack([one.float().sum() for one in outputs]).sum()
-
-
 def _stages(plain: nn.Module, stepped: Any) -> tuple[Stage, ...]:
-    if is_transformers_model(stepped):
+    if is_steps_transformer(stepped):
         layers = blocks_of(plain)
         names = [path for path, module in plain.named_modules() if module is layers[0]]
         path, block = names[0].rpartition(".")[0], type(layers[0]).__name__
@@ -210,7 +208,7 @@ def _streams(model: Any, example: Example) -> tuple[Stream, ...]:
 
 def _first_blocks(model: Any) -> dict[str, tuple[nn.Module, int]]:
     """The first block of each stream of several steps, by the path of its container."""
-    if is_transformers_model(model):
+    if is_steps_transformer(model):
         return {"": (blocks_of(model)[0], -1)}
     paths = {module: path for path, module in model.named_modules()}
     streams = [one for one in step_sequences(model) if len(one.widths) > 1]

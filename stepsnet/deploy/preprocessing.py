@@ -13,7 +13,7 @@ from timm.data import resolve_data_config, resolve_model_data_config
 from torch import nn
 
 from ..errors import UserError
-from ..models.backbone import normalisation_of
+from ..models.backbone import mean_and_std_of
 from ..tasks.classification.inputs import Normalization
 from ..tasks.classification.transforms import mode_of
 
@@ -32,7 +32,7 @@ def of_model(model: nn.Module, channels: int, tag: str | None = None) -> tuple[d
     if tag is not None and (found := timm.get_pretrained_cfg(tag)) is not None:
         config = resolve_data_config(pretrained_cfg=found.to_dict())
     elif backbone := getattr(model, "backbone_name", None):  # of a segmenter, which timm does not know
-        config["mean"], config["std"] = normalisation_of(backbone)
+        config["mean"], config["std"] = mean_and_std_of(backbone)
     mean, std = tuple(config["mean"]), tuple(config["std"])
     notes: list[str] = []
     if channels == 1:

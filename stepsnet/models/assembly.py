@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -13,11 +12,11 @@ from ..residual.joining import connect_steps
 from ..steps import StepsNet
 
 
-def check_stages(widths: Sequence[Sequence[int]], depths: Sequence[Sequence[int]], num_stages: int = 4) -> None:
-    """Raise a ValueError unless each stage of a hierarchical family has positive widths and a depth for each."""
+def check_stages(widths: Sequence[Sequence[int]], depths: Sequence[Sequence[int]]) -> None:
+    """Raise a ValueError unless widths and depths have four stages, each with positive widths and a depth for each."""
     for name, nested in (("widths", widths), ("depths", depths)):
-        if len(nested) != num_stages or any(isinstance(stage, int) for stage in nested):
-            raise ValueError(f"{name}: got {nested}, expected {num_stages} sequences, one per stage")
+        if len(nested) != 4 or any(isinstance(stage, int) for stage in nested):
+            raise ValueError(f"{name}: got {nested}, expected 4 sequences, one per stage")
     for stage, (stage_widths, stage_depths) in enumerate(zip(widths, depths), 1):
         check_steps(stage_widths, stage_depths, f" of stage {stage}")
 
@@ -75,21 +74,7 @@ def with_defaults(architecture: dict, overrides: dict) -> dict:
     merged = {**architecture, **overrides}
     if "widths" in overrides and "num_heads" not in architecture:
         merged.pop("num_heads")  # a family without attention
-    if merged.pop("reverse", False):
-        warnings.warn(
-            "reverse=True is deprecated, give the widths from wide to narrow instead. Weights that were trained with "
-            "it before 0.2 have the channels behind a StepsNet in another order and do not fit",
-            stacklevel=2,
-        )
-        for name in ("widths", "depths", "num_heads"):
-            if merged.get(name) is not None:
-                merged[name] = _reversed_steps(merged[name])
     return merged
-
-
-def _reversed_steps(values: Sequence) -> list:
-    """One value per step, or such a sequence per stage, with the steps in reverse order."""
-    return list(values)[::-1] if isinstance(values[0], int) else [list(stage)[::-1] for stage in values]
 
 
 def set_grad_checkpointing(model: nn.Module, enable: bool) -> None:

@@ -24,7 +24,7 @@ from ..errors import UserError
 from .blocks import blocks_of
 from .transfer import read_pretrained, resized
 
-__all__ = ["PyramidBackbone", "create_backbone", "load_backbone", "normalisation_of"]
+__all__ = ["PyramidBackbone", "create_backbone", "load_backbone", "mean_and_std_of"]
 
 STRIDES = (4, 8, 16, 32)
 
@@ -194,8 +194,8 @@ def _accepted_multiple(name: str, settings: dict[str, Any], patch_size: int) -> 
     raise ValueError(f"backbone {name}: got a model that refuses {refused} pixels ({reason}), expected one of any size")
 
 
-def normalisation_of(name: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation per channel with which timm normalises the images of a model, for pixels in 0 … 1."""
+def mean_and_std_of(name: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """What timm's config of that name says of each channel, for pixels in 0 … 1."""
     config = resolve_data_config(pretrained_cfg=timm.get_pretrained_cfg(name).to_dict())
     return tuple(config["mean"]), tuple(config["std"])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, cast
@@ -12,7 +13,14 @@ from ..residual.design import DesignPart
 from ..residual.passing import PassingBlock
 from ..steps import StepsNet, StreamBlock, recomputed
 
-__all__ = ["blocks_of", "is_transformers_model", "recompute_blocks", "step_sequences", "widths_of"]
+__all__ = [
+    "blocks_of",
+    "is_of_transformers",
+    "is_steps_transformer",
+    "recompute_blocks",
+    "step_sequences",
+    "widths_of",
+]
 
 
 def step_sequences(model: nn.Module) -> list[StepsNet]:
@@ -58,14 +66,20 @@ def blocks_of(model: nn.Module, steps: Sequence[int] | None = None) -> list[nn.M
 
 def widths_of(model: nn.Module) -> list[int]:
     """The width that each block of a StepsNet reads and writes, in the order of execution; empty without a StepsNet."""
-    if is_transformers_model(model):
+    if is_steps_transformer(model):
         config = cast(Any, model).config
         return [width for width, depth in zip(config.widths, config.depths) for _ in range(depth)]
     return [block.width for container in step_sequences(model) for block in container]
 
 
-def is_transformers_model(model: nn.Module) -> bool:
-    """Whether it is a Steps-Transformer of transformers: its layers are one flat list, without a StepsNet module,
+def is_of_transformers(model: Any) -> bool:
+    """Whether it is a model of the library transformers, which is not imported for that."""
+    library = sys.modules.get("transformers")
+    return library is not None and isinstance(model, library.PreTrainedModel)
+
+
+def is_steps_transformer(model: nn.Module) -> bool:
+    """Whether it is a model of transformers in steps: its layers are one flat list, without a StepsNet module,
     and its residual stream begins with the input embeddings."""
     return hasattr(getattr(model, "config", None), "widths")
 
@@ -87,7 +101,7 @@ def _blocks_of_stage(member: nn.Module) -> list[nn.Module]:
 def _step_of_each_block(model: nn.Module) -> list[int]:
     """Counted from 1 in each stage, in the order of execution."""
     stages = [container.blocks_per_step() for container in step_sequences(model)]
-    if is_transformers_model(model):
+    if is_steps_transformer(model):
         stages = [cast(Any, model).config.depths]
     return [step for depths in stages for step, depth in enumerate(depths, 1) for _ in range(depth)]
 

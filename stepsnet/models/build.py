@@ -29,6 +29,7 @@ _NOT_OF_A_CLASSIFIER = {
 }
 # Models that are not registered with timm: the function `create` of the module with that name in stepsnet.models.
 DETECTORS = {"mask_rcnn": True, "cascade_mask_rcnn": True, "faster_rcnn": False, "cascade_rcnn": False}  # has masks
+_MASKLESS = {"faster_rcnn": "mask_rcnn", "cascade_rcnn": "cascade_mask_rcnn"}  # in the module of the one with masks
 NOT_IN_TIMM = ("steps_transformer", "causal_lm", "stepify", "grow", "upernet", *DETECTORS)
 
 
@@ -63,7 +64,9 @@ def _check_memory(spec: ModelSpec) -> None:
 def _build(spec: ModelSpec) -> nn.Module:
     try:
         if spec.name in NOT_IN_TIMM:
-            model = importlib.import_module(f"stepsnet.models.{spec.name}").create(**spec.args)
+            module = importlib.import_module(f"stepsnet.models.{_MASKLESS.get(spec.name, spec.name)}")
+            masks = {"masks": DETECTORS[spec.name]} if spec.name in DETECTORS else {}
+            model = module.create(**spec.args, **masks)
         else:
             model = timm.create_model(spec.name, **spec.args)
     except UserError:

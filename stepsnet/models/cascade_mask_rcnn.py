@@ -1,23 +1,24 @@
 """Cascade Mask R-CNN (Cai and Vasconcelos, 2019) as in Swin's detectors: torchvision's heads, stage after stage.
 
 Each stage is a :class:`RoIHeads` of torchvision with its own IoU threshold, weights and losses, and starts from the
-boxes that the stage before it has refined (Table 2b). Cascade R-CNN is the case without mask heads (cascade_rcnn.py).
+boxes that the stage before it has refined (Table 2b). Without mask heads it is Cascade R-CNN (2018), for boxes alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torchvision.models.detection.faster_rcnn import FastRCNNConvFCHead
-from torchvision.models.detection.roi_heads import RoIHeads, fastrcnn_loss, maskrcnn_inference, maskrcnn_loss
+from torchvision.models.detection.roi_heads import RoIHeads, maskrcnn_inference, maskrcnn_loss
 from torchvision.ops import clip_boxes_to_image, generalized_box_iou_loss, remove_small_boxes
 
 from .mask_rcnn import BOXES, Detector, create_detector, create_roi_heads
 
-__all__ = ["STAGES", "CascadeRoIHeads", "create", "create_heads", "giou_losses", "smooth_l1_losses"]
+__all__ = ["STAGES", "CascadeRoIHeads", "create", "create_heads", "giou_losses"]
 
 # per stage: IoU from which on a box is positive, weight of the losses, weights of the box regression
 STAGES = (
@@ -29,15 +30,15 @@ GIOU_WEIGHT = 10.0
 
 Boxes = list[Tensor]  # (N, 4) per image
 Target = dict[str, Tensor]
-# (stage, logits (N, classes), deltas (N, 4 · classes), and per image boxes, labels, regression targets)
-# -> classification loss, box loss
-BoxLosses = Callable[[RoIHeads, Tensor, Tensor, Boxes, list[Tensor], list[Tensor]], tuple[Tensor, Tensor]]
 
 
 def giou_losses(
     stage: RoIHeads, logits: Tensor, deltas: Tensor, boxes: Boxes, labels: list[Tensor], targets: list[Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """Cross-entropy, and ten times the GIoU loss of the decoded positive boxes, divided by the number of all boxes."""
+    """Cross-entropy, and ten times the GIoU loss of the decoded positive boxes, divided by the number of all boxes.
+
+    Shape: logits (N, classes), deltas (N, 4 · classes), and per image boxes, labels and regression targets.
+    """
     classes, proposals = torch.cat(labels), torch.cat(boxes)
     positive = torch.where(classes > 0)[0]
     positive_deltas = _of_class(deltas, classes)[positive]  # (P, 4)
@@ -47,31 +48,23 @@ def giou_losses(
     return nn.functional.cross_entropy(logits, classes), GIOU_WEIGHT * loss
 
 
-def smooth_l1_losses(
-    stage: RoIHeads, logits: Tensor, deltas: Tensor, boxes: Boxes, labels: list[Tensor], targets: list[Tensor]
-) -> tuple[Tensor, Tensor]:
-    """The losses of torchvision's Faster R-CNN."""
-    return fastrcnn_loss(logits, deltas, labels, targets)
-
-
 class CascadeRoIHeads(nn.Module):
     """RoI heads in stages, to be used as ``roi_heads`` of a detector.
 
     Args:
         stages: torchvision's RoIHeads, all with mask heads or all without.
         weights: factor of the losses, per stage.
-        box_losses: the losses of a stage, :func:`giou_losses` or a function of the same signature.
 
     Raises:
         ValueError: no stage, or not one weight per stage.
     """
 
-    def __init__(self, stages: Sequence[RoIHeads], weights: Sequence[float], box_losses: BoxLosses = giou_losses):
+    def __init__(self, stages: Sequence[RoIHeads], weights: Sequence[float]):
         super().__init__()
         if len(stages) != len(weights) or not stages:
             raise ValueError(f"weights: got {len(weights)}, expected one per stage of {len(stages)}")
         self.stages: Any = nn.ModuleList(stages)  # each a RoIHeads
-        self.weights, self.box_losses = tuple(weights), box_losses
+        self.weights = tuple(weights)
 
     def forward(
         self,
@@ -97,7 +90,7 @@ class CascadeRoIHeads(nn.Module):
         for number, (stage, weight) in enumerate(zip(self.stages, self.weights), 1):
             boxes, matched, labels, box_targets = stage.select_training_samples(proposals, targets)
             logits, deltas = stage.box_predictor(stage.box_head(pooled(stage.box_roi_pool, boxes)))
-            class_loss, box_loss = self.box_losses(stage, logits, deltas, boxes, labels, box_targets)
+            class_loss, box_loss = giou_losses(stage, logits, deltas, boxes, labels, box_targets)
             of_stage = {"classifier": class_loss, "box_reg": box_loss}
             if stage.has_mask():
                 of_stage["mask"] = _mask_loss(stage, pooled, boxes, matched, labels, targets)
@@ -176,9 +169,10 @@ def create_heads(channels: int, hidden: int, num_classes: int, samples: int, mas
     return CascadeRoIHeads(stages, [weight for _, weight, _ in STAGES])
 
 
-def create(backbone: str, *args: Any, **kwargs: Any) -> Detector:
-    """Cascade Mask R-CNN; the arguments are those of :func:`.mask_rcnn.create_detector`.
+def create(backbone: str, *args: Any, masks: bool = True, **kwargs: Any) -> Detector:
+    """Cascade Mask R-CNN, or without ``masks`` Cascade R-CNN; the arguments are those of
+    :func:`.mask_rcnn.create_detector`.
 
     A box head is four 3×3 convolutions with batch norm and one linear layer.
     """
-    return create_detector(create_heads, backbone, *args, **kwargs)
+    return create_detector(partial(create_heads, masks=masks), backbone, *args, **kwargs)

@@ -1,13 +1,14 @@
 """Mask R-CNN (He et al., 2017) from torchvision's modules, on the backbone of a Steps or timm model (Table 2).
 
-Faster R-CNN is the case without a mask head (faster_rcnn.py). The settings are those of Swin's detectors. Labels are
-1 … num_classes, 0 is the background.
+Without its mask head it is Faster R-CNN (Ren et al., 2015), for data that have boxes alone. The settings are those of
+Swin's detectors. Labels are 1 … num_classes, 0 is the background.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ from torchvision.models.detection.transform import GeneralizedRCNNTransform
 from torchvision.ops import FeaturePyramidNetwork, MultiScaleRoIAlign
 from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
 
-from .backbone import PyramidBackbone, create_backbone, normalisation_of
+from .backbone import PyramidBackbone, create_backbone, mean_and_std_of
 
 __all__ = [
     "BOXES",
@@ -232,7 +233,7 @@ def create_detector(
         raise ValueError(f"anchors: got {len(anchors)} sides, expected {len(ANCHORS)}, one per level")
     pyramid = FeaturePyramid(create_backbone(backbone, **(backbone_args or {})), channels)
     heads = make_heads(channels, hidden, num_classes, samples)
-    return Detector(pyramid, heads, num_classes, size, max_size, anchors, *normalisation_of(backbone))
+    return Detector(pyramid, heads, num_classes, size, max_size, anchors, *mean_and_std_of(backbone))
 
 
 def create_heads(channels: int, hidden: int, num_classes: int, samples: int, masks: bool = True) -> RoIHeads:
@@ -241,6 +242,6 @@ def create_heads(channels: int, hidden: int, num_classes: int, samples: int, mas
     return create_roi_heads(box_head, hidden, num_classes, channels, samples, 0.5, (10.0, 10.0, 5.0, 5.0), masks)
 
 
-def create(backbone: str, *args: Any, **kwargs: Any) -> Detector:
-    """Mask R-CNN; the arguments are those of :func:`create_detector`."""
-    return create_detector(create_heads, backbone, *args, **kwargs)
+def create(backbone: str, *args: Any, masks: bool = True, **kwargs: Any) -> Detector:
+    """Mask R-CNN, or without ``masks`` Faster R-CNN; the arguments are those of :func:`create_detector`."""
+    return create_detector(partial(create_heads, masks=masks), backbone, *args, **kwargs)

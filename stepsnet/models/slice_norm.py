@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import UserError
-from .stepify.rebuild import note_sizes
+from .stepify.roles import note_sizes
 
 __all__ = ["SliceNorm", "norm_like", "widened_norm"]
 

@@ -53,7 +53,6 @@ class StepsDeiT(VisionTransformer):
         block_fn: timm's ``Block``, or another block of its signature.
         residual: the design of the residual stream, a key of ``stepsnet.residual.DESIGNS``; in each step its own.
         residual_options: those of the design, such as ``{"streams": 4}``.
-        depth_method: the earlier name of ``residual``.
         **kwargs: everything else that :class:`timm.models.VisionTransformer` takes.
 
     Shape: (B, in_chans, H, W) -> (B, num_classes).
@@ -69,13 +68,13 @@ class StepsDeiT(VisionTransformer):
         depths: Sequence[int] = (12, 6, 6),
         num_heads: Sequence[int] | None = None,
         block_fn=Block,
-        residual: str | None = None,
+        residual: str = "plain",
         residual_options: Mapping[str, Any] | None = None,
-        depth_method: str | None = None,
         **kwargs,
     ):
         check_steps(widths, depths)
-        residual, options = _residual(residual, residual_options, depth_method)
+        if not isinstance(residual_options or {}, Mapping):
+            raise ValueError(f"residual_options: got {residual_options!r}, expected a mapping such as {{'streams': 4}}")
         num_heads = resolve_heads(widths, num_heads, head_dim=64)
         shapes = iter(per_block(list(zip(widths, num_heads)), depths))
 
@@ -92,7 +91,7 @@ class StepsDeiT(VisionTransformer):
             **kwargs,
         )
         blocks = list(self.blocks)  # type: ignore[has-type]
-        self.blocks = assemble(blocks, widths, depths, -1, residual, options)
+        self.blocks = assemble(blocks, widths, depths, -1, residual, residual_options)
         names = [name for name, _ in self.blocks.named_modules() if re.fullmatch(r"networks\.\d+\.\d+", name)]
         for info, name in zip(self.feature_info, names):
             info["module"] = f"blocks.{name}"
@@ -114,17 +113,6 @@ class StepsDeiT(VisionTransformer):
     def group_matcher(self, coarse: bool = False) -> dict:
         blocks = [(r"^blocks\.networks\.(\d+)\.(\d+)", None), (r"^norm", (99999,))]
         return {**super().group_matcher(coarse), "blocks": blocks}
-
-
-def _residual(
-    name: str | None, options: Mapping[str, Any] | None, depth_method: str | None
-) -> tuple[str, Mapping[str, Any]]:
-    if depth_method is not None and name is not None:
-        raise ValueError(f"residual: got {name!r} with depth_method, its earlier name, expected only one of them")
-    if not isinstance(options or {}, Mapping):
-        raise ValueError(f"residual_options: got {options!r}, expected a mapping such as {{'streams': 4}}")
-    name = depth_method if name is None else name
-    return "plain" if name is None else name, options or {}
 
 
 def from_baseline(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -4,7 +4,7 @@ The paper's six models are TABLE_4 in ``paper/tables.py``: vocabulary 50,000, RM
 
 The layers are transformers' own, each with the width of its step; what differs from LLaMA is the residual stream
 between them, which follows the rule of :class:`stepsnet.StepsNet`. With one step the model *is* transformers' LLaMA:
-the same keys, weights and logits. What stepify makes of a model of transformers is in transformer_steps.py.
+the same keys, weights and logits. What stepify makes of a model of transformers is in transformers_families.py.
 """
 
 import math
@@ -36,7 +36,8 @@ from ..residual.connected import ConnectedBlock
 from ..residual.design import DesignPart
 from ..residual.joining import wire_steps
 from ..steps import change_width, cut_stream
-from .assembly import per_block, resolve_heads
+from .assembly import resolve_heads
+from .layer_config import LayerConfig, PerLayer
 from .slice_norm import SliceNorm
 
 __all__ = ["StepsTransformerConfig", "StepsTransformerForCausalLM", "StepsTransformerModel"]
@@ -47,7 +48,7 @@ PerStep = Any  # an integer, or a list with one integer per step; checked in __p
 
 
 @strict
-class StepsTransformerConfig(LlamaConfig):
+class StepsTransformerConfig(PerLayer, LlamaConfig):
     """LLaMA's configuration with lists, one entry per step, in place of one width and depth.
 
     Args:
@@ -125,40 +126,17 @@ class StepsTransformerConfig(LlamaConfig):
                 )
 
     @property
-    def steps(self) -> list["StepConfig"]:
+    def steps(self) -> list[LayerConfig]:
         """A view of this configuration per step."""
-        return [StepConfig(self, step) for step in range(len(self.widths))]
-
-    @property
-    def per_layer_config(self) -> list["StepConfig"]:
-        """A view per layer, from which transformers takes the shapes of a static cache."""
-        return per_block(self.steps, self.depths)
-
-    @per_layer_config.setter
-    def per_layer_config(self, value: Any) -> None:
-        if value is not None:
-            raise ValueError("per_layer_config: got a value, expected None: it follows from the steps")
+        names = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")
+        heads = self.num_attention_heads
+        head_dims = [width // number for width, number in zip(self.widths, heads)]
+        values = zip(self.widths, self.intermediate_size, heads, self.num_key_value_heads, head_dims)
+        return [LayerConfig(self, dict(zip(names, of_step))) for of_step in values]
 
 
 def _per_step(values: PerStep) -> list[int]:
     return [values] if isinstance(values, int) else list(values)
-
-
-class StepConfig:
-    """The configuration of one step; attributes that do not depend on the step are read from the model's."""
-
-    def __init__(self, config: StepsTransformerConfig, step: int):
-        self.model_config = config
-        self.hidden_size = config.widths[step]
-        self.intermediate_size = config.intermediate_size[step]
-        self.num_attention_heads = config.num_attention_heads[step]
-        self.num_key_value_heads = config.num_key_value_heads[step]
-        self.head_dim = self.hidden_size // self.num_attention_heads
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "model_config" or name.startswith("__"):  # copy and pickle ask before it is set
-            raise AttributeError(name)
-        return getattr(self.model_config, name)
 
 
 class StepsTransformerPreTrainedModel(LlamaPreTrainedModel):

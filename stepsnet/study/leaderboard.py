@@ -93,7 +93,7 @@ def _args(study: Study, contender: Contender, point: int) -> Mapping[str, Any]:
 
 
 def _design(args: Mapping[str, Any]) -> str:
-    return args.get("residual") or args.get("depth_method") or "plain"
+    return args.get("residual") or "plain"
 
 
 def _traffic(args: Mapping[str, Any]) -> float | None:

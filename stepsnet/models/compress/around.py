@@ -7,7 +7,6 @@ WM, which undoes an orthogonal M.
 from __future__ import annotations
 
 import copy
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +21,7 @@ from ...residual.branches import BranchParts
 from ...residual.known_blocks import parts_of
 from ...residual.linears import linear_paths, misses_linear
 from ...steps import StepsNet
-from ..blocks import blocks_of
+from ..blocks import blocks_of, is_of_transformers, is_steps_transformer
 
 __all__ = ["Around", "around", "fold_norms", "rotate"]
 
@@ -76,8 +75,7 @@ def branches(block: nn.Module) -> Sequence[BranchParts]:
 
 def around(model: Any) -> Around:
     """Raises UserError for a model of another family, or with a part that is not known."""
-    library = sys.modules.get("transformers")
-    if library is not None and isinstance(model, library.PreTrainedModel):
+    if is_of_transformers(model):
         return _around_llama(model)
     if isinstance(model, VisionTransformer):
         return _around_vit(model)
@@ -129,9 +127,7 @@ def fold_norms(model: nn.Module) -> Any:
     Raises:
         UserError: as :func:`around`, or a norm that is of neither kind.
     """
-    if any(isinstance(module, StepsNet) for module in model.modules()) or hasattr(
-        getattr(model, "config", None), "widths"
-    ):
+    if is_steps_transformer(model) or any(isinstance(module, StepsNet) for module in model.modules()):
         raise UserError(f"compress: {type(model).__name__} is in steps already, expected a network of one width")
     around(model)  # says what does not fit before anything is copied
     result: Any = copy.deepcopy(model).eval().requires_grad_(False)

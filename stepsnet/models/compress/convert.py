@@ -23,9 +23,9 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import UserError
-from ...plan import StepPlan, check_steps
+from ...plan import StepPlan
 from ..stepify.convert import stepify
-from ..stepify.plan import check_plan, fields_of
+from ..stepify.plan import check_plan, read_plan
 from .around import Around, around, branches, fold_norms, rotate
 from .cut import cut_block, heads_and_groups
 from .distill import Compressed
@@ -121,15 +121,7 @@ def _plan(parts: Around, steps: Any, plan: Mapping[str, Any] | StepPlan | None) 
             )
         each = blocks // steps
         return _with_heads(parts, widths, (*[each] * (steps - 1), blocks - each * (steps - 1)))
-    fields = fields_of(plan)
-    for key, value in fields.items():
-        if value is not None and not isinstance(value, (list, tuple)):
-            raise UserError(f"plan: {key}: got {value!r}, expected a list")
-    widths, depths = tuple(fields["widths"]), tuple(fields["depths"])
-    try:
-        check_steps(widths, depths)
-    except ValueError as error:
-        raise UserError(f"plan: {error}") from None
+    widths, depths, given = read_plan(plan)
     if list(widths) != sorted(set(widths)) or widths[-1] != width:
         raise UserError(f"plan: widths: got {widths}, expected increasing ones up to the model's {width}")
     if sum(depths) != blocks or not depths[-1]:
@@ -137,10 +129,8 @@ def _plan(parts: Around, steps: Any, plan: Mapping[str, Any] | StepPlan | None) 
     if wrong := next((c for c in widths[:-1] if c % unit), None):
         raise UserError(f"plan: widths: got {wrong}, expected a multiple of {unit}, so that heads are cut as a whole")
     chosen = _with_heads(parts, widths, depths)
-    if fields.get("num_heads") not in (None, chosen["num_heads"], list(chosen["num_heads"])):
-        raise UserError(
-            f"plan: num_heads: got {tuple(fields['num_heads'])}, expected {chosen['num_heads']}: heads keep their size"
-        )
+    if given not in (None, chosen["num_heads"]):
+        raise UserError(f"plan: num_heads: got {given}, expected {chosen['num_heads']}: heads keep their size")
     return chosen
 
 

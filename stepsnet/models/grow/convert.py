@@ -19,7 +19,6 @@ norm's weights). From the second on every parameter has one.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -27,6 +26,7 @@ from torch import nn
 
 from ...errors import UserError
 from ...plan import StepPlan
+from ..blocks import is_of_transformers
 from ..stepify.plan import check_plan
 from .of_timm import grown_vit
 from .plan import RoundTo
@@ -66,8 +66,7 @@ def grow(
         UserError: a model of another family, or a plan that does not fit.
     """
     _check_options(model, steps, plan, round_to)
-    library = sys.modules.get("transformers")
-    if library is not None and isinstance(model, library.PreTrainedModel):
+    if is_of_transformers(model):
         from .of_transformers import grown_transformer  # only where transformers is there
 
         return grown_transformer(model, steps, plan, round_to)

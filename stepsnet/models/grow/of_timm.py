@@ -16,11 +16,11 @@ from ...plan import StepPlan
 from ...steps import StepsNet
 from ..slice_norm import widened_norm
 from ..stepify.adapters import BlockAdapter
-from ..stepify.build import initialized_blocks, spread_drop_path
 from ..stepify.containers import Container, Example
 from ..stepify.find_adapter import adapter_of
 from ..stepify.plan import ContainerPlan
-from ..stepify.rebuild import get_path
+from ..stepify.replace_blocks import initialized_blocks, spread_drop_path
+from ..stepify.roles import get_path, has_path, set_path
 from ..stepify.sequence import StepSequence
 from .new_weights import drawn_like, silence
 from .plan import RoundTo, plan_growth
@@ -137,10 +137,8 @@ def _widen(model: Any, width: int, new_width: int) -> None:
     else:
         patches.out_channels = new_width
     for path in _NORMS:
-        parent, _, name = path.rpartition(".")
-        holder = get_path(model, parent) if parent else model
-        if not isinstance(norm := getattr(holder, name, nn.Identity()), nn.Identity):
-            setattr(holder, name, widened_norm(norm, width, more))
+        if has_path(model, path) and not isinstance(norm := get_path(model, path), nn.Identity):
+            set_path(model, path, widened_norm(norm, width, more))
     for name in _HEADS:
         if isinstance(head := getattr(model, name, None), nn.Linear):
             zeros = torch.zeros_like(head.weight[:, :1]).expand(-1, more)

@@ -16,9 +16,9 @@ from ..stepify.adapters import BlockAdapter
 from ..stepify.containers import Container, Example
 from ..stepify.of_transformers import steps_config_of
 from ..stepify.plan import ContainerPlan
-from ..stepify.rebuild import get_path
+from ..stepify.roles import get_path
 from ..steps_transformer import StepsTransformerConfig
-from ..transformer_steps import FAMILIES, Family, head_size_of, steps_class
+from ..transformers_families import FAMILIES, Family, head_size_of, steps_class
 from .new_weights import drawn_like, silence
 from .plan import RoundTo, plan_growth
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from ...errors import UserError
-from ...plan import MOST_CHANNELS, StepPlan, check_steps, usual_heads
+from ...plan import MOST_CHANNELS, StepPlan, usual_heads
 from ..stepify.containers import Container
-from ..stepify.plan import ContainerPlan, expected_heads, fields_of, heads_at
+from ..stepify.plan import ContainerPlan, check_heads, heads_at, read_plan
 
 __all__ = ["plan_growth"]
 
@@ -82,11 +82,9 @@ def _wider_widths(container: Container, more: int, round_to: RoundTo) -> list[in
 def _given(
     container: Container, old: ContainerPlan, plan: Mapping[str, Any] | StepPlan, steps: int | None
 ) -> ContainerPlan:
-    plan = fields_of(plan)
-    widths, depths = _tuple(plan, "widths"), _tuple(plan, "depths")
+    widths, depths, heads = read_plan(plan)
     count = len(old.widths)
     try:
-        check_steps(widths, depths)
         _check_beginning(widths, old.widths, "widths")
         _check_beginning(depths, old.depths, "depths")
         wider = widths[count:]
@@ -96,33 +94,13 @@ def _given(
         if not wider or (steps is not None and steps != len(widths)):
             expected = f"{steps} steps" if steps is not None else "at least one more"
             raise ValueError(f"widths: got {widths}, expected {expected}; the first are the model's {old.widths}")
-        heads = _given_heads(container, old, plan, widths)
+        if heads is None:
+            return ContainerPlan(widths, depths, (*old.num_heads, *(heads_at(container, width) for width in wider)))
+        _check_beginning(heads, old.num_heads, "num_heads")
+        check_heads(container, widths, heads, count)
     except ValueError as error:
         raise UserError(f"plan: {error}") from None
     return ContainerPlan(widths, depths, heads)
-
-
-def _given_heads(
-    container: Container, old: ContainerPlan, plan: Mapping[str, Any], widths: Sequence[int]
-) -> tuple[int | None, ...]:
-    count = len(old.widths)
-    if plan.get("num_heads") is None:
-        return (*old.num_heads, *(heads_at(container, width) for width in widths[count:]))
-    heads = _tuple(plan, "num_heads")
-    _check_beginning(heads, old.num_heads, "num_heads")
-    if len(heads) != len(widths):
-        raise ValueError(f"num_heads: got {heads}, expected one per width of {tuple(widths)}")
-    for width, number in zip(widths[count:], heads[count:]):
-        if expected := expected_heads(container, width, number):
-            raise ValueError(f"num_heads: got {number} at width {width}, expected {expected}")
-    return heads
-
-
-def _tuple(plan: Mapping[str, Any], key: str) -> tuple[int, ...]:
-    value = plan[key]
-    if not isinstance(value, (list, tuple)):
-        raise UserError(f"plan: {key}: got {value!r}, expected a list")
-    return tuple(value)
 
 
 def _check_beginning(given: Sequence[Any], old: Sequence[Any], name: str) -> None:

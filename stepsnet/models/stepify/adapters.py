@@ -10,7 +10,7 @@ from torch import nn
 
 from ...errors import UserError
 from ...residual.known_blocks import Branch, declare_branches
-from .rebuild import Roles, get_path, rebuild, sizes_of
+from .roles import Roles, get_path, rebuild, sizes_of
 
 __all__ = ["ADAPTERS", "BlockAdapter", "declare", "rebuilt", "register_block", "signature_of"]
 

@@ -15,7 +15,7 @@ from timm.models import vision_transformer as vit
 from timm.models._manipulate import named_apply
 
 from .adapters import HeadRule, declare
-from .rebuild import Roles
+from .roles import Roles
 
 _HEADS = {
     "attn.num_heads": "N",

@@ -7,7 +7,6 @@ for that is a row of adapters_timm.py; what the result is, is StepSequence.
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, Literal, get_args
@@ -17,9 +16,10 @@ from torch import Tensor, nn
 
 from ...errors import UserError, nearest
 from ...plan import Profile, StepPlan
-from .build import build_in_steps
+from ..blocks import is_of_transformers
 from .containers import Container, Example, find_containers
 from .plan import ContainerPlan, Match, check_plan, given_plans, search_plan
+from .replace_blocks import build_in_steps
 from .sequence import StepSequence
 from .watch import reached
 
@@ -78,7 +78,7 @@ def stepify(
     ):
         raise UserError(f"{beside[0]}: got it beside a plan, which takes the place of the search, expected one of them")
     model, call, _ = model_and_example(model, {"example": example, "tokens": tokens, **model_args})
-    is_transformer = _is_of_transformers(model)
+    is_transformer = is_of_transformers(model)
     if is_transformer:
         from .of_transformers import in_steps, layers_of_transformer
 
@@ -148,7 +148,7 @@ def model_and_example(model: nn.Module | str, options: Mapping[str, Any]) -> tup
         model = _named(model, own)
     elif own:
         raise UserError(f"stepify: got {', '.join(own)} beside a model, expected such arguments only beside a name")
-    if _is_of_transformers(model):
+    if is_of_transformers(model):
         from .of_transformers import token_example
 
         return model, token_example(model, options.get("tokens", 256)), options
@@ -222,11 +222,6 @@ def _check_blocks(model: nn.Module, path: str, fit: Sequence[bool], what: str, s
             f"stepify: {type(model).__name__} {what} {blocks} of its {len(fit)} blocks: it {since} before, "
             f"expected a loop over all that are in {path}"
         )
-
-
-def _is_of_transformers(model: nn.Module) -> bool:
-    library = sys.modules.get("transformers")
-    return library is not None and isinstance(model, library.PreTrainedModel)
 
 
 def _named(name: str, args: dict[str, Any]) -> nn.Module:

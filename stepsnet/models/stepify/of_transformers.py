@@ -12,11 +12,11 @@ from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 
 from ...errors import UserError, in_a_line, nearest
-from ..transformer_steps import FAMILIES, head_size_of, layer_of, steps_class, steps_config_class
+from ..transformers_families import FAMILIES, head_size_of, layer_of, steps_class, steps_config_class
 from .adapters import BlockAdapter
 from .containers import Container, Example, trace_blocks
 from .plan import ContainerPlan
-from .rebuild import get_path
+from .roles import get_path
 
 __all__ = ["in_steps", "layers_of_transformer", "model_of_name", "steps_config_of", "token_example"]
 
@@ -87,7 +87,7 @@ def token_example(model: Any, tokens: int) -> Example:
 
 
 def layers_of_transformer(model: Any, example: Example) -> Container:
-    """The layers of a model of a family that is in the table of transformer_steps.py.
+    """The layers of a model of a family that is in the table of transformers_families.py.
 
     Raises:
         UserError: another family.
@@ -99,7 +99,7 @@ def layers_of_transformer(model: Any, example: Example) -> Container:
     if name not in FAMILIES:
         raise UserError(
             f"stepify: {type(model).__name__} is of the family {name!r}, expected one of {', '.join(FAMILIES)}; a row "
-            "in stepsnet/models/transformer_steps.py teaches another"
+            "in stepsnet/models/transformers_families.py teaches another"
         )
     if getattr(config, "add_cross_attention", False):
         raise UserError(f"stepify: {type(model).__name__} has add_cross_attention, expected a model without it")

@@ -12,7 +12,7 @@ from ...plan import USUAL_HEADS, Profile, StepPlan, arrange_steps, check_steps, 
 from .adapters import rebuilt
 from .containers import Container
 
-__all__ = ["ContainerPlan", "check_plan", "expected_heads", "fields_of", "given_plans", "heads_at", "search_plan"]
+__all__ = ["ContainerPlan", "check_heads", "check_plan", "given_plans", "heads_at", "read_plan", "search_plan"]
 
 Match = Literal["macs", "params"]
 _TOLERANCE = 0.04  # of the cost: within it, the rule of Sec. 5.5 decides, half of a step's cost for a narrower one
@@ -69,7 +69,7 @@ def given_plans(plan: Mapping[str, Any] | StepPlan, chosen: Sequence[Container])
     Raises:
         UserError: an unknown key, or a plan that does not fit.
     """
-    plan = fields_of(plan)
+    plan = _fields_of(plan)
     keys = ("widths", "depths", "num_heads")
     values = zip(*(_per_container(plan.get(key), key, chosen) for key in keys))
     return {container.path: _given_plan(container, *one) for container, one in zip(chosen, values)}
@@ -81,7 +81,25 @@ def check_plan(plan: Any) -> None:
         raise UserError(f"plan: got {str(plan)[:40]}, expected widths and depths, or what plan_steps returns")
 
 
-def fields_of(plan: Mapping[str, Any] | StepPlan) -> Mapping[str, Any]:
+def read_plan(plan: Mapping[str, Any] | StepPlan) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...] | None]:
+    """Widths, depths and, where they are given, heads of a user's plan for one container.
+
+    Raises:
+        UserError: an unknown key, something else than lists, or widths and depths that do not go together.
+    """
+    fields = _fields_of(plan)
+    for key, value in fields.items():
+        if not isinstance(value, (list, tuple)) and (key != "num_heads" or value is not None):
+            raise UserError(f"plan: {key}: got {value!r}, expected a list")
+    widths, depths, heads = tuple(fields["widths"]), tuple(fields["depths"]), fields.get("num_heads")
+    try:
+        check_steps(widths, depths)
+    except ValueError as error:
+        raise UserError(f"plan: {error}") from None
+    return widths, depths, None if heads is None else tuple(heads)
+
+
+def _fields_of(plan: Mapping[str, Any] | StepPlan) -> Mapping[str, Any]:
     """widths, depths and maybe num_heads. Raises UserError for other keys."""
     if isinstance(plan, StepPlan):
         return {"widths": plan.widths, "depths": plan.depths, "num_heads": plan.num_heads}
@@ -112,6 +130,7 @@ def _given_plan(
     try:
         check_steps(widths, depths)
         heads = [heads_at(container, width) for width in widths] if num_heads is None else num_heads
+        check_heads(container, widths, heads)
     except ValueError as error:
         raise UserError(f"{where}: {error}") from None
     if not sum(depths):
@@ -120,15 +139,19 @@ def _given_plan(
         raise UserError(
             f"{where}: widths: got {tuple(widths)}, expected the widest to be the stream's {container.width}"
         )
-    if len(heads) != len(widths):
-        raise UserError(f"{where}: num_heads: got {tuple(heads)}, expected one per width of {tuple(widths)}")
-    for width, number in zip(widths, heads):
-        if expected := expected_heads(container, width, number):
-            raise UserError(f"{where}: num_heads: got {number} at width {width}, expected {expected}")
     return ContainerPlan(tuple(widths), tuple(depths), tuple(heads))
 
 
-def expected_heads(container: Container, width: int, number: Any) -> str:
+def check_heads(container: Container, widths: Sequence[int], heads: Sequence[Any], known: int = 0) -> None:
+    """Raises ValueError for heads that do not fit, of which the first ``known`` are those of a model that exists."""
+    if len(heads) != len(widths):
+        raise ValueError(f"num_heads: got {tuple(heads)}, expected one per width of {tuple(widths)}")
+    for width, number in list(zip(widths, heads))[known:]:
+        if expected := _expected_heads(container, width, number):
+            raise ValueError(f"num_heads: got {number} at width {width}, expected {expected}")
+
+
+def _expected_heads(container: Container, width: int, number: Any) -> str:
     """What a number of heads should have been; empty where it is right."""
     block, adapter = container.template, container.adapter
     if adapter.num_heads(block) is None:

@@ -25,7 +25,7 @@ from ...engine.task import BatchShard, Task
 from ...errors import UserError
 from ...from_data import check_class_count, key_of_weights, with_classes
 from ...inspection import Section
-from ...models.backbone import load_backbone, normalisation_of
+from ...models.backbone import load_backbone, mean_and_std_of
 from ...models.build import build_model
 from ...models.upernet import UPerNet
 from ..assets import read_classes, save_classes
@@ -98,7 +98,7 @@ def build(
 def inference_of(recipe: SegmentationRecipe, model: UPerNet) -> Inference:
     """How the recipe tests images, with the mean and standard deviation that timm has for the backbone."""
     return Inference(
-        *normalisation_of(model.backbone_name),
+        *mean_and_std_of(model.backbone_name),
         recipe.scale,
         recipe.eval_window,
         recipe.eval_stride,

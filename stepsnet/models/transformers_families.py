@@ -20,11 +20,12 @@ from torch import Tensor
 from transformers import AutoConfig
 
 from ..plan import check_steps
+from .layer_config import LayerConfig, PerLayer
 from .slice_norm import SliceNorm
 from .stepify.adapters import HeadRule
-from .stepify.rebuild import get_path
+from .stepify.roles import get_path
 
-__all__ = ["FAMILIES", "Family", "LayerConfig", "layer_of", "steps_class", "steps_config_class"]
+__all__ = ["FAMILIES", "Family", "layer_of", "steps_class", "steps_config_class"]
 
 
 @dataclass(frozen=True)
@@ -113,27 +114,11 @@ def head_size_of(config: Any) -> int:
 # ---- configurations
 
 
-class LayerConfig:
-    """A model's configuration with the sizes of one step; all else is read from the model's."""
-
-    def __init__(self, config: Any, sizes: dict[str, Any]):
-        self.model_config = config
-        for name, value in sizes.items():
-            setattr(self, name, value)
-            setattr(self, config.attribute_map.get(name, name), value)  # GPT-2 has hidden_size as n_embd too
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "model_config" or name.startswith("__"):  # copy and pickle ask before it is set
-            raise AttributeError(name)
-        return getattr(self.model_config, name)
-
-
-class _Steps:
+class _Steps(PerLayer):
     """The part that the configurations have in common."""
 
     model_type: Any
     widths: Any
-    depths: Any
     step_sizes: Any
     norm_slices: Any
 
@@ -150,15 +135,9 @@ class _Steps:
             super().validate_architecture()  # type: ignore[misc]
 
     @property
-    def per_layer_config(self) -> list[LayerConfig]:
-        """A view per layer, from which transformers takes the shapes of a static cache."""
-        steps = [LayerConfig(self, sizes) for sizes in self.step_sizes or []]
-        return [step for step, depth in zip(steps, self.depths or []) for _ in range(depth)]
-
-    @per_layer_config.setter
-    def per_layer_config(self, value: Any) -> None:
-        if value is not None:
-            raise ValueError("per_layer_config: got a value, expected None: it follows from the steps")
+    def steps(self) -> list[LayerConfig]:
+        """A view of this configuration per step."""
+        return [LayerConfig(self, sizes) for sizes in self.step_sizes or []]
 
 
 @cache

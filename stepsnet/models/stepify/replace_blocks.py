@@ -14,7 +14,7 @@ from ...errors import UserError
 from .adapters import BlockAdapter, rebuilt, signature_of
 from .containers import Container
 from .plan import ContainerPlan
-from .rebuild import get_path, has_path
+from .roles import get_path, has_path, set_path
 from .sequence import StepSequence
 
 __all__ = ["build_in_steps", "initialized_blocks", "spread_drop_path"]
@@ -56,8 +56,7 @@ def _is_as_before(container: Container, plan: ContainerPlan) -> bool:
 def _put(model: nn.Module, path: str, sequence: nn.Module) -> nn.Module:
     if not path:
         return sequence
-    parent, _, name = path.rpartition(".")
-    setattr(get_path(model, parent) if parent else model, name, sequence)
+    set_path(model, path, sequence)
     return model
 
 

@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 
 from ...errors import UserError
 
-__all__ = ["Roles", "note_sizes", "rebuild", "sizes_of"]
+__all__ = ["Roles", "get_path", "has_path", "note_sizes", "rebuild", "set_path", "sizes_of"]
 
 Sizes = dict[str, int]
 
@@ -103,7 +104,7 @@ def rebuild(roles: Roles, block: nn.Module, width: int, heads: int | None, keep_
         note_sizes(module)
     for path, role in roles.attributes.items():
         if has_path(block, path):
-            _set_path(copied, path, _evaluated(role, new, get_path(block, path)))
+            set_path(copied, path, _evaluated(role, new, get_path(block, path)))
     return copied
 
 
@@ -230,9 +231,7 @@ def _evaluated(role: str, sizes: Sizes, same: Any) -> Any:
 
 
 def get_path(module: Any, path: str) -> Any:
-    for name in path.split("."):
-        module = getattr(module, name)
-    return module
+    return attrgetter(path)(module)
 
 
 def has_path(module: Any, path: str) -> bool:
@@ -243,6 +242,6 @@ def has_path(module: Any, path: str) -> bool:
     return True
 
 
-def _set_path(module: Any, path: str, value: Any) -> None:
+def set_path(module: Any, path: str, value: Any) -> None:
     parent, _, name = path.rpartition(".")
     setattr(get_path(module, parent) if parent else module, name, value)
