@@ -15,9 +15,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ..errors import UserError
 from .branches import BranchParts
 from .design import Branch, Connection, Place, reset_norm
-from .linears import run_before_last
+from .linears import heads_of, inputs_of_last, run_before_last
 from .scales import HeadScale
 
 __all__ = ["NormFormer"]
@@ -41,6 +42,14 @@ class NormFormer(Connection):
 
     def forward(self, x: Tensor, F: Branch) -> Tensor:
         return x + F(x, behind=self.norm)
+
+    @classmethod
+    def check_block(cls, block: nn.Module, parts: Sequence[BranchParts]) -> None:
+        for one in parts:
+            heads, inputs = heads_of(block, one), inputs_of_last(block, one)
+            if one.projections is not None and (heads < 1 or inputs % heads):
+                got = f"{one.layer} of {type(block).__name__}: got {heads or 'no'} heads of {inputs} channels"
+                raise UserError(f"residual: normformer: {got}, expected head_dim or num_heads as an attribute")
 
     @classmethod
     def prepare(cls, block: Any, parts: Sequence[BranchParts], place: Place, options: Mapping[str, Any]) -> None:
