@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -24,8 +24,10 @@ __all__ = [
     "DesignPart",
     "Place",
     "State",
+    "Unit",
     "Wiring",
     "check_bounds",
+    "check_design",
     "check_options",
     "check_sources",
     "precise",
@@ -37,6 +39,8 @@ __all__ = [
 Branch = BoundBranch  # F: (B, N, C) -> (B, N, C); a block as a whole is a plain function
 # What a block hands to the next: the stream, or several tensors, of which the last is the one that the block has made
 State = Any
+Unit = Literal["branch", "block", "branches"]
+UNITS: tuple[Unit, ...] = get_args(Unit)
 
 
 @dataclass(frozen=True)
@@ -92,6 +96,9 @@ class Wiring(DesignPart):
 
     def finish(self, state: State) -> Tensor:
         """The state after any block -> what the head would read if the network ended there, (B, N, C)."""
+        if isinstance(state, tuple | list | dict):
+            kind = type(state).__name__
+            raise UserError(f"residual: a stream ended as {kind}, expected one tensor, which finish of a Wiring makes")
         return state
 
     def as_sum(self, state: State) -> Tensor:
@@ -125,7 +132,7 @@ class Connection(DesignPart):
 
     title: ClassVar[str]
     source: ClassVar[str]
-    unit: ClassVar[Literal["branch", "block", "branches"]] = "branch"
+    unit: ClassVar[Unit] = "branch"
     wiring: ClassVar[type[Wiring]] = Wiring
     options: ClassVar[dict[str, Any]] = {}
     needs: ClassVar[tuple[str, ...]] = ()
@@ -167,6 +174,18 @@ class Connection(DesignPart):
     def silent(cls, layers: int, options: Mapping[str, Any]) -> float:
         """The factor of the stream from end to end while all branches give zero; 1 where it is passed on."""
         return 1.0
+
+
+def check_design(name: str, design: Any) -> None:
+    """Raise UserError for what is no design, or lacks what is shown of it."""
+    if not isinstance(design, type) or not issubclass(design, Connection):
+        raise UserError(f"residual: {name}: got {design!r}, expected a subclass of Connection")
+    for key in ("title", "source"):
+        text = getattr(design, key, None)
+        if not isinstance(text, str) or not text:
+            raise UserError(f"residual: {key} of {name}: got {text!r}, expected a text")
+    if design.unit not in UNITS:
+        raise UserError(f"residual: unit of {name}: got {design.unit!r}, expected {', '.join(UNITS)}")
 
 
 def check_options(name: str, design: type[Connection], given: Mapping[str, Any]) -> dict[str, Any]:
