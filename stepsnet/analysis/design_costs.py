@@ -26,7 +26,7 @@ class DesignCost:
         params, macs: of the whole model, per image; elementwise products are not in the MACs, by the convention of
             :func:`stepsnet.macs.count_forward`.
         traffic: numbers read and written between the branches, per token and block, in units of the stream's
-            width C; with several widths the mean over the blocks.
+            width C; with several widths the mean over the blocks. None where a design does not say.
         activations: peak bytes of a forward and backward pass of one image in float32, with nothing recomputed.
     """
 
@@ -38,7 +38,7 @@ class DesignCost:
     blocks: int
     params: int
     macs: int
-    traffic: float
+    traffic: float | None
     activations: int
 
 
@@ -91,14 +91,20 @@ def profile_costs(width: int = 384, blocks: int = 12, num_heads: int = 6) -> Ite
 
 def stream_traffic(
     widths: Sequence[int], depths: Sequence[int], name: str = "plain", options: Mapping[str, Any] | None = None
-) -> float:
+) -> float | None:
     """Numbers read and written between the branches, per token and block, in units of the stream's width.
 
-    That of a design at the width of each step, and of what is joined where a wider part of the stream follows.
+    That of a design at the width of each step, and of what is joined where a wider part of the stream follows. None
+    where the design does not say.
     """
     design = design_of(name) or Connection
     chosen, per_block = {**design.options, **(options or {})}, 1 if design.unit != "branch" else 2
-    blocks = sum(w * depth * design.traffic(per_block * depth, chosen) for w, depth in zip(widths, depths))
+    blocks = 0.0
+    for width, depth in zip(widths, depths):
+        of_blocks = design.traffic(per_block * depth, chosen) if depth else 0.0
+        if of_blocks is None:
+            return None
+        blocks += width * depth * of_blocks
     joined = sum(2 * wider for width, wider in zip(widths, (*widths[1:], max(widths))) if wider > width)
     return (blocks + joined) / max(widths) / sum(depths)
 

@@ -128,7 +128,9 @@ class DeepCrossAttention(Connection):
 
     @classmethod
     def traffic(cls, layers: int, options: Mapping[str, Any]) -> float:
-        return sum(sources(t, options["last"]) + 3 + 6 for t in range(1, layers + 1)) / layers
+        read, last = [sources(t, options["last"]) for t in range(1, layers + 2)], options["last"]
+        summed = read[:-1].count(last + 2) if last else 0  # blocks behind which one source more joins those in between
+        return (sum(read) + (3 + 6) * layers + 3 * summed + 1) / layers
 
 
 def sources(t: int, last: int) -> int:

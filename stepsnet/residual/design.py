@@ -162,18 +162,16 @@ class Connection(DesignPart):
         """Change a block in place where the design changes what is inside of a branch, such as its norm."""
 
     @classmethod
-    def traffic(cls, layers: int, options: Mapping[str, Any]) -> float:
+    def traffic(cls, layers: int, options: Mapping[str, Any]) -> float | None:
         """Numbers that are read and written between the branches, per token and block of two branches, in units of C.
 
-        Each operand of the formula is read once and each result written once, as a fused kernel would. The plain
-        stream reads x and F(x) and writes their sum, twice a block: 6. Where it depends on the layer, the mean.
+        Of a stream with so many connections, from its start to its end; where blocks differ, the mean. Each operand
+        of a formula is read once and each result written once, as a fused kernel would: a norm behind a branch, a gain
+        or a low-rank map on the way takes nothing more. What is inside of F counts nowhere, F's reading of its input
+        neither. The plain stream reads x and F(x) and writes their sum, twice a block: 6. None, not known: a design
+        with a Wiring that does not say.
         """
-        return 6.0
-
-    @classmethod
-    def silent(cls, layers: int, options: Mapping[str, Any]) -> float:
-        """The factor of the stream from end to end while all branches give zero; 1 where it is passed on."""
-        return 1.0
+        return 6.0 if cls.wiring is Wiring else None
 
 
 def check_design(name: str, design: Any) -> None:

@@ -54,4 +54,4 @@ class Lambdas(Connection):
 
     @classmethod
     def traffic(cls, layers: int, options: Mapping[str, Any]) -> float:
-        return 6.0 + 3.0
+        return 9.0 - 1.0 / layers

@@ -134,4 +134,7 @@ class MUDD(Connection):
 
     @classmethod
     def traffic(cls, layers: int, options: Mapping[str, Any]) -> float:
-        return 6.0 + sum(i + 1 + (1 if i == layers else WAYS) for i in range(1, layers + 1)) / layers
+        total = sum(i + 1 + (1 if i == layers else WAYS) for i in range(1, layers + 1))
+        # X_0 is read and its normed one written; behind all blocks but the last, that of X_i besides the sums
+        normed = 2 + layers - 1 if options["prepost_norm"] else 0
+        return 6.0 + (total + normed) / layers

@@ -4,8 +4,9 @@ r"""NormFormer: Shleifer et al., "Improved Transformer Pretraining with Extra No
     x_{l+1} = x' + W_2 Norm(GELU(W_1 Norm(x')))
 
 In a gated MLP the norm stands in front of the last layer as well. Norms have the class of those in front of the
-branches. Start: γ = 1, norms as usual. Parameters: H + 2C + 8C a block with an MLP of 4C. Traffic: that of the plain
-stream, and of the norm behind the attention; that inside of the MLP is none of the stream's.
+branches. The paper's learned scale of the MLP's shortcut, which it leaves to choice, is not part of this. Start: γ = 1,
+norms as usual. Parameters: H + 2C + 8C a block with an MLP of 4C. Traffic: that of the plain stream, the norm behind
+the attention being fused with the sum; that inside of the MLP is none of the stream's.
 """
 
 from __future__ import annotations
@@ -55,10 +56,6 @@ class NormFormer(Connection):
     def prepare(cls, block: Any, parts: Sequence[BranchParts], place: Place, options: Mapping[str, Any]) -> None:
         for index, one in enumerate(parts):
             run_before_last(block, index, one)
-
-    @classmethod
-    def traffic(cls, layers: int, options: Mapping[str, Any]) -> float:
-        return 6.0 + 2  # the norm reads the attention's output and writes its own result
 
 
 def _norm_of(width: int, norm: Any) -> nn.Module:

@@ -78,7 +78,7 @@ class ValueResidual(Connection):
 
     @classmethod
     def traffic(cls, layers: int, options: Mapping[str, Any]) -> float:
-        return 6.0 + 3.0
+        return 9.0 - 6.0 / layers  # of layers / 2 attentions all but the first mix
 
 
 def _mix(block: Any, index: int, part: int, of: int, linear: nn.Module, arguments: Any, output: Tensor) -> Tensor:
