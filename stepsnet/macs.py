@@ -1,7 +1,7 @@
 """Multiply-accumulates of a forward pass, counted on the meta device: no kernel of any device is run or chosen.
 
 Convolutions, linear layers and both attention products are counted, and by the paper's conventions 5 per element of
-an affine LayerNorm and 2 per element of a BatchNorm, as fvcore does.
+an affine LayerNorm and 2 per element of a BatchNorm, as fvcore does. Other products of elements are not counted.
 """
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ class DesignCost:
 
     Args:
         blocks: of the model.
-        params, macs: of the whole model, per image; elementwise products are not in the MACs, by the convention of
-            :func:`stepsnet.macs.count_forward`.
+        params, macs: of the whole model, per image; by the convention of :func:`stepsnet.macs.count_forward`
+            products of elements are not in the MACs, and 5 an element of an affine LayerNorm are.
         traffic: numbers read and written between the branches, per token and block, in units of the stream's
             width C; with several widths the mean over the blocks. None where a design does not say.
         activations: peak bytes of a forward and backward pass of one image in float32, with nothing recomputed.

@@ -14,8 +14,8 @@ in a norm, and is well above that ε. The stream itself is divided by the number
 silent; in a StepsNet its channels are smaller then than those that wait. Parameters: C a branch but the first, and C at
 the end. MACs a token and branch: C for each v that is read, for w_l · v, and as many for the sum, which the count of
 matrix products leaves out. Traffic, but for the first layer and with the end: those v are read, h is written, and 3 for
-a sum in a group.
-Memory: the v; those of ``groups`` and not of all layers in the second form.
+a sum in a group. Memory: the v; those of ``groups`` and not of all layers in the second form. In training its sums so
+far are kept too: beside the plain network 17 of (B, N, C) with one group in 8 blocks, and 23 in full.
 """
 
 from __future__ import annotations
