@@ -1,7 +1,7 @@
 """Multiply-accumulates of a forward pass, counted on the meta device: no kernel of any device is run or chosen.
 
 Convolutions, linear layers and both attention products are counted, and by the paper's conventions 5 per element of
-an affine LayerNorm and 2 per element of a BatchNorm, as fvcore does.
+an affine LayerNorm and 2 per element of a BatchNorm, as fvcore does. Other products of elements are not counted.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def count_forward(model: nn.Module, *args: Any, **kwargs: Any) -> tuple[int, Any
     """
     # detached: the counter asks what a model feeds its parameters to, such as CaiT's class token, for a gradient
     tensors = {name: tensor.detach().to("meta") for name, tensor in (*model.named_parameters(), *model.named_buffers())}
-    counter = FlopCounterMode(display=False, custom_mapping=_NORMS)
+    counter = FlopCounterMode(display=False, custom_mapping=_ADDED)
     with torch.no_grad(), counter:
         outputs = call_in_evaluation(model, tensors, args, kwargs)
     return counter.get_total_flops() // 2, outputs  # the counter takes a multiply-accumulate for two
@@ -53,7 +53,12 @@ def _batch_norm(input_shape, weight_shape, *args, out_shape=None, **kwargs) -> i
     return 0 if weight_shape is None else 2 * 2 * prod(input_shape)
 
 
-_NORMS = {
+def _matrix_by_vector(matrix_shape, vector_shape, *args, out_shape=None, **kwargs) -> int:
+    return 2 * prod(matrix_shape)
+
+
+_ADDED = {
+    aten.mv: _matrix_by_vector,  # which torch's own formulas leave out
     aten.native_layer_norm: _layer_norm,
     aten.native_batch_norm: _batch_norm,
     aten._native_batch_norm_legit_no_training: _batch_norm,

@@ -21,6 +21,13 @@ def deit(name, seed=0, **arguments):
     return timm.create_model("steps_deit_tiny_patch16_224", **PLAIN | options | arguments, residual=name)
 
 
+def vit(name="vit_tiny_patch16_224", **changes):
+    """A model of timm's, 32 wide, for images of 32x32."""
+    torch.manual_seed(0)
+    small = dict(img_size=32, patch_size=8, num_classes=5, embed_dim=WIDTH, depth=3, num_heads=2)
+    return timm.create_model(name, **{**small, **changes}).eval()
+
+
 def stirred(module, scale=0.3, seed=1):
     """With every weight drawn anew, so that no gain is 0 or 1."""
     torch.manual_seed(seed)

@@ -8,6 +8,7 @@ from torch import nn
 
 import stepsnet
 from stepsnet.analysis.complexity import count_complexity, count_language_model, count_macs
+from stepsnet.macs import count_forward
 
 SIZES = {
     "resnet18": (3, 64, 64),
@@ -39,6 +40,14 @@ def test_macs_of_a_deit_written_out():
     with torch.device("meta"):
         model = timm.create_model("steps_deit_small_patch16_224")
     assert count_complexity(model).macs == macs
+
+
+def test_a_matrix_by_a_vector_is_counted_too():
+    class Scores(torch.nn.Module):
+        def forward(self, x):
+            return x @ x.new_empty(7)
+
+    assert count_forward(Scores(), torch.empty(2, 5, 7, device="meta"))[0] == 2 * 5 * 7
 
 
 @pytest.mark.parametrize("fused", [True, False])

@@ -8,9 +8,8 @@ import re
 from functools import partial
 
 import pytest
-import timm
 import torch
-from residual_networks import JOINED, stirred
+from residual_networks import JOINED, stirred, vit
 from timm.layers import GluMlp, SwiGLU, SwiGLUPacked
 from timm.models.vision_transformer import Block
 from torch import nn
@@ -24,12 +23,6 @@ from stepsnet.residual import BranchParts, connect, declare_branches
 from stepsnet.residual.branches import BoundBranch
 
 IMAGES = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-SMALL = dict(img_size=32, patch_size=8, num_classes=5, embed_dim=32, depth=3, num_heads=2)
-
-
-def vit(name="vit_tiny_patch16_224", **changes):
-    torch.manual_seed(0)
-    return timm.create_model(name, **{**SMALL, **changes}).eval()
 
 
 @pytest.mark.parametrize("name", JOINED)
@@ -176,19 +169,6 @@ def test_a_layer_derived_from_a_librarys_has_no_row_of_its():
     assert stepsnet.branches_of(layer) is None
 
 
-def test_a_refusal_changes_nothing():
-    model = vit(depth=3)
-    model.blocks[2].attn.qkv = nn.Sequential(model.blocks[2].attn.qkv)  # no linear layer to take apart
-    before = model(IMAGES)
-    for name in ("deep_cross_attention", "mudd"):
-        with pytest.raises(UserError, match=f"{name}: attn.qkv of Block: got Sequential, expected Linear"):
-            connect(model.blocks, name)
-    with pytest.raises(UserError, match="width: got 100, but the blocks' norms have 32 channels"):
-        connect(model.blocks, "mhc", width=100)
-    assert all(type(block) is timm.models.vision_transformer.Block for block in model.blocks)
-    torch.testing.assert_close(model(IMAGES), before, rtol=0, atol=0)
-
-
 @pytest.mark.parametrize("name", JOINED)
 def test_a_stepified_model_is_joined_step_by_step(name):
     """Its blocks keep their names, and it computes what a StepsNet of the same blocks does."""
@@ -223,31 +203,6 @@ def _named(stepped):
         yield re.sub(r"^wirings\.(\d+)\.", r"networks.\1.wiring.", key), value
 
 
-def test_a_design_that_one_step_is_not_for_changes_no_step():
-    blocks = stepsnet.stepify(vit(embed_dim=64, depth=6, num_heads=4), steps=2, profile="reverse").blocks
-    with pytest.raises(
-        UserError, match=f"rank of laurel: got {blocks.widths[1] + 1}, expected 1 to {blocks.widths[1]}"
-    ):
-        connect(blocks, "laurel", rank=blocks.widths[1] + 1)
-    assert {type(block) for block in blocks.blocks} == {timm.models.vision_transformer.Block}
-    with pytest.raises(UserError, match="width: got 64 for a StepsNet, expected none"):
-        connect(blocks, "mhc", width=64)
-    assert connect(blocks, "plain") is blocks
-    for places, message in (({"num_blocks": 0}, "num_blocks: got 0"), ({"first": "a"}, "first: got 'a', expected 1")):
-        with pytest.raises(UserError, match=message):
-            connect(blocks, "mhc", **places)
-    with pytest.raises(UserError, match="num_blocks: got 3, expected at least 9"):
-        connect(blocks, "mhc", num_blocks=3)
-    with pytest.raises(UserError, match="got a StepsNet of channels in dimension 1, expected channels last"):
-        connect(stepsnet.StepsNet([nn.Sequential(Block(64, 4))], [64], dim=1), "mhc")
-    with pytest.raises(UserError, match="got a StepsNet within a StepsNet"):
-        connect(stepsnet.StepsNet([blocks], [64]), "mhc")
-    whole = connect(stepsnet.StepsNet(blocks.networks, blocks.widths), "mhc")
-    for again in (whole, connect(stepsnet.stepify(vit(), 2).blocks, "mhc")):
-        with pytest.raises(UserError, match="the steps have a design already"):
-            connect(again, "plain")
-
-
 @pytest.mark.parametrize("name", JOINED)
 def test_a_design_has_the_precision_and_the_device_of_its_blocks(name):
     model = vit(embed_dim=32).bfloat16()
@@ -256,16 +211,6 @@ def test_a_design_has_the_precision_and_the_device_of_its_blocks(name):
     with torch.device("meta"):
         blocks = vit().blocks
     assert {p.device.type for p in connect(blocks, name).parameters()} == {"meta"}
-
-
-@pytest.mark.parametrize("name", ["layer_scale", "rezero", "deepnorm", "fixup", "normformer"])
-def test_two_scales_behind_a_branch_are_refused(name):
-    with pytest.raises(UserError, match=f"{name} scales the branches, as ls1 of Block does, expected only one of them"):
-        connect(vit(init_values=1e-5).blocks, name)
-    with pytest.raises(
-        UserError, match=f"{name} scales the branches, as gamma_1 of Block does|the linears of a branch"
-    ):
-        connect(vit("beit_base_patch16_224").blocks, name)
 
 
 @pytest.mark.parametrize("mlp_layer", [SwiGLU, SwiGLUPacked, partial(GluMlp, gate_last=True)])

@@ -6,21 +6,14 @@ import math
 import pytest
 import torch
 from residual_networks import JOINED, OPTIONS, STEPS, WIDTH, deit, stirred, train
-from timm.models.eva import EvaBlock
-from timm.models.resnet import Bottleneck
 from timm.models.vision_transformer import Block
 from torch.nn import functional as F
 
 import stepsnet.residual
-from stepsnet.analysis.design_costs import profile_costs
 from stepsnet.analysis.interventions import dropped
-from stepsnet.analysis.memory import activation_bytes
 from stepsnet.analysis.residual_stream import measure_stream
-from stepsnet.config import ModelSpec
 from stepsnet.errors import UserError
-from stepsnet.macs import count_forward
 from stepsnet.models.blocks import blocks_of, recompute_blocks
-from stepsnet.models.build import build_model
 from stepsnet.models.compilation import compile_blocks
 from stepsnet.residual import DESIGNS
 from stepsnet.residual.mhc import sinkhorn_knopp
@@ -28,11 +21,6 @@ from stepsnet.steps import recomputed
 
 EVERY = pytest.mark.parametrize("name", DESIGNS)
 IMAGES, LABELS = torch.randn(8, 3, 8, 8, generator=torch.Generator().manual_seed(7)), torch.arange(8) % 5
-
-
-def options_of(name):
-    design = DESIGNS[name]
-    return {**(design.options if design else {}), **OPTIONS.get(name, {})}
 
 
 @EVERY
@@ -67,8 +55,8 @@ def test_a_silent_network_passes_its_stream_on_through_100_blocks(name):
             if ".attn.proj." in key or ".mlp.fc2." in key:
                 parameter.zero_()
     x = torch.randn(2, 3, WIDTH)
-    layers = 100 * (1 if name != "plain" and DESIGNS[name].unit == "block" else 2)
-    expected = 1.0 if name == "plain" else DESIGNS[name].silent(layers, options_of(name))
+    # the mean of the start and of 200 outputs, or of 3 sums of groups
+    expected = {"attention_residuals": 1 / 201, "attention_residuals_block": 1 / 4}.get(name, 1.0)
     ratio = (model.blocks(x).square().mean() / x.square().mean()).sqrt().item()
     assert expected / 2 < ratio < expected * 2
     if expected != 1.0:
@@ -289,72 +277,3 @@ def test_streams_do_not_stay_copies_of_each_other(name):
     container.blocks[-1].register_forward_hook(lambda block, arguments, output: seen.append(output))
     model(IMAGES)
     assert seen[0].std(-2).mean() > 1e-3 * seen[0].std()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"residual": "mch"}, "residual: got 'mch', expected one of plain, .*did you mean mhc"),
-        (
-            {"residual": "mhc", "residual_options": {"stream": 4}},
-            "got the option 'stream', expected streams, iterations.*streams",
-        ),
-        ({"residual": "mhc", "residual_options": {"streams": 1}}, "streams of mhc: got 1, expected 2 to 64"),
-        ({"residual": "mhc", "residual_options": {"streams": "4"}}, "streams of mhc: got '4', expected a value such"),
-        ({"residual": "rezero", "residual_options": {"rate": 1}}, "rezero got the option 'rate', expected none"),
-        ({"residual": "plain", "residual_options": {"rate": 1}}, "plain got the option 'rate', expected none"),
-        ({"residual": "laurel", "residual_options": {"rank": 17}}, "rank of laurel: got 17, expected 1 to 16"),
-        (
-            {"residual": "layer_scale", "residual_options": {"initial": -1}},
-            "initial of layer_scale: got -1, expected 0",
-        ),
-        (
-            {"residual": "dense_former", "residual_options": {"period": 10**9}},
-            "period of dense_former: got 1000000000, e",
-        ),
-        ({"residual": "bowtie"}, "got 'bowtie', a profile of widths, .* expected stepsnet.stepify.*profile='bowtie'"),
-        ({"residual": ["mhc"]}, "residual: got ..mhc.., expected one of plain"),
-        ({"residual": ""}, "residual: got '', expected one of plain"),
-        ({"residual": "mhc", "residual_options": 4}, "residual_options: got 4, expected a mapping"),
-    ],
-)
-def test_a_mistake_is_one_line(arguments, message):
-    with pytest.raises(UserError, match=message) as error:
-        build_model(ModelSpec("steps_deit_tiny_patch16_224", {**STEPS, **arguments}))
-    assert "\n" not in str(error.value)
-
-
-def test_blocks_that_a_design_is_not_for_are_refused():
-    with pytest.raises(UserError, match="mhc joins the branches of a block, and those of Linear are not declared"):
-        stepsnet.residual.connect([torch.nn.Linear(4, 4)], "mhc")
-    with pytest.raises(UserError, match="fixup works on the linears of a branch, which EvaBlock does not declare"):
-        stepsnet.residual.connect([EvaBlock(WIDTH, 2)], "fixup")
-    with pytest.raises(UserError, match="Bottleneck has convolutions over images"):
-        stepsnet.residual.connect([Bottleneck(64, 16)], "mhc")
-    other = Block(WIDTH, 2)
-    other.attn.qkv = torch.nn.Identity()
-    with pytest.raises(UserError, match=r"mudd: attn\.qkv of Block: got Identity, expected Linear"):
-        stepsnet.residual.connect([other], "mudd")
-    connected = stepsnet.residual.connect([Block(WIDTH, 2)], "mhc")
-    with pytest.raises(UserError, match="has a design already"):
-        stepsnet.residual.connect(connected.blocks, "laurel")
-    with pytest.raises(UserError, match="the width of Linear is not known, expected width=C, or branches"):
-        stepsnet.residual.connect([torch.nn.Linear(4, 4)], "dense_former")
-
-
-def test_a_stepsnet_costs_what_its_widths_say():
-    steps, reverse, bowtie = profile_costs()
-    assert steps.options == {"widths": [192, 272, 384], "depths": [12, 6, 6]} and steps.blocks == 24
-    read_and_written = 6 * (12 * 192 + 6 * 272 + 6 * 384) / 384
-    assert steps.traffic == pytest.approx((read_and_written + 2 * (272 + 384) / 384) / 24)  # joined at two places
-    assert reverse.traffic == pytest.approx((read_and_written + 2) / 24)  # at the end, where all channels meet
-    assert bowtie.options["depths"] == [3, 12, 3] and bowtie.macs == pytest.approx(steps.macs, rel=0.02)
-
-
-@EVERY
-def test_its_costs_are_counted_without_a_device(name):
-    with torch.device("meta"):
-        ours, plain = (deit(one, **STEPS) for one in (name, "plain"))
-    macs, of_plain = (count_forward(model, torch.empty(1, 3, 8, 8, device="meta"))[0] for model in (ours, plain))
-    assert macs > of_plain if name in ("laurel", "alt_up", "hyper_connections", "mhc") else macs > 0.7 * of_plain
-    assert activation_bytes(ours, (3, 8, 8), 1) > 0.7 * activation_bytes(plain, (3, 8, 8), 1)

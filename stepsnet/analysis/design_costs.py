@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,10 +23,10 @@ class DesignCost:
 
     Args:
         blocks: of the model.
-        params, macs: of the whole model, per image; elementwise products are not in the MACs, by the convention of
-            :func:`stepsnet.macs.count_forward`.
+        params, macs: of the whole model, per image; by the convention of :func:`stepsnet.macs.count_forward`
+            products of elements are not in the MACs, and 5 an element of an affine LayerNorm are.
         traffic: numbers read and written between the branches, per token and block, in units of the stream's
-            width C; with several widths the mean over the blocks.
+            width C; with several widths the mean over the blocks. None where a design does not say.
         activations: peak bytes of a forward and backward pass of one image in float32, with nothing recomputed.
     """
 
@@ -38,13 +38,22 @@ class DesignCost:
     blocks: int
     params: int
     macs: int
-    traffic: float
+    traffic: float | None
     activations: int
 
 
-def design_costs(width: int = 384, blocks: int = 12, num_heads: int = 6) -> Iterator[DesignCost]:
-    """Every design with its default options, "plain" first: by default in DeiT-S on 224×224 images."""
-    for name, design in DESIGNS.items():
+def design_costs(
+    width: int = 384, blocks: int = 12, num_heads: int = 6, names: Iterable[str] | None = None
+) -> Iterator[DesignCost]:
+    """Every design with its default options, "plain" first: by default in DeiT-S on 224×224 images.
+
+    Args:
+        names: of some designs in place of all.
+
+    Raises:
+        UserError: an unknown name, or a design that lacks what is shown of it.
+    """
+    for name, design in [(name, design_of(name)) for name in names or DESIGNS]:
         yield DesignCost(
             name,
             "the sum of the stream and each branch" if design is None else design.title,
@@ -82,14 +91,20 @@ def profile_costs(width: int = 384, blocks: int = 12, num_heads: int = 6) -> Ite
 
 def stream_traffic(
     widths: Sequence[int], depths: Sequence[int], name: str = "plain", options: Mapping[str, Any] | None = None
-) -> float:
+) -> float | None:
     """Numbers read and written between the branches, per token and block, in units of the stream's width.
 
-    That of a design at the width of each step, and of what is joined where a wider part of the stream follows.
+    That of a design at the width of each step, and of what is joined where a wider part of the stream follows. None
+    where the design does not say.
     """
     design = design_of(name) or Connection
     chosen, per_block = {**design.options, **(options or {})}, 1 if design.unit != "branch" else 2
-    blocks = sum(w * depth * design.traffic(per_block * depth, chosen) for w, depth in zip(widths, depths))
+    blocks = 0.0
+    for width, depth in zip(widths, depths):
+        of_blocks = design.traffic(per_block * depth, chosen) if depth else 0.0
+        if of_blocks is None:
+            return None
+        blocks += width * depth * of_blocks
     joined = sum(2 * wider for width, wider in zip(widths, (*widths[1:], max(widths))) if wider > width)
     return (blocks + joined) / max(widths) / sum(depths)
 

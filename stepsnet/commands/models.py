@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+from collections.abc import Sequence
 
 from ..markdown import markdown_table
 from ..terminal import say
@@ -18,15 +19,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true")
     parser.add_argument(
         "--residual",
-        action="store_true",
-        help="the designs of the residual stream, with what they cost in DeiT-S beside the plain one",
+        nargs="*",
+        metavar="NAME",
+        help="the designs of the residual stream, or those that are named, with what they cost in DeiT-S beside the "
+        "plain one",
     )
 
 
 def run(options: argparse.Namespace) -> None:
     import_modules(options)
-    if options.residual:
-        _show_designs(options.json)
+    if options.residual is not None:
+        _show_designs(options.residual, options.json)
     else:
         _show_models(options.json)
 
@@ -53,16 +56,19 @@ def _show_models(as_json: bool) -> None:
         say(f"| {row['model']} | {row['baseline'] or '–'} | {numbers} |")
 
 
-def _show_designs(as_json: bool) -> None:
+def _show_designs(names: Sequence[str], as_json: bool) -> None:
+    """All designs and a StepsNet in its profiles, or the named designs."""
     from ..analysis.design_costs import design_costs, profile_costs
     from ..residual import DESIGNS
 
-    costs = [*design_costs(), *profile_costs()]
+    asked = dict.fromkeys(names or DESIGNS)
+    costs = [*design_costs(names=dict.fromkeys(("plain", *asked))), *([] if names else profile_costs())]
+    plain, shown = costs[0], [cost for cost in costs if cost.name in asked or not names]
     if as_json:
-        say(json.dumps([dataclasses.asdict(cost) for cost in costs]))
+        say(json.dumps([dataclasses.asdict(cost) for cost in shown]))
         return
-    plain, rows = costs[0], []
-    for cost in costs:
+    rows = []
+    for cost in shown:
         options = ", ".join(f"{key}={value}" for key, value in cost.options.items())
         more = [cost.params / plain.params - 1, cost.macs / plain.macs - 1]
         rows.append(
@@ -74,7 +80,7 @@ def _show_designs(as_json: bool) -> None:
                 "yes" if cost.starts_as_plain else "",
                 str(cost.blocks),
                 *(f"{share:+.1%}" for share in more),
-                f"{cost.traffic:.1f}",
+                "–" if cost.traffic is None else f"{cost.traffic:.1f}",
                 f"{cost.activations / plain.activations:.2f}",
             ]
         )

@@ -6,7 +6,7 @@ r"""AltUp, recycled: Baykal et al., "Alternating Updates for Efficient Transform
 
 The stream's start is copied to all n, and its end is their mean; the paper adds them, which the norm behind makes
 equal. Start (ours): p = I and g = 1, the plain network. Parameters: n² + n a block. MACs a token and block: n² C.
-Traffic a block: n read, n written, the result and its correction n + 2. Memory: n streams.
+Traffic a block: 6 inside of it, x and x̃ read, n + 1, and n written; n + 1 for the mean at the end. Memory: n streams.
 """
 
 from __future__ import annotations
@@ -55,4 +55,5 @@ class AltUp(Connection):
 
     @classmethod
     def traffic(cls, layers: int, options: Mapping[str, Any]) -> float:
-        return 6.0 + 3 * options["streams"] + 2.0
+        n = options["streams"]
+        return 6.0 + 2 * n + 1 + (n + 1) / layers

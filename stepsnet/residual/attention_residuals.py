@@ -11,9 +11,11 @@ weight would only multiply w, so there is none.
 Start: w = 0, the mean of all that is read, which is their sum but for a factor. To that a norm in front of a branch
 is blind but for its ε, and so is the one behind the stream: the network starts as the plain one where its stream ends
 in a norm, and is well above that ε. The stream itself is divided by the number of v, also where all branches are
-silent; in a StepsNet its channels are smaller then than those that wait. Parameters: C a branch. MACs a token and
-branch: 2 C for each v that is read, which the count leaves out in part. Traffic: those v are read once, h is written.
-Memory: the v; those of ``groups`` and not of all layers in the second form.
+silent; in a StepsNet its channels are smaller then than those that wait. Parameters: C a branch but the first, and C at
+the end. MACs a token and branch: C for each v that is read, for w_l · v, and as many for the sum, which the count of
+matrix products leaves out. Traffic, but for the first layer and with the end: those v are read, h is written, and 3 for
+a sum in a group. Memory: the v; those of ``groups`` and not of all layers in the second form. In training its sums so
+far are kept too: beside the plain network 17 of (B, N, C) with one group in 8 blocks, and 23 in full.
 """
 
 from __future__ import annotations
@@ -112,13 +114,10 @@ class AttentionResiduals(Connection):
     @classmethod
     def traffic(cls, layers: int, options: Mapping[str, Any]) -> float:
         size = cls.group_size(layers, options)
-        read = [1 + math.ceil((layer - 1) / size) for layer in range(1, layers + 1)]  # by layer, from 1
+        # the first layer reads the start as it is; the end is read as a layer more would
+        weighed = [1 + math.ceil((layer - 1) / size) for layer in range(2, layers + 2)]
         added = sum((layer - 1) % size > 0 for layer in range(1, layers + 1))
-        return 2 * (sum(read) + layers + 3 * added) / layers
-
-    @classmethod
-    def silent(cls, layers: int, options: Mapping[str, Any]) -> float:
-        return 1 / (1 + math.ceil(layers / cls.group_size(layers, options)))
+        return 2 * (sum(weighed) + len(weighed) + 3 * added) / layers
 
 
 class BlockAttentionResiduals(AttentionResiduals):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor, nn
 
 from ..steps import StepsNet, StreamBlock, check_stream, recomputed
 from .branches import BoundBranch, BranchParts, SilentBranch
-from .design import State, Wiring
+from .design import State, Unit, Wiring
 from .passing import Passage, PassingBlock
 
 __all__ = ["ConnectedBlock", "ConnectedSequence", "connected_class"]
@@ -24,7 +24,7 @@ class ConnectedBlock:
 
     connections: nn.ModuleList
     wiring: Wiring
-    unit: Literal["branch", "block", "branches"]
+    unit: Unit
     branch_parts: tuple[BranchParts, ...]
     block_class: Any
 
@@ -39,7 +39,7 @@ class ConnectedBlock:
         branches = [BoundBranch(self, parts, args, kwargs) for parts in self.branch_parts]  # type: ignore[arg-type]
         if self.unit == "branches":
             return self.connections[0](state, branches)
-        for connection, branch in zip(self.connections, branches):
+        for connection, branch in zip(self.connections, branches, strict=True):
             state = connection(state, branch)
         return state
 

@@ -14,8 +14,9 @@ the inputs the MLP's has (ours: that of the queries), whether attention and MLP 
 one; their count of parameters is larger than ours), norms of their own for k and v.
 
 Parameters: 3 (t + 1) C in block t, with t sources, and (T + 2) C at the end. MACs a token: 3 t C in block t for w, and
-three times that for the sums, which the count leaves out. Traffic: t read and 3 written in block t, 6 around the MLP.
-Memory: all f_i.
+(T + 1) C at the end; as many for the sums (here twice that), which the count leaves out; of an affine LayerNorm it has
+10 C a block more, for two more inputs. Traffic: t read and 3 written in block t, 6 around the MLP; T + 1 read and 1
+written at the end; with ``last``, 3 where a source joins those in between. Memory: all f_i.
 """
 
 from __future__ import annotations
@@ -128,7 +129,9 @@ class DeepCrossAttention(Connection):
 
     @classmethod
     def traffic(cls, layers: int, options: Mapping[str, Any]) -> float:
-        return sum(sources(t, options["last"]) + 3 + 6 for t in range(1, layers + 1)) / layers
+        read, last = [sources(t, options["last"]) for t in range(1, layers + 2)], options["last"]
+        summed = read[:-1].count(last + 2) if last else 0  # blocks behind which one source more joins those in between
+        return (sum(read) + (3 + 6) * layers + 3 * summed + 1) / layers
 
 
 def sources(t: int, last: int) -> int:

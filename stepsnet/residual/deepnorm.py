@@ -4,8 +4,9 @@ r"""DeepNorm: Wang et al., "DeepNet: Scaling Transformers to 1,000 Layers", arXi
 
 Start: the weights of F's values, projection and MLP are scaled by β = (8N)^-¼ (Xavier's rule with that gain), queries
 and keys are not; a gated MLP's three layers are all of the MLP. The norm is the one that stood in front of F, and N
-counts the blocks of the whole model, over all steps of a StepsNet. Parameters: those of the plain network. Traffic:
-that of the plain stream and its norm.
+counts the blocks of the whole model, over all steps of a StepsNet. The model's last norm stays, behind the one of the
+last sum, as do norms inside of a branch, such as those of queries and keys. Parameters: those of the plain network.
+Traffic: that of the plain stream, the norm being fused with the sum.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -24,8 +24,10 @@ __all__ = [
     "DesignPart",
     "Place",
     "State",
+    "Unit",
     "Wiring",
     "check_bounds",
+    "check_design",
     "check_options",
     "check_sources",
     "precise",
@@ -37,6 +39,8 @@ __all__ = [
 Branch = BoundBranch  # F: (B, N, C) -> (B, N, C); a block as a whole is a plain function
 # What a block hands to the next: the stream, or several tensors, of which the last is the one that the block has made
 State = Any
+Unit = Literal["branch", "block", "branches"]
+UNITS: tuple[Unit, ...] = get_args(Unit)
 
 
 @dataclass(frozen=True)
@@ -92,6 +96,9 @@ class Wiring(DesignPart):
 
     def finish(self, state: State) -> Tensor:
         """The state after any block -> what the head would read if the network ended there, (B, N, C)."""
+        if isinstance(state, tuple | list | dict):
+            kind = type(state).__name__
+            raise UserError(f"residual: a stream ended as {kind}, expected one tensor, which finish of a Wiring makes")
         return state
 
     def as_sum(self, state: State) -> Tensor:
@@ -125,7 +132,7 @@ class Connection(DesignPart):
 
     title: ClassVar[str]
     source: ClassVar[str]
-    unit: ClassVar[Literal["branch", "block", "branches"]] = "branch"
+    unit: ClassVar[Unit] = "branch"
     wiring: ClassVar[type[Wiring]] = Wiring
     options: ClassVar[dict[str, Any]] = {}
     needs: ClassVar[tuple[str, ...]] = ()
@@ -155,18 +162,28 @@ class Connection(DesignPart):
         """Change a block in place where the design changes what is inside of a branch, such as its norm."""
 
     @classmethod
-    def traffic(cls, layers: int, options: Mapping[str, Any]) -> float:
+    def traffic(cls, layers: int, options: Mapping[str, Any]) -> float | None:
         """Numbers that are read and written between the branches, per token and block of two branches, in units of C.
 
-        Each operand of the formula is read once and each result written once, as a fused kernel would. The plain
-        stream reads x and F(x) and writes their sum, twice a block: 6. Where it depends on the layer, the mean.
+        Of a stream with so many connections, from its start to its end; where blocks differ, the mean. Each operand
+        of a formula is read once and each result written once, as a fused kernel would: a norm behind a branch, a gain
+        or a low-rank map on the way takes nothing more. What is inside of F counts nowhere, F's reading of its input
+        neither. The plain stream reads x and F(x) and writes their sum, twice a block: 6. None, not known: a design
+        with a Wiring that does not say.
         """
-        return 6.0
+        return 6.0 if cls.wiring is Wiring else None
 
-    @classmethod
-    def silent(cls, layers: int, options: Mapping[str, Any]) -> float:
-        """The factor of the stream from end to end while all branches give zero; 1 where it is passed on."""
-        return 1.0
+
+def check_design(name: str, design: Any) -> None:
+    """Raise UserError for what is no design, or lacks what is shown of it."""
+    if not isinstance(design, type) or not issubclass(design, Connection):
+        raise UserError(f"residual: {name}: got {design!r}, expected a subclass of Connection")
+    for key in ("title", "source"):
+        text = getattr(design, key, None)
+        if not isinstance(text, str) or not text:
+            raise UserError(f"residual: {key} of {name}: got {text!r}, expected a text")
+    if design.unit not in UNITS:
+        raise UserError(f"residual: unit of {name}: got {design.unit!r}, expected {', '.join(UNITS)}")
 
 
 def check_options(name: str, design: type[Connection], given: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,8 +6,8 @@ In front of the activation it is the MLP's own bias; the layers of LLaMA and Qwe
 a = 1, the added numbers at 0, the other layers by Xavier's rule with biases of 0, and values and the MLP's hidden layer
 scaled by L^(-1/(2m - 2)) with L branches of m layers in sequence: two branches a block, m = 2, so L^(-1/2). Queries,
 keys and the gate of a gated MLP are beside that sequence, and not scaled. The classifier keeps its library's
-initialization; in Fixup it starts at 0. Parameters: six numbers a block, less the norms. Traffic: that of the plain
-stream.
+initialization; in Fixup it starts at 0. The model's last norm stays, as do norms inside of a branch, such as those of
+queries and keys. Parameters: six numbers a block, less the norms. Traffic: that of the plain stream.
 """
 
 from __future__ import annotations

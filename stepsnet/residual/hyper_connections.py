@@ -9,7 +9,8 @@ the branches' last layers by √n; the mean needs no scale. Without weight decay
 Start: W = 0, s = 0.01, A_r^0 = I,
 B^0 = 1, and A_m^0 of layer l picks stream l mod n: the plain network. ``dynamic=False`` leaves W out. Parameters a
 branch: n² + 2n + 2 + (n + 2) C. MACs a token and branch: (n + 2) n C + (n + 1) n C + n C. Traffic a branch: n read and
-1 written for h, n + 1 read and n written for H. Memory: n streams.
+1 written for h, n + 1 read and n written for H; n + 1 for the mean at the end.
+Memory: n streams.
 """
 
 from __future__ import annotations
@@ -75,4 +76,5 @@ class HyperConnections(Connection):
 
     @classmethod
     def traffic(cls, layers: int, options: Mapping[str, Any]) -> float:
-        return 2.0 * (3 * options["streams"] + 2)
+        n = options["streams"]
+        return 2 * (3 * n + 2 + (n + 1) / layers)

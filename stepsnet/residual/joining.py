@@ -15,10 +15,11 @@ from ..plan import MOST_BLOCKS, MOST_CHANNELS, Profile
 from ..steps import StepsNet
 from .branches import BranchParts
 from .connected import ConnectedBlock, ConnectedSequence, connected_class
-from .design import Connection, Place, Wiring, check_options
+from .design import Connection, Place, Wiring, check_design, check_options
 from .known_blocks import parts_of
 from .linears import heads_of, inputs_of_last, misses_linear
 from .table import DESIGNS
+from .undo import unchanged_on_error
 
 __all__ = ["connect", "connect_steps", "design_of", "wire", "wire_steps"]
 
@@ -112,7 +113,8 @@ def wire_steps(
     for blocks, width in zip(steps, widths):
         streams.append(_checked(blocks, name, options, width, first, total))
         first += len(blocks)
-    return [_join(stream) for stream in streams]
+    with unchanged_on_error(every, with_values=_draws(streams[0].design)):
+        return [_join(stream) for stream in streams]
 
 
 def wire(
@@ -131,7 +133,14 @@ def wire(
     Raises:
         UserError: as :func:`connect`.
     """
-    return _join(_checked(blocks, name, options, width, first, num_blocks))
+    stream = _checked(blocks, name, options, width, first, num_blocks)
+    with unchanged_on_error(blocks, with_values=_draws(stream.design)):
+        return _join(stream)
+
+
+def _draws(design: type[Connection]) -> bool:
+    """Whether a design sets weights of the blocks anew."""
+    return design.init_branch is not Connection.init_branch
 
 
 @dataclass(frozen=True)
@@ -218,7 +227,10 @@ def design_of(name: str) -> type[Connection] | None:
         )
     if not isinstance(name, str) or name not in DESIGNS:
         raise UserError(f"residual: got {name!r}, expected one of {', '.join(DESIGNS)}{nearest(str(name), DESIGNS)}")
-    return DESIGNS[name]
+    design = DESIGNS[name]
+    if design is not None:
+        check_design(name, design)
+    return design
 
 
 def _branch_at(block: nn.Module, parts: BranchParts | None) -> dict[str, Any]:

@@ -2,8 +2,10 @@ r"""Residual and x_0 lambdas, as in nanochat (Karpathy, github.com/karpathy/nano
 
     x_{b+1} = Block_b(λ_b x_b + μ_b x_0)        x: (B, N, C), λ, μ: numbers, x_0: the start of the stream
 
-Start: λ = 1 and μ = 0, the plain network; nanochat has had other values of μ since. In a StepsNet x_0 is the input of
-the step. Parameters: 2 a block. Traffic: x and x_0 are read and their sum written once a block: 3 more. Memory: x_0.
+Start: λ = 1 and μ = 0, the plain network; nanochat has had other values of μ since. There x_0 is the normed embedding,
+here the stream as it starts, in a StepsNet that of the step. Parameters: 2 a block, of the first λ alone. Traffic: x
+and x_0 are read and their sum written once a block: 3 more, of the first 2. Memory: x_0; in training x of each block,
+for the gradient of λ.
 """
 
 from __future__ import annotations
@@ -54,4 +56,4 @@ class Lambdas(Connection):
 
     @classmethod
     def traffic(cls, layers: int, options: Mapping[str, Any]) -> float:
-        return 6.0 + 3.0
+        return 9.0 - 1.0 / layers

@@ -4,8 +4,8 @@ r"""LAuReL-LR: Menghani et al., "LAuReL: Learned Augmented Residual Layer", arXi
 
 Start: A = 0, the plain network, and B_ji = 1/√(rC) where i mod r = j, else 0, so its rows are orthogonal (Sec. 3.3,
 where the letters are the other way round: W = A B + I for rows x, and B A x). Parameters and MACs a token: 2 r C a
-branch. Traffic: x is read once more a branch. Memory: Bx, (B, N, r). The paper's residual weights (RW) and previous
-activations (PA) are not part of this.
+branch. Traffic: that of the plain stream, the map being fused with the sum. Memory: Bx, (B, N, r). The paper's residual
+weights (RW) and previous activations (PA) are not part of this.
 """
 
 from __future__ import annotations
@@ -45,7 +45,3 @@ class LAuReL(Connection):
     @classmethod
     def check(cls, width: int, layers: int, options: Mapping[str, Any]) -> None:
         check_bounds("laurel", options, rank=(1, width))
-
-    @classmethod
-    def traffic(cls, layers: int, options: Mapping[str, Any]) -> float:
-        return 6.0 + 2.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 from torch import Tensor, nn
@@ -89,11 +90,16 @@ def inputs_of_last(block: nn.Module, parts: BranchParts) -> int:
 
 
 def heads_of(block: nn.Module, parts: BranchParts) -> int:
-    """The heads of an attention whose last layer is declared; 0 of an MLP."""
+    """The heads of an attention whose last layer is declared, by its ``head_dim`` or else its ``num_heads``.
+
+    0 of an MLP, and where neither is known.
+    """
     if parts.projections is None or not parts.last:
         return 0
-    attention: Any = block.get_submodule(parts.layer)
-    return inputs_of_last(block, parts) // attention.head_dim
+    attention = attrgetter(parts.layer)(block)
+    if size := getattr(attention, "head_dim", 0):
+        return inputs_of_last(block, parts) // size
+    return getattr(attention, "num_heads", 0)
 
 
 def run_before_last(block: Any, index: int, parts: BranchParts) -> None:

@@ -14,7 +14,8 @@ Start: α = 0.01 (Table 5 of the paper). The paper gives no start for b and φ; 
 one: H_pre = 1/n, H_post = 1, b_res = 0 on the diagonal and -8 elsewhere, so H_res is within 0.002 of I, and φ is normal
 with 0.02. φ must not be 0: equal streams with equal coefficients would have equal gradients, and stay equal for ever.
 Parameters a branch: (n² + 2n)(nC + 1) + 3. MACs a token and branch: (n² + 2n) n C + n² C + 2 n C. Traffic a branch: n
-read and 1 written for F's input, n + 1 read and n written. Memory: n streams.
+read and 1 written for F's input, n + 1 read and n written; n + 1 for the mean at the end.
+Memory: n streams.
 """
 
 from __future__ import annotations
@@ -116,4 +117,5 @@ class MHC(Connection):
 
     @classmethod
     def traffic(cls, layers: int, options: Mapping[str, Any]) -> float:
-        return 2.0 * (3 * options["streams"] + 2)
+        n = options["streams"]
+        return 2 * (3 * n + 2 + (n + 1) / layers)

@@ -13,8 +13,9 @@ RMSNorm with a weight. The paper's MLPs that grow with depth (Eq. 9) are not par
 
 Start: W_1 normal with a variance of 1/C, W_2 = 0, a_ii = 1 and else 0: the plain network; with ``prepost_norm``
 a = 0, and the weights of the RMSNorms are 1 and 0.001. Parameters behind block i: C K + K 4 (i + 1) + 4 (i + 1), and
-those norms. MACs a token: as many, and 4 (i + 1) C for the sums, which the count leaves out. Traffic a block: 6 as
-plain, i + 1 read and 4 written. Memory: all X_i and four X̄.
+those norms. MACs a token: as many without a, and 4 (i + 1) C for the sums, which the count leaves out; of an affine
+LayerNorm it has 10 C a block more, for two more inputs. Traffic a block: 6 as plain, i + 1 read and 4 written, 1 behind
+the last block; with ``prepost_norm`` the normed X_i is written besides. Memory: all X_i and four X̄.
 """
 
 from __future__ import annotations
@@ -134,4 +135,7 @@ class MUDD(Connection):
 
     @classmethod
     def traffic(cls, layers: int, options: Mapping[str, Any]) -> float:
-        return 6.0 + sum(i + 1 + (1 if i == layers else WAYS) for i in range(1, layers + 1)) / layers
+        total = sum(i + 1 + (1 if i == layers else WAYS) for i in range(1, layers + 1))
+        # X_0 is read and its normed one written; behind all blocks but the last, that of X_i besides the sums
+        normed = 2 + layers - 1 if options["prepost_norm"] else 0
+        return 6.0 + (total + normed) / layers

@@ -4,8 +4,9 @@ r"""NormFormer: Shleifer et al., "Improved Transformer Pretraining with Extra No
     x_{l+1} = x' + W_2 Norm(GELU(W_1 Norm(x')))
 
 In a gated MLP the norm stands in front of the last layer as well. Norms have the class of those in front of the
-branches. Start: γ = 1, norms as usual. Parameters: H + 2C + 8C a block with an MLP of 4C. Traffic: that of the plain
-stream, and of the norm behind the attention; that inside of the MLP is none of the stream's.
+branches. The paper's learned scale of the MLP's shortcut, which it leaves to choice, is not part of this. Start: γ = 1,
+norms as usual. Parameters: H + 2C + 8C a block with an MLP of 4C. Traffic: that of the plain stream, the norm behind
+the attention being fused with the sum; that inside of the MLP is none of the stream's.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ..errors import UserError
 from .branches import BranchParts
 from .design import Branch, Connection, Place, reset_norm
-from .linears import run_before_last
+from .linears import heads_of, inputs_of_last, run_before_last
 from .scales import HeadScale
 
 __all__ = ["NormFormer"]
@@ -43,13 +45,17 @@ class NormFormer(Connection):
         return x + F(x, behind=self.norm)
 
     @classmethod
+    def check_block(cls, block: nn.Module, parts: Sequence[BranchParts]) -> None:
+        for one in parts:
+            heads, inputs = heads_of(block, one), inputs_of_last(block, one)
+            if one.projections is not None and (heads < 1 or inputs % heads):
+                got = f"{one.layer} of {type(block).__name__}: got {heads or 'no'} heads of {inputs} channels"
+                raise UserError(f"residual: normformer: {got}, expected head_dim or num_heads as an attribute")
+
+    @classmethod
     def prepare(cls, block: Any, parts: Sequence[BranchParts], place: Place, options: Mapping[str, Any]) -> None:
         for index, one in enumerate(parts):
             run_before_last(block, index, one)
-
-    @classmethod
-    def traffic(cls, layers: int, options: Mapping[str, Any]) -> float:
-        return 6.0 + 2  # the norm reads the attention's output and writes its own result
 
 
 def _norm_of(width: int, norm: Any) -> nn.Module:

@@ -4,7 +4,8 @@ r"""Peri-LN: Kim et al., "Peri-LN: Revisiting Normalization Layer in the Transfo
 
 The norm behind has the class and the start of the one in front. The paper may normalize the embedding too; that is the
 model's, and left as it is, since the stream's start is to be the same in all designs. Stochastic depth and LayerScale
-stay behind the norm. Parameters: those of a norm a branch. Traffic: that of the plain stream, and the norm's.
+stay behind the norm. Parameters: those of a norm a branch. Traffic: that of the plain stream, the norm behind being
+fused with the sum.
 """
 
 from __future__ import annotations
@@ -34,7 +35,3 @@ class PeriLN(Connection):
 
     def forward(self, x: Tensor, F: Branch) -> Tensor:
         return x + F(x, behind=self.norm)
-
-    @classmethod
-    def traffic(cls, layers: int, options: Mapping[str, Any]) -> float:
-        return 6.0 + 2 * 2  # the norm reads F(x) and writes its own result

@@ -4,8 +4,9 @@ r"""Value residual: Zhou et al., "Value Residual Learning" (ResFormer), arXiv 24
 
 The attention uses V' in place of V in all attentions but the first, and a cache of keys and values holds V'. V_1 is
 that of the first attention of the stream; in a StepsNet of each step, since its widths differ. Start: both λ at 0.5,
-learned (the paper's learnable ResFormer). Parameters: 2 a block. Traffic: V_1 and V_l are read and V' written once a
-block: 3 more. Memory: V_1.
+learned (the paper's learnable ResFormer). Parameters: 2 a block but the first. Traffic: V_1 and V_l are read and V'
+written once a block but the first: 3 more. Memory: V_1; in training V_l of each block, for the gradient of λ, and with
+it the queries and keys of a fused projection, whose output it is a part of: 3 of (B, N, C) a block.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ class ValueResidual(Connection):
 
     @classmethod
     def traffic(cls, layers: int, options: Mapping[str, Any]) -> float:
-        return 6.0 + 3.0
+        return 9.0 - 6.0 / layers  # of layers / 2 attentions all but the first mix
 
 
 def _mix(block: Any, index: int, part: int, of: int, linear: nn.Module, arguments: Any, output: Tensor) -> Tensor:

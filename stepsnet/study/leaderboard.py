@@ -97,11 +97,12 @@ def _design(args: Mapping[str, Any]) -> str:
 
 
 def _traffic(args: Mapping[str, Any]) -> float | None:
-    """Numbers read and written between the branches per token; None for a model without declared widths."""
+    """Numbers read and written between the branches per token; None where widths or the design's are not declared."""
     if not {"widths", "depths"} <= args.keys():
         return None
     widths, depths = args["widths"], args["depths"]
-    return stream_traffic(widths, depths, _design(args), args.get("residual_options")) * max(widths) * sum(depths)
+    of_stream = stream_traffic(widths, depths, _design(args), args.get("residual_options"))
+    return None if of_stream is None else of_stream * max(widths) * sum(depths)
 
 
 def _source(args: Mapping[str, Any]) -> str:

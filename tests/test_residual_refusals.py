@@ -1,0 +1,255 @@
+"""What a design refuses, in one line: options, blocks and places that it is not for; nothing is changed then."""
+
+import pytest
+import timm
+import torch
+from residual_networks import JOINED, OPTIONS, STEPS, WIDTH, vit
+from timm.models.eva import EvaBlock
+from timm.models.resnet import Bottleneck
+from timm.models.vision_transformer import Block
+from torch import nn
+
+import stepsnet
+import stepsnet.residual
+from stepsnet.analysis.design_costs import design_costs
+from stepsnet.config import ModelSpec
+from stepsnet.errors import UserError
+from stepsnet.models.build import build_model
+from stepsnet.residual import DESIGNS, BranchParts, Connection, Place, connect
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"residual": "mch"}, "residual: got 'mch', expected one of plain, .*did you mean mhc"),
+        (
+            {"residual": "mhc", "residual_options": {"stream": 4}},
+            "got the option 'stream', expected streams, iterations.*streams",
+        ),
+        ({"residual": "mhc", "residual_options": {"streams": 1}}, "streams of mhc: got 1, expected 2 to 64"),
+        ({"residual": "mhc", "residual_options": {"streams": "4"}}, "streams of mhc: got '4', expected a value such"),
+        ({"residual": "rezero", "residual_options": {"rate": 1}}, "rezero got the option 'rate', expected none"),
+        ({"residual": "plain", "residual_options": {"rate": 1}}, "plain got the option 'rate', expected none"),
+        ({"residual": "laurel", "residual_options": {"rank": 17}}, "rank of laurel: got 17, expected 1 to 16"),
+        (
+            {"residual": "layer_scale", "residual_options": {"initial": -1}},
+            "initial of layer_scale: got -1, expected 0",
+        ),
+        (
+            {"residual": "dense_former", "residual_options": {"period": 10**9}},
+            "period of dense_former: got 1000000000, e",
+        ),
+        ({"residual": "bowtie"}, "got 'bowtie', a profile of widths, .* expected stepsnet.stepify.*profile='bowtie'"),
+        ({"residual": ["mhc"]}, "residual: got ..mhc.., expected one of plain"),
+        ({"residual": ""}, "residual: got '', expected one of plain"),
+        ({"residual": "mhc", "residual_options": 4}, "residual_options: got 4, expected a mapping"),
+    ],
+)
+def test_a_mistake_is_one_line(arguments, message):
+    with pytest.raises(UserError, match=message) as error:
+        build_model(ModelSpec("steps_deit_tiny_patch16_224", {**STEPS, **arguments}))
+    assert "\n" not in str(error.value)
+
+
+def test_blocks_that_a_design_is_not_for_are_refused():
+    with pytest.raises(UserError, match="mhc joins the branches of a block, and those of Linear are not declared"):
+        stepsnet.residual.connect([torch.nn.Linear(4, 4)], "mhc")
+    with pytest.raises(UserError, match="fixup works on the linears of a branch, which EvaBlock does not declare"):
+        stepsnet.residual.connect([EvaBlock(WIDTH, 2)], "fixup")
+    with pytest.raises(UserError, match="Bottleneck has convolutions over images"):
+        stepsnet.residual.connect([Bottleneck(64, 16)], "mhc")
+    other = Block(WIDTH, 2)
+    other.attn.qkv = torch.nn.Identity()
+    with pytest.raises(UserError, match=r"mudd: attn\.qkv of Block: got Identity, expected Linear"):
+        stepsnet.residual.connect([other], "mudd")
+    connected = stepsnet.residual.connect([Block(WIDTH, 2)], "mhc")
+    with pytest.raises(UserError, match="has a design already"):
+        stepsnet.residual.connect(connected.blocks, "laurel")
+    with pytest.raises(UserError, match="the width of Linear is not known, expected width=C, or branches"):
+        stepsnet.residual.connect([torch.nn.Linear(4, 4)], "dense_former")
+
+
+def test_a_refusal_changes_nothing():
+    model = vit(depth=3)
+    model.blocks[2].attn.qkv = nn.Sequential(model.blocks[2].attn.qkv)  # no linear layer to take apart
+    images = torch.randn(2, 3, 32, 32)
+    before = model(images)
+    for name in ("deep_cross_attention", "mudd"):
+        with pytest.raises(UserError, match=f"{name}: attn.qkv of Block: got Sequential, expected Linear"):
+            connect(model.blocks, name)
+    with pytest.raises(UserError, match="width: got 100, but the blocks' norms have 32 channels"):
+        connect(model.blocks, "mhc", width=100)
+    assert all(type(block) is timm.models.vision_transformer.Block for block in model.blocks)
+    torch.testing.assert_close(model(images), before, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", ["layer_scale", "rezero", "deepnorm", "fixup", "normformer"])
+def test_two_scales_behind_a_branch_are_refused(name):
+    with pytest.raises(UserError, match=f"{name} scales the branches, as ls1 of Block does, expected only one of them"):
+        connect(vit(init_values=1e-5).blocks, name)
+    with pytest.raises(
+        UserError, match=f"{name} scales the branches, as gamma_1 of Block does|the linears of a branch"
+    ):
+        connect(vit("beit_base_patch16_224").blocks, name)
+
+
+def test_a_design_that_one_step_is_not_for_changes_no_step():
+    blocks = stepsnet.stepify(vit(embed_dim=64, depth=6, num_heads=4), steps=2, profile="reverse").blocks
+    with pytest.raises(
+        UserError, match=f"rank of laurel: got {blocks.widths[1] + 1}, expected 1 to {blocks.widths[1]}"
+    ):
+        connect(blocks, "laurel", rank=blocks.widths[1] + 1)
+    assert {type(block) for block in blocks.blocks} == {timm.models.vision_transformer.Block}
+    with pytest.raises(UserError, match="width: got 64 for a StepsNet, expected none"):
+        connect(blocks, "mhc", width=64)
+    assert connect(blocks, "plain") is blocks
+    for places, message in (({"num_blocks": 0}, "num_blocks: got 0"), ({"first": "a"}, "first: got 'a', expected 1")):
+        with pytest.raises(UserError, match=message):
+            connect(blocks, "mhc", **places)
+    with pytest.raises(UserError, match="num_blocks: got 3, expected at least 9"):
+        connect(blocks, "mhc", num_blocks=3)
+    with pytest.raises(UserError, match="got a StepsNet of channels in dimension 1, expected channels last"):
+        connect(stepsnet.StepsNet([nn.Sequential(Block(64, 4))], [64], dim=1), "mhc")
+    with pytest.raises(UserError, match="got a StepsNet within a StepsNet"):
+        connect(stepsnet.StepsNet([blocks], [64]), "mhc")
+    whole = connect(stepsnet.StepsNet(blocks.networks, blocks.widths), "mhc")
+    for again in (whole, connect(stepsnet.stepify(vit(), 2).blocks, "mhc")):
+        with pytest.raises(UserError, match="the steps have a design already"):
+            connect(again, "plain")
+
+
+class OwnAttention(nn.Module):
+    """Of two heads, which say it where they are given ``known``."""
+
+    def __init__(self, width, known):
+        super().__init__()
+        self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        if known:
+            self.num_heads = 2
+
+    def forward(self, x):
+        q, k, v = (part.unflatten(-1, (2, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
+        y = nn.functional.scaled_dot_product_attention(q, k, v)
+        return self.proj(y.transpose(1, 2).flatten(-2))
+
+
+class OwnBlock(nn.Module):
+    def __init__(self, width, known=False):
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.attention, self.up, self.down = OwnAttention(width, known), nn.Linear(width, 8), nn.Linear(8, width)
+        self.mlp = nn.Sequential(self.up, nn.GELU(), self.down)
+
+    def forward(self, x):
+        x = x + self.attention(self.norm1(x))
+        return x + self.mlp(self.norm2(x))
+
+
+_PARTS = tuple(("attention.qkv", part, 3) for part in range(3))
+stepsnet.residual.declare_branches(
+    OwnBlock,
+    [
+        BranchParts("norm1", "attention", projections=_PARTS, last="attention.proj"),
+        BranchParts("norm2", "mlp", hidden=(("up", 0, 1),), last="down"),
+    ],
+)
+
+
+@pytest.mark.parametrize("name", JOINED)
+def test_an_attention_of_ones_own_need_not_know_its_heads(name):
+    """But for NormFormer, which has a gain for each."""
+    x, options = torch.randn(2, 5, WIDTH), OPTIONS.get(name, {})
+    blocks = [OwnBlock(WIDTH) for _ in range(2)]
+    if name == "normformer":
+        with pytest.raises(UserError, match="attention of OwnBlock: got no heads of 32 channels, expected head_dim or"):
+            connect(blocks, name)
+        blocks = [OwnBlock(WIDTH, known=True) for _ in range(2)]
+    connected = connect(blocks, name, **options)
+    assert connected(x).shape == x.shape
+    if name == "normformer":
+        assert connected.blocks[0].connections[0].inner.gain.shape == (2,)
+
+
+class Half(Connection):
+    title, source = "branches by a half", "nowhere"
+
+    def forward(self, x, F):
+        return x + 0.5 * F(x)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"unit": "blocks"}, "residual: unit of mine: got 'blocks', expected branch, block, branches"),
+        ({"title": None}, "residual: title of mine: got None, expected a text"),
+        ({"source": ""}, "residual: source of mine: got '', expected a text"),
+    ],
+)
+def test_a_design_of_ones_own_is_checked(monkeypatch, changes, message):
+    monkeypatch.setitem(DESIGNS, "mine", type("Mine", (Half,), changes))
+    with pytest.raises(UserError, match=message):
+        connect([Block(WIDTH, 2)], "mine")
+    with pytest.raises(UserError, match=message):
+        list(design_costs(WIDTH, 1, 2, names=["mine"]))
+
+
+def test_what_is_no_connection_is_no_design(monkeypatch):
+    monkeypatch.setitem(DESIGNS, "mine", nn.Identity)
+    with pytest.raises(UserError, match=r"residual: mine: got .*Identity.*, expected a subclass of Connection"):
+        connect([Block(WIDTH, 2)], "mine")
+
+
+def test_several_tensors_need_a_wiring(monkeypatch):
+    class Tuples(Half):
+        def forward(self, x, F):
+            x = x[0] if isinstance(x, tuple) else x
+            return x, F(x)
+
+    monkeypatch.setitem(DESIGNS, "mine", Tuples)
+    network = connect([Block(WIDTH, 2)], "mine")
+    for run in (network, next(iter(network))):
+        with pytest.raises(UserError, match="a stream ended as tuple, expected one tensor, which finish of a Wiring"):
+            run(torch.randn(2, 5, WIDTH))
+
+
+@pytest.mark.parametrize("name", ["fixup", "deepnorm", "layer_norm_scaling", "mudd", "mhc"])
+@pytest.mark.parametrize("part", ["__init__", "prepare", "init_branch"])
+@pytest.mark.parametrize("in_steps", [False, True])
+def test_a_design_that_fails_midway_leaves_the_blocks_as_they_were(monkeypatch, name, part, in_steps):
+    design, failed = DESIGNS[name], []
+
+    def fails(self_or_class, *args):
+        place = next((one for one in args if isinstance(one, Place)), getattr(self_or_class, "place", None))
+        if place.block == 4:
+            failed.append(part)
+            raise ZeroDivisionError
+        before = getattr(super(Failing, self_or_class), part)
+        return before(*args)
+
+    Failing = type("Failing", (design,), {part: classmethod(fails) if part == "prepare" else fails})
+    monkeypatch.setitem(DESIGNS, "mine", Failing)
+    model = vit(depth=4, embed_dim=64, num_heads=4)
+    if in_steps:
+        model = stepsnet.stepify(model, steps=2).train()
+    seen = []
+    model.blocks[0].norm1.register_forward_hook(lambda *_: seen.append(1))
+    handle = model.blocks[1].norm1.register_forward_hook(lambda *_: seen.append(2))
+    model.blocks[0].norm1.weight._is_hf_initialized = True
+    before = {module: (type(module), *map(list, _parts_of(module))) for module in model.blocks.modules()}
+    weights = {key: value.clone() for key, value in model.state_dict().items()}
+    with pytest.raises(ZeroDivisionError):
+        connect(model.blocks, "mine")
+    assert failed
+    after = {module: (type(module), *map(list, _parts_of(module))) for module in model.blocks.modules()}
+    assert after == before and model.blocks[0].norm1.weight._is_hf_initialized
+    assert all(torch.equal(value, weights[key]) for key, value in model.state_dict().items())
+    handle.remove()
+    model(torch.randn(2, 3, 32, 32))
+    assert seen == [1]
+    model.blocks = connect(model.blocks, name)  # and another joins them
+    assert model(torch.randn(2, 3, 32, 32)).isfinite().all()
+
+
+def _parts_of(module):
+    """What a design changes in a module: its attributes, parts and hooks."""
+    return module.__dict__, module._modules.items(), module._forward_hooks.items(), module._forward_pre_hooks.items()
