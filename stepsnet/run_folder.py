@@ -216,11 +216,10 @@ def put_aside(folder: Path, epochs: int, names: Sequence[str]) -> None:
 
 
 @contextmanager
-def lock_folder(folder: Path, writes: bool = True, wait: float = 0.0) -> Iterator[None]:
+def lock_folder(folder: Path, wait: float = 0.0) -> Iterator[None]:
     """Hold the folder's lock, which the operating system releases however the process ends; make the folder if needed.
 
     Args:
-        writes: False on ranks that write nothing, which need no lock.
         wait: seconds for which another process may still hold it.
 
     Raises:
@@ -228,9 +227,8 @@ def lock_folder(folder: Path, writes: bool = True, wait: float = 0.0) -> Iterato
     """
     lock = FileLock(folder / _LOCK, timeout=wait)
     try:
-        if writes:
-            folder.mkdir(parents=True, exist_ok=True)
-            lock.acquire()
+        folder.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
     except Timeout:
         raise UserError(f"--run: {folder} is in use by a run that is still alive") from None
     except OSError as error:
