@@ -21,11 +21,11 @@ from filelock import FileLock, Timeout
 from .config import MAY_CHANGE_ON_RESUME, Recipe
 from .consent import check_asked_for
 from .errors import UserError
-from .files import is_temporary, remove_temporaries, write_atomically
+from .files import is_temporary, remove_temporaries, sha256, write_atomically
 from .from_data import as_begun
 from .overrides import read_recipe, to_plain, to_yaml
 from .reading import read_text
-from .run_records import read_metrics, read_summary
+from .run_records import checkpoint_folders, read_metrics, read_summary, step_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,7 +34,6 @@ __all__ = [
     "RECIPES",
     "Resume",
     "check_length",
-    "check_place",
     "check_run_folder",
     "check_there",
     "find_runs",
@@ -96,13 +95,6 @@ def check_run_folder(folder: Path, recipe: Recipe, resume: Resume, is_grid: bool
     if not names:
         check_there(folder, resume)
     return recipe
-
-
-def check_place(folder: Path) -> None:
-    """Raises UserError where a folder is not there and cannot be made, or may not be written to. Nothing is written."""
-    there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
-    if not (there.is_dir() and os.access(there, os.W_OK)):
-        raise UserError(f"--run: cannot use {folder}: {there} is not a folder that may be written to")
 
 
 def check_there(folder: Path, resume: Resume) -> None:
@@ -260,10 +252,7 @@ def has_begun(folder: Path) -> bool:
 
 def updates_done(folder: Path) -> int:
     """After how many updates the latest checkpoint was written; 0 without one."""
-    checkpoints = folder / "checkpoints"
-    whole = [*checkpoints.glob("step-*"), *(file.parent for file in checkpoints.glob(".step-*/SHA256SUMS"))]
-    numbers = [path.name.rpartition("-")[2] for path in whole]
-    return max((int(number) for number in numbers if number.isdecimal()), default=0)
+    return max([0, *map(step_of, checkpoint_folders(folder / "checkpoints"))])
 
 
 def has_ended(folder: Path, recipe: Recipe | None = None) -> bool:
@@ -311,7 +300,7 @@ def read_weights(folder: Path) -> Mapping[str, Tensor]:
     Raises:
         UserError: there are none yet, or they cannot be read, or are not those that the run has written.
     """
-    from .checkpoint import latest, load_weights, sha256
+    from .checkpoint import latest, load_weights
 
     _check_channel_order(folder)
     final = folder / "model.safetensors"

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import importlib
 import secrets
 import threading
 from collections.abc import Callable, Mapping
@@ -14,7 +13,7 @@ from numbers import Real
 from pathlib import Path
 from typing import Any
 
-from ..errors import UserError
+from ..errors import UserError, import_extra
 from ..files import write_atomically
 
 __all__ = ["Tracker", "open_trackers"]
@@ -33,10 +32,10 @@ def open_trackers(tracker: str | None, folder: Path, step: int, config: Mapping[
         UserError: ``tracker`` is not installed, or would not start.
     """
     opened = []
+    if tracker == "tensorboard":
+        import_extra(tracker, "tracker")
     if find_spec("tensorboard"):
         opened.append(_tensorboard(folder / "tensorboard", step))
-    elif tracker == "tensorboard":
-        raise UserError(f"tracker: {tracker} is not installed, expected `pip install stepsnet[{tracker}]`")
     if tracker in ("trackio", "wandb"):
         opened.append(_service(tracker, folder, _name_of(folder, step), config))
     return opened
@@ -85,10 +84,7 @@ def _name_of(folder: Path, step: int) -> str:
 
 def _service(tracker: str, folder: Path, name: str, config: Mapping[str, Any]) -> Tracker:
     """trackio or wandb, which have the same calls; a resumed run is found again by its name."""
-    try:
-        service = importlib.import_module(tracker)
-    except ImportError:
-        raise UserError(f"tracker: {tracker} is not installed, expected `pip install stepsnet[{tracker}]`") from None
+    service = import_extra(tracker, "tracker")
     own = {"embed": False} if tracker == "trackio" else {"id": name, "dir": str(folder)}
     try:
         run = service.init(project="stepsnet", name=name, config=dict(config), resume="allow", **own)
