@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 
 SUMS = "SHA256SUMS"
 
-# beside a file that is being written; the second kind is that of earlier versions
-_TEMPORARY = re.compile(r"\..+\.[0-9a-f]{16}\.tmp|\.config\.yaml\.\d+")
+_TEMPORARY = re.compile(r"\..+\.[0-9a-f]{16}\.tmp")  # beside a file that is being written
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:

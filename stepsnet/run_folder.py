@@ -24,7 +24,6 @@ from .errors import UserError
 from .files import is_temporary, remove_temporaries, sha256, write_atomically
 from .from_data import as_begun
 from .overrides import read_recipe, to_plain, to_yaml
-from .reading import read_text
 from .run_records import checkpoint_folders, read_metrics, read_summary, step_of
 
 if TYPE_CHECKING:
@@ -132,7 +131,6 @@ def _is_untrained(folder: Path, names: set[str]) -> bool:
 
 def _continued(folder: Path, recipe: Recipe, resume: Resume) -> Recipe:
     """The recipe under which the run in a folder goes on. Raises UserError where it is not this one's."""
-    _check_channel_order(folder)
     there = read_recipe(folder / _CONFIG)
     recipe = as_begun(recipe, there)
     theirs, ours = to_plain(there), to_plain(recipe)
@@ -269,24 +267,9 @@ def read_run_recipe(folder: Path) -> Recipe:
     """Raises UserError where the folder is not a run's, or its model is fetched and the user has not asked for it."""
     if not (folder / _CONFIG).exists():
         raise UserError(f"run: got {folder}, expected the folder of a run (it has no config.yaml)")
-    _check_channel_order(folder)
     recipe = read_recipe(folder / _CONFIG)
     check_asked_for(recipe, folder / _CONFIG, only=["model.", "baseline."])
     return recipe
-
-
-def _check_channel_order(folder: Path) -> None:
-    """Raises UserError for a run with reverse=True of an earlier version, which ordered the channels otherwise.
-
-    Its weights would load, into other channels. Those versions wrote no ``title``.
-    """
-    config = folder / "config.yaml"
-    text = read_text(config, "run") if config.exists() else ""
-    if re.search(r"^\s+reverse: true$", text, re.MULTILINE) and not re.search(r"^title:", text, re.MULTILINE):
-        raise UserError(
-            f"run: {folder} was trained with reverse=True by an earlier version, which ordered the channels otherwise; "
-            "expected a run of this version"
-        )
 
 
 def has_weights(folder: Path) -> bool:
@@ -302,10 +285,9 @@ def read_weights(folder: Path) -> Mapping[str, Tensor]:
     """
     from .checkpoint import latest, load_weights
 
-    _check_channel_order(folder)
     final = folder / "model.safetensors"
     if final.exists():
-        expected = (read_summary(folder) or {}).get("weights_sha256")  # earlier versions wrote none
+        expected = (read_summary(folder) or {}).get("weights_sha256")
         if expected and sha256(final) != expected:
             raise UserError(
                 f"run: {final} does not match its checksum in summary.json: it was damaged or changed since "

@@ -47,10 +47,6 @@ def test_metrics_go_to_tensorboard_and_where_they_are_sent(tmp_path, monkeypatch
     sent.clear()
     trained_with(tmp_path / "moved", tracker="trackio")
     assert sent[0]["name"] == name and sent[0]["resume"] == "allow"
-    (tmp_path / "moved" / "tracker.txt").unlink()  # as of a version that had only the folder's name
-    sent.clear()
-    trained_with(tmp_path / "moved", tracker="trackio")
-    assert sent[0]["name"] == "moved"
 
 
 def test_tensorboard_by_name_is_required(tmp_path, monkeypatch):

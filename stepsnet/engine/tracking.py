@@ -37,7 +37,7 @@ def open_trackers(tracker: str | None, folder: Path, step: int, config: Mapping[
     if find_spec("tensorboard"):
         opened.append(_tensorboard(folder / "tensorboard", step))
     if tracker in ("trackio", "wandb"):
-        opened.append(_service(tracker, folder, _name_of(folder, step), config))
+        opened.append(_service(tracker, folder, _name_of(folder), config))
     return opened
 
 
@@ -70,15 +70,14 @@ def _without_tensorboards(arguments: Any, print_it: Callable[[Any], object] = th
         print_it(arguments)
 
 
-def _name_of(folder: Path, step: int) -> str:
+def _name_of(folder: Path) -> str:
     """What the run in a folder is called among all runs of a user, in ``tracker.txt``.
 
-    Several folders have one name, as the ``stepsnet-seed0`` of each comparison, and a folder may move. A run of a
-    version that kept no name has its folder's.
+    Several folders have one name, as the ``stepsnet-seed0`` of each comparison, and a folder may move.
     """
     file = folder / "tracker.txt"
     if not file.exists():
-        write_atomically(file, folder.name if step else f"{folder.name}-{secrets.token_hex(4)}")
+        write_atomically(file, f"{folder.name}-{secrets.token_hex(4)}")
     return file.read_text(encoding="utf-8").strip()
 
 

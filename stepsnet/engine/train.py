@@ -49,7 +49,7 @@ class Position:
     metrics_bytes: int = 0  # length of metrics.jsonl
     best: float = -math.inf  # of the task's monitored metric, or of its negative where lower is better
     best_step: int | None = None
-    metrics: dict[str, float] = field(default_factory=dict)  # of the last epoch; earlier versions kept none here
+    metrics: dict[str, float] = field(default_factory=dict)  # of the last epoch
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ class Trainer:
             self.stop_if_interrupted()
         sign = 1 if higher_is_better(self.task.monitor) else -1
         return TrainResult(
-            self.final_metrics(),
+            self.position.metrics,
             full_state_dict(self.evaluated_model),
             sign * self.position.best,
             self.position.best_step,
@@ -158,15 +158,15 @@ class Trainer:
         for reason in skipped:
             self.note(reason)
         if found:
-            self.check_data(found.state.get("data"))
+            self.check_data(found.state["data"])
             self.state.restore(found)
             self.updater.scaler.load_state_dict(found.state["scaler"])
             self.position = Position(**found.state["position"])
             self.note(f"resumed after update {self.position.step}")
 
-    def check_data(self, before: Mapping[str, int] | None) -> None:
-        """Raises UserError where the data are not those of the checkpoint; earlier versions recorded none."""
-        if before is not None and before != (now := self.data_counts()):
+    def check_data(self, before: Mapping[str, int]) -> None:
+        """Raises UserError where the data are not those of the checkpoint."""
+        if before != (now := self.data_counts()):
             got, expected = (", ".join(f"{name} {count}" for name, count in of.items()) for of in (now, before))
             raise UserError(f"--resume: the data have {got}; expected those that the run began with: {expected}")
 
@@ -240,15 +240,6 @@ class Trainer:
         self.log.add(line)
         self.report({**progress, **scores})
         return line, progress
-
-    def final_metrics(self) -> dict[str, float]:
-        """Of the last epoch; an ended run of an earlier version has them in its log, if at all."""
-        if not self.position.metrics:
-            line = self.context.broadcast_object(self.log.last_epoch())
-            if line.get("step") != self.position.step:
-                line, _ = self.evaluate(self.settings.epochs - 1)
-            self.position.metrics = {key: line[key] for key in line if key.startswith(("train_", "val_"))}
-        return self.position.metrics
 
     def save(self) -> None:
         """Write a checkpoint. Raises UserError where a weight is not finite: the last good one is kept."""

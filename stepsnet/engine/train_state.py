@@ -118,7 +118,7 @@ class TrainState:
         check_fit(self.model, weights)
         # before the weights: torch makes an update with gradients and a rate of 0 in it, which MADGRAD's rounding shows
         set_optimizer_state_dict(self.model, self.optimizer, checkpoint.state["optimizer"], options=whole)
-        if beyond := checkpoint.state.get("of_optimizer"):  # earlier versions had none
+        if beyond := checkpoint.state["of_optimizer"]:
             self.optimizer.load_state_dict({**self.optimizer.state_dict(), **beyond})
         set_model_state_dict(self.model, weights, options=whole)
         if self.averages:

@@ -13,10 +13,9 @@ from typing import Any
 
 from ..analysis.block_statistics import StreamMeasurement, read_line
 from ..colors import OKABE_ITO
-from ..config import MAY_CHANGE_ON_RESUME, RECIPE_TYPES, ClassificationRecipe, key_of
+from ..config import MAY_CHANGE_ON_RESUME
 from ..errors import UserError, in_a_line
 from ..metrics import METRICS
-from ..overrides import RENAMED
 from ..reading import parse_json, read_text, read_yaml
 from ..run_records import metrics_text, read_summary
 
@@ -154,7 +153,7 @@ def load_run(folder: Path) -> Run:
             raise UserError(f"{metrics}, line {number}: {in_a_line(error)}, expected a line of a run") from None
     text = read_text(folder / "config.yaml", "run")
     result = read_summary(folder) or {}
-    return Run(folder, text, _as_written_now(config), result, epochs, stream["epoch_end"], stream["update"])
+    return Run(folder, text, config, result, epochs, stream["epoch_end"], stream["update"])
 
 
 def _with_numbers(entry: dict[str, Any]) -> dict[str, Any]:
@@ -164,16 +163,6 @@ def _with_numbers(entry: dict[str, Any]) -> dict[str, Any]:
         if is_metric and not isinstance(value, int | float | None):
             raise ValueError(f"got {key} {str(value)[:40]!r}")
     return entry
-
-
-def _as_written_now(config: dict[str, Any]) -> dict[str, Any]:
-    """The config of any version with today's names and the defaults of fields that it lacks, so that seeds compare."""
-    kind = RECIPE_TYPES.get(config.get("task", "classification"), ClassificationRecipe)
-    fields = kind.__pydantic_fields__  # type: ignore[attr-defined]
-    defaults = {key_of(kind, name): field.default for name, field in fields.items() if not field.is_required()}
-    plain = {key: list(value) if isinstance(value, tuple) else value for key, value in defaults.items()}
-    known = {key: value for key, value in plain.items() if isinstance(value, (str, int, float, list, type(None)))}
-    return {**known, **{RENAMED.get(key, key): value for key, value in config.items()}}
 
 
 def group_runs(runs: Sequence[Run]) -> list[Group]:
