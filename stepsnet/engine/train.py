@@ -25,7 +25,7 @@ from ..models.blocks import blocks_of
 from .distributed import DistributedContext, broadcast_buffers
 from .interrupt import Interrupted, catch_signals
 from .metrics_log import MetricsLog, trim_log
-from .optim import build_schedule, scaled_lr
+from .optim import Schedule, scaled_lr
 from .prepare import prepare
 from .randomness import seed_step
 from .task import BatchShard, Task
@@ -104,7 +104,7 @@ class Trainer:
         self.shard = BatchShard(context.rank, context.world_size, settings.accumulation_steps)
         self.shard.micro_batch_size(task.batch_size)
         self.state, wrapped = prepare(model, settings, context)
-        schedule = build_schedule(self.state.optimizer, settings, task.steps_per_epoch)
+        schedule = Schedule(self.state.optimizer, settings, task.steps_per_epoch)
         self.updater = Updater(wrapped, task, self.state.optimizer, schedule, settings, context, self.state.averages)
         self.evaluated_model = self.state.averages.module if self.state.averages else wrapped
         self.folder, self.checkpoints, self.position = folder, folder / "checkpoints", Position()

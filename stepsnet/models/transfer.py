@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import re
 from collections import defaultdict
@@ -26,6 +25,7 @@ from ..errors import UserError, nearest
 from ..markdown import markdown_table
 from ..run_folder import read_weights
 from ..steps import StepsNet
+from ..terminal import silenced
 from . import steps_deit, steps_resnet, steps_swin
 
 __all__ = ["read_pretrained", "resized", "start_from"]
@@ -80,11 +80,9 @@ def _read_timm(name: str, key: str) -> dict[str, Tensor]:
     if not timm.is_model(name):
         known = nearest(name, {pretrained.partition(".")[0] for pretrained in timm.list_pretrained()})
         raise UserError(f"{key}: got timm:{name}, expected one of timm's pretrained models{known}")
-    hub = logging.getLogger("huggingface_hub")
-    level = hub.level
-    hub.setLevel(logging.ERROR)  # without a network it would tell of each attempt
     try:
-        with torch.random.fork_rng(devices=[]):  # its own initialization draws nothing from the run's generator
+        # without a network the hub would tell of each attempt; a new model's numbers are not drawn from the run's
+        with silenced("huggingface_hub"), torch.random.fork_rng(devices=[]):
             return timm.create_model(name, pretrained=True).state_dict()
     except Exception as error:  # of the network, the hub, the cache or the file
         reason = " ".join(str(error).split()).partition(". ")[0][:200] or type(error).__name__
@@ -92,8 +90,6 @@ def _read_timm(name: str, key: str) -> dict[str, Tensor]:
             f"{key}: cannot load timm:{name} ({reason}); expected a model that timm has weights of, and a connection "
             "to where they are, or a file of weights"
         ) from None
-    finally:
-        hub.setLevel(level)
 
 
 def start_from(model: nn.Module, source: str, key: str = "init") -> str:
