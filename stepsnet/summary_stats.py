@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["format_mean_std", "format_number", "format_quartiles", "mean_and_std", "quartiles"]
+__all__ = ["format_count", "format_mean_std", "format_number", "format_quartiles", "mean_and_std", "quartiles"]
 
 
 def format_mean_std(values: Sequence[float], spec: str = ".2f", unit: str = "", std_spec: str | None = None) -> str:
@@ -41,6 +41,12 @@ def format_quartiles(found: Mapping[str, Any], spec: str | None = ".2f") -> str:
     values = (found["median"], *found["quartiles"])
     median, first, third = (format_number(value) if spec is None else f"{value:{spec}}" for value in values)
     return f"{median} ({first} to {third})"
+
+
+def format_count(value: float) -> str:
+    """Parameters and MACs as 1.23 M."""
+    size, unit = next(((s, u) for s, u in ((1e9, "G"), (1e6, "M"), (1e3, "k")) if value >= s), (1, ""))
+    return f"{value / size:.2f} {unit}" if unit else str(value)
 
 
 def format_number(value: float) -> str:

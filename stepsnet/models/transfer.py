@@ -25,6 +25,7 @@ from ..errors import UserError, nearest
 from ..markdown import markdown_table
 from ..run_folder import read_weights
 from ..steps import StepsNet
+from ..summary_stats import format_count
 from ..terminal import silenced
 from . import steps_deit, steps_resnet, steps_swin
 
@@ -127,7 +128,10 @@ def start_from(model: nn.Module, source: str, key: str = "init") -> str:
     if not layers:
         first = next(f"{part}: {row.why}" for part, row in rows.items() if row.left)
         raise UserError(f"{key}: {source} fits no layer of the model, expected weights of a model like it ({first})")
-    cells = [[part, *map(_amount, (row.copied, row.resized, row.left)), row.why] for part, row in rows.items()]
+    cells = [
+        [part, *(format_count(n) if n else "" for n in (row.copied, row.resized, row.left)), row.why]
+        for part, row in rows.items()
+    ]
     table = markdown_table(["parameters", "copied", "resized", "left at random", ""], cells, "lrrrl")
     return f"{key} from {source}\n{table}"
 
@@ -248,8 +252,3 @@ def _difference(own: Tensor, given: Tensor | None, is_head: bool) -> str:
     if is_head and own.shape[0] != given.shape[0]:
         return f"{own.shape[0]} classes, {given.shape[0]} there"
     return f"{tuple(own.shape)}, {tuple(given.shape)} there"
-
-
-def _amount(count: int) -> str:
-    size, unit = next(((s, u) for s, u in ((1e6, "M"), (1e3, "k")) if count >= s), (1, ""))
-    return f"{count / size:.2f}{unit}" if unit else str(count or "")

@@ -106,8 +106,7 @@ class Group:
 
     @property
     def steps(self) -> list[tuple[int, int]]:
-        """(width, number of blocks) of each sequence of blocks of equal width."""
-        return [(width, len(list(blocks))) for width, blocks in groupby(self.widths)]
+        return steps_of(self.widths)
 
     def summary_value(self, key: str) -> Any:
         """A value of the first summary that has it, such as the number of parameters."""
@@ -163,6 +162,11 @@ def _with_numbers(entry: dict[str, Any]) -> dict[str, Any]:
         if is_metric and not isinstance(value, int | float | None):
             raise ValueError(f"got {key} {str(value)[:40]!r}")
     return entry
+
+
+def steps_of(widths: Sequence[int]) -> list[tuple[int, int]]:
+    """(width, number of blocks) of each sequence of blocks of equal width."""
+    return [(width, len(list(blocks))) for width, blocks in groupby(widths)]
 
 
 def group_runs(runs: Sequence[Run]) -> list[Group]:
