@@ -11,7 +11,7 @@ from torch import nn
 
 from ..checkpoint import load_into
 from ..config import ClassificationRecipe, ModelSpec
-from ..engine.distributed import pick_device
+from ..device import pick_device
 from ..engine.task import BatchShard, Task
 from ..errors import UserError
 from ..from_data import with_classes

@@ -17,7 +17,8 @@ from torch import nn
 from ..checkpoint import load_into, write_weights
 from ..config import Recipe
 from ..console import Display
-from ..engine.distributed import DistributedContext, init_distributed, pick_device
+from ..device import pick_device
+from ..engine.distributed import DistributedContext, init_distributed
 from ..engine.optim import rate_at
 from ..engine.task import BatchShard, Task
 from ..engine.train import TrainResult, train
