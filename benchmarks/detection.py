@@ -26,7 +26,7 @@ from torchvision.models.detection import maskrcnn_resnet50_fpn
 
 from stepsnet.config import ModelSpec
 from stepsnet.device import autocast as autocast_in
-from stepsnet.engine.distributed import pick_device
+from stepsnet.device import pick_device
 from stepsnet.models.build import build_model
 
 BACKBONES = {

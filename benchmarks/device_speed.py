@@ -32,8 +32,7 @@ from torch import Tensor, nn
 from stepsnet.analysis.memory import activation_bytes
 from stepsnet.commands.bench import find_candidates
 from stepsnet.config import ModelSpec
-from stepsnet.device import autocast
-from stepsnet.engine.distributed import pick_device
+from stepsnet.device import autocast, pick_device
 from stepsnet.files import write_atomically
 from stepsnet.models.build import build_model, input_size_of
 from stepsnet.models.compilation import compile_blocks

@@ -32,35 +32,6 @@ if TYPE_CHECKING:
     from .tasks.classification.sources import register_source
 
 __version__ = "0.1.0"
-__all__ = [
-    "Comparison",
-    "Compressed",
-    "ReverseStepsNet",
-    "Run",
-    "StepPlan",
-    "StepsNet",
-    "StepsTransformerConfig",
-    "StepsTransformerForCausalLM",
-    "UserError",
-    "baseline_of",
-    "branches_of",
-    "compare",
-    "compress",
-    "describe_stepify",
-    "export",
-    "grow",
-    "load",
-    "load_baseline",
-    "optimize",
-    "plan_steps",
-    "register_block",
-    "register_source",
-    "register_task",
-    "resume",
-    "stepify",
-    "train",
-]
-
 _HOMES = {
     "Comparison": "runs.results",
     "Compressed": "models.compress",
@@ -89,6 +60,7 @@ _HOMES = {
     "stepify": "models.stepify",
     "train": "api",
 }
+__all__ = sorted(_HOMES)
 
 
 def _register_vision(timm) -> None:

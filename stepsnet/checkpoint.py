@@ -10,7 +10,6 @@ every file; it is written last, so a folder of which it is true is whole, also u
 
 from __future__ import annotations
 
-import hashlib
 import pickle
 from collections.abc import Mapping
 from contextlib import suppress
@@ -26,28 +25,25 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
 
 from .errors import UserError
-from .files import replacing
+from .files import replacing, sha256, verify
+from .run_records import checkpoint_folders, step_of
 
 __all__ = [
     "SHARDS",
-    "SUMS",
+    "STATE",
     "Checkpoint",
     "check_fit",
-    "checkpoint_folders",
     "latest",
     "load_into",
     "load_weights",
     "retied",
     "save_weights",
-    "sha256",
-    "step_of",
     "untied",
     "valid_checkpoints",
-    "verify",
     "write_weights",
 ]
 
-SUMS, SHARDS = "SHA256SUMS", "shards"
+STATE, SHARDS = "state.pt", "shards"
 
 
 @dataclass(frozen=True)
@@ -65,9 +61,8 @@ class Checkpoint:
         return load_weights(averages if averages.exists() else self.path / "model.safetensors")
 
     def check_data(self, now: Mapping[str, int]) -> None:
-        """Raises UserError where data with these counts are not the checkpoint's; earlier versions recorded none."""
-        before = self.state.get("data")
-        if before is not None and before != now:
+        """Raises UserError where data with these counts are not the checkpoint's."""
+        if now != (before := self.state["data"]):
             got, expected = (", ".join(f"{name} {count}" for name, count in of.items()) for of in (now, before))
             raise UserError(f"--resume: the data have {got}; expected those that the run began with: {expected}")
 
@@ -83,8 +78,8 @@ def latest(folder: Path, step: int | None = None) -> tuple[Checkpoint | None, li
         if step is not None and step_of(path) != step:
             continue
         try:
-            verify(path)
-            state = torch.load(path / "state.pt", map_location="cpu", weights_only=True)
+            verify(path, STATE)
+            state = torch.load(path / STATE, map_location="cpu", weights_only=True)
         except (OSError, UserError, RuntimeError, ValueError, pickle.UnpicklingError) as error:
             skipped.append(f"skipped {path}: {error}")
             continue
@@ -183,33 +178,3 @@ def _gathered(shards: Path) -> dict[str, Tensor]:
     }
     dcp.load(wanted, checkpoint_id=shards, no_dist=True)
     return {name.removeprefix(f"{kind}."): tensor for name, tensor in wanted.items()}
-
-
-def checkpoint_folders(folder: Path) -> list[Path]:
-    """Checkpoints, the latest first. One under its temporary name is among them once it has its checksums."""
-    begun = [path for path in folder.glob(".step-*") if (path / SUMS).exists()]
-    return sorted([*folder.glob("step-*"), *begun], key=lambda path: (step_of(path), path.name), reverse=True)
-
-
-def step_of(path: Path) -> int:
-    """The update after which a checkpoint was written; -1 of a folder that is none."""
-    number = path.name.lstrip(".").removeprefix("step-")
-    return int(number) if number.isdecimal() else -1
-
-
-def verify(path: Path) -> None:
-    """Raises UserError or OSError for a checkpoint that is not as it was written."""
-    lines = [line.split(maxsplit=1) for line in (path / SUMS).read_text().splitlines()]
-    sums = {name: expected for expected, name in lines}
-    files = (str(file.relative_to(path)) for file in path.rglob("*") if file.is_file() and file.name[0] != ".")
-    unlisted = next((name for name in ("state.pt", *sorted(files)) if name not in sums and name != SUMS), None)
-    if unlisted:
-        raise UserError(f"{SUMS} does not list {unlisted}")
-    for name, expected in sums.items():
-        if sha256(path / name) != expected:
-            raise UserError(f"{name} does not match its checksum")
-
-
-def sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

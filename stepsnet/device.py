@@ -1,4 +1,4 @@
-"""What depends on the device a tensor is on: mixed precision, and memory, its size and the error of its end."""
+"""Devices: which is meant by a name, mixed precision on each, and memory, its size and the error of its end."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from pathlib import Path
 
 import torch
 
-__all__ = ["AMP_DTYPES", "autocast", "host_memory", "is_out_of_memory"]
+from .errors import UserError
+
+__all__ = ["AMP_DTYPES", "autocast", "host_memory", "is_out_of_memory", "pick_device"]
 
 AMP_DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16")}
 
@@ -19,6 +21,22 @@ def autocast(amp_dtype: str, device: torch.device) -> AbstractContextManager:
     if amp_dtype == "float32":
         return nullcontext()
     return torch.autocast(device.type, dtype=AMP_DTYPES[amp_dtype])
+
+
+def pick_device(name: str) -> torch.device:
+    """The device of that name; "auto" is an accelerator if there is one. Raises UserError if it is not available."""
+    if name == "auto":
+        accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+        return accelerator or torch.device("cpu")
+    if name == "meta":
+        raise UserError("device: got 'meta', expected one that computes, such as cpu")
+    try:
+        device = torch.empty(0, device=name).device
+    except (RuntimeError, AssertionError) as error:
+        raise UserError(f"device: got {name!r}, expected one that is there: {str(error).splitlines()[0]}") from None
+    if device.type == "cpu" and torch.device(name).index:  # which torch takes, whatever the number
+        raise UserError(f"device: got {name!r}, expected cpu, of which there is one")
+    return torch.device(name)
 
 
 @lru_cache

@@ -40,6 +40,7 @@ EXTRAS = {
     "datasets": "data",
     "pandas": "notebook",
     **dict.fromkeys(("onnx", "onnxscript", "onnxruntime", "openvino"), "export"),
+    **{tracker: tracker for tracker in ("tensorboard", "trackio", "wandb")},
 }
 
 # files and folders of the user's modules that a recipe names (user_modules.py): a fault in them is not ours
@@ -53,12 +54,16 @@ _REFUSED = {
 }
 
 
-def import_extra(package: str) -> Any:
-    """Import a package that only some uses need. Raises UserError, which says how it is installed, where it is not."""
+def import_extra(package: str, key: str = "") -> Any:
+    """Import a package that only some uses need. Raises UserError, which says how it is installed, where it is not.
+
+    Args:
+        key: of the setting that asks for it, in the message.
+    """
     try:
         return importlib.import_module(package)
     except ModuleNotFoundError:
-        raise UserError(_not_installed(package)) from None
+        raise UserError(f"{key}: {_not_installed(package)}" if key else _not_installed(package)) from None
 
 
 def _not_installed(package: str) -> str:

@@ -1,4 +1,4 @@
-"""Atomic writes, so that a reader sees the old file or the new one; and the cache of what is computed once."""
+"""Atomic writes, by which a reader sees the old file or the new one; checksums; the cache of what is computed once."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 
-# beside a file that is being written; the second kind is that of earlier versions
-_TEMPORARY = re.compile(r"\..+\.[0-9a-f]{16}\.tmp|\.config\.yaml\.\d+")
+SUMS = "SHA256SUMS"
+
+_TEMPORARY = re.compile(r"\..+\.[0-9a-f]{16}\.tmp")  # beside a file that is being written
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
@@ -88,6 +89,43 @@ def flush(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def write_sums(folder: Path) -> None:
+    """List the checksum of every file below a folder in its ``SHA256SUMS``, as ``sha256sum --check`` reads them."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    (folder / SUMS).write_text("".join(f"{sha256(path)}  {path.relative_to(folder)}\n" for path in files))
+
+
+def verify(folder: Path, required: str) -> None:
+    """Raises UserError, OSError or ValueError for a folder that is not as :func:`write_sums` has found it.
+
+    Args:
+        required: a file that is there where the folder is whole.
+    """
+    lines = [line.split(maxsplit=1) for line in (folder / SUMS).read_text().splitlines()]
+    sums = {name: expected for expected, name in lines}
+    files = (str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file() and file.name[0] != ".")
+    unlisted = next((name for name in (required, *sorted(files)) if name not in sums and name != SUMS), None)
+    if unlisted:
+        raise UserError(f"{SUMS} does not list {unlisted}")
+    for name, expected in sums.items():
+        if sha256(folder / name) != expected:
+            raise UserError(f"{name} does not match its checksum")
+
+
+def is_whole(folder: Path, required: str) -> bool:
+    """Whether :func:`verify` finds no mistake."""
+    try:
+        verify(folder, required)
+    except (OSError, UserError, ValueError):
+        return False
+    return True
 
 
 def is_temporary(path: Path) -> bool:

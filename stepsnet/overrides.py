@@ -18,13 +18,9 @@ import pydantic
 from .config import RECIPE_TYPES, Recipe, key_of
 from .errors import UserError, nearest
 from .reading import dump_yaml, read_yaml
-from .terminal import say
 from .user_modules import import_user_modules
 
 __all__ = ["override", "override_values", "parse_assignments", "read_recipe", "to_plain", "to_yaml"]
-
-# names that fields had in earlier versions, which old run folders still hold
-RENAMED = {"probe_epochs": "stream_epochs", "signal_interval": "stream_interval"}
 
 
 def override(recipe: Recipe, assignments: Sequence[str]) -> Recipe:
@@ -78,7 +74,7 @@ def _changed(recipe: Recipe, changes: Mapping[str, Any], merge: bool) -> Recipe:
     values, known = to_plain(recipe), _known_keys(type(recipe))
     keys = {field.name: key_of(type(recipe), field.name) for field in dataclasses.fields(recipe)}
     for key, value in changes.items():
-        key = _new_name(keys.get(key, key), "override")
+        key = keys.get(key, key)
         *parents, last = key.split(".")
         inner, path = values, ""
         if parents and values.get(parents[0], ...) is None and _may_be_empty(recipe, parents[0]):
@@ -102,7 +98,7 @@ def _merged(old: Any, new: Any) -> Any:
 
 
 def read_recipe(path: Path) -> Recipe:
-    """A recipe from a YAML file, such as a run's ``config.yaml``; a field's earlier name is read as its new one.
+    """A recipe from a YAML file, such as a run's ``config.yaml``.
 
     Raises:
         UserError: the file cannot be read, is not YAML, or has a wrong key or value.
@@ -111,17 +107,7 @@ def read_recipe(path: Path) -> Recipe:
     values.setdefault("task", "classification")
     if values.get("import") and isinstance(folder := values.get("import_from") or ".", str):
         values["import_from"] = str((path.parent / folder).resolve())
-    for old in RENAMED.keys() & values.keys():
-        values.setdefault(_new_name(old, str(path)), values.pop(old))
     return _validated(values, str(path))
-
-
-@lru_cache
-def _new_name(key: str, where: str) -> str:
-    """The name that a field has now, with a line that says so, once for each file."""
-    if key in RENAMED:
-        say(f"stepsnet: {where}: {key} is now called {RENAMED[key]}, and is read as that", error=True)
-    return RENAMED.get(key, key)
 
 
 def to_yaml(recipe: Recipe) -> str:

@@ -21,11 +21,10 @@ from filelock import FileLock, Timeout
 from .config import MAY_CHANGE_ON_RESUME, Recipe
 from .consent import check_asked_for
 from .errors import UserError
-from .files import is_temporary, remove_temporaries, write_atomically
+from .files import is_temporary, remove_temporaries, sha256, write_atomically
 from .from_data import as_begun
 from .overrides import read_recipe, to_plain, to_yaml
-from .reading import read_text
-from .run_records import read_metrics, read_summary
+from .run_records import checkpoint_folders, read_metrics, read_summary, step_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,7 +34,6 @@ __all__ = [
     "Resume",
     "check_data",
     "check_length",
-    "check_place",
     "check_run_folder",
     "check_there",
     "find_runs",
@@ -99,13 +97,6 @@ def check_run_folder(folder: Path, recipe: Recipe, resume: Resume, is_grid: bool
     return recipe
 
 
-def check_place(folder: Path) -> None:
-    """Raises UserError where a folder is not there and cannot be made, or may not be written to. Nothing is written."""
-    there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
-    if not (there.is_dir() and os.access(there, os.W_OK)):
-        raise UserError(f"--run: cannot use {folder}: {there} is not a folder that may be written to")
-
-
 def check_there(folder: Path, resume: Resume) -> None:
     """Raises UserError where resuming alone was asked for, and no run was ever started in a folder.
 
@@ -141,7 +132,6 @@ def _is_untrained(folder: Path, names: set[str]) -> bool:
 
 def _continued(folder: Path, recipe: Recipe, resume: Resume) -> Recipe:
     """The recipe under which the run in a folder goes on. Raises UserError where it is not this one's."""
-    _check_channel_order(folder)
     there = read_recipe(folder / _CONFIG)
     recipe = as_begun(recipe, there)
     theirs, ours = to_plain(there), to_plain(recipe)
@@ -233,11 +223,10 @@ def put_aside(folder: Path, epochs: int, names: Sequence[str], replaces: bool = 
 
 
 @contextmanager
-def lock_folder(folder: Path, writes: bool = True, wait: float = 0.0) -> Iterator[None]:
+def lock_folder(folder: Path, wait: float = 0.0) -> Iterator[None]:
     """Hold the folder's lock, which the operating system releases however the process ends; make the folder if needed.
 
     Args:
-        writes: False on ranks that write nothing, which need no lock.
         wait: seconds for which another process may still hold it.
 
     Raises:
@@ -245,9 +234,8 @@ def lock_folder(folder: Path, writes: bool = True, wait: float = 0.0) -> Iterato
     """
     lock = FileLock(folder / _LOCK, timeout=wait)
     try:
-        if writes:
-            folder.mkdir(parents=True, exist_ok=True)
-            lock.acquire()
+        folder.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
     except Timeout:
         raise UserError(f"--run: {folder} is in use by a run that is still alive") from None
     except OSError as error:
@@ -279,10 +267,7 @@ def has_begun(folder: Path) -> bool:
 
 def updates_done(folder: Path) -> int:
     """After how many updates the latest checkpoint was written; 0 without one."""
-    checkpoints = folder / "checkpoints"
-    whole = [*checkpoints.glob("step-*"), *(file.parent for file in checkpoints.glob(".step-*/SHA256SUMS"))]
-    numbers = [path.name.rpartition("-")[2] for path in whole]
-    return max((int(number) for number in numbers if number.isdecimal()), default=0)
+    return max([0, *map(step_of, checkpoint_folders(folder / "checkpoints"))])
 
 
 def has_ended(folder: Path, recipe: Recipe | None = None) -> bool:
@@ -299,24 +284,9 @@ def read_run_recipe(folder: Path) -> Recipe:
     """Raises UserError where the folder is not a run's, or its model is fetched and the user has not asked for it."""
     if not (folder / _CONFIG).exists():
         raise UserError(f"run: got {folder}, expected the folder of a run (it has no config.yaml)")
-    _check_channel_order(folder)
     recipe = read_recipe(folder / _CONFIG)
     check_asked_for(recipe, folder / _CONFIG, only=["model.", "baseline."])
     return recipe
-
-
-def _check_channel_order(folder: Path) -> None:
-    """Raises UserError for a run with reverse=True of an earlier version, which ordered the channels otherwise.
-
-    Its weights would load, into other channels. Those versions wrote no ``title``.
-    """
-    config = folder / "config.yaml"
-    text = read_text(config, "run") if config.exists() else ""
-    if re.search(r"^\s+reverse: true$", text, re.MULTILINE) and not re.search(r"^title:", text, re.MULTILINE):
-        raise UserError(
-            f"run: {folder} was trained with reverse=True by an earlier version, which ordered the channels otherwise; "
-            "expected a run of this version"
-        )
 
 
 def has_weights(folder: Path) -> bool:
@@ -330,12 +300,11 @@ def read_weights(folder: Path) -> Mapping[str, Tensor]:
     Raises:
         UserError: there are none yet, or they cannot be read, or are not those that the run has written.
     """
-    from .checkpoint import latest, load_weights, sha256
+    from .checkpoint import latest, load_weights
 
-    _check_channel_order(folder)
     final = folder / "model.safetensors"
     if final.exists():
-        expected = (read_summary(folder) or {}).get("weights_sha256")  # earlier versions wrote none
+        expected = (read_summary(folder) or {}).get("weights_sha256")
         if expected and sha256(final) != expected:
             raise UserError(
                 f"run: {final} does not match its checksum in summary.json: it was damaged or changed since "

@@ -1,4 +1,4 @@
-"""What a run says of itself: the lines of ``metrics.jsonl``, and ``summary.json`` once it has ended."""
+"""What a run says of itself: the lines of its metrics, the names of its checkpoints, its summary once it has ended."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from .errors import UserError
+from .files import SUMS
 from .reading import read_json
 
-__all__ = ["metrics_text", "parse_metrics", "read_metrics", "read_summary"]
+__all__ = ["checkpoint_folders", "metrics_text", "parse_metrics", "read_metrics", "read_summary", "step_of"]
 
 # what a run that has ended says of itself, where it says it: the type, and what it is
 _IN_SUMMARY: dict[str, tuple[Any, str]] = {
@@ -57,3 +58,15 @@ def read_summary(folder: Path) -> dict[str, Any] | None:
         if not isinstance(value, int | float | None):
             raise UserError(f"run: {file}: got {key} {str(value)[:40]!r}, expected a number")
     return summary
+
+
+def checkpoint_folders(folder: Path) -> list[Path]:
+    """Checkpoints, the latest first. One under its temporary name is among them once it has its checksums."""
+    begun = [path for path in folder.glob(".step-*") if (path / SUMS).exists()]
+    return sorted([*folder.glob("step-*"), *begun], key=lambda path: (step_of(path), path.name), reverse=True)
+
+
+def step_of(path: Path) -> int:
+    """The update after which a checkpoint was written; -1 of a folder that is none."""
+    number = path.name.lstrip(".").removeprefix("step-")
+    return int(number) if number.isdecimal() else -1

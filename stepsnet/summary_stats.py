@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["format_mean_std", "format_number", "format_quartiles", "mean_and_std", "quartiles"]
+__all__ = ["format_count", "format_mean_std", "format_number", "format_quartiles", "mean_and_std", "quartiles"]
 
 
 def format_mean_std(values: Sequence[float], spec: str = ".2f", unit: str = "", std_spec: str | None = None) -> str:
@@ -43,10 +43,16 @@ def format_quartiles(found: Mapping[str, Any], spec: str | None = ".2f") -> str:
     return f"{median} ({first} to {third})"
 
 
-def format_number(value: float, digits: int = 3) -> str:
-    """With so many significant digits, every one before the point, and no exponent: 0.0123, 45.6, 1,423."""
+def format_count(value: float) -> str:
+    """Parameters and MACs as 1.23 M."""
+    size, unit = next(((s, u) for s, u in ((1e9, "G"), (1e6, "M"), (1e3, "k")) if value >= s), (1, ""))
+    return f"{value / size:.2f} {unit}" if unit else str(value)
+
+
+def format_number(value: float) -> str:
+    """With three significant digits, every one before the point, and no exponent: 0.0123, 45.6, 1,423."""
     if not value or not math.isfinite(value):
         return f"{value:g}"
-    rounded = float(f"{value:.{digits - 1}e}")  # 9.996 has one digit before the point, and 10.0 has two
-    decimals = max(0, digits - 1 - math.floor(math.log10(abs(rounded))))
+    rounded = float(f"{value:.2e}")  # 9.996 has one digit before the point, and 10.0 has two
+    decimals = max(0, 2 - math.floor(math.log10(abs(rounded))))
     return f"{value:,.{decimals}f}"

@@ -302,11 +302,6 @@ def test_predict_takes_the_classes_from_the_run_and_opens_no_data(folder, tmp_pa
     assert main(asked) == 0
     (expected,) = json.loads(capsys.readouterr().out)
     assert set(expected["classes"]) == {"cat", "dog"}
-    (run / "classes.json").rename(tmp_path / "classes.json")  # as in the folder of a run of an earlier version
-    assert main(asked) == 0
-    out, err = capsys.readouterr()
-    assert json.loads(out) == [expected] and "has no classes.json: the class names are read from its data" in err
-    (tmp_path / "classes.json").rename(run / "classes.json")
     shutil.rmtree(folder / "train")
     assert main(asked) == 0
     assert json.loads(capsys.readouterr().out) == [expected]

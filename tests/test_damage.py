@@ -131,7 +131,7 @@ def test_a_run_of_an_earlier_version_has_its_last_metrics_in_the_log_alone(tmp_p
     content = torch.load(state)
     expected = content["position"].pop("metrics")
     torch.save(content, state)
-    from stepsnet.checkpoint import sha256
+    from stepsnet.files import sha256
 
     sums = state.parent / "SHA256SUMS"
     kept = [line for line in sums.read_text().splitlines() if "state.pt" not in line]

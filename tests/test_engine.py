@@ -9,7 +9,7 @@ from torch import nn
 
 from stepsnet.checkpoint import check_fit, latest, load_weights
 from stepsnet.config import TrainingSettings
-from stepsnet.engine.distributed import pick_device
+from stepsnet.device import pick_device
 from stepsnet.engine.interrupt import Interrupted
 from stepsnet.engine.optim import build_optimizer
 from stepsnet.engine.train import train

@@ -10,7 +10,7 @@ from torch import nn
 
 from stepsnet.checkpoint import latest
 from stepsnet.config import TrainingSettings
-from stepsnet.engine.optim import build_optimizer, build_schedule
+from stepsnet.engine.optim import Schedule, build_optimizer
 from stepsnet.engine.prepare import prepare
 from stepsnet.engine.randomness import data_order, seed_step
 from stepsnet.engine.train import train
@@ -35,7 +35,7 @@ def test_what_an_update_draws_is_a_function_of_seed_step_and_rank():
 def test_the_schedule_written_out():
     settings = TrainingSettings(epochs=10, lr=1.0, warmup_epochs=2, warmup_lr=0.1, min_lr=0.05)
     optimizer = build_optimizer(make_model(), settings)
-    schedule = build_schedule(optimizer, settings, steps_per_epoch=7)
+    schedule = Schedule(optimizer, settings, steps_per_epoch=7)
     for step in (0, 1, 13, 14, 40, 69, 3):  # in any order
         schedule.step_update(step)
         expected = 0.1 + step * (1.0 - 0.1) / 14
@@ -48,7 +48,7 @@ def test_steps_of_the_rate_written_out():
     settings = TrainingSettings(epochs=12, lr=1.0, sched="multistep", milestones=(8, 11), warmup_epochs=0.5)
     settings = dataclasses.replace(settings, warmup_lr=0.1, decay_rate=0.1)
     optimizer = build_optimizer(make_model(), settings)
-    schedule = build_schedule(optimizer, settings, steps_per_epoch=10)
+    schedule = Schedule(optimizer, settings, steps_per_epoch=10)
     wanted = {0: 0.1, 1: 0.28, 5: 1.0, 79: 1.0, 80: 0.1, 109: 0.1, 110: 0.01, 119: 0.01, 4: 0.82}
     for step, expected in wanted.items():
         schedule.step_update(step)

@@ -116,7 +116,7 @@ def test_what_is_given_is_not_taken_from_the_data(tmp_path):
     closed, lines = resolved(recipe_on(root, "model.args.in_chans=3"))
     assert closed.model.args["in_chans"] == 3 and "model.args.in_chans=1 reads one channel" in lines[1]
     closed, lines = resolved(recipe_on(root, "baseline.args.num_classes=3").of_baseline())
-    assert "in_chans" not in closed.model.args  # as in the config of an earlier version, which did not look
+    assert "in_chans" not in closed.model.args
     assert "reads them in color: baseline.args.in_chans=1" in lines[0]
     for recipe, key in ((recipe_on(root), "model"), (recipe_on(root).of_baseline(), "baseline")):
         wrong = dataclasses.replace(recipe.model, args={**recipe.model.args, "num_classes": 10})

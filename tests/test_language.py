@@ -298,8 +298,8 @@ def test_a_killed_run_ends_as_if_it_had_not_been(trained, text, tmp_path):
     [
         (b"", [], "is empty, expected text"),
         (b"   \n ", [], "is empty, expected text"),
-        (b"abc\xff\xfe", [], r"is not UTF-8, expected text \(byte 3\)"),
-        (b"abc\0def", [], "is binary, expected text: it has a zero byte at 3"),
+        (b"abc\xff\xfe", [], r"it is not UTF-8 \(line 1\)"),
+        (b"abc\0def", [], r"it has a zero byte \(line 1\), expected text"),
         (b"ab " * 40, [], "vocab_size: got 280, expected at most the 2.. that this text gives"),
         (
             b"ab " * 20,

@@ -9,7 +9,7 @@ from segmentation_images import CLASSES
 from segmentation_tasks import CPU, Pointwise, task_of, tiny_recipe
 from torch import nn
 
-from stepsnet.engine.optim import build_optimizer, build_schedule
+from stepsnet.engine.optim import Schedule, build_optimizer
 from stepsnet.engine.task import BatchShard
 from stepsnet.recipes import find_recipe
 from stepsnet.tasks import build_task
@@ -124,7 +124,7 @@ def test_the_schedule_falls_to_zero_in_a_straight_line_after_the_warm_up():
     recipe = find_recipe("ade20k/steps_swin_tiny")
     steps, model = recipe.epoch_updates, nn.Linear(2, 2)
     optimizer = build_optimizer(model, recipe)
-    schedule = build_schedule(optimizer, recipe, steps)
+    schedule = Schedule(optimizer, recipe, steps)
 
     def rate(step):
         schedule.step_update(step)

@@ -84,7 +84,7 @@ def analyze_shortcut(
     from ..analysis.block_statistics import StreamMeasurement, summarize
     from ..analysis.residual_stream import measure_stream
     from ..checkpoint import load_into, valid_checkpoints
-    from ..engine.distributed import pick_device
+    from ..device import pick_device
     from ..files import require_new
     from ..report.residual_stream import LabelledMeasurement, draw_stream
     from ..run_folder import read_run_recipe

@@ -194,7 +194,7 @@ def bench(
     """
     from ..analysis.complexity import count_complexity, count_language_model
     from ..analysis.speed import Measured, measure_memory, measure_speed
-    from ..engine.distributed import pick_device
+    from ..device import pick_device
     from ..models.blocks import is_steps_transformer
     from ..models.build import DETECTORS, build_model, input_size_of
     from ..models.optimize import optimize

@@ -60,7 +60,7 @@ def run(options: argparse.Namespace) -> None:
         say("\n".join(studies()))
         return
     if study := find_study(patterns[0]):
-        from ..study.command import run_study
+        from .sweep_study import run_study
 
         run_study(study, patterns[1:], overrides, options)
         return

@@ -16,13 +16,13 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
+from ..device import pick_device
 from ..errors import UserError
 from ..models.blocks import blocks_of
 
 __all__ = [
     "DistributedContext",
     "init_distributed",
-    "pick_device",
     "broadcast_buffers",
     "sync_batch_norms",
     "parallelize",
@@ -116,22 +116,6 @@ def init_distributed(device: str) -> Iterator[DistributedContext]:
         yield DistributedContext(dist.get_rank(), dist.get_world_size(), picked)
     finally:
         dist.destroy_process_group()
-
-
-def pick_device(name: str) -> torch.device:
-    """The device of that name; "auto" is an accelerator if there is one. Raises UserError if it is not available."""
-    if name == "auto":
-        accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-        return accelerator or torch.device("cpu")
-    if name == "meta":
-        raise UserError("device: got 'meta', expected one that computes, such as cpu")
-    try:
-        device = torch.empty(0, device=name).device
-    except (RuntimeError, AssertionError) as error:
-        raise UserError(f"device: got {name!r}, expected one that is there: {str(error).splitlines()[0]}") from None
-    if device.type == "cpu" and torch.device(name).index:  # which torch takes, whatever the number
-        raise UserError(f"device: got {name!r}, expected cpu, of which there is one")
-    return torch.device(name)
 
 
 def parallelize(model: nn.Module, parallel: Literal["ddp", "fsdp"], context: DistributedContext) -> nn.Module:

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..errors import UserError
 from ..files import write_atomically
-from ..run_records import metrics_text, parse_metrics, read_metrics
+from ..run_records import metrics_text, parse_metrics
 from .tracking import Tracker, scalars
 
 __all__ = ["MetricsLog", "trim_log"]
@@ -41,11 +41,6 @@ class MetricsLog:
                 track(scalars(line), line["step"])
         except OSError as error:
             raise UserError(f"metrics: cannot write {self.path}: {error.strerror or error}") from error
-
-    def last_epoch(self) -> dict[str, Any]:
-        """The line of the last epoch."""
-        lines = read_metrics(self.path.parent) if self.writes else []
-        return next((line for line in reversed(lines) if line["kind"] == "epoch"), {})
 
 
 def trim_log(path: Path, known_bytes: int, step: int) -> str | None:

@@ -18,7 +18,6 @@ from ..terminal import silenced
 __all__ = [
     "Schedule",
     "build_optimizer",
-    "build_schedule",
     "check_optimizer",
     "check_rates",
     "rate_at",
@@ -97,10 +96,14 @@ def check_rates(settings: TrainingSettings) -> None:
 
 
 class Schedule:
-    """The rates of an optimizer, as a function of the update alone, whatever came before."""
+    """The rates of an optimizer, as a function of the update alone, whatever came before.
 
-    def __init__(self, scheduler: Scheduler, settings: TrainingSettings, steps_per_epoch: int):
-        self.scheduler, self.settings, self.steps_per_epoch = scheduler, settings, steps_per_epoch
+    Linear warm-up and a cosine, a polynomial or steps, by update. ``warmup_lr`` and ``min_lr`` are scaled as ``lr`` is.
+    """
+
+    def __init__(self, optimizer: Optimizer, settings: TrainingSettings, steps_per_epoch: int):
+        self.scheduler = _scheduler(optimizer, settings, steps_per_epoch)
+        self.settings, self.steps_per_epoch = settings, steps_per_epoch
 
     def step_update(self, step: int) -> None:
         """Set the rates of update number ``step``, counted from 0."""
@@ -112,16 +115,8 @@ class Schedule:
 def rate_at(settings: TrainingSettings, step: int, steps_per_epoch: int) -> float:
     """The learning rate of an update."""
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=scaled_lr(settings))
-    build_schedule(optimizer, settings, steps_per_epoch).step_update(step)
+    Schedule(optimizer, settings, steps_per_epoch).step_update(step)
     return optimizer.param_groups[0]["lr"]
-
-
-def build_schedule(optimizer: Optimizer, settings: TrainingSettings, steps_per_epoch: int) -> Schedule:
-    """Linear warm-up and a cosine, a polynomial or steps, by update.
-
-    ``warmup_lr`` and ``min_lr`` are scaled as ``lr`` is.
-    """
-    return Schedule(_scheduler(optimizer, settings, steps_per_epoch), settings, steps_per_epoch)
 
 
 def _scheduler(optimizer: Optimizer, settings: TrainingSettings, steps_per_epoch: int) -> Scheduler:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import importlib
 import secrets
 import threading
 from collections.abc import Callable, Mapping
@@ -14,14 +13,12 @@ from numbers import Real
 from pathlib import Path
 from typing import Any
 
-from ..errors import UserError
+from ..errors import UserError, import_extra
 from ..files import write_atomically
 
 __all__ = ["Tracker", "open_trackers"]
 
 Tracker = Callable[[Mapping[str, float], int], None]  # values by name, step
-
-_SERVICES = ("trackio", "wandb")
 
 
 def open_trackers(tracker: str | None, folder: Path, step: int, config: Mapping[str, Any]) -> list[Tracker]:
@@ -34,15 +31,13 @@ def open_trackers(tracker: str | None, folder: Path, step: int, config: Mapping[
     Raises:
         UserError: ``tracker`` is not installed, or would not start.
     """
-    # named from the start on: a run may get its tracker when it goes on
-    name = _name_of(folder, step) if step == 0 or tracker in _SERVICES else ""
     opened = []
+    if tracker == "tensorboard":
+        import_extra(tracker, "tracker")
     if find_spec("tensorboard"):
         opened.append(_tensorboard(folder / "tensorboard", step))
-    elif tracker == "tensorboard":
-        raise UserError(f"tracker: {tracker} is not installed, expected `pip install stepsnet[{tracker}]`")
-    if tracker in _SERVICES:
-        opened.append(_service(tracker, folder, name, config))
+    if tracker in ("trackio", "wandb"):
+        opened.append(_service(tracker, folder, _name_of(folder), config))
     return opened
 
 
@@ -75,24 +70,20 @@ def _without_tensorboards(arguments: Any, print_it: Callable[[Any], object] = th
         print_it(arguments)
 
 
-def _name_of(folder: Path, step: int) -> str:
+def _name_of(folder: Path) -> str:
     """What the run in a folder is called among all runs of a user, in ``tracker.txt``.
 
-    Several folders have one name, as the ``stepsnet-seed0`` of each comparison, and a folder may move. A run of a
-    version that kept no name has its folder's.
+    Several folders have one name, as the ``stepsnet-seed0`` of each comparison, and a folder may move.
     """
     file = folder / "tracker.txt"
     if not file.exists():
-        write_atomically(file, folder.name if step else f"{folder.name}-{secrets.token_hex(4)}")
+        write_atomically(file, f"{folder.name}-{secrets.token_hex(4)}")
     return file.read_text(encoding="utf-8").strip()
 
 
 def _service(tracker: str, folder: Path, name: str, config: Mapping[str, Any]) -> Tracker:
     """trackio or wandb, which have the same calls; a resumed run is found again by its name."""
-    try:
-        service = importlib.import_module(tracker)
-    except ImportError:
-        raise UserError(f"tracker: {tracker} is not installed, expected `pip install stepsnet[{tracker}]`") from None
+    service = import_extra(tracker, "tracker")
     own = {"embed": False} if tracker == "trackio" else {"id": name, "dir": str(folder)}
     try:
         run = service.init(project="stepsnet", name=name, config=dict(config), resume="allow", **own)

@@ -24,7 +24,7 @@ from ..models.blocks import blocks_of
 from .distributed import DistributedContext, broadcast_buffers
 from .interrupt import Interrupted, catch_signals
 from .metrics_log import MetricsLog, trim_log
-from .optim import build_schedule, scaled_lr
+from .optim import Schedule, scaled_lr
 from .prepare import prepare
 from .randomness import seed_step
 from .task import BatchShard, Task, data_counts
@@ -48,7 +48,7 @@ class Position:
     metrics_bytes: int = 0  # length of metrics.jsonl
     best: float = -math.inf  # of the task's monitored metric, or of its negative where lower is better
     best_step: int | None = None
-    metrics: dict[str, float] = field(default_factory=dict)  # of the last epoch; earlier versions kept none here
+    metrics: dict[str, float] = field(default_factory=dict)  # of the last epoch
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class Trainer:
         self.shard = BatchShard(context.rank, context.world_size, settings.accumulation_steps)
         self.shard.micro_batch_size(task.batch_size)
         self.state, wrapped = prepare(model, settings, context)
-        schedule = build_schedule(self.state.optimizer, settings, task.steps_per_epoch)
+        schedule = Schedule(self.state.optimizer, settings, task.steps_per_epoch)
         self.updater = Updater(wrapped, task, self.state.optimizer, schedule, settings, context, self.state.averages)
         self.evaluated_model = self.state.averages.module if self.state.averages else wrapped
         self.folder, self.checkpoints, self.position = folder, folder / "checkpoints", Position()
@@ -141,7 +141,7 @@ class Trainer:
             self.stop_if_interrupted()
         sign = 1 if higher_is_better(self.task.monitor) else -1
         return TrainResult(
-            self.final_metrics(),
+            self.position.metrics,
             full_state_dict(self.evaluated_model),
             sign * self.position.best,
             self.position.best_step,
@@ -230,15 +230,6 @@ class Trainer:
         self.log.add(line)
         self.report({**progress, **scores})
         return line, progress
-
-    def final_metrics(self) -> dict[str, float]:
-        """Of the last epoch; an ended run of an earlier version has them in its log, if at all."""
-        if not self.position.metrics:
-            line = self.context.broadcast_object(self.log.last_epoch())
-            if line.get("step") != self.position.step:
-                line, _ = self.evaluate(self.settings.epochs - 1)
-            self.position.metrics = {key: line[key] for key in line if key.startswith(("train_", "val_"))}
-        return self.position.metrics
 
     def save(self) -> None:
         """Write a checkpoint. Raises UserError where a weight is not finite: the last good one is kept."""

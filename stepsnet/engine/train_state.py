@@ -29,20 +29,17 @@ from torch.optim import Optimizer
 
 from ..checkpoint import (
     SHARDS,
-    SUMS,
+    STATE,
     Checkpoint,
     check_fit,
-    checkpoint_folders,
     load_weights,
     retied,
     save_weights,
-    sha256,
-    step_of,
     untied,
-    verify,
 )
 from ..errors import UserError
-from ..files import flush
+from ..files import SUMS, flush, is_whole, write_sums
+from ..run_records import checkpoint_folders, step_of
 from .distributed import DistributedContext
 
 __all__ = ["TrainState", "full_state_dict", "recover_checkpoints"]
@@ -98,7 +95,7 @@ class TrainState:
                     if self.averages:
                         save_weights(temporary / "averages.safetensors", tensors["averages"])
                     state = {**state, "optimizer": tensors["optimizer"], "of_optimizer": self._beyond_parameters()}
-                _save(dict(state), temporary / "state.pt")
+                _save(dict(state), temporary / STATE)
                 _publish(folder, temporary, final, keep, best)
             self.context.barrier()
         except (OSError, dcp.CheckpointException, safetensors.SafetensorError) as error:
@@ -121,7 +118,7 @@ class TrainState:
         check_fit(self.model, weights)
         # before the weights: torch makes an update with gradients and a rate of 0 in it, which MADGRAD's rounding shows
         set_optimizer_state_dict(self.model, self.optimizer, checkpoint.state["optimizer"], options=whole)
-        if beyond := checkpoint.state.get("of_optimizer"):  # earlier versions had none
+        if beyond := checkpoint.state["of_optimizer"]:
             self.optimizer.load_state_dict({**self.optimizer.state_dict(), **beyond})
         set_model_state_dict(self.model, weights, options=whole)
         if self.averages:
@@ -145,7 +142,7 @@ def recover_checkpoints(folder: Path) -> None:
     try:
         for path in checkpoint_folders(folder):
             final = folder / f"step-{step_of(path):08d}"
-            if path != final and _is_whole(path) and not _is_whole(final):
+            if path != final and is_whole(path, STATE) and not is_whole(final, STATE):
                 _rename_over(path, final)
     except OSError as error:
         raise UserError(f"checkpoint: cannot write {folder}: {error.strerror}") from error
@@ -160,23 +157,14 @@ def _save(state: dict[str, Any], path: Path) -> None:
         raise OSError(errno.EIO, f"writing failed, with {free} bytes free on the disk") from error
 
 
-def _is_whole(path: Path) -> bool:
-    try:
-        verify(path)
-    except (OSError, UserError, ValueError):
-        return False
-    return True
-
-
 def _publish(folder: Path, temporary: Path, final: Path, keep: int, best: int | None) -> None:
     """Flush a checkpoint to the disk, rename it, and remove older ones.
 
     At every moment a whole one is there, if only under its temporary name.
     """
-    files = sorted(path for path in temporary.rglob("*") if path.is_file())
     for path in (*temporary.rglob("*"), temporary):
         flush(path)
-    (temporary / SUMS).write_text("".join(f"{sha256(path)}  {path.relative_to(temporary)}\n" for path in files))
+    write_sums(temporary)
     flush(temporary / SUMS)
     flush(temporary)
     _rename_over(temporary, final)

@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import re
 from collections import defaultdict
@@ -26,6 +25,8 @@ from ..errors import UserError, nearest
 from ..markdown import markdown_table
 from ..run_folder import read_weights
 from ..steps import StepsNet
+from ..summary_stats import format_count
+from ..terminal import silenced
 from . import steps_deit, steps_resnet, steps_swin
 
 __all__ = ["read_pretrained", "resized", "start_from"]
@@ -80,11 +81,9 @@ def _read_timm(name: str, key: str) -> dict[str, Tensor]:
     if not timm.is_model(name):
         known = nearest(name, {pretrained.partition(".")[0] for pretrained in timm.list_pretrained()})
         raise UserError(f"{key}: got timm:{name}, expected one of timm's pretrained models{known}")
-    hub = logging.getLogger("huggingface_hub")
-    level = hub.level
-    hub.setLevel(logging.ERROR)  # without a network it would tell of each attempt
     try:
-        with torch.random.fork_rng(devices=[]):  # its own initialization draws nothing from the run's generator
+        # without a network the hub would tell of each attempt; a new model's numbers are not drawn from the run's
+        with silenced("huggingface_hub"), torch.random.fork_rng(devices=[]):
             return timm.create_model(name, pretrained=True).state_dict()
     except Exception as error:  # of the network, the hub, the cache or the file
         reason = " ".join(str(error).split()).partition(". ")[0][:200] or type(error).__name__
@@ -92,8 +91,6 @@ def _read_timm(name: str, key: str) -> dict[str, Tensor]:
             f"{key}: cannot load timm:{name} ({reason}); expected a model that timm has weights of, and a connection "
             "to where they are, or a file of weights"
         ) from None
-    finally:
-        hub.setLevel(level)
 
 
 def start_from(model: nn.Module, source: str, key: str = "init") -> str:
@@ -131,7 +128,10 @@ def start_from(model: nn.Module, source: str, key: str = "init") -> str:
     if not layers:
         first = next(f"{part}: {row.why}" for part, row in rows.items() if row.left)
         raise UserError(f"{key}: {source} fits no layer of the model, expected weights of a model like it ({first})")
-    cells = [[part, *map(_amount, (row.copied, row.resized, row.left)), row.why] for part, row in rows.items()]
+    cells = [
+        [part, *(format_count(n) if n else "" for n in (row.copied, row.resized, row.left)), row.why]
+        for part, row in rows.items()
+    ]
     table = markdown_table(["parameters", "copied", "resized", "left at random", ""], cells, "lrrrl")
     return f"{key} from {source}\n{table}"
 
@@ -252,8 +252,3 @@ def _difference(own: Tensor, given: Tensor | None, is_head: bool) -> str:
     if is_head and own.shape[0] != given.shape[0]:
         return f"{own.shape[0]} classes, {given.shape[0]} there"
     return f"{tuple(own.shape)}, {tuple(given.shape)} there"
-
-
-def _amount(count: int) -> str:
-    size, unit = next(((s, u) for s, u in ((1e6, "M"), (1e3, "k")) if count >= s), (1, ""))
-    return f"{count / size:.2f}{unit}" if unit else str(count or "")

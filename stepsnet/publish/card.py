@@ -6,7 +6,6 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib.resources import files
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,8 @@ from ..errors import UserError
 from ..markdown import markdown_table
 from ..metrics import find_metric, format_metric, metric_label, split_of
 from ..reading import dump_yaml
-from ..report.load_runs import Run, load_run
-from ..report.words import count, duration
+from ..report.load_runs import Run, load_run, steps_of
+from ..report.words import count, duration, in_steps, key_in_words
 from ..run_folder import read_run_recipe
 from ..summary_stats import format_mean_std
 from ..tasks.publication import Publication
@@ -57,7 +56,7 @@ def render_card(run: Path, publication: Publication, repo: str, license: str | N
         summary=summary,
         recipe=recipe,
         data=data,
-        shape=", ".join(f"{width}×{blocks}" for width, blocks in _steps(summary.get("widths", []))),
+        shape=in_steps(steps_of(summary.get("widths", []))),
         params=count(summary["params"]),
         macs=count(summary["macs"]),
         usage=publication.usage.replace("SOURCE", repo).rstrip(),
@@ -67,7 +66,7 @@ def render_card(run: Path, publication: Publication, repo: str, license: str | N
         seeds=sorted(seed.seed for seed in seeds),
         command=public_command(summary["command"]),
         time=duration(summary["seconds"]),
-        hardware=", ".join(f"{_in_words(key)}: {value}" for key, value in summary["hardware"].items() if value),
+        hardware=", ".join(f"{key_in_words(key)}: {value}" for key, value in summary["hardware"].items() if value),
         versions=", ".join(f"{name} {version}" for name, version in summary["versions"].items()),
         settings=dump_yaml(public_recipe(recipe)).rstrip(),
         license=license,
@@ -125,12 +124,3 @@ def _results(metrics: Mapping[str, float], data: str, pipeline: str) -> list[Eva
                 )
             )
     return found
-
-
-def _steps(widths: Sequence[int]) -> list[tuple[int, int]]:
-    """(width, number of blocks) of each sequence of blocks of equal width."""
-    return [(width, len(list(blocks))) for width, blocks in groupby(widths)]
-
-
-def _in_words(key: str) -> str:
-    return key.replace("_gib", " in GiB")

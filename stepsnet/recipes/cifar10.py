@@ -11,25 +11,11 @@ import dataclasses
 from collections.abc import Sequence
 
 from ..config import Augment, ClassificationRecipe, ModelSpec
-from .digits import DEPTHS, depth_pair
+from .digits import depth_recipes, one_width, three_steps
 from .table_rows import by_name
 
 __all__ = ["RECIPES"]
-
-
-def _deit(widths: Sequence[int], depths: Sequence[int], heads: Sequence[int]) -> ModelSpec:
-    """Tokens of 8×8 pixels, 16 of CIFAR-10's images, averaged for the head."""
-    images = {"patch_size": 8, "class_token": False, "global_pool": "avg"}
-    steps = {"widths": tuple(widths), "depths": tuple(depths), "num_heads": tuple(heads)}
-    return ModelSpec("steps_deit_tiny_patch16_224", {**images, **steps})
-
-
-def _one_width(blocks: int) -> ModelSpec:
-    return _deit((32,), (blocks,), (2,))
-
-
-def _steps(blocks: int) -> ModelSpec:
-    return _deit((24, 34, 48), DEPTHS[blocks], (2, 2, 3))
+_TOKENS = {"patch_size": 8}  # 16 of CIFAR-10's images
 
 
 def _swin(in_stage_3: Sequence[Sequence[int]], in_stage_4: Sequence[Sequence[int]]) -> ModelSpec:
@@ -46,8 +32,8 @@ SHALLOW = ClassificationRecipe(
     name="cifar10/shallow",
     title="24 blocks in three steps, against 24 of one width at the same compute",
     data="cifar10:data/cifar10",
-    model=_steps(24),
-    baseline=_one_width(24),
+    model=three_steps(24, **_TOKENS),
+    baseline=one_width(24, **_TOKENS),
     img_size="data",
     crop_pct=1.0,
     augment=Augment(scale=(0.6, 1.0), ratio=(3 / 4, 4 / 3), hflip=0.5),
@@ -62,8 +48,8 @@ DEEP = dataclasses.replace(
     SHALLOW,
     name="cifar10/deep",
     title="96 blocks in three steps, against 96 of one width at the same compute",
-    model=_steps(96),
-    baseline=_one_width(96),
+    model=three_steps(96, **_TOKENS),
+    baseline=one_width(96, **_TOKENS),
 )
 # Table 11's last two rows, with an eighth of their widths
 SWIN = dataclasses.replace(
@@ -78,5 +64,5 @@ RECIPES = by_name(
     SHALLOW,
     DEEP,
     SWIN,
-    *(recipe for blocks in DEPTHS for recipe in depth_pair(DEEP, blocks, _one_width(blocks), _steps(blocks))),
+    *depth_recipes(DEEP, **_TOKENS),
 )

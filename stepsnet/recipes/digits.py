@@ -15,11 +15,11 @@ from ..config import ClassificationRecipe, ModelSpec
 from ..plan import heads_for
 from .table_rows import by_name
 
-__all__ = ["DEPTHS", "RECIPES", "depth_pair"]
+__all__ = ["RECIPES", "depth_recipes", "one_width", "three_steps"]
 
 
 def _deit(widths: Sequence[int], depths: Sequence[int], heads: Sequence[int], **args: Any) -> ModelSpec:
-    """16 tokens of 2×2 pixels, averaged for the head: a class token is learnt late on so little data."""
+    """Tokens of 2×2 pixels, averaged for the head: a class token is learnt late on so little data."""
     images = {"patch_size": 2, "class_token": False, "global_pool": "avg"}
     steps = {"widths": tuple(widths), "depths": tuple(depths), "num_heads": tuple(heads)}
     return ModelSpec("steps_deit_tiny_patch16_224", {**images, **steps, **args})
@@ -44,11 +44,11 @@ TINY = ClassificationRecipe(
 DEPTHS = {12: (7, 3, 2), 24: (13, 7, 4), 48: (27, 13, 8), 96: (53, 27, 16)}
 
 
-def _one_width(blocks: int, **args: Any) -> ModelSpec:
+def one_width(blocks: int, **args: Any) -> ModelSpec:
     return _deit((32,), (blocks,), (2,), **args)
 
 
-def _steps(blocks: int, **args: Any) -> ModelSpec:
+def three_steps(blocks: int, **args: Any) -> ModelSpec:
     return _deit((24, 34, 48), DEPTHS[blocks], (2, 2, 3), **args)
 
 
@@ -56,8 +56,8 @@ DEEP = dataclasses.replace(
     TINY,
     name="digits/deep",
     title="Sec. 5.3 in small: 96 blocks in three steps, against 96 of one width at the same compute",
-    model=_steps(96),
-    baseline=_one_width(96),
+    model=three_steps(96),
+    baseline=one_width(96),
     epochs=18,
     batch_size=64,
     lr=1e-3,
@@ -69,24 +69,26 @@ TUNED = dataclasses.replace(
     DEEP,
     name="digits/tuned",
     title="24 blocks in three steps against 24 of one width, each tuned: level within the spread of five seeds",
-    model=_steps(24),
-    baseline=_one_width(24),
+    model=three_steps(24),
+    baseline=one_width(24),
     epochs=72,
     lr=2e-3,
     warmup_epochs=4,
 )
 
 
-def depth_pair(
-    base: ClassificationRecipe, blocks: int, one_width: ModelSpec, in_steps: ModelSpec
-) -> list[ClassificationRecipe]:
-    """Table 5a in small: ``base`` with so many blocks of one width, and with as many in three steps."""
-    family, title = base.name.partition("/")[0], f"Table 5a in small: {blocks} blocks"
-    plain, steps = f"{family}/fixed_width_{blocks}", f"{family}/steps_{blocks}"
-    return [
-        dataclasses.replace(base, name=plain, title=f"{title} of one width", model=one_width, baseline=None),
-        dataclasses.replace(base, name=steps, title=f"{title} in three steps", model=in_steps, baseline=one_width),
-    ]
+def depth_recipes(base: ClassificationRecipe, **args: Any) -> list[ClassificationRecipe]:
+    """Table 5a in small: ``base`` with each number of blocks, of one width and in three steps."""
+    family, found = base.name.partition("/")[0], []
+    for blocks in DEPTHS:
+        plain, steps = f"{family}/fixed_width_{blocks}", f"{family}/steps_{blocks}"
+        title = f"Table 5a in small: {blocks} blocks"
+        model, baseline = three_steps(blocks, **args), one_width(blocks, **args)
+        found += [
+            dataclasses.replace(base, name=plain, title=f"{title} of one width", model=baseline, baseline=None),
+            dataclasses.replace(base, name=steps, title=f"{title} in three steps", model=model, baseline=baseline),
+        ]
+    return found
 
 
 # Tables 8 to 10 in small: 96 in place of the 384 of Steps-DeiT-S; the depths are the paper's
@@ -136,15 +138,15 @@ def _method(name: str, args: dict[str, str]) -> list[ClassificationRecipe]:
         DEEP,
         name=f"digits_methods/fixed_width_{name}",
         title=f"{words}, 48 blocks of one width",
-        model=_one_width(48, **args),
+        model=one_width(48, **args),
         baseline=None,
     )
     in_steps = dataclasses.replace(
         DEEP,
         name=f"digits_methods/steps_{name}",
         title=f"{words}, 48 blocks in three steps",
-        model=_steps(48, **args),
-        baseline=_one_width(48, **args),
+        model=three_steps(48, **args),
+        baseline=one_width(48, **args),
     )
     return [of_one_width, in_steps]
 
@@ -153,7 +155,7 @@ RECIPES = by_name(
     TINY,
     DEEP,
     TUNED,
-    *(recipe for blocks in DEPTHS for recipe in depth_pair(DEEP, blocks, _one_width(blocks), _steps(blocks))),
+    *depth_recipes(DEEP),
     *(_ablation("8", name, depths, None if name == "steps_1" else (12,)) for name, depths in _TABLE_8.items()),
     *(_ablation("9", name, depths, (12,)) for name, depths in _TABLE_9.items()),
     _ablation("10", "wide_to_narrow", (12, 6, 6), (12, 6, 6), widest_first=True),

@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullFormatter, ScalarFormatter
 
 from ..metrics import SPLITS, Metric, metric_label
-from .figure import ReportFigure, csv_rows, make_panels
+from .figure import ReportFigure, csv_rows, make_panels, scale_by_size
 from .load_runs import Group
 from .words import join, mean_std, number, result_metric, sentence
 
@@ -61,11 +60,8 @@ def _draw_depth(curves: dict[str, Curve], metric: Metric, splits: Sequence[str],
     depths = sorted({blocks for curve in curves.values() for blocks in curve})
     figure, axes = make_panels(narrow, len(splits), 2, 2.4 if narrow else 2.9, sharey=True)
     for ax, split in zip(axes, splits):
-        ax.set(title=SPLITS[split], xlabel="blocks", ylabel=metric.axis_label, xscale="log")
-        ax.set_xticks(depths)
-        ax.xaxis.set_major_formatter(ScalarFormatter())
-        ax.xaxis.set_minor_formatter(NullFormatter())
-        ax.tick_params(axis="x", which="minor", length=0)
+        ax.set(title=SPLITS[split], xlabel="blocks", ylabel=metric.axis_label)
+        scale_by_size(ax, depths)
         for label, curve in curves.items():
             color, blocks = next(iter(curve.values())).color, list(curve)
             values = [list(group.results(f"{split}_{metric.key}").values()) for group in curve.values()]

@@ -14,6 +14,7 @@ from typing import Any
 from matplotlib import style
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator, ScalarFormatter
 
 from ..files import write_atomically
 from .load_runs import Group, Run, members
@@ -26,6 +27,7 @@ __all__ = [
     "draw_legend_above",
     "make_panels",
     "save_figure",
+    "scale_by_size",
     "write_csv",
 ]
 
@@ -119,6 +121,16 @@ def make_panels(narrow: bool, count: int, columns: int, height: float, **shared:
     for ax in axes[:count]:
         ax.tick_params(labelleft=True, labelbottom=True)  # also where an axis is shared
     return figure, axes[:count]
+
+
+def scale_by_size(ax: Axes, sizes: Sequence[int]) -> None:
+    """A logarithmic axis of sizes, such as numbers of blocks, with a tick at each of these and no other."""
+    ax.set_xscale("log")
+    ax.set_xticks(sizes)
+    ax.xaxis.set_major_formatter(ScalarFormatter())
+    ax.xaxis.set_minor_locator(NullLocator())
+    if len(sizes) == 1:
+        ax.set_xlim(sizes[0] / 2, sizes[0] * 2)
 
 
 def draw_legend_above(ax: Axes, title: str, handles: list[Any], names: list[str], columns: int) -> None:

@@ -13,10 +13,9 @@ from typing import Any
 
 from ..analysis.block_statistics import StreamMeasurement, read_line
 from ..colors import OKABE_ITO
-from ..config import MAY_CHANGE_ON_RESUME, RECIPE_TYPES, ClassificationRecipe, key_of
+from ..config import MAY_CHANGE_ON_RESUME
 from ..errors import UserError, in_a_line
 from ..metrics import METRICS
-from ..overrides import RENAMED
 from ..reading import parse_json, read_text, read_yaml
 from ..run_records import metrics_text, read_summary
 
@@ -107,8 +106,7 @@ class Group:
 
     @property
     def steps(self) -> list[tuple[int, int]]:
-        """(width, number of blocks) of each sequence of blocks of equal width."""
-        return [(width, len(list(blocks))) for width, blocks in groupby(self.widths)]
+        return steps_of(self.widths)
 
     def summary_value(self, key: str) -> Any:
         """A value of the first summary that has it, such as the number of parameters."""
@@ -154,7 +152,7 @@ def load_run(folder: Path) -> Run:
             raise UserError(f"{metrics}, line {number}: {in_a_line(error)}, expected a line of a run") from None
     text = read_text(folder / "config.yaml", "run")
     result = read_summary(folder) or {}
-    return Run(folder, text, _as_written_now(config), result, epochs, stream["epoch_end"], stream["update"])
+    return Run(folder, text, config, result, epochs, stream["epoch_end"], stream["update"])
 
 
 def _with_numbers(entry: dict[str, Any]) -> dict[str, Any]:
@@ -166,14 +164,9 @@ def _with_numbers(entry: dict[str, Any]) -> dict[str, Any]:
     return entry
 
 
-def _as_written_now(config: dict[str, Any]) -> dict[str, Any]:
-    """The config of any version with today's names and the defaults of fields that it lacks, so that seeds compare."""
-    kind = RECIPE_TYPES.get(config.get("task", "classification"), ClassificationRecipe)
-    fields = kind.__pydantic_fields__  # type: ignore[attr-defined]
-    defaults = {key_of(kind, name): field.default for name, field in fields.items() if not field.is_required()}
-    plain = {key: list(value) if isinstance(value, tuple) else value for key, value in defaults.items()}
-    known = {key: value for key, value in plain.items() if isinstance(value, (str, int, float, list, type(None)))}
-    return {**known, **{RENAMED.get(key, key): value for key, value in config.items()}}
+def steps_of(widths: Sequence[int]) -> list[tuple[int, int]]:
+    """(width, number of blocks) of each sequence of blocks of equal width."""
+    return [(width, len(list(blocks))) for width, blocks in groupby(widths)]
 
 
 def group_runs(runs: Sequence[Run]) -> list[Group]:

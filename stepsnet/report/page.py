@@ -31,7 +31,7 @@ from .residual_stream import stream_figure
 from .sections import class_table, data_notes, examples, picture_source
 from .shortcut_ratio import shortcut_ratio_figure
 from .widths import widths_figure
-from .words import count, duration, number, summarize_results, typeset
+from .words import count, duration, in_steps, key_in_words, number, summarize_results, typeset
 
 __all__ = ["figures_of", "write_report"]
 
@@ -179,7 +179,7 @@ def _samples_per_second(run: Run) -> float | None:
 def _table_of_models(groups: Sequence[Group]) -> list[dict[str, Any]]:
     rows = []
     for group in groups:
-        steps = ", ".join(f"{width}×{blocks}" for width, blocks in group.steps) or "—"
+        steps = in_steps(group.steps) or "—"
         cells = [steps, group.blocks or "—", group.summary_value("layers") or "—"]
         counts = [count(group.summary_value(key)) for key in ("params", "macs")]
         rows.append({"group": group, "cells": [*cells, *counts]})
@@ -192,7 +192,7 @@ def _origins(groups: Sequence[Group]) -> list[tuple[dict[str, str], list[tuple[G
     for group, run in members(groups):
         if run.summary:
             machine, versions = run.summary.get("hardware") or {}, run.summary.get("versions") or {}
-            hardware = [f"{key.replace('_gib', ' in GiB')}: {value or 'none'}" for key, value in machine.items()]
+            hardware = [f"{key_in_words(key)}: {value or 'none'}" for key, value in machine.items()]
             numbers = [f"{name} {version}" for name, version in versions.items()]
             origin = (str(run.summary.get("commit") or ""), ", ".join(hardware), ", ".join(numbers))
             found.setdefault(origin, []).append((group, run))

@@ -88,13 +88,10 @@ def data_notes(groups: Sequence[Group]) -> list[str]:
 
 
 def _notes_of(summary: Mapping[str, Any]) -> list[str]:
-    left_out = summary.get("left_out") or []
-    notes = [f"left out, as the run's notices say: {left_out}"] if isinstance(left_out, int) else []
-    if isinstance(left_out, list):
-        notes += [
-            f"{one['count']} of {one['total']} {one['what']} of {one['file']}, such as {one['first']}"
-            for one in left_out
-        ]
+    notes = [
+        f"{one['count']} of {one['total']} {one['what']} of {one['file']}, such as {one['first']}"
+        for one in summary.get("left_out", [])
+    ]
     if count := summary.get("undecodable"):
         notes.append(f"images that cannot be decoded: {count}")
     if count := summary.get("unlabelled"):

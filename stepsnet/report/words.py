@@ -7,13 +7,15 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 
 from ..metrics import METRICS, SPLITS, Metric, find_metric, higher_is_better, metric_label
-from ..summary_stats import format_mean_std
+from ..summary_stats import format_count, format_mean_std
 from .load_runs import BASELINE, STEPS, Group
 
 __all__ = [
     "count",
     "duration",
+    "in_steps",
     "join",
+    "key_in_words",
     "mean_std",
     "number",
     "pairs",
@@ -55,10 +57,17 @@ def mean_std(values: Sequence[float], metric: Metric) -> str:
 
 def count(value: float | None) -> str:
     """Parameters and MACs as 1.23 M."""
-    if value is None:
-        return "—"
-    size, unit = next(((s, u) for s, u in ((1e9, "G"), (1e6, "M"), (1e3, "k")) if value >= s), (1, ""))
-    return f"{value / size:.2f} {unit}" if unit else str(value)
+    return "—" if value is None else format_count(value)
+
+
+def in_steps(steps: Iterable[tuple[int, int]]) -> str:
+    """Steps of so many blocks as 24×13, 34×7."""
+    return ", ".join(f"{width}×{blocks}" for width, blocks in steps)
+
+
+def key_in_words(key: str) -> str:
+    """A key of the hardware's facts, with its unit."""
+    return key.replace("_gib", " in GiB")
 
 
 def duration(seconds: float | None) -> str:

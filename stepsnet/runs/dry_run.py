@@ -15,7 +15,7 @@ from ..analysis.complexity import Complexity
 from ..analysis.memory import Memory, peak_bytes, readable_bytes, states_memory
 from ..config import Recipe
 from ..engine.distributed import DistributedContext, init_distributed
-from ..engine.optim import build_optimizer, build_schedule
+from ..engine.optim import Schedule, build_optimizer
 from ..engine.prepare import blocks_to_recompute, prepare
 from ..engine.task import BatchShard, Task
 from ..engine.train import describe_batch
@@ -59,7 +59,7 @@ def forecast(recipe: Recipe, label: str = "") -> Forecast:
         shard = BatchShard(context.rank, context.world_size, recipe.accumulation_steps)
         effective_batch = describe_batch(recipe, context, task)
         state, _ = prepare(model, recipe, context)
-        build_schedule(state.optimizer, recipe, task.steps_per_epoch)
+        Schedule(state.optimizer, recipe, task.steps_per_epoch)
         with closing(task.batches(0, 0, shard, context.device)) as batches:
             batch = next(batches)
         built = build_model(recipe.model)

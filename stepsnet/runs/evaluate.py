@@ -6,17 +6,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import timm.models
 import torch
 from torch import nn
 
 from ..checkpoint import load_into
 from ..config import ClassificationRecipe, ModelSpec
-from ..engine.distributed import pick_device
+from ..device import pick_device
 from ..engine.task import BatchShard, Task
 from ..errors import UserError
 from ..from_data import with_classes
 from ..models.optimize import optimize
+from ..models.transfer import read_pretrained
 from ..overrides import override
 from ..run_folder import read_run_recipe
 from ..tasks import build_opened, build_task, open_data
@@ -70,11 +70,7 @@ def evaluate_checkpoint(path: Path, model_name: str, data: str, args: dict[str, 
     recipe, _ = with_crop_mode(recipe, opened)
     model, task = build_opened(recipe, opened)
     device = pick_device("auto")
-    try:
-        weights = timm.models.load_state_dict(str(path), weights_only=True)
-    except Exception as error:  # of torch, pickle, safetensors or the file system
-        raise UserError(f"checkpoint: cannot read {path}: {' '.join(str(error).split())[:300]}") from None
-    load_into(model, weights)
+    load_into(model, read_pretrained(path, "checkpoint"))
     return _scores(task, model.to(device).eval(), device)
 
 

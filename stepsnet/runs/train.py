@@ -14,10 +14,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..checkpoint import checkpoint_folders, load_into, write_weights
+from ..checkpoint import load_into, write_weights
 from ..config import Recipe
 from ..console import Display
-from ..engine.distributed import DistributedContext, init_distributed, pick_device
+from ..device import pick_device
+from ..engine.distributed import DistributedContext, init_distributed
 from ..engine.optim import rate_at
 from ..engine.task import BatchShard, Task, data_counts
 from ..engine.train import TrainResult, train
@@ -78,7 +79,7 @@ def train_run(
             prepared = prepare_run(
                 dataclasses.replace(checked, threads=threads),
                 goes_on=goes_on,
-                has_checkpoints=bool(checkpoint_folders(folder / "checkpoints")),
+                has_checkpoints=updates_done(folder) > 0,
             )
             context.check_same(dataclasses.asdict(prepared.recipe))
             if told:

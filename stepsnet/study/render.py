@@ -10,13 +10,12 @@ from typing import Any
 
 from matplotlib import style
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullFormatter, NullLocator, ScalarFormatter
 
 from ..colors import OKABE_ITO
 from ..files import write_atomically
 from ..markdown import markdown_table
 from ..metrics import find_metric
-from ..report.figure import STYLE, make_panels, save_figure, write_csv
+from ..report.figure import STYLE, make_panels, save_figure, scale_by_size, write_csv
 from ..report.words import count, number
 from ..summary_stats import format_mean_std
 from .declare import Cell, Study
@@ -153,13 +152,8 @@ def draw_study(study: Study, results: Results) -> Figure | None:
     with style.context(["default", STYLE]):
         figure, axes = make_panels(False, len(panels), 2, 2.9)
         for ax, (key, title) in zip(axes, panels):
-            ax.set(xlabel=study.point, ylabel=title, xscale="log")
-            ax.set_xticks(points)
-            ax.xaxis.set_major_formatter(ScalarFormatter())
-            ax.xaxis.set_minor_locator(NullLocator())
-            ax.xaxis.set_minor_formatter(NullFormatter())
-            if len(points) == 1:
-                ax.set_xlim(points[0] / 2, points[0] * 2)
+            ax.set(xlabel=study.point, ylabel=title)
+            scale_by_size(ax, points)
             for place, label in enumerate(labels):
                 of_label = sorted((r for r in rows if r["contender"] == label and r[key]), key=lambda r: r["point"])
                 if not of_label:

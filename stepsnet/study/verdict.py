@@ -23,7 +23,6 @@ __all__ = [
     "judge",
     "judge_claim",
     "judge_study",
-    "outcome",
 ]
 
 LEAST_SEEDS, LEAST_LEVEL, MOST_CHANGE, LEAST_SHARE = 3, 0.95, 0.02, 0.1  # of what a claim rests on
@@ -187,8 +186,3 @@ def _too_lenient(study: Study, claim: Claim) -> str:
 def judge_study(study: Study, results: Results) -> Outcome:
     judged = tuple(judge(study, criterion, results) for criterion in study.criteria)
     return Outcome(judged, tuple(judge_claim(study, claim, judged) for claim in study.claims))
-
-
-def outcome(study: Study, results: Results) -> dict[str, Any]:
-    """:func:`judge_study`, as JSON."""
-    return judge_study(study, results).as_dict()

@@ -5,22 +5,25 @@ from __future__ import annotations
 import os
 import stat
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 import numpy as np
 from PIL import ExifTags, Image, ImageOps
 from torch import Tensor
 
+from ..console import progress_bar
 from ..errors import UserError
 
 __all__ = [
     "UnreadableImage",
     "as_image",
     "as_seen",
+    "each_in_threads",
     "find_images",
     "image_shape",
     "image_sizes",
@@ -44,6 +47,10 @@ _DEFAULT_MAX_PIXELS = 2 * 89_478_485  # where Pillow itself refuses
 # They are about damaged metadata, and about large images, which are checked here. Filters of a block of code would not
 # be safe among threads.
 warnings.filterwarnings("ignore", module=r"PIL\.")
+
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 class UnreadableImage(Exception):
@@ -171,6 +178,16 @@ def _files_below(folder: Path, visited: set[str]) -> Iterator[Path]:
         elif (real := os.path.realpath(entry.path)) not in visited:
             visited.add(real)
             yield from _files_below(Path(entry.path), visited)
+
+
+def each_in_threads(do: Callable[[T], R], items: Sequence[T], description: str) -> Iterator[R]:
+    """What a function that decodes images returns for each item, in order, with a bar; what is raised ends all."""
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # decoding releases the interpreter's lock
+        try:
+            yield from progress_bar(pool.map(do, items), description, len(items))
+        except BaseException:  # a mistake of the caller's and Ctrl-C too end it at once
+            pool.shutdown(cancel_futures=True)
+            raise
 
 
 def as_image(given: Any) -> Path | Image.Image:

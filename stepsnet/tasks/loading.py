@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader, Dataset
 
 from ..engine.interrupt import SIGNALS
@@ -44,6 +45,10 @@ def loaded(
         generator=torch.Generator().manual_seed(0),  # otherwise it would draw from the run's generator
         **settings,
     )
+
+    def to_device(tensor: Tensor) -> Tensor:
+        return tensor.to(device, non_blocking=True)
+
     others = multiprocessing.active_children()
     try:
         found = iter(loader)
@@ -52,7 +57,7 @@ def loaded(
         raise
     started = _all_but(others)
     try:
-        yield (_to_device(batch, device) for batch in found)
+        yield (tree_map_only(Tensor, to_device, batch) for batch in found)
     finally:
         # torch does this when the iterator is collected, which a kept traceback delays
         if shut_down := getattr(found, "_shutdown_workers", None):  # there are workers
@@ -74,17 +79,6 @@ def sample_of_run(seed: int, number: int, samples: int) -> tuple[int, int]:
 def order_of_pass(seed: int, number_of_pass: int, samples: int) -> np.ndarray:
     """The same as :func:`~stepsnet.engine.randomness.data_order`; the last orders are kept."""
     return data_order(seed, number_of_pass, samples)
-
-
-def _to_device(value: Any, device: torch.device) -> Any:
-    """A batch with the tensors in its lists, tuples and dictionaries on ``device``."""
-    if isinstance(value, Tensor):
-        return value.to(device, non_blocking=True)
-    if isinstance(value, (list, tuple)):
-        return type(value)(_to_device(item, device) for item in value)
-    if isinstance(value, dict):
-        return {key: _to_device(item, device) for key, item in value.items()}
-    return value
 
 
 def _all_but(others: Sequence[BaseProcess]) -> list[BaseProcess]:

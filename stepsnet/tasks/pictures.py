@@ -12,6 +12,7 @@ from ..inspection import Picture
 __all__ = ["RULE", "as_picture", "best_median_worst", "side_by_side", "spread_over"]
 
 RULE = "the best, the median and the worst of {count} images that are spread evenly over the evaluated split"
+_GAP = 6  # pixels between images that stand side by side
 _SMALL = 64  # pixels: a side up to which a picture is kept as it is
 
 
@@ -44,13 +45,13 @@ def as_picture(image: Image.Image, title: str, detail: str = "", side: int = 192
     return Picture(content.getvalue(), "image/png" if is_small else "image/jpeg", title, detail)
 
 
-def side_by_side(images: Sequence[Image.Image], side: int, gap: int = 6) -> Image.Image:
+def side_by_side(images: Sequence[Image.Image], side: int) -> Image.Image:
     """Images, each at most ``side`` pixels wide and high, from left to right on white."""
     for image in images:
         image.thumbnail((side, side), Image.Resampling.LANCZOS)
-    width = sum(image.width for image in images) + gap * (len(images) - 1)
+    width = sum(image.width for image in images) + _GAP * (len(images) - 1)
     canvas, left = Image.new("RGB", (width, max(image.height for image in images)), "white"), 0
     for image in images:
         canvas.paste(image, (left, 0))
-        left += image.width + gap
+        left += image.width + _GAP
     return canvas

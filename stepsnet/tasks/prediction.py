@@ -14,7 +14,7 @@ from torch import nn
 from ..checkpoint import load_into
 from ..config import Recipe
 from ..console import progress_bar
-from ..engine.distributed import pick_device
+from ..device import pick_device
 from ..errors import UserError
 from ..models.build import build_model
 from ..models.optimize import optimize

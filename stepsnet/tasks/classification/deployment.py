@@ -22,5 +22,5 @@ def deployment(run: Path, recipe: ClassificationRecipe, model: nn.Module) -> Dep
         task=recipe.task,
         shape=tuple(config["input_size"]),
         preprocessing={"mode": mode_of(config["input_size"][0]), **config},
-        classes=list(classes_of(run, recipe, model)),
+        classes=classes_of(run, model),
     )

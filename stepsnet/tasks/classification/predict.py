@@ -11,11 +11,10 @@ from torch import Tensor, nn
 
 from ...config import ClassificationRecipe
 from ...errors import UserError
-from ...terminal import say
 from ..assets import CLASSES_FILE, read_classes
 from ..images import open_image
 from ..prediction import File, PredictInputs, Prediction, origin_of, read_files
-from .data import evaluation_transform, load_images
+from .data import evaluation_transform
 from .inputs import input_spec
 
 __all__ = ["classes_of", "predict"]
@@ -45,7 +44,7 @@ def _classify(
 ) -> list[Prediction]:
     model, device = inputs.model_of(run, recipe)
     transform = evaluation_transform(recipe.data, input_spec(recipe, model))
-    classes = classes_of(run, recipe, model)
+    classes = classes_of(run, model)
 
     def read(file: File) -> Tensor:
         return transform(open_image(file))
@@ -61,16 +60,10 @@ def _classify(
     return predictions
 
 
-def classes_of(run: Path, recipe: ClassificationRecipe, model: nn.Module) -> Sequence[str]:
-    """The run's class names, or those of its data where the run is older than ``classes.json``."""
-    if (run / CLASSES_FILE).exists():
-        classes = read_classes(run)
-        expected = getattr(model, "num_classes", len(classes))
-        if len(classes) != expected:
-            raise UserError(f"run: got {len(classes)} names in {run / CLASSES_FILE}, expected the model's {expected}")
-        return classes
-    say(
-        f"stepsnet: {run} has no {CLASSES_FILE}: the class names are read from its data, {recipe.data}",
-        error=True,
-    )
-    return load_images(recipe.data, input_spec(recipe, model)).classes
+def classes_of(run: Path, model: nn.Module) -> list[str]:
+    """The run's class names. Raises UserError where they cannot be read, or are not as many as the model's outputs."""
+    classes = read_classes(run)
+    expected = getattr(model, "num_classes", len(classes))
+    if len(classes) != expected:
+        raise UserError(f"run: got {len(classes)} names in {run / CLASSES_FILE}, expected the model's {expected}")
+    return classes

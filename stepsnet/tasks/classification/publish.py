@@ -42,7 +42,7 @@ def publish(run: Path, recipe: ClassificationRecipe, folder: Path) -> Publicatio
     if not timm.is_model(recipe.model.name):
         return publish_run_folder(run, recipe, folder, CLASSES_FILE, "image-classification")
     model = trained_model(run, recipe)
-    classes = list(classes_of(run, recipe, model))
+    classes = classes_of(run, model)
     spec = data_config(recipe, model)
     try:
         config = {"label_names": classes, "pretrained_cfg": dict.fromkeys(_OF_OTHER_WEIGHTS)}

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 import numpy as np
 from PIL import Image
 
-from ...errors import UserError
+from ...errors import UserError, import_extra
 from ..images import find_images, image_shape, open_image
 from .shards import find_shards
 
@@ -187,12 +187,11 @@ def _hugging_face(name: str, mode: str) -> Splits:
 
     Beside validation, test is not read: on the hub its labels are often hidden.
     """
-    try:
-        from timm.data.readers import create_reader
+    import_extra("datasets", "data")
+    from timm.data.readers import create_reader
 
+    try:
         readers = [create_reader(f"hfds/{name}", root=None, split="train")]
-    except ImportError:
-        raise UserError("data: hfds needs Hugging Face's datasets, expected `pip install stepsnet[data]`") from None
     except Exception as error:  # anything that the hub, the network or the files may raise
         raise UserError(f"data: cannot load hfds:{name}: {' '.join(str(error).split())[:300]}") from None
     for split in ("validation", "test"):

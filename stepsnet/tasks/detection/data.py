@@ -19,6 +19,7 @@ from PIL import Image
 from pycocotools import mask as coco_mask
 from torch import Tensor
 from torch.utils.data import Dataset
+from torchvision.ops import box_convert
 
 from ...config import DetectionAugment
 from ...engine.randomness import data_order, seed_sample
@@ -33,6 +34,7 @@ __all__ = [
     "CocoSplit",
     "DetectionSamples",
     "LeftOut",
+    "corners_of",
     "grouped_order",
     "load_coco",
     "read_pixels",
@@ -133,13 +135,18 @@ class DetectionSamples(Dataset):
         record = self.split.images[index]
         height, width = record["height"], record["width"]
         objects = self.split.objects_of(record)
-        boxes = torch.tensor([a["bbox"] for a in objects], dtype=torch.float32).reshape(-1, 4)
-        boxes[:, 2:] += boxes[:, :2]  # x, y, width, height -> x1, y1, x2, y2
+        boxes = corners_of(objects)
         labels = torch.tensor([self.labels[a["category_id"]] for a in objects], dtype=torch.int64)
         target = {"boxes": clamped(boxes, height, width), "labels": labels}
         if self.split.has_masks:
             target["masks"] = _masks_of(objects, height, width)
         return target
+
+
+def corners_of(records: Sequence[Record]) -> Tensor:
+    """The boxes of COCO's records, (N, 4) as x1, y1, x2, y2."""
+    boxes = torch.tensor([record["bbox"] for record in records], dtype=torch.float32).reshape(-1, 4)
+    return box_convert(boxes, "xywh", "xyxy")
 
 
 def load_coco(

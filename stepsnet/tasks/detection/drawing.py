@@ -14,6 +14,7 @@ from torch import Tensor
 from torchvision.utils import draw_bounding_boxes, draw_segmentation_masks
 
 from ...colors import OKABE_ITO
+from .data import corners_of
 
 __all__ = ["draw_objects"]
 
@@ -40,12 +41,10 @@ def draw_objects(
         if "segmentation" in record:
             mask = torch.from_numpy(coco_mask.decode(record["segmentation"])).bool()
             image = draw_segmentation_masks(image, mask, alpha=_OPACITY, colors=color)
-    boxes = torch.tensor([record["bbox"] for record in records], dtype=torch.float32)
-    boxes[:, 2:] += boxes[:, :2]  # x, y, width, height -> x1, y1, x2, y2
     size = font_size or max(10, min(image.shape[-2:]) // 30)
     return draw_bounding_boxes(
         image,
-        boxes,
+        corners_of(records),
         [_label(record, names) for record in records],
         colors=list(colors),
         width=max(1, size // 6),

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-from torch import Tensor
 from torchvision.ops import box_iou
 from torchvision.transforms.v2.functional import to_pil_image
 
 from ...inspection import Picture, Pictures, Section
 from ..pictures import RULE, as_picture, best_median_worst, side_by_side
-from .data import CocoSplit, read_pixels
+from .data import CocoSplit, corners_of, read_pixels
 from .drawing import draw_objects
 from .scores import class_names
 from .validate import Record, encode_segmentation
@@ -55,7 +53,7 @@ def pictures_of(split: CocoSplit, found: dict[int, Found]) -> list[Section]:
 def quality(there: Sequence[Record], found: Sequence[Record]) -> float:
     """The panoptic quality (Kirillov et al., 2019) of boxes: 1 where everything is found exactly, and nothing else."""
     free, total = list(range(len(there))), 0.0
-    overlaps = box_iou(_corners(found), _corners(there))  # (found, there)
+    overlaps = box_iou(corners_of(found), corners_of(there))  # (found, there)
     for row in sorted(range(len(found)), key=lambda row: -found[row]["score"]):
         same = [column for column in free if there[column]["category_id"] == found[row]["category_id"]]
         best = max(same, key=lambda column: float(overlaps[row, column]), default=None)
@@ -77,10 +75,3 @@ def _picture(split: CocoSplit, index: int, found: Found, title: str) -> Picture:
     drawn = [to_pil_image(draw_objects(image, records, names, font_size)) for records in (annotated, found)]
     detail = f"{record['file_name']}: {len(there)} there, {len(found)} found"
     return as_picture(side_by_side(drawn, _SIDE), title, detail, side=3 * _SIDE)
-
-
-def _corners(records: Sequence[Record]) -> Tensor:
-    """(N, 4) as x1, y1, x2, y2."""
-    boxes = torch.tensor([record["bbox"] for record in records], dtype=torch.float32).reshape(-1, 4)
-    boxes[:, 2:] += boxes[:, :2]
-    return boxes

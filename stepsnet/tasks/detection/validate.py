@@ -8,22 +8,20 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Annotated, Any, Literal
 
 from pycocotools import mask as coco_mask
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ...console import progress_bar
 from ...errors import UserError
 from ...files import cached_json
 from ...reading import read_json
-from ..images import UnreadableImage, image_sizes, open_image
+from ..images import UnreadableImage, each_in_threads, image_sizes, open_image
 
 __all__ = ["MIN_SIDE", "Checked", "check_split", "encode_segmentation", "read_annotations"]
 
@@ -150,7 +148,8 @@ def _check_records(file: Path, folder: Path, content: Record) -> Checked:
         by_image[image["id"]].append(annotation)
     invalid: dict[int, str] = {}
     without_mask, wrong_mask = 0, ""
-    for image in _with_file_checked(file, folder, content["images"]):
+    checked = each_in_threads(partial(_check_file, file, folder), content["images"], f"checking {file.name}")
+    for _, image in zip(checked, content["images"]):
         size = image["height"], image["width"]
         for annotation in by_image[image["id"]]:
             where = f"annotation {annotation['id']} of {image['file_name']}"
@@ -189,18 +188,6 @@ def _check_record(kind: type[_Checked], record: Record, where: str) -> None:
         key = str(error.errors()[0]["loc"][0])
         got = repr(record[key])[:80] if key in record else "nothing"
         raise UserError(f"data: {where}: got {key} {got}, expected {kind.model_fields[key].description}") from None
-
-
-def _with_file_checked(file: Path, folder: Path, images: Sequence[Record]) -> Iterator[Record]:
-    """The images in order, each when :func:`_check_file` has passed it."""
-    with ThreadPoolExecutor(os.cpu_count()) as pool:  # decoding releases the interpreter's lock
-        try:
-            checked = pool.map(lambda image: _check_file(file, folder, image), images)
-            for image, _ in zip(images, progress_bar(checked, f"checking {file.name}", len(images))):
-                yield image
-        except BaseException:  # a mistake in a record and Ctrl-C too end it at once
-            pool.shutdown(cancel_futures=True)
-            raise
 
 
 def _check_file(file: Path, folder: Path, image: Record) -> None:

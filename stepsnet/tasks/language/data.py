@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from ...checkpoint import SUMS, sha256
 from ...console import progress_bar
-from ...errors import UserError, nearest
-from ...files import cache_folder, locked_entry, say_damaged
+from ...errors import UserError, import_extra, nearest
+from ...files import cache_folder, is_whole, locked_entry, say_damaged, write_sums
+from ...reading import read_text
 from ..splits import SPLITS
 
 __all__ = ["Split", "TextData", "Texts", "load_text", "load_tokenizer"]
@@ -29,6 +29,7 @@ __all__ = ["Split", "TextData", "Texts", "load_text", "load_tokenizer"]
 END_OF_TEXT = "<|endoftext|>"  # between documents
 UNKNOWN = "<unk>"
 _CHUNK = 1 << 20  # characters that are tokenized at once
+_FACTS = "facts.json"
 Texts = dict[str, list[str]]  # documents by split: train, val and perhaps test
 
 
@@ -91,21 +92,12 @@ def load_text(
             raise UserError(f"data: the split {name} of {data} is empty, expected text")
     made_from = [kind, vocab_size] if tokenizer is None else [tokenizer.to_str()]
     folder = cache_folder() / "text" / _fingerprint(texts, made_from)
-    if not _is_whole(folder):
+    if not is_whole(folder, _FACTS):
         with locked_entry(folder):  # one process writes, the others wait and read
-            if not _is_whole(folder):
+            if not is_whole(folder, _FACTS):
                 say_damaged(folder)
                 _pack(texts, tokenizer or (lambda: _make_tokenizer(texts["train"], kind, vocab_size)), folder)
     return _open(folder)
-
-
-def _is_whole(folder: Path) -> bool:
-    """Whether a cache entry is there, with every file as it was written."""
-    try:
-        sums = [line.split(maxsplit=1) for line in (folder / SUMS).read_text().splitlines()]
-        return bool(sums) and all(sha256(folder / name) == expected for expected, name in sums)
-    except (OSError, ValueError):
-        return False
 
 
 def _held_out(data: str, texts: Texts, share: float) -> Texts:
@@ -160,29 +152,17 @@ def _files(path: str) -> Texts:
 
 
 def _read(path: Path) -> str:
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        name, at, split = str(path).rpartition("@")
-        if at and Path(name).exists():
-            raise UserError(f"data: {name} has no split {split!r}, expected one of {', '.join(SPLITS)}") from None
-        raise UserError(f"data: cannot read {path}: {error.strerror}") from None
-    try:
-        text = content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise UserError(f"data: {path} is not UTF-8, expected text (byte {error.start})") from None
-    if "\0" in text:
-        raise UserError(f"data: {path} is binary, expected text: it has a zero byte at {content.index(0)}")
+    name, at, split = str(path).rpartition("@")
+    if at and not path.exists() and Path(name).exists():
+        raise UserError(f"data: {name} has no split {split!r}, expected one of {', '.join(SPLITS)}")
+    text = read_text(path, "data")
     if not text.strip():
         raise UserError(f"data: {path} is empty, expected text")
     return text
 
 
 def _hugging_face(path: str) -> Texts:
-    try:
-        from datasets import load_dataset
-    except ImportError:
-        raise UserError("data: hfds needs Hugging Face's datasets, expected `pip install stepsnet[data]`") from None
+    load_dataset = import_extra("datasets", "data").load_dataset
     name, _, config = path.partition(":")
     try:
         loaded = load_dataset(name, config or None)
@@ -234,9 +214,8 @@ def _pack(texts: Texts, tokenizer: Tokenizer | Callable[[], Tokenizer], folder: 
                     count += len(tokens)
             words = sum(len(document.split()) for document in documents)
             facts[name] = {"tokens": count, "characters": sum(map(len, documents)), "words": words}
-        (beside / "facts.json").write_text(json.dumps(facts))
-        sums = [f"{sha256(path)}  {path.name}" for path in sorted(beside.iterdir())]
-        (beside / SUMS).write_text("\n".join(sums) + "\n")
+        (beside / _FACTS).write_text(json.dumps(facts))
+        write_sums(beside)
         shutil.rmtree(folder, ignore_errors=True)
         beside.rename(folder)
     except OSError as error:
@@ -298,7 +277,7 @@ def _make_tokenizer(documents: Sequence[str], kind: str, vocab_size: int | None)
 
 
 def _open(folder: Path) -> TextData:
-    facts = json.loads((folder / "facts.json").read_text())
+    facts = json.loads((folder / _FACTS).read_text())
     splits = {
         name: Split(
             np.memmap(folder / f"{name}.bin", dtype=facts["dtype"], mode="r", shape=(found["tokens"],)),

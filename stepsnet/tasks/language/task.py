@@ -237,9 +237,6 @@ class LanguageModelling(Task):
         vocabulary = self.text.tokenizer.get_vocab_size()
         return {"split": self.evaluated, "text": sizes, "vocab_size": vocabulary, "eval_stride": self.stride}
 
-    def notices(self) -> list[str]:
-        return []
-
 
 def _exp(value: float) -> float:
     return math.exp(value) if value < 700 else math.inf

@@ -6,10 +6,8 @@ In memory a label is a class from 0 on, or :data:`IGNORED`. A table of 256 entri
 from __future__ import annotations
 
 import hashlib
-import os
 from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,11 +15,10 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from ...console import progress_bar
 from ...errors import UserError, nearest
 from ...files import cached_json
 from ...reading import read_json, read_text
-from ..images import UnreadableImage, open_image, open_stored
+from ..images import UnreadableImage, each_in_threads, open_image, open_stored
 from ..splits import hold_out, require_split, sources_of
 
 __all__ = ["IGNORED", "Pair", "SegmentationData", "Split", "load_pairs"]
@@ -206,13 +203,7 @@ _Measured = tuple[int, int, list[tuple[int, int]]]  # H, W, and each class that 
 
 
 def _check(split: str, pairs: Sequence[Pair], layout: _Layout) -> list[_Measured]:
-    with ThreadPoolExecutor(os.cpu_count()) as pool:  # decoding releases the interpreter's lock
-        try:
-            results = pool.map(partial(_measure, table=layout.table), pairs)
-            return list(progress_bar(results, f"checking {split}", len(pairs)))
-        except BaseException:  # Ctrl-C too ends it at once
-            pool.shutdown(cancel_futures=True)
-            raise
+    return list(each_in_threads(partial(_measure, table=layout.table), pairs, f"checking {split}"))
 
 
 def _measure(pair: Pair, table: np.ndarray) -> _Measured:

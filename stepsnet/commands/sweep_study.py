@@ -1,4 +1,4 @@
-"""``stepsnet sweep STUDY``."""
+"""`stepsnet sweep STUDY`: a declared study is run, continued or rendered."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from ..config import MAY_CHANGE_ON_RESUME
 from ..console import choose_display
 from ..errors import UserError
 from ..files import require_folder, write_atomically
+from ..study.conductor import check_results, conduct
+from ..study.declare import Cell, Study
+from ..study.leaderboard import leaderboard
+from ..study.render import render_study, write_study
+from ..study.results import read_results
+from ..study.run_plan import check_models, due, progress
+from ..study.verdict import half_width
 from ..terminal import say
-from .conductor import check_results, conduct
-from .declare import Cell, Study
-from .leaderboard import leaderboard
-from .render import render_study, write_study
-from .results import read_results
-from .run_plan import check_models, due, progress
-from .verdict import half_width
 
 __all__ = ["run_study"]
 
