@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 import json
-import re
 import statistics
+from typing import Any
 
 from render_parts import FIGURES, RESULTS, mean_difference, mean_std, origin, table_of_numbers
 
@@ -224,7 +223,7 @@ def difference(ours: list[dict], theirs: list[dict], key: str = "val_top1") -> s
 
 
 def study_keys() -> str:
-    """The keys of a declaration with their defaults, as the comments beside them explain them."""
+    """The keys of a declaration with their defaults and descriptions."""
     of = {
         "": Study,
         "contenders": Contender,
@@ -233,16 +232,22 @@ def study_keys() -> str:
         "criteria": Criterion,
         "claims": Claim,
     }
-    field = re.compile(r"^    (?P<key>\w+): [^=#]+?(?: = (?P<default>.+?))?(?:  # (?P<about>.+))?$", re.MULTILINE)
     rows = []
     for group, cls in of.items():
-        for found in field.finditer(inspect.getsource(cls)):
-            default = (
-                (found["default"] or "").replace("field(default_factory=dict)", "{}").replace("Flatness()", "below")
+        for name, field in cls.__pydantic_fields__.items():
+            key = f"{group}.{name}" if group else name
+            rows.append(
+                [f"`{key}`", "to be given" if field.is_required() else f"`{_default(field)}`", field.description]
             )
-            key = f"{group}.{found['key']}" if group else found["key"]
-            rows.append([f"`{key}`", f"`{default}`" if default else "to be given", found["about"] or ""])
     return markdown_table(["key", "default", "what it is"], rows, "lll")
+
+
+def _default(field: Any) -> str:
+    default = field.get_default(call_default_factory=True)
+    if isinstance(default, Flatness):
+        return "below"
+    default = round(default, 3) if isinstance(default, float) else default
+    return "()" if default == () else json.dumps(default)
 
 
 def leaderboard_table(name: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,16 @@ from .errors import UserError, nearest
 from .reading import dump_yaml, read_yaml
 from .user_modules import import_user_modules
 
-__all__ = ["override", "override_values", "parse_assignments", "read_recipe", "to_plain", "to_yaml"]
+__all__ = [
+    "first_mistake",
+    "known_keys",
+    "override",
+    "override_values",
+    "parse_assignments",
+    "read_recipe",
+    "to_plain",
+    "to_yaml",
+]
 
 
 def override(recipe: Recipe, assignments: Sequence[str]) -> Recipe:
@@ -71,7 +80,7 @@ def override_values(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
 
 
 def _changed(recipe: Recipe, changes: Mapping[str, Any], merge: bool) -> Recipe:
-    values, known = to_plain(recipe), _known_keys(type(recipe))
+    values, known = to_plain(recipe), known_keys(type(recipe))
     keys = {field.name: key_of(type(recipe), field.name) for field in dataclasses.fields(recipe)}
     for key, value in changes.items():
         key = keys.get(key, key)
@@ -139,7 +148,8 @@ def _validated(values: Mapping[str, Any], where: str) -> Recipe:
     try:
         return _reader(kind).validate_json(text)
     except pydantic.ValidationError as error:
-        raise UserError(f"{where}: {_first_mistake(error, values)}") from None
+        keys = {*known_keys(kind), *_keys(values)}
+        raise UserError(f"{where}: {first_mistake(error, keys, _unknown)}") from None
 
 
 def _plain(value: Any) -> Any:
@@ -158,28 +168,39 @@ def _import_modules_of(values: Mapping[str, Any]) -> None:
         import_user_modules(names, values.get("import_from"))
 
 
-_EXPECTED = {
+_EXPECTED = {  # by pydantic's kinds of errors
     "greater_than_equal": "at least {ge:g}",
     "greater_than": "more than {gt:g}",
     "less_than_equal": "at most {le:g}",
     "less_than": "less than {lt:g}",
     "too_short": "at least {min_length} of them",
     "too_long": "at most {max_length} of them",
+    "string_too_long": "at most {max_length} letters",
+    "string_pattern_mismatch": "text of the form {pattern}",
     "missing": "one more",
 }
 
 
-def _first_mistake(error: pydantic.ValidationError, values: Mapping[str, Any]) -> str:
+def first_mistake(
+    error: pydantic.ValidationError, known: Collection[str], unknown: Callable[[str, Collection[str]], str]
+) -> str:
+    """The first key that is wrong, what it got and what was expected, in a line.
+
+    Args:
+        known: the keys there are, those inside of others as ``augment.mixup``.
+        unknown: what is said of a key that is none of them.
+    """
     first = error.errors()[0]
-    kind, context, got = first["type"], first.get("ctx", {}), first["input"]
-    known = {*_known_keys(RECIPE_TYPES[values["task"]]), *_keys(values)}
+    kind, context, got = first["type"], first.get("ctx", {}), repr(first["input"])
     parts = [str(part) for part in first["loc"]]
     if kind == "unexpected_keyword_argument":
-        return _unknown(".".join(parts), known)
+        return unknown(".".join(parts), known)
     names = {name for key in known for name in key.split(".")}
     key = ".".join(part for part in parts if part.isdecimal() or part in names)  # without the members of a union
+    if kind == "missing" and not parts[-1].isdecimal():
+        return f"{key}: got none, expected one"
     expected = _EXPECTED.get(kind, first["msg"].removeprefix("Input should be ")).format(**context)
-    return f"{key}: got {got!r}, expected {expected}"
+    return f"{key}: got {got if len(got) < 200 else f'{got[:200]}…'}, expected {expected}"
 
 
 def _may_be_empty(recipe: Recipe, key: str) -> bool:
@@ -192,8 +213,8 @@ def _may_be_empty(recipe: Recipe, key: str) -> bool:
     )
 
 
-def _known_keys(kind: type, prefix: str = "") -> list[str]:
-    """The keys of a recipe type and of the settings inside it, such as ``augment.mixup``."""
+def known_keys(kind: type, prefix: str = "") -> list[str]:
+    """The keys of a type of settings and of those inside it, such as ``augment.mixup``."""
     found = []
     hints = typing.get_type_hints(kind)
     for field in dataclasses.fields(kind):
@@ -201,7 +222,7 @@ def _known_keys(kind: type, prefix: str = "") -> list[str]:
         found.append(prefix + name)
         for inner in (hint, *typing.get_args(hint)):
             if dataclasses.is_dataclass(inner):
-                found += _known_keys(typing.cast(type, inner), f"{prefix}{name}.")
+                found += known_keys(typing.cast(type, inner), f"{prefix}{name}.")
     return found
 
 

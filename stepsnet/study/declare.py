@@ -1,22 +1,30 @@
 """The declaration of a study: a YAML file that is read into frozen dataclasses; a mistake in it is one line.
 
+As in config.py, each field declares its type, bounds and meaning.
+
 A contender is a model in one setting at several *points*, such as depths. Contenders at the same point are to be of
 about the same compute. A *cell* is a contender at a point; it is written ``contender@point``.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
-import math
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+import pydantic
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from ..augmentation import STRICT
 from ..errors import UserError, nearest
 from ..metrics import METRICS
+from ..overrides import first_mistake, known_keys
 from ..reading import read_yaml
 
 __all__ = [
@@ -31,42 +39,50 @@ __all__ = [
     "studies",
 ]
 
-_MOST_RATE, _MOST_LETTERS = 1e6, 100
+_PART_OF_NAMES = r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$"  # of runs
+_FOLDERS = r"^[A-Za-z0-9_-][A-Za-z0-9_.-]*(/[A-Za-z0-9_-][A-Za-z0-9_.-]*)*$"
 _DECIDED = {"name", "task", "data", "lr", "seed", "score_test"}  # of each run, by the study
 DECLARED = Path(__file__).parent / "declared"  # the studies that come with the package
 
+Settings = dict[str, Any]
+Seed = Annotated[int, Field(ge=0, le=2**63 - 1)]
 
-@dataclass(frozen=True, kw_only=True)
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class Contender:
     """A model in one setting; keys of settings are those of a recipe's overrides, such as ``model.args.widths``."""
 
-    name: str  # of its runs: letters, digits, - and _
-    label: str = ""  # in tables and figures
-    about: str = ""  # what it is there for
-    recipe: str = ""  # a recipe's name or a .yaml file; by default the study's
-    settings: dict[str, Any] = field(default_factory=dict)  # at every point
-    points: dict[int, dict[str, Any]] = field(default_factory=dict)  # settings by point
-    variants: dict[str, dict[str, Any]] = field(default_factory=dict)  # settings that are tuned beside the rate
-    unequal: str = ""  # why its compute may differ from the others' at a point
+    name: str = Field(pattern=r"^[A-Za-z0-9_-]+$", description="of its runs: letters, digits, - and _")
+    label: str = Field(default="", description="in tables and figures")
+    about: str = Field(default="", description="what it is there for")
+    recipe: str = Field(default="", description="a recipe's name or a .yaml file; by default the study's")
+    settings: Settings = Field(default_factory=dict, description="at every point")
+    points: dict[int, Settings] = Field(min_length=1, description="settings by point")
+    variants: dict[Annotated[str, Field(pattern=_PART_OF_NAMES)], Settings] = Field(
+        default_factory=dict, description="settings that are tuned beside the rate"
+    )
+    unequal: str = Field(default="", description="why its compute may differ from the others' at a point")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class Tuning:
     """How the rate of each cell is chosen: the best by the study's metric on the held-out split, at a run's end."""
 
-    rates: tuple[float, ...]  # the grid; while the best is at an edge, it grows by the ratio there
-    seed: int = 0  # of the tuning runs
-    length: float = 1 / 3  # share of the full length, warm-up included
-    most_rates: int = 8  # the grid grows no further
+    rates: tuple[Annotated[float, Field(gt=0, le=1e6)], ...] = Field(
+        min_length=3, description="the grid; while the best is at an edge, it grows by the ratio there"
+    )
+    seed: Seed = Field(default=0, description="of the tuning runs")
+    length: float = Field(default=1 / 3, ge=1e-3, le=1, description="share of the full length, warm-up included")
+    most_rates: int = Field(default=8, le=100, description="the grid grows no further")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class Flatness:
     """A run is long enough if ``key`` changes by less than ``within``, relatively, over the last ``share`` of it."""
 
-    key: str = "train_clean_loss"  # what is looked at
-    share: float = 0.1  # of a run, its last
-    within: float = 0.02  # the relative change there is to be less
+    key: str = Field(default="train_clean_loss", description="what is looked at")
+    share: float = Field(default=0.1, gt=0, lt=1, description="of a run, its last")
+    within: float = Field(default=0.02, gt=0, description="the relative change there is to be less")
 
     @property
     def parts(self) -> tuple[str, str] | None:
@@ -75,7 +91,7 @@ class Flatness:
         return found and (found[1], found[2])
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class Criterion:
     """Whether one cell is better than another on the test split, by the paired differences over the final seeds.
 
@@ -87,24 +103,28 @@ class Criterion:
     and undecided else. ``margin`` is the smallest difference that would matter, in the metric's unit.
     """
 
-    name: str  # in the table of verdicts
-    left: str  # contender@point
-    right: str  # contender@point, that it is held against
-    expect: Literal["above", "not_above"] = "above"  # whether left is to be better than right, or not
-    margin: float = 0.0  # the smallest difference that would matter, in the metric's unit
-    level: float = 0.95  # of the interval
+    name: str = Field(description="in the table of verdicts")
+    left: str = Field(description="contender@point")
+    right: str = Field(description="contender@point, that it is held against")
+    expect: Literal["above", "not_above"] = Field(
+        default="above", description="whether left is to be better than right, or not"
+    )
+    margin: float = Field(
+        default=0.0, ge=0, description="the smallest difference that would matter, in the metric's unit"
+    )
+    level: float = Field(default=0.95, gt=0, lt=1, description="of the interval")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class Claim:
     """A sentence that may be stated if all of its criteria are met, and its denial, if one is met the other way."""
 
-    text: str  # printed where all of its criteria are met
-    denial: str  # printed where one of them is met the other way
-    criteria: tuple[str, ...]  # by name
+    text: str = Field(description="printed where all of its criteria are met")
+    denial: str = Field(description="printed where one of them is met the other way")
+    criteria: tuple[str, ...] = Field(min_length=1, description="by name")
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Cell:
     contender: str
     point: int
@@ -113,27 +133,33 @@ class Cell:
         return f"{self.contender}@{self.point}"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class Study:
     """``settings`` are applied first, then those of the contender, of its point and of its variant."""
 
-    name: str  # after which the folders are called
-    question: str  # what it is to answer
-    recipe: str  # a recipe's name, or a .yaml file beside this one
-    data: str = ""  # by default the recipe's
-    settings: dict[str, Any] = field(default_factory=dict)  # overrides of the recipe, of all runs
-    metric: str = "top1"  # by which runs are chosen and scored, such as loss
-    point: str = "blocks"  # what a point counts
-    tuning: Tuning  # how each contender's rate is chosen
-    seeds: tuple[int, ...]  # of the final runs
-    tuned_on: Literal["val"] = "val"  # the split that settings are chosen by
-    scored_on: Literal["test"] = "test"  # once, at each final run's end
-    macs_tolerance: float = 0.03  # largest difference from the first contender at a point, relatively
-    flatness: Flatness = Flatness()  # when a run is long enough
-    contenders: tuple[Contender, ...]  # the first is the one whose compute the others are to have
-    order: tuple[tuple[str, ...], ...] = ()  # groups of cells, the first first; what is not named comes last
-    criteria: tuple[Criterion, ...] = ()  # which differences are judged, and how
-    claims: tuple[Claim, ...] = ()  # what may be stated of them
+    name: str = Field(max_length=100, pattern=_FOLDERS, description="after which the folders are called")
+    question: str = Field(description="what it is to answer")
+    recipe: str = Field(description="a recipe's name, or a .yaml file beside this one")
+    data: str = Field(default="", description="by default the recipe's")
+    settings: Settings = Field(default_factory=dict, description="overrides of the recipe, of all runs")
+    metric: str = Field(default="top1", description="by which runs are chosen and scored, such as loss")
+    point: str = Field(default="blocks", description="what a point counts")
+    tuning: Tuning = Field(description="how each contender's rate is chosen")
+    seeds: tuple[Seed, ...] = Field(min_length=2, description="of the final runs")
+    tuned_on: Literal["val"] = Field(default="val", description="the split that settings are chosen by")
+    scored_on: Literal["test"] = Field(default="test", description="once, at each final run's end")
+    macs_tolerance: float = Field(
+        default=0.03, gt=0, le=1, description="largest difference from the first contender at a point, relatively"
+    )
+    flatness: Flatness = Field(default=Flatness(), description="when a run is long enough")
+    contenders: tuple[Contender, ...] = Field(
+        min_length=1, description="the first is the one whose compute the others are to have"
+    )
+    order: tuple[tuple[str, ...], ...] = Field(
+        default=(), description="groups of cells, the first first; what is not named comes last"
+    )
+    criteria: tuple[Criterion, ...] = Field(default=(), description="which differences are judged, and how")
+    claims: tuple[Claim, ...] = Field(default=(), description="what may be stated of them")
 
     @cached_property
     def cells(self) -> tuple[Cell, ...]:
@@ -194,13 +220,11 @@ def find_study(name: str) -> Study | None:
 def read_study(path: Path) -> Study:
     """Raises UserError if the file cannot be read, is not YAML, or has a wrong key or value."""
     values = read_yaml(path, "study")
-    _known_keys(values, Study, f"{path}")
-    kinds = {"tuning": Tuning, "flatness": Flatness, "contenders": Contender, "criteria": Criterion, "claims": Claim}
-    for key, kind in kinds.items():
-        entries = values.get(key)
-        for entry in entries if isinstance(entries, list) else [entries]:
-            _known_keys(entry, kind, f"{path}: {key}")
-    study = _with_own_files(_typed(values, str(path)), path.parent)
+    try:
+        study = pydantic.TypeAdapter(Study).validate_json(json.dumps(values))
+    except pydantic.ValidationError as error:
+        raise UserError(f"{path}: {first_mistake(error, known_keys(Study), _unknown)}") from None
+    study = _with_own_files(study, path.parent)
     _check(study)
     return study
 
@@ -216,76 +240,35 @@ def _with_own_files(study: Study, folder: Path) -> Study:
     return replace(study, recipe=of(study.recipe), contenders=contenders)
 
 
-def _known_keys(values: Any, kind: type, where: str) -> None:
-    known = [entry.name for entry in fields(kind)]
-    for key in values if isinstance(values, dict) else ():
-        if key not in known:
-            expected = f"{', '.join(known)}{nearest(str(key), known)}"
-            raise UserError(f"{where}: unknown key {key!r}, expected one of {expected}")
-
-
-def _typed(values: Mapping[str, Any], where: str) -> Study:
-    import pydantic
-
-    try:
-        return pydantic.TypeAdapter(Study).validate_json(json.dumps(values), strict=True)
-    except pydantic.ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"])
-        message = first["msg"].removeprefix("Input should be ")
-        if first["type"] == "missing":
-            raise UserError(f"{where}: {key}: got none, expected one") from None
-        raise UserError(f"{where}: {key}: got {first['input']!r}, expected {message}") from None
+def _unknown(key: str, known: Collection[str]) -> str:
+    above = ".".join(part for part in key.split(".")[:-1] if not part.isdecimal())
+    beside = [name.rpartition(".")[2] for name in known if name.rpartition(".")[0] == above]
+    return f"unknown key {key!r}, expected one of {', '.join(beside)}{nearest(key.rpartition('.')[2], beside)}"
 
 
 def _check(study: Study) -> None:
     """Raises UserError for mistakes that types do not find. Models are checked in run_plan.py."""
-    tuning, flat = study.tuning, study.flatness
+    tuning = study.tuning
     if study.metric not in METRICS:
         expected = f"{', '.join(METRICS)}{nearest(study.metric, METRICS)}"
         raise UserError(f"metric: got {study.metric!r}, expected one of {expected}")
     rates = list(tuning.rates)
-    if len(rates) < 3 or not all(0 < rate <= _MOST_RATE for rate in rates) or rates != sorted(set(rates)):
-        raise UserError(
-            f"tuning.rates: got {rates}, expected at least 3 rates above 0 that increase, to {_MOST_RATE:g}"
-        )
-    if not 0.001 <= tuning.length <= 1:
-        raise UserError(f"tuning.length: got {tuning.length}, expected a share of the full length, 0.001 to 1")
-    if not len(rates) <= tuning.most_rates <= 100:
+    if rates != sorted(set(rates)):
+        raise UserError(f"tuning.rates: got {rates}, expected rates that increase")
+    if tuning.most_rates < len(rates):
         raise UserError(f"tuning.most_rates: got {tuning.most_rates}, expected {len(rates)} to 100")
-    for seed in (tuning.seed, *study.seeds):
-        if not 0 <= seed < 2**63:
-            raise UserError(f"seeds: got {seed}, expected 0 to 2⁶³ - 1")
-    if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*(/[A-Za-z0-9_-][A-Za-z0-9_.-]*)*", study.name[:_MOST_LETTERS]):
-        raise UserError(
-            f"name: got {study.name[:40]!r}, expected letters, digits, . - _ and /, of which folders are made"
-        )
-    if len(study.name) > _MOST_LETTERS:
-        raise UserError(f"name: got {len(study.name)} letters, expected at most {_MOST_LETTERS}")
-    if not 0 < study.macs_tolerance <= 1:
-        raise UserError(f"macs_tolerance: got {study.macs_tolerance}, expected a share above 0 and up to 1")
-    if len(set(study.seeds)) < max(len(study.seeds), 2):
+    if len(set(study.seeds)) < len(study.seeds):
         raise UserError(f"seeds: got {list(study.seeds)}, expected at least 2 that differ, for an interval")
     if tuning.seed in study.seeds:
         raise UserError(f"seeds: got {tuning.seed} among them, the tuning's seed; expected others, which chose nothing")
-    if not (0 < flat.share < 1 and flat.within > 0):
-        raise UserError(f"flatness: got share {flat.share} and within {flat.within}, expected shares above 0")
-    if flat.parts is None:
-        raise UserError(f"flatness.key: got {flat.key!r}, expected a split and a metric, such as train_clean_loss")
+    if study.flatness.parts is None:
+        got = study.flatness.key
+        raise UserError(f"flatness.key: got {got!r}, expected a split and a metric, such as train_clean_loss")
     _check_settings("settings", study.settings)
     _distinct("contenders", [contender.name for contender in study.contenders])
     _distinct("labels", [contender.label or contender.name for contender in study.contenders])
     _distinct("criteria", [criterion.name for criterion in study.criteria])
     for contender in study.contenders:
-        if not re.fullmatch(r"[A-Za-z0-9_-]+", contender.name):
-            raise UserError(f"contenders: got the name {contender.name!r}, expected letters, digits, - and _")
-        if not contender.points:
-            raise UserError(f"contenders: {contender.name} has no points, expected at least one")
-        for name in contender.variants:
-            if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", name):  # a part of the names of its runs
-                raise UserError(
-                    f"contenders: {contender.name}: got the variant {name!r}, expected letters, digits, . - and _"
-                )
         for settings in (contender.settings, *contender.points.values(), *contender.variants.values()):
             _check_settings(f"contenders: {contender.name}", settings)
     order = [str(cell) for group in study.groups for cell in group]
@@ -295,14 +278,11 @@ def _check(study: Study) -> None:
             study.cell(getattr(criterion, side), f"criteria: {criterion.name}: {side}")
         if criterion.left == criterion.right:
             raise UserError(f"criteria: {criterion.name}: got {criterion.left} on both sides, expected two cells")
-        if not (0 < criterion.level < 1 and 0 <= criterion.margin < math.inf):
-            got = f"level {criterion.level} and margin {criterion.margin}"
-            raise UserError(f"criteria: {criterion.name}: got {got}, expected 0 to 1 and at least 0")
         if criterion.expect == "not_above" and not criterion.margin:
             raise UserError(f"criteria: {criterion.name}: got not_above without a margin, expected one above 0")
     known = [criterion.name for criterion in study.criteria]
     for claim in study.claims:
-        for name in claim.criteria or ("",):
+        for name in claim.criteria:
             if name not in known:
                 raise UserError(f"claims: got the criterion {name!r}, expected a declared one{nearest(name, known)}")
 
@@ -315,5 +295,5 @@ def _check_settings(where: str, settings: Mapping[str, Any]) -> None:
 
 def _distinct(what: str, names: Sequence[str]) -> None:
     repeated = next((name for name in names if names.count(name) > 1), None)
-    if repeated is not None or not (names or what == "criteria"):
-        raise UserError(f"{what}: got {repeated or 'none'}{' twice' if repeated else ''}, expected each once")
+    if repeated is not None:
+        raise UserError(f"{what}: got {repeated} twice, expected each once")
