@@ -8,6 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
 from stepsnet.cli import main
+from stepsnet.commands.bench import TOKENS, Candidate, bench
 from stepsnet.config import ModelSpec
 from stepsnet.errors import UserError
 from stepsnet.models.build import build_model, context_of
@@ -125,3 +126,10 @@ def test_a_folder_without_a_model_type_is_refused(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(UserError, match=r"--model: .*config\.json has no model_type"):
         stepify_pair(f"transformers:{tmp_path}", "text:x")
+
+
+def test_any_language_model_is_measured_on_tokens():
+    spec = ModelSpec("causal_lm", {"model_type": "gpt2", **FIELDS, "n_positions": TOKENS})
+    result = bench([Candidate("gpt2", "gpt2", spec)], batch_size=1, rounds=1, memory_batches=None, device="cpu")
+    (row,) = result["rows"]
+    assert row["shape"] == [TOKENS] and row["training"]["n"] == 1

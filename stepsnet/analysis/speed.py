@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from ..device import AMP_DTYPES, autocast
 from ..errors import UserError, is_out_of_memory
-from ..models.blocks import is_steps_transformer
+from ..models.blocks import is_of_transformers
 from .memory import activation_bytes
 
 __all__ = ["Measured", "measure_memory", "measure_speed"]
@@ -96,7 +96,7 @@ def measure_memory(
     small, large = batch_sizes
     if not 0 < small < large:
         raise UserError(f"memory: got batches of {small} and {large}, expected two that increase")
-    if device.type == "cpu" and train and not is_steps_transformer(measured.model):
+    if device.type == "cpu" and train and not is_of_transformers(measured.model):
         needed, free = activation_bytes(measured.model, measured.shape, large, amp_dtype=amp_dtype), _available()
         if needed > 0.9 * free:
             raise UserError(
@@ -160,7 +160,7 @@ def _available() -> float:
 
 def _sample(measured: Measured, size: int, device: torch.device) -> Tensor:
     generator = torch.Generator().manual_seed(0)
-    if is_steps_transformer(measured.model):
+    if is_of_transformers(measured.model):
         vocabulary = cast(Any, measured.model).config.vocab_size
         return torch.randint(vocabulary, (size, *measured.shape), generator=generator).to(device)
     return torch.randn(size, *measured.shape, generator=generator).to(device)
@@ -192,7 +192,7 @@ class _Training(_Inference):
         if self.optimizer is None:
             self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-5, fused=True)
         with autocast(self.amp_dtype, self.x.device):
-            if is_steps_transformer(self.model):
+            if is_of_transformers(self.model):
                 loss = self.model(self.x, labels=self.x).loss
             else:
                 found = self.model(self.x)  # (B, classes), of a segmenter two of (B, classes, H, W)

@@ -195,7 +195,7 @@ def bench(
     from ..analysis.complexity import count_complexity, count_language_model
     from ..analysis.speed import Measured, measure_memory, measure_speed
     from ..device import pick_device
-    from ..models.blocks import is_steps_transformer
+    from ..models.blocks import is_of_transformers
     from ..models.build import DETECTORS, build_model, input_size_of
     from ..models.optimize import optimize
     from ..provenance import provenance
@@ -214,7 +214,7 @@ def bench(
         if candidate.spec.name in DETECTORS:
             raise UserError(f"bench: got {candidate.name}, a detector, expected a classifier or a language model")
         model = build_model(candidate.spec)
-        if is_steps_transformer(model):
+        if is_of_transformers(model):
             shape: tuple[int, ...] = (TOKENS,)
             counts = count_language_model(model, TOKENS)
         else:
