@@ -13,7 +13,6 @@ from timm.models.vision_transformer import Block
 
 from stepsnet.cli import main
 from stepsnet.errors import UserError
-from stepsnet.recipes import find_recipe
 from stepsnet.report.load_runs import group_runs, load_run
 from stepsnet.report.words import summarize_results
 from stepsnet.residual import connect
@@ -184,4 +183,4 @@ def test_names_of_classes_that_are_not_the_models(tmp_path):
     model = timm.create_model("test_vit", num_classes=3)
     (tmp_path / "classes.json").write_text('["a", "b"]')
     with pytest.raises(UserError, match=r"got 2 names in .*, expected the model's 3"):
-        classes_of(tmp_path, find_recipe("digits/tiny"), model)
+        classes_of(tmp_path, model)
