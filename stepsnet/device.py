@@ -1,4 +1,4 @@
-"""Devices: which is meant by a name, mixed precision on each, and memory, its size and the error of its end."""
+"""Devices: which is meant by a name, mixed precision on each, and the size of the machine's memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 from .errors import UserError
 
-__all__ = ["AMP_DTYPES", "autocast", "host_memory", "is_out_of_memory", "pick_device"]
+__all__ = ["AMP_DTYPES", "autocast", "host_memory", "pick_device"]
 
 AMP_DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16")}
 
@@ -46,8 +46,3 @@ def host_memory() -> int:
     with suppress(OSError, ValueError):  # no control groups, or "max"
         return min(installed, int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii")))
     return installed
-
-
-def is_out_of_memory(error: RuntimeError) -> bool:
-    """Whether an allocation failed; the CPU's allocator raises a plain RuntimeError."""
-    return isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error)

@@ -27,7 +27,17 @@ from typing import Any
 from . import __version__
 from .terminal import OutputLost, abandon, flush, prepare_streams, printable, say
 
-__all__ = ["USER_CODE", "Fault", "Stopped", "UserError", "exit_status", "import_extra", "in_a_line", "nearest"]
+__all__ = [
+    "USER_CODE",
+    "Fault",
+    "Stopped",
+    "UserError",
+    "exit_status",
+    "import_extra",
+    "in_a_line",
+    "is_out_of_memory",
+    "nearest",
+]
 
 # packages that only some of the commands need -> the extra of ours that has them
 EXTRAS = {
@@ -148,7 +158,7 @@ def _line(error: Exception) -> tuple[str, int]:
     if isinstance(error, OSError) and error.errno in _REFUSED:
         where = f"{os.fspath(error.filename)!s}: " if error.filename is not None else ""
         return f"{where}{error.strerror}", 2
-    if isinstance(error, MemoryError) or _is_torch_out_of_memory(error):
+    if isinstance(error, MemoryError) or is_out_of_memory(error):
         return f"out of memory{f': {in_a_line(error)}' if str(error) else ''}", 2
     what = " ".join(f"{type(error).__name__}: {error}".split())[:200]
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
@@ -157,12 +167,12 @@ def _line(error: Exception) -> tuple[str, int]:
     return f"this is a fault of stepsnet, please report it: {what} ({_kept(error)}; --debug shows it)", 70
 
 
-def _is_torch_out_of_memory(error: Exception) -> bool:
-    if "torch" not in sys.modules or not isinstance(error, RuntimeError):  # which this does not import
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an allocation of torch's failed; the CPU's allocator raises a plain RuntimeError."""
+    torch = sys.modules.get("torch")  # which this does not import
+    if torch is None or not isinstance(error, RuntimeError):
         return False
-    from .device import is_out_of_memory
-
-    return is_out_of_memory(error)
+    return isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error)
 
 
 def _kept(error: Exception) -> str:

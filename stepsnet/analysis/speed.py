@@ -17,8 +17,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from ..device import AMP_DTYPES, autocast, is_out_of_memory
-from ..errors import UserError
+from ..device import AMP_DTYPES, autocast
+from ..errors import UserError, is_out_of_memory
 from ..models.blocks import is_transformers_model
 from .memory import activation_bytes
 

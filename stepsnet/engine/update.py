@@ -16,8 +16,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from ..config import TrainingSettings
-from ..device import autocast, is_out_of_memory
-from ..errors import UserError
+from ..device import autocast
+from ..errors import UserError, is_out_of_memory
 from .distributed import DistributedContext, full_tensor
 from .optim import scaled_lr
 from .randomness import seed_step
