@@ -121,6 +121,15 @@ def test_groups_of_one_label_are_told_apart(tmp_path):
     assert names(flat, fast, seed) == ["StepsNet · lr 0.001", "StepsNet · lr 0.002"]
 
 
+def test_seeds_of_a_version_with_new_fields_stay_together(tmp_path):
+    """A comparison that goes on after an update: what the older config lacks has its default."""
+    make_run(tmp_path / "old", seed=0)
+    make_run(tmp_path / "new", seed=1, grad_checkpointing=0.0, opt="adamw")
+    make_run(tmp_path / "other", seed=2, grad_checkpointing=0.5)
+    runs = [load_run(tmp_path / name) for name in ("old", "new", "other")]
+    assert [[run.seed for run in group.runs] for group in group_runs(runs)] == [[0, 1], [2]]
+
+
 def test_models_of_one_depth_are_set_in_rows(tmp_path):
     names = ("rezero", "fixup", "deepnorm")
     runs = [make_run(tmp_path / f"{n}", top1=50 + i, name=f"digits/{n}", depth=n) for i, n in enumerate(names)]

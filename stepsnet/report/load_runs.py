@@ -13,7 +13,7 @@ from typing import Any
 
 from ..analysis.block_statistics import StreamMeasurement, read_line
 from ..colors import OKABE_ITO
-from ..config import MAY_CHANGE_ON_RESUME
+from ..config import MAY_CHANGE_ON_RESUME, RECIPE_TYPES, ClassificationRecipe, key_of
 from ..errors import UserError, in_a_line
 from ..metrics import METRICS
 from ..reading import parse_json, read_text, read_yaml
@@ -152,7 +152,7 @@ def load_run(folder: Path) -> Run:
             raise UserError(f"{metrics}, line {number}: {in_a_line(error)}, expected a line of a run") from None
     text = read_text(folder / "config.yaml", "run")
     result = read_summary(folder) or {}
-    return Run(folder, text, config, result, epochs, stream["epoch_end"], stream["update"])
+    return Run(folder, text, _with_defaults(config), result, epochs, stream["epoch_end"], stream["update"])
 
 
 def _with_numbers(entry: dict[str, Any]) -> dict[str, Any]:
@@ -162,6 +162,16 @@ def _with_numbers(entry: dict[str, Any]) -> dict[str, Any]:
         if is_metric and not isinstance(value, int | float | None):
             raise ValueError(f"got {key} {str(value)[:40]!r}")
     return entry
+
+
+def _with_defaults(config: dict[str, Any]) -> dict[str, Any]:
+    """A config with the defaults of fields that its version did not have yet, so that seeds of two versions compare."""
+    kind = RECIPE_TYPES.get(config.get("task", "classification"), ClassificationRecipe)
+    fields = kind.__pydantic_fields__  # type: ignore[attr-defined]
+    defaults = {key_of(kind, name): field.default for name, field in fields.items() if not field.is_required()}
+    plain = {key: list(value) if isinstance(value, tuple) else value for key, value in defaults.items()}
+    known = {key: value for key, value in plain.items() if isinstance(value, (str, int, float, list, type(None)))}
+    return known | config
 
 
 def steps_of(widths: Sequence[int]) -> list[tuple[int, int]]:
