@@ -201,10 +201,11 @@ def compared(functions: list[Callable[[], Any]], size: int, device: torch.device
 
 
 Loaded = list[tuple[nn.Module, Callable[[int], Tensor]]]  # a pair's two models
-Rows = Iterator[dict[str, Any]]
 
 
-def of_inference(loaded: Loaded, size: int, setting: str, graph: bool, device: torch.device, rounds: int) -> Rows:
+def of_inference(
+    loaded: Loaded, size: int, setting: str, graph: bool, device: torch.device, rounds: int
+) -> Iterator[dict[str, Any]]:
     """Rows of a batch under a setting, and of its graph."""
     reduced, started = device.type == "cuda", time.perf_counter()
     runs, outputs, expected = [], [], []
@@ -222,34 +223,33 @@ def of_inference(loaded: Loaded, size: int, setting: str, graph: bool, device: t
             started = time.perf_counter()
             runs, outputs = map(list, zip(*[captured(run) for run in runs], strict=True))
         prepared = time.perf_counter() - started
-        found = compared(runs, size, device, rounds)
         errors = [((got.float() - right).norm() / right.norm()).item() for got, right in zip(outputs, expected)]
-        found |= {"relative_error": [round(value, 6) for value in errors]}
-        yield (
-            {"kind": "inference", "batch_size": size, "setting": name}
-            | found
-            | {"seconds_to_prepare": round(prepared, 1)}
-        )
+        yield {
+            "kind": "inference",
+            "batch_size": size,
+            "setting": name,
+            **compared(runs, size, device, rounds),
+            "relative_error": [round(value, 6) for value in errors],
+            "seconds_to_prepare": round(prepared, 1),
+        }
 
 
-def of_training(loaded: Loaded, size: int, setting: str, device: torch.device, rounds: int) -> Rows:
+def of_training(loaded: Loaded, size: int, setting: str, device: torch.device, rounds: int) -> dict[str, Any]:
+    """The row of a batch under a setting."""
     amp_dtype, started = "bfloat16" if device.type == "cuda" else "float32", time.perf_counter()
     runs = [training(model, batch(size), setting, amp_dtype) for model, batch in loaded]
     prepared = time.perf_counter() - started
-    found = compared(runs, size, device, rounds)
+    row = {"kind": "training", "batch_size": size, "setting": setting}
+    row |= compared(runs, size, device, rounds) | {"seconds_to_prepare": round(prepared, 1)}
     if device.type == "cuda":
-        found["peak_bytes"] = [peak_of(run) for run in runs]
+        row["peak_bytes"] = [peak_of(run) for run in runs]
     if setting == "eager":
         samples = [batch(1)[0] for _, batch in loaded]
-        found["predicted_bytes"] = [
+        row["predicted_bytes"] = [
             None if sample.ndim == 1 else activation_bytes(model, sample.shape, size, amp_dtype=amp_dtype)
             for (model, _), sample in zip(loaded, samples)
         ]
-    yield (
-        {"kind": "training", "batch_size": size, "setting": setting}
-        | found
-        | {"seconds_to_prepare": round(prepared, 1)}
-    )
+    return row
 
 
 def best_of(rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -318,11 +318,10 @@ def main() -> None:
                 loaded = [load(model, device) for model in (pair.steps, pair.baseline)]
                 last = (name, setting)
             if kind == "training":
-                rows = of_training(loaded, size, setting, device, rounds)
+                keep(name, of_training(loaded, size, setting, device, rounds))
             else:
-                rows = of_inference(loaded, size, setting, pair.graphs and device.type == "cuda", device, rounds)
-            for row in rows:
-                keep(name, row)
+                for row in of_inference(loaded, size, setting, pair.graphs and device.type == "cuda", device, rounds):
+                    keep(name, row)
         except Exception as error:  # what one setting cannot do must not cost the others
             keep(name, {"kind": kind, "batch_size": size, "setting": setting, "error": str(error)[:300]})
             if "CUDA error" in str(error):  # nothing runs in this process after one

@@ -91,7 +91,7 @@ def write_inspection(folder: Path, sections: Sequence[Section]) -> None:
 
 
 def read_inspection(folder: Path) -> list[Section]:
-    """What a run's folder shows; nothing for a run that has not ended, or of an earlier version.
+    """What a run's folder shows; nothing for a run that has not ended.
 
     Raises:
         UserError: the file is damaged, or of a later version.

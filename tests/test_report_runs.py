@@ -1,4 +1,4 @@
-"""What a report says of runs: unfinished ones, few seeds, other metrics, lines of earlier versions, labels."""
+"""What a report says of runs: unfinished ones, few seeds, other metrics, labels."""
 
 import json
 

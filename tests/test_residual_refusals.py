@@ -15,7 +15,7 @@ from stepsnet.analysis.design_costs import design_costs
 from stepsnet.config import ModelSpec
 from stepsnet.errors import UserError
 from stepsnet.models.build import build_model
-from stepsnet.residual import DESIGNS, BranchParts, Connection, Place, connect
+from stepsnet.residual import DESIGNS, BranchParts, Connection, connect
 
 
 @pytest.mark.parametrize(
@@ -212,44 +212,24 @@ def test_several_tensors_need_a_wiring(monkeypatch):
             run(torch.randn(2, 5, WIDTH))
 
 
-@pytest.mark.parametrize("name", ["fixup", "deepnorm", "layer_norm_scaling", "mudd", "mhc"])
-@pytest.mark.parametrize("part", ["__init__", "prepare", "init_branch"])
+@pytest.mark.parametrize("name", ["fixup", "deepnorm", "mudd"])  # a part taken out, weights drawn, a stream that grows
 @pytest.mark.parametrize("in_steps", [False, True])
-def test_a_design_that_fails_midway_leaves_the_blocks_as_they_were(monkeypatch, name, part, in_steps):
-    design, failed = DESIGNS[name], []
+def test_a_design_that_cannot_be_made_leaves_the_blocks_as_they_were(monkeypatch, name, in_steps):
+    class Failing(DESIGNS[name]):
+        def __init__(self, place, options):
+            if place.block == 4:
+                raise ZeroDivisionError
+            super().__init__(place, options)
 
-    def fails(self_or_class, *args):
-        place = next((one for one in args if isinstance(one, Place)), getattr(self_or_class, "place", None))
-        if place.block == 4:
-            failed.append(part)
-            raise ZeroDivisionError
-        before = getattr(super(Failing, self_or_class), part)
-        return before(*args)
-
-    Failing = type("Failing", (design,), {part: classmethod(fails) if part == "prepare" else fails})
     monkeypatch.setitem(DESIGNS, "mine", Failing)
     model = vit(depth=4, embed_dim=64, num_heads=4)
     if in_steps:
-        model = stepsnet.stepify(model, steps=2).train()
-    seen = []
-    model.blocks[0].norm1.register_forward_hook(lambda *_: seen.append(1))
-    handle = model.blocks[1].norm1.register_forward_hook(lambda *_: seen.append(2))
-    model.blocks[0].norm1.weight._is_hf_initialized = True
-    before = {module: (type(module), *map(list, _parts_of(module))) for module in model.blocks.modules()}
+        model = stepsnet.stepify(model, steps=2)
+    before = {path: type(module) for path, module in model.named_modules()}
     weights = {key: value.clone() for key, value in model.state_dict().items()}
     with pytest.raises(ZeroDivisionError):
         connect(model.blocks, "mine")
-    assert failed
-    after = {module: (type(module), *map(list, _parts_of(module))) for module in model.blocks.modules()}
-    assert after == before and model.blocks[0].norm1.weight._is_hf_initialized
+    assert {path: type(module) for path, module in model.named_modules()} == before
     assert all(torch.equal(value, weights[key]) for key, value in model.state_dict().items())
-    handle.remove()
-    model(torch.randn(2, 3, 32, 32))
-    assert seen == [1]
     model.blocks = connect(model.blocks, name)  # and another joins them
     assert model(torch.randn(2, 3, 32, 32)).isfinite().all()
-
-
-def _parts_of(module):
-    """What a design changes in a module: its attributes, parts and hooks."""
-    return module.__dict__, module._modules.items(), module._forward_hooks.items(), module._forward_pre_hooks.items()

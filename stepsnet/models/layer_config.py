@@ -26,7 +26,7 @@ class LayerConfig:
 
 
 class PerLayer:
-    """The part that the configurations have in common."""
+    """What a configuration with ``steps`` and ``depths`` gives transformers: a view of itself for each layer."""
 
     depths: Any
 

@@ -115,7 +115,7 @@ def head_size_of(config: Any) -> int:
 
 
 class _Steps(PerLayer):
-    """The part that the configurations have in common."""
+    """What the configurations of all families add to their own: widths, depths and the sizes of each step."""
 
     model_type: Any
     widths: Any

@@ -19,7 +19,6 @@ from .design import Connection, Place, Wiring, check_design, check_options
 from .known_blocks import parts_of
 from .linears import heads_of, inputs_of_last, misses_linear
 from .table import DESIGNS
-from .undo import unchanged_on_error
 
 __all__ = ["connect", "connect_steps", "design_of", "wire", "wire_steps"]
 
@@ -113,8 +112,8 @@ def wire_steps(
     for blocks, width in zip(steps, widths):
         streams.append(_checked(blocks, name, options, width, first, total))
         first += len(blocks)
-    with unchanged_on_error(every, with_values=_draws(streams[0].design)):
-        return [_join(stream) for stream in streams]
+    made = [_make(stream) for stream in streams]
+    return [_join(stream, parts) for stream, parts in zip(streams, made)]
 
 
 def wire(
@@ -134,13 +133,7 @@ def wire(
         UserError: as :func:`connect`.
     """
     stream = _checked(blocks, name, options, width, first, num_blocks)
-    with unchanged_on_error(blocks, with_values=_draws(stream.design)):
-        return _join(stream)
-
-
-def _draws(design: type[Connection]) -> bool:
-    """Whether a design sets weights of the blocks anew."""
-    return design.init_branch is not Connection.init_branch
+    return _join(stream, _make(stream))
 
 
 @dataclass(frozen=True)
@@ -185,27 +178,44 @@ def _checked(
     return stream
 
 
-def _join(stream: _Stream) -> Wiring:
+@dataclass(frozen=True)
+class _Made:
+    """The parts of a design for a stream: its wiring, and of each block the first of its places and its connections."""
+
+    wiring: Wiring
+    places: list[Place]
+    connections: list[nn.ModuleList]
+
+
+def _make(stream: _Stream) -> _Made:
+    """Before any block is changed, so that a design of one's own that fails here leaves them as they are."""
     design, options, layers = stream.design, stream.options, sum(stream.connections)
-    wiring = design.wiring(stream.width, layers, options)
+    made = _Made(design.wiring(stream.width, layers, options), [], [])
     layer = 1
-    block: Any
     for number, (block, parts, count) in enumerate(zip(stream.blocks, stream.parts, stream.connections), stream.first):
         of_connections = [None] if design.unit == "block" else parts[:count]
         places = [
             replace(Place(stream.width, layer + i, layers, number, stream.total), **_branch_at(block, one))
             for i, one in enumerate(of_connections)
         ]
-        design.prepare(block, parts, places[0], options)
+        made.places.append(places[0])
+        made.connections.append(_like(block, nn.ModuleList(design(place, options) for place in places)))
+        layer += count
+    return made
+
+
+def _join(stream: _Stream, made: _Made) -> Wiring:
+    block: Any
+    for block, parts, place, connections in zip(stream.blocks, stream.parts, made.places, made.connections):
+        stream.design.prepare(block, parts, place, stream.options)
         block.__class__ = connected_class(type(block))  # type: ignore[arg-type]
-        block.connections = _like(block, nn.ModuleList(design(place, options) for place in places))
+        block.connections = connections
         # not as submodules: they belong to the container
-        block.__dict__.update(wiring=wiring, unit=design.unit, branch_parts=tuple(parts))
+        block.__dict__.update(wiring=made.wiring, unit=stream.design.unit, branch_parts=tuple(parts))
         for parameter in block.parameters():  # transformers marks what it has loaded, which is drawn anew here
             parameter.__dict__.pop("_is_hf_initialized", None)
         block.init_branches()
-        layer += count
-    return _like(stream.blocks[0], wiring) if stream.blocks else wiring
+    return _like(stream.blocks[0], made.wiring) if stream.blocks else made.wiring
 
 
 def _like(block: nn.Module, made: Any) -> Any:

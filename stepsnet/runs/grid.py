@@ -48,16 +48,11 @@ class Trained:
         Raises:
             UserError: runs have failed.
         """
-        from ..own_files import NotOurFile
-        from ..report import write_report
         from ..run_folder import has_begun
+        from .report import report_or_tell
 
-        begun = [run for run in self.runs if has_begun(run)]
-        try:
-            if begun:
-                write_report(begun, page, title)
-        except NotOurFile as error:
-            display.show({"run": page.parent.name, "kind": "note", "text": f"no report: {error}"})
+        if begun := [run for run in self.runs if has_begun(run)]:
+            report_or_tell(begun, page, title, lambda event: display.show({"run": page.parent.name, **event}))
         if self.failed:
             raise error_of(self.failed, self.trained)
 

@@ -28,9 +28,7 @@ from ..files import write_atomically
 from ..models.blocks import widths_of
 from ..models.build import build_model
 from ..models.grow.spec import with_sources
-from ..own_files import NotOurFile
 from ..provenance import provenance, without_folders
-from ..report import write_report
 from ..run_folder import (
     Resume,
     check_data,
@@ -46,6 +44,7 @@ from ..run_folder import (
 from ..tasks import build_task
 from .inspection import inspect_run
 from .prepare import Prepared, prepare_run
+from .report import report_or_tell
 
 __all__ = ["train_run"]
 
@@ -109,9 +108,10 @@ def _train(
             return resolved, ended
 
         recipe, ended = context.on_main(begin)
+        page, title = folder / "report.html", f"{recipe.name}, seed {recipe.seed}"
         if ended:
-            if context.is_main and not (folder / "report.html").exists():  # it was killed before that
-                _write_report(folder, recipe, report)
+            if context.is_main and not page.exists():  # it was killed before that
+                report_or_tell([folder], page, title, report)
             return read_summary(folder) if context.is_main else None
         to_tell += lines if context.is_main else []
         started = time.monotonic()
@@ -129,7 +129,7 @@ def _train(
         inspect_run(
             recipe, folder, task, result.weights, context.device, lambda text: report({"kind": "note", "text": text})
         )
-        _write_report(folder, recipe, report)
+        report_or_tell([folder], page, title, report)
         return summary
 
 
@@ -180,14 +180,6 @@ def _save_assets(task: Task, model: nn.Module, folder: Path) -> None:
         if not (isinstance(error, OSError) or "os error" in str(error)):  # tokenizers' are bare Exceptions
             raise
         raise UserError(f"--run: cannot write {folder}: {error}") from error
-
-
-def _write_report(folder: Path, recipe: Recipe, report: Any) -> None:
-    """The page of a run; a file of the user's that is in its place stays there."""
-    try:
-        write_report([folder], folder / "report.html", f"{recipe.name}, seed {recipe.seed}")
-    except NotOurFile as error:
-        report({"kind": "note", "text": f"no report: {error}"})
 
 
 def _summarize(
