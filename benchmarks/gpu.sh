@@ -2,17 +2,19 @@
 # What has to be measured on a GPU, in order of value. Each part runs on its own, so that one that fails or takes too
 # long loses nothing of the others, and what a part has measured by then is kept.
 #
-#   benchmarks/gpu.sh [--device cuda] [--quick] [--seconds 560] [--out gpu-results] [--data DATA] [PART …]
+#   benchmarks/gpu.sh [--device cuda] [--quick] [--seconds 560] [--out gpu-results] [--data DATA] [--work FOLDER] [PART …]
 #
 #   tests   the device-dependent tests: every family in bfloat16, compiled, recomputed, sharded; detectors, segmenters;
 #           the residual stream, in every design of it; compress; each task trained; resuming to the bit
 #   speed   Steps models against their baselines at batch 1 and 256, each at its best setting
 #   memory  Fig. 6b to 6d: throughput, latency and memory of Table 5b's models
 #   deep    the study evidence/cifar10-paper-widths: Table 5a's networks of 24 and 96 blocks, six runs at a time. DATA is
-#           CIFAR-10 as cifar10:PATH or folder:PATH (with --quick one short pair on the digits, and no DATA)
+#           CIFAR-10 as cifar10:PATH or folder:PATH (with --quick one short pair on the digits, and no DATA). With
+#           --work FOLDER its runs are kept there, and a later call goes on with them
 #
-# All parts share --seconds. Where a call may not last longer than ten minutes, call it once with --quick to see that all
-# parts start, and then for one or two parts at a time.
+# All parts share --seconds; without names they are tests, memory and speed, and with --quick all four. Where a call may
+# not last longer than ten minutes, call it once with --quick to see that all parts start, and then for one or two parts
+# at a time.
 #
 # The output folder has at most seven small files: parts.jsonl with how each part ended, log.txt with the end of what
 # each has said, and speed.json, memory.json, memory.csv, deep.tgz (a JSON a run, for `stepsnet sweep --results`) and
@@ -23,13 +25,15 @@
 # names the commit where git does not. --device cpu --quick is a rehearsal on any machine.
 set -uo pipefail
 cd "$(dirname "$0")/.."
-usage="expected --device DEVICE, --quick, --seconds N, --out FOLDER, --data DATA, or some of tests, speed, memory, deep"
-device=cuda quick="" out=gpu-results data="" seconds=560 parts=()
+usage="expected --device DEVICE, --quick, --seconds N, --out FOLDER, --data DATA, --work FOLDER, or some of tests, speed, memory, deep"
+device=cuda quick="" out=gpu-results data="" work="" seconds=560 parts=()
 while [ $# -gt 0 ]; do
     case "$1" in
-        --device | --out | --data | --seconds)
+        --device | --out | --data | --seconds | --work)
             [ $# -gt 1 ] && [ -n "$2" ] || { echo "gpu.sh: $1 needs a value; $usage" >&2; exit 2; }
-            case "$1" in --device) device=$2 ;; --out) out=$2 ;; --data) data=$2 ;; --seconds) seconds=$2 ;; esac
+            case "$1" in
+                --device) device=$2 ;; --out) out=$2 ;; --data) data=$2 ;; --seconds) seconds=$2 ;; --work) work=$2 ;;
+            esac
             shift
             ;;
         --quick) quick=--quick ;;
@@ -40,7 +44,7 @@ while [ $# -gt 0 ]; do
 done
 case "$seconds" in "" | *[!0-9]*) echo "gpu.sh: --seconds: got $seconds, expected a whole number" >&2; exit 2 ;; esac
 deadline=$((SECONDS + seconds)) # of all parts together
-[ ${#parts[@]} -gt 0 ] || parts=(tests speed memory deep)
+[ ${#parts[@]} -gt 0 ] || parts=(tests memory speed ${quick:+deep})
 case "$data" in "" | *:*) ;; *) data=folder:$data ;; esac
 python=${PYTHON:-python3}
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
@@ -58,8 +62,12 @@ if ! said=$("$python" -c "import sys, torch; torch.zeros(1, device=sys.argv[1])"
     echo "gpu.sh: torch cannot use the device $device (${said##*$'\n'}), expected another --device" >&2
     exit 2
 fi
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
+if [ -n "$work" ]; then
+    mkdir -p "$work" || exit 2
+else
+    work=$(mktemp -d)
+    trap 'rm -rf "$work"' EXIT
+fi
 failed=0
 
 # part NAME SECONDS COMMAND…: run with a limit, and record how it ended and the end of its log
@@ -120,7 +128,7 @@ deep() {
         return
     fi
     part deep "$seconds" env OMP_NUM_THREADS=1 "$python" -m stepsnet sweep evidence/cifar10-paper-widths --data "$data" \
-        --jobs 6 --run "$work/deep" --results "$work/results" "device=$device" workers=2
+        --jobs 6 --run "$work/deep" --results "$work/results" --resume "device=$device" workers=2
     [ ! -d "$work/results" ] || tar -czf "$out/deep.tgz" -C "$work" results
 }
 

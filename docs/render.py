@@ -73,8 +73,7 @@ TABLES = {
 }
 
 
-# what is drawn where a page has changed
-FIGURES = {"leaderboard": render_runs.leaderboard_figure}
+STUDIES = {"leaderboard", "study"}  # whose figures are drawn anew where their page has changed
 
 
 def command_output(arguments: list[str]) -> str:
@@ -106,9 +105,10 @@ def main() -> int:
             status = 1
         else:
             page.write_text(rendered, encoding="utf-8")
-            for kind, *arguments in (shlex.split(block["name"]) for block in BLOCK.finditer(rendered)):
-                if kind in FIGURES:
-                    FIGURES[kind](*arguments)
+            for block in BLOCK.finditer(rendered):
+                kind, *arguments = shlex.split(block["name"])
+                if kind in STUDIES and "](figures/" in block[0]:
+                    render_runs.study_figure(*arguments)
     return status
 
 

@@ -18,7 +18,7 @@ from stepsnet.study.leaderboard import leaderboard
 from stepsnet.study.render import draw_study, render_study
 from stepsnet.study.results import read_results
 from stepsnet.study.run_plan import progress
-from stepsnet.study.verdict import judge_study
+from stepsnet.study.verdict import finals_of, judge_study
 from stepsnet.summary_stats import format_mean_std
 
 
@@ -253,18 +253,26 @@ def _default(field: Any) -> str:
 def leaderboard_table(name: str) -> str:
     """A declared study with a row a contender, and its figure once a final run has ended."""
     study, results = _study(name)
-    text = leaderboard(study, results)
-    if draw_study(study, results) is None:
-        return text
-    metric = find_metric(study.metric).name
-    return f"{text}\n\n![Test {metric} by {study.point}, a curve a design](figures/{study.folder}.png)"
+    drawn = draw_study(study, results) is not None
+    return leaderboard(study, results) + ("\n\n" + _figure_line(study) if drawn else "")
 
 
-def leaderboard_figure(name: str) -> None:
+def study_figure(name: str) -> None:
     study, results = _study(name)
     figure = draw_study(study, results)
     if figure is not None:
         figure.savefig(FIGURES / f"{study.folder}.png", dpi=150)
+
+
+def _figure_line(study: Study) -> str:
+    metric = find_metric(study.metric).name
+    return f"![Test {metric} by {study.point}, a curve a contender](figures/{study.folder}.png)"
+
+
+def _has_curve(study: Study, results: dict) -> bool:
+    """Whether a contender has final runs at two points."""
+    cells = [cell.contender for cell in study.cells if finals_of(study, cell, results)]
+    return len(set(cells)) < len(cells)
 
 
 def _study(name: str) -> tuple[Study, dict]:
@@ -279,19 +287,22 @@ def verdicts_table(*names: str) -> str:
     for name in names:
         study, results = _study(name)
         metric = find_metric(study.metric)
+        spec = f"+.{metric.decimals + 1}f"  # as the page of the study has it
+        margins = {criterion.name: criterion.margin for criterion in study.criteria}
         judged = [one for one in judge_study(study, results).criteria if one.verdict != "not yet"]
         for one in judged:
-            between = f"{one.low:+{metric.spec}} to {one.high:+{metric.spec}}" if one.low is not None else ""
-            mean = f"{one.mean:+{metric.spec}}{metric.difference_unit}" if one.mean is not None else ""
-            rows.append([f"{one.name} (`{name}`, {len(study.seeds)} seeds)", mean, between, f"**{one.verdict}**"])
+            between = f"{one.low:{spec}} to {one.high:{spec}}" if one.low is not None else ""
+            mean = f"{one.mean:{spec}}{metric.difference_unit}" if one.mean is not None else ""
+            asked = f"{one.name} (`{name}`, {len(study.seeds)} seeds)"
+            rows.append([asked, mean, between, f"{margins[one.name]:g}", f"**{one.verdict}**"])
         there, all_of = progress(study, results)
         if there < all_of:
             notes.append(
                 f"- `{name}`: {there} of {all_of} runs have ended; {len(study.criteria) - len(judged)} of "
                 f"{len(study.criteria)} criteria have no verdict yet."
             )
-    headers = ["asked", "difference", "95% interval", "verdict"]
-    return "\n".join([markdown_table(headers, rows, "lrrl"), *([""] if notes else []), *notes])
+    headers = ["asked", "difference", "95% interval", "margin", "verdict"]
+    return "\n".join([markdown_table(headers, rows, "lrrrl"), *([""] if notes else []), *notes])
 
 
 def study_table(name: str) -> str:
@@ -306,4 +317,5 @@ def study_table(name: str) -> str:
         f"{', '.join(machines)}, one thread per run; torch {', '.join(versions)}; commit {', '.join(commits)}. "
         f"The runs are in `results/{study.folder}/`, each with its command."
     )
-    return render_study(study, results) + "\n\n" + note
+    figure = [_figure_line(study)] if _has_curve(study, results) else []
+    return "\n\n".join([render_study(study, results), *figure, note])

@@ -77,7 +77,7 @@ def import_extra(package: str, key: str = "") -> Any:
 
 
 def _not_installed(package: str) -> str:
-    return f"{package} is not installed, expected `pip install stepsnet[{EXTRAS[package]}]`"
+    return f"{package} is not installed, expected `pip install '.[{EXTRAS[package]}]'` in a clone of stepsnet"
 
 
 class UserError(Exception):

@@ -287,7 +287,7 @@ def test_what_is_not_here_is_said(here, monkeypatch, capsys):
     assert "--runtime: got 'onnx', expected some of torch,onnxruntime,openvino" in capsys.readouterr().err
     monkeypatch.setitem(sys.modules, "openvino", None)
     assert main(["export", "test_vit", "--format", "openvino"]) == 2
-    assert "openvino is not installed, expected `pip install stepsnet[export]`" in capsys.readouterr().err
+    assert "openvino is not installed, expected `pip install '.[export]'` in a clone" in capsys.readouterr().err
 
 
 def test_a_module_of_stepify_keeps_its_device_and_mode(here):

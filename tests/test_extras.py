@@ -28,7 +28,7 @@ def test_a_missing_extra_is_one_line(names, arguments, extra, tmp_path):
     code = BLOCKED.format(names=list(names), arguments=arguments)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 2 and len(done.stderr.splitlines()) == 1, done.stderr
-    assert "is not installed, expected `pip install stepsnet[" + extra in done.stderr
+    assert "is not installed, expected `pip install '.[" + extra in done.stderr
 
 
 def test_the_core_needs_torch_and_timm_alone():

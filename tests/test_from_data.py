@@ -147,7 +147,7 @@ def test_data_of_ones_own_need_no_shapes(tmp_path, monkeypatch):
 def test_a_run_says_what_it_took_and_its_config_replays_it(tmp_path, capsys, monkeypatch):
     data, run, again = write_images(tmp_path / "data", mode="L"), tmp_path / "run", tmp_path / "again"
     arguments = ["cifar10/shallow", f"data=folder:{data}", *SHALLOW, *RUN]
-    monkeypatch.setattr("stepsnet.runs.train.write_report", lambda *_: None)
+    monkeypatch.setattr("stepsnet.runs.train.report_or_tell", lambda *_: None)
     assert main(["train", *arguments, "--run", str(run)]) == 0
     out = capsys.readouterr().out
     said = [line.partition(": ")[2] for line in out.splitlines()]
@@ -180,7 +180,7 @@ def test_a_comparison_is_checked_with_its_data_before_the_first_run(tmp_path, ca
     read = classification.open_images
     monkeypatch.setattr(classification, "open_images", lambda name: opened.append(name) or read(name))
     monkeypatch.setattr("stepsnet.runs.grid.run_all", lambda waiting, *_: started.extend(waiting))
-    monkeypatch.setattr("stepsnet.report.write_report", lambda *_: None)
+    monkeypatch.setattr("stepsnet.runs.report.write_report", lambda *_: None)
     arguments = ["compare", "cifar10/shallow", f"data=folder:{data}", *SHALLOW, "epochs=1", "--run", str(run)]
     vit = tmp_path / "vit.safetensors"
     save_weights(vit, timm.create_model("test_vit").state_dict())

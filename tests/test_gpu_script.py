@@ -54,13 +54,28 @@ def test_chosen_parts_and_data(tmp_path):
     out = tmp_path / "out"
     done = run_script(tmp_path, "--device", "cpu", "--out", str(out), "deep")
     assert done.returncode == 1 and "deep needs --data with CIFAR-10, such as cifar10:PATH" in done.stdout
-    arguments = ("--device", "cpu", "--out", str(out), "--data", "/cifar10", "--seconds", "9", "deep")
+    work = tmp_path / "work"
+    arguments = (
+        "--device",
+        "cpu",
+        "--out",
+        str(out),
+        "--data",
+        "/cifar10",
+        "--work",
+        str(work),
+        "--seconds",
+        "9",
+        "deep",
+    )
     done = run_script(tmp_path, *arguments)  # the study is stopped, and what it has is kept
     assert done.returncode == 1 and "== deep, at most 9 s" in done.stdout
     assert "sweep evidence/cifar10-paper-widths --data folder:/cifar10" in (out / "log.txt").read_text()
     assert len((out / "parts.jsonl").read_text().splitlines()) == 1  # of the last call
     with tarfile.open(out / "deep.tgz") as packed:
         assert "results/plain-96.json" in packed.getnames()
+    assert (work / "results" / "plain-96.json").exists()  # from which a later call goes on
+    assert f"--results {work}/results --resume" in (out / "log.txt").read_text()
 
 
 def test_no_part_begins_without_what_it_needs(tmp_path):

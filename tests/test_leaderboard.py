@@ -84,8 +84,8 @@ def test_a_leaderboard_says_what_is_there_and_what_is_not(pages, tmp_path):
         (tmp_path / "results" / "toy" / f"{record['run']}.json").write_text(json.dumps(kept))
     first, second = (line.strip("| ").split(" | ") for line in module.leaderboard_table(study).splitlines()[2:4])
     assert first[0] == "plain" and second[:3] == ["ours", "–", "60.0 (1 of 2 diverged)"]  # worse than any score
-    assert lines[-1] == "![Test top-1 accuracy by blocks, a curve a design](figures/toy.png)"
-    module.leaderboard_figure(study)
+    assert lines[-1] == "![Test top-1 accuracy by blocks, a curve a contender](figures/toy.png)"
+    module.study_figure(study)
     assert (tmp_path / "toy.png").stat().st_size > 5000
 
 

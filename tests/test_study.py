@@ -39,7 +39,7 @@ def in_process(monkeypatch):
             ended(job, 0, "")
 
     monkeypatch.setattr(conductor, "run_all", run_all)
-    monkeypatch.setattr("stepsnet.runs.train.write_report", lambda *_: None)  # a second each
+    monkeypatch.setattr("stepsnet.runs.train.report_or_tell", lambda *_: None)  # a second each
     return names
 
 

@@ -138,7 +138,7 @@ def fail(error):
         (UserError("lr: got -1"), 2, "stepsnet: lr: got -1\n"),
         (PermissionError(13, "Permission denied", "data/\x1bx"), 2, "stepsnet: data/\\x1bx: Permission denied\n"),
         (OSError(28, "No space left on device"), 2, "stepsnet: No space left on device\n"),
-        (ModuleNotFoundError("none", name="pycocotools"), 2, "`pip install stepsnet[detection]`"),
+        (ModuleNotFoundError("none", name="pycocotools"), 2, "`pip install '.[detection]'` in a clone of stepsnet"),
         (MemoryError("Unable to allocate 8 TiB"), 2, "out of memory: Unable to allocate 8 TiB"),
         (KeyboardInterrupt(), 130, "stepsnet: interrupted\n"),
         (SystemExit(3), 3, ""),

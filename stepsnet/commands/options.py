@@ -38,7 +38,7 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--data", type=place, help="where the data are: a folder, or KIND:PATH such as cifar10:PATH, hfds:NAME"
     )
-    parser.add_argument("--run", metavar="DIR", type=Path, help="the run folder (default: runs/ and the recipe's name)")
+    parser.add_argument("--run", metavar="DIR", type=Path, help="the run folder (default: in runs/, by name)")
     parser.add_argument(
         "--dry-run", action="store_true", help="show what would be trained: recipe, updates, sizes; train nothing"
     )

@@ -79,7 +79,7 @@ def export(
         The path, and the metadata that :func:`stepsnet.deploy.formats.read_metadata` reads back.
 
     Raises:
-        UserError: there is no such model or format, a package is missing (``pip install stepsnet[export]``), the
+        UserError: there is no such model or format, a package of the extra ``export`` is missing, the
             exporter cannot express the model, or the file's outputs are not those of torch.
     """
     about = {"input_size": input_size, "mean": mean, "std": std, "classes": classes}

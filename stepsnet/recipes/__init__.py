@@ -13,14 +13,14 @@ from pathlib import Path
 from ..config import Recipe
 from ..errors import UserError, nearest
 from ..overrides import read_recipe
-from . import ablations, ade20k, camvid, cifar10, coco, deeper, digits, imagenet, pennfudan, text, wikitext103
+from . import ablations, ade20k, camvid, cifar10, coco, deeper, digits, imagenet, images, pennfudan, text, wikitext103
 
 __all__ = ["RECIPES", "find_or_read", "find_recipe", "matching"]
 
 RECIPES: dict[str, Recipe] = {
     name: recipe
     for module in (
-        *(digits, cifar10, text, camvid, pennfudan),
+        *(digits, images, cifar10, text, camvid, pennfudan),
         *(imagenet, deeper, ablations, coco, ade20k, wikitext103),
     )
     for name, recipe in module.RECIPES.items()

@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from ...errors import UserError, nearest
+from ...errors import UserError, import_extra, nearest
 from ...plan import Profile, StepPlan
 from ..blocks import is_of_transformers
 from .containers import Container, Example, find_containers
@@ -237,6 +237,7 @@ def _named(name: str, args: dict[str, Any]) -> nn.Module:
             f"model: got {name!r}, expected a timm model, causal_lm or transformers:NAME"
             f"{nearest(name, timm.list_models())}"
         )
+    import_extra("pydantic", "model")  # a model that is at hand needs none
     from ...config import ModelSpec
     from ..build import build_model
 
