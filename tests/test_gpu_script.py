@@ -19,7 +19,7 @@ case "$*" in
     *device_speed.py*) echo '{"pairs": {}}' >"${@: -1}"; kill -9 $$ ;;
     *" bench "*) mkdir -p "${@: -1}"; echo '{"rows": []}' >"${@: -1}/speed.json" ;;
     *" compare "*) mkdir -p "${@: -2:1}"; echo "{}" >"${@: -2:1}/comparison.json"; echo "$*" ;;
-    *" sweep "*) mkdir -p "${@: -3:1}"; echo "{}" >"${@: -3:1}/plain-96.json"; echo "$*"; exit 1 ;;
+    *" sweep "*) mkdir -p "${@: -4:1}"; echo "{}" >"${@: -4:1}/plain-96.json"; echo "$*"; exit 1 ;;
 esac
 """
 
@@ -55,19 +55,8 @@ def test_chosen_parts_and_data(tmp_path):
     done = run_script(tmp_path, "--device", "cpu", "--out", str(out), "deep")
     assert done.returncode == 1 and "deep needs --data with CIFAR-10, such as cifar10:PATH" in done.stdout
     work = tmp_path / "work"
-    arguments = (
-        "--device",
-        "cpu",
-        "--out",
-        str(out),
-        "--data",
-        "/cifar10",
-        "--work",
-        str(work),
-        "--seconds",
-        "9",
-        "deep",
-    )
+    options = {"device": "cpu", "out": out, "data": "/cifar10", "work": work, "seconds": 9}
+    arguments = [text for key, value in options.items() for text in (f"--{key}", str(value))] + ["deep"]
     done = run_script(tmp_path, *arguments)  # the study is stopped, and what it has is kept
     assert done.returncode == 1 and "== deep, at most 9 s" in done.stdout
     assert "sweep evidence/cifar10-paper-widths --data folder:/cifar10" in (out / "log.txt").read_text()
