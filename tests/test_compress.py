@@ -273,6 +273,11 @@ def test_labels_that_do_not_fit_are_one_line(labels, message):
         stepsnet.compress(vit(**POOLED), IMAGES, 2).logit_loss(IMAGES, labels)
 
 
+class OwnHead(timm.models.VisionTransformer):
+    def forward_head(self, x, pre_logits=False):
+        return self.head(self.pool(x).tanh())
+
+
 class OtherMlp(Mlp):
     """Whose layers may be used in another way than timm's."""
 
@@ -328,6 +333,7 @@ PLAN = {"widths": (32, 64), "depths": (3, 3)}
         (vit, IMAGES, {"rotation": torch.ones(64, 64)}, "rotation: got .*expected an orthogonal matrix of 64 by 64"),
         (lambda: vit(global_pool="max"), IMAGES, {}, "global_pool: got 'max', which no rotation passes"),
         (lambda: vit(patch_drop_rate=0.5), IMAGES, {}, "patch_drop_rate: got a model that drops patches"),
+        (lambda: OwnHead(img_size=32, patch_size=8), IMAGES, {}, "OwnHead.forward_head: got a method of its own"),
         (lambda: vit(final_norm=False), IMAGES, {}, "VisionTransformer has no norm in front of its head"),
         (lambda: vit(mlp_layer=OtherMlp), IMAGES, {}, "compress: got blocks of Block"),
         (vit, 3, {}, "calibration: got int, expected a tensor of inputs, or batches of them"),
@@ -348,3 +354,13 @@ def test_a_mistake_is_one_line(make, inputs, options, message):
     with pytest.raises(UserError, match=message) as error:
         stepsnet.compress(make(), inputs, **options)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+def test_a_model_of_timm_without_its_create_model(depth):
+    torch.manual_seed(0)
+    args = dict(img_size=32, patch_size=8, depth=depth, embed_dim=64, num_heads=4, num_classes=5)
+    given = timm.models.VisionTransformer(**args).eval()
+    done = stepsnet.compress(given, IMAGES, 1)
+    torch.testing.assert_close(done.model(IMAGES), given(IMAGES), atol=1e-4, rtol=1e-4)
+    assert compressed_shape(given.train(), 1).training

@@ -44,6 +44,7 @@ MODELS = {
     "stepified": lambda: stepsnet.stepify("vit_tiny_patch16_224", 2, **VIT),
     "llama": lambda: LlamaForCausalLM(LlamaConfig(**LLAMA, **GROUPED)),
     "tied": lambda: LlamaForCausalLM(LlamaConfig(**LLAMA, tie_word_embeddings=True)),
+    "wide heads": lambda: LlamaForCausalLM(LlamaConfig(**LLAMA, **GROUPED, head_dim=32)),
     "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**LLAMA, **GROUPED, head_dim=24, tie_word_embeddings=False)),
     "mistral": lambda: transformers.MistralForCausalLM(transformers.MistralConfig(**LLAMA, **GROUPED)),
     "phi3": lambda: transformers.Phi3ForCausalLM(
@@ -282,6 +283,15 @@ def test_bad_input_is_one_line():
     refused("expected widths and depths", vit, plan={"widths": (48, 64)})
     refused("expected at least one more", vit, plan=plan_of((48,), (3,)))
     refused("round_to: got 0", vit, round_to=0)
+    refused(
+        "head: got Identity, expected a Linear", timm.create_model("vit_tiny_patch16_224", **VIT | {"num_classes": 0})
+    )
+
+    class Normed(timm.models.VisionTransformer):
+        def forward_head(self, x, pre_logits=False):
+            return self.head(nn.functional.normalize(self.pool(x), dim=-1))
+
+    refused("grow: Normed.forward_head: got a method of its own, expected timm's", Normed(**VIT))
     mapped = timm.create_model("vit_tiny_patch16_224", **VIT, class_token=False, global_pool="map")
     refused(r"VisionTransformer.attn_pool.latent: got a part that is not known to grow", mapped)
     post = timm.create_model("vit_tiny_patch16_224", **VIT, block_fn=ResPostBlock)

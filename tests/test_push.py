@@ -281,6 +281,8 @@ def test_the_upload(tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr(HfApi, "create_repo", create_repo)
     monkeypatch.setattr(HfApi, "upload_folder", upload_folder)
+    assert main(["push", str(run), "cats", "--private", "--out", str(run / "x")]) == 2
+    assert "--private: got it beside --out" in capsys.readouterr().err
     assert main(["push", str(run), "cats", "--private"]) == 0
     assert capsys.readouterr().out == "push: https://huggingface.co/me/cats\n"
     assert called[0] == ("create", "cats", {"private": True, "exist_ok": True})

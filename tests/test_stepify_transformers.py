@@ -272,7 +272,50 @@ def test_types_of_layers_go_on_in_their_order():
     assert {layer.self_attn.config._attn_implementation for layer in blocks_of(ours)} == {"eager"}
 
 
+def test_types_without_a_period_keep_their_shares():
+    half = Qwen2Config(**SIZES, **GROUPED, use_sliding_window=True, sliding_window=4, max_window_layers=2)
+    types = in_steps(Qwen2ForCausalLM(half), 2).config.layer_types
+    full = types.count("full_attention")
+    assert types == ["full_attention"] * full + ["sliding_attention"] * (len(types) - full)
+    assert abs(2 * full - len(types)) <= 1
+    # the first layers of a grown model are those that were there
+    assert stepsnet.grow(Qwen2ForCausalLM(half)).config.layer_types[:4] == half.layer_types
+
+
+def test_one_step_with_a_scale_keeps_the_layers():
+    model = make("llama")
+    scaled = stepsnet.stepify(model, 1, stream_scale=2.0)
+    assert scaled.state_dict().keys() == model.state_dict().keys()
+    assert all(torch.equal(value, model.state_dict()[key]) for key, value in scaled.state_dict().items())
+    embeddings = model.get_input_embeddings().weight
+    with torch.no_grad():
+        embeddings.mul_(2.0)
+    torch.testing.assert_close(scaled(IDS).logits, model(IDS).logits)
+
+
+def test_what_is_frozen_or_recomputed_stays_so():
+    model = make("llama")
+    model.model.embed_tokens.requires_grad_(False)
+    model.gradient_checkpointing_enable()
+    ours = in_steps(model, 2)
+    assert not ours.model.embed_tokens.weight.requires_grad and ours.lm_head.weight.requires_grad
+    assert ours.is_gradient_checkpointing
+
+
 def test_bad_input_is_one_line(tmp_path):
+    with pytest.raises(UserError, match="example: got it beside LlamaForCausalLM, expected tokens="):
+        stepsnet.stepify(make("llama"), 2, example=IDS)
+    with pytest.raises(UserError, match="got a compiled LlamaForCausalLM, expected the model that was compiled"):
+        stepsnet.stepify(torch.compile(make("llama")), 2)
+
+    class OwnConfig(LlamaConfig):
+        pass
+
+    class Own(LlamaForCausalLM):
+        config_class = OwnConfig
+
+    with pytest.raises(UserError, match="got Own, whose configuration is OwnConfig, expected that of one of"):
+        stepsnet.stepify(Own(OwnConfig(**SIZES)), 2)
     with pytest.raises(UserError, match="is of the family 'opt', expected one of llama, qwen2"):
         stepsnet.stepify(
             transformers.OPTForCausalLM(transformers.OPTConfig(**SIZES, ffn_dim=8, word_embed_proj_dim=64))

@@ -34,6 +34,8 @@ def run(options: argparse.Namespace) -> None:
         raise UserError("push: got neither REPO nor --out, expected one of them")
     if options.repo:
         check_repo(options.repo)
+    if options.out and options.private:
+        raise UserError("--private: got it beside --out, expected REPO alone: nothing is uploaded then")
     if options.out:
         publication = write_repository(options.run, options.out)
         repo = options.repo or f"USER/{options.out.resolve().name}"

@@ -33,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--heads", metavar="N,N,…", type=integers, help="attention heads of each step")
     parser.add_argument("--round-to", type=whole(1), help="a multiple that the widths are rounded to, such as 8 or 64")
     parser.add_argument("--stream-scale", type=float, default=1.0, help="factor of the stream where it begins")
+    parser.add_argument("--tokens", type=whole(1), default=256, help="of a sequence, at which compute is matched (256)")
     add_import_option(parser)
     parser.add_argument("--json", action="store_true")
 
@@ -57,7 +58,8 @@ def _describe(options: argparse.Namespace) -> StepifyReport:
         raise UserError(f"--{decided.replace('_', '-')}: got it beside a plan, expected --widths and --depths alone")
     args = parse_assignments(options.overrides, "model")
     if own := next((key for key in args if key in OPTIONS), None):
-        raise UserError(f"{own}: got it as an argument of the model, expected the option --{own.replace('_', '-')}")
+        option = {"plan": "--widths", "example": "--tokens"}.get(own, f"--{own.replace('_', '-')}")
+        raise UserError(f"{own}: got it as an argument of the model, expected the option {option}")
     plan = {"widths": options.widths, "depths": options.depths, "num_heads": options.heads}
     return describe_stepify(
         options.name,
@@ -69,5 +71,6 @@ def _describe(options: argparse.Namespace) -> StepifyReport:
         plan={key: value for key, value in plan.items() if value} or None,
         round_to=options.round_to or "heads",
         stream_scale=options.stream_scale,
+        tokens=options.tokens,
         **args,
     )

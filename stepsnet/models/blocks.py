@@ -72,6 +72,13 @@ def widths_of(model: nn.Module) -> list[int]:
     return [block.width for container in step_sequences(model) for block in container]
 
 
+def method_of_its_own(model: Any) -> str:
+    """The first method of a VisionTransformer's forward pass that neither timm nor stepsnet defines; else ""."""
+    names = ("forward", "forward_features", "forward_head", "pool", "_pos_embed")
+    modules = {name: getattr(model, name).__module__.partition(".")[0] for name in names if hasattr(model, name)}
+    return next((name for name, module in modules.items() if module not in ("timm", "stepsnet")), "")
+
+
 def is_of_transformers(model: Any) -> bool:
     """Whether it is a model of the library transformers, which is not imported for that."""
     library = sys.modules.get("transformers")

@@ -19,6 +19,7 @@ from huggingface_hub.dataclasses import strict
 from torch import Tensor
 from transformers import AutoConfig
 
+from ..errors import UserError
 from ..plan import check_steps
 from .layer_config import LayerConfig, PerLayer
 from .slice_norm import SliceNorm
@@ -213,11 +214,14 @@ def steps_class(model_class: Any) -> Any:
     """The class of a model of transformers with its layers in steps; it is a subclass of the model's own.
 
     Raises:
-        ValueError: a model of a family that is not in the table.
+        UserError: a model whose configuration is of no family in the table.
     """
     name = next((key for key, row in FAMILIES.items() if model_class.config_class is row.config_class), None)
     if name is None:
-        raise ValueError(f"model: got {model_class.__name__}, expected one of the families {', '.join(FAMILIES)}")
+        raise UserError(
+            f"model: got {model_class.__name__}, whose configuration is {model_class.config_class.__name__}, expected "
+            f"that of one of the families {', '.join(FAMILIES)}"
+        )
 
     def __init__(self, config, *args, **kwargs):
         config.num_hidden_layers = 0

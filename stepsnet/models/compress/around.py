@@ -21,7 +21,7 @@ from ...residual.branches import BranchParts
 from ...residual.known_blocks import parts_of
 from ...residual.linears import linear_paths, misses_linear
 from ...steps import StepsNet
-from ..blocks import blocks_of, is_of_transformers, is_steps_transformer
+from ..blocks import blocks_of, is_of_transformers, is_steps_transformer, method_of_its_own
 
 __all__ = ["Around", "around", "fold_norms", "rotate"]
 
@@ -83,6 +83,8 @@ def around(model: Any) -> Around:
 
 
 def _around_vit(model: Any) -> Around:
+    if name := method_of_its_own(model):
+        raise UserError(f"compress: {type(model).__name__}.{name}: got a method of its own, expected timm's")
     if model.global_pool not in ("", "avg", "token"):
         raise UserError(
             f"compress: global_pool: got {model.global_pool!r}, which no rotation passes, expected avg or token"
@@ -105,7 +107,7 @@ def _around_vit(model: Any) -> Around:
     embeddings: list[tuple[nn.Module, str, int]] = [(patches, "weight", 0)]
     embeddings += [(patches, "bias", 0)] if patches.bias is not None else []
     embeddings += [(model, name, -1) for name in _ADDED if getattr(model, name, None) is not None]
-    return Around(model.embed_dim, blocks_of(model), embeddings, (model, names[0]), model.head)
+    return Around(model.embed_dim, blocks_of(model) or list(model.blocks), embeddings, (model, names[0]), model.head)
 
 
 def _around_llama(model: Any) -> Around:

@@ -92,7 +92,7 @@ def compressed_shape(
         raise UserError(f"compress: got {str(model)[:40]!r}, expected a model")
     check_plan(plan)
     folded = fold_norms(model)
-    return stepify(folded, plan=_plan(around(folded), steps, plan)).requires_grad_(True)
+    return stepify(folded, plan=_plan(around(folded), steps, plan)).requires_grad_(True).train()
 
 
 @torch.no_grad()

@@ -14,6 +14,7 @@ from torch import nn
 from ...errors import UserError
 from ...plan import StepPlan
 from ...steps import StepsNet
+from ..blocks import method_of_its_own
 from ..slice_norm import widened_norm
 from ..stepify.adapters import BlockAdapter
 from ..stepify.containers import Container, Example
@@ -63,7 +64,12 @@ def grown_vit(
 
 
 def _check_parts(model: VisionTransformer) -> None:
-    """Raises UserError for a part with parameters that is not known to grow."""
+    """Raises UserError for a part with parameters, or a method, that is not known to grow."""
+    if name := method_of_its_own(model):
+        raise UserError(f"grow: {type(model).__name__}.{name}: got a method of its own, expected timm's")
+    if not isinstance(model.head, nn.Linear):
+        kind = type(model.head).__name__
+        raise UserError(f"grow: {type(model).__name__}.head: got {kind}, expected a Linear: channels grow")
     known = tuple(f"{name}." for name in ("patch_embed.proj", *_NORMS, *_HEADS, "blocks"))
     others = [name for name, _ in model.named_parameters() if name not in _DRAWN and not name.startswith(known)]
     if others:

@@ -14,7 +14,7 @@ from ...plan import StepPlan
 from ..slice_norm import SliceNorm
 from ..stepify.adapters import BlockAdapter
 from ..stepify.containers import Container, Example
-from ..stepify.of_transformers import steps_config_of
+from ..stepify.of_transformers import recompute_like, steps_config_of
 from ..stepify.plan import ContainerPlan
 from ..stepify.roles import get_path
 from ..steps_transformer import StepsTransformerConfig
@@ -36,8 +36,7 @@ def grown_transformer(
     container, old = _container_of(model, family)
     new = plan_growth(container, old, steps, plan, round_to)
     slices = [*(getattr(config, "norm_slices", None) or [container.width]), new.widths[-1] - container.width]
-    grown_config = _longer_lists(config, new, slices) if ours else steps_config_of(config, new)
-    grown_config.norm_slices = slices
+    grown_config = _longer_lists(config, new, slices) if ours else steps_config_of(config, new, norm_slices=slices)
     grown_config._attn_implementation = config._attn_implementation
     parameter = next(model.parameters())
     with torch.device(parameter.device):
@@ -45,7 +44,7 @@ def grown_transformer(
         result = model_class(grown_config)
     result.to(parameter.dtype)
     _fill(result, model, family, container.width)
-    _recompute_like(result, model)
+    recompute_like(result, model)
     if getattr(model, "generation_config", None) is not None:
         result.generation_config = copy.deepcopy(model.generation_config)
     return result.train(model.training)
@@ -171,14 +170,6 @@ def _keep_buffers(result: nn.Module, model: nn.Module) -> None:
         if name in theirs and theirs[name].shape == own.shape:
             parent, _, last = name.rpartition(".")
             result.get_submodule(parent)._buffers[last] = theirs[name].clone()
-
-
-def _recompute_like(result: Any, model: Any) -> None:
-    """Gradient checkpointing as in the old model, with its options."""
-    modules: list[Any] = [one for one in model.modules() if getattr(one, "gradient_checkpointing", False)]
-    if modules:
-        function = getattr(modules[0], "_gradient_checkpointing_func", None)  # a partial of torch's checkpoint
-        result.gradient_checkpointing_enable(dict(getattr(function, "keywords", None) or {}) or None)
 
 
 def _heads(model: Any) -> list[tuple[str, nn.Linear]]:

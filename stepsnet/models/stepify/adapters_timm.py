@@ -188,7 +188,7 @@ declare(
     _with_mlp(Roles({"conv_dw": "C", "norm": "C", "gamma": "C"})),
     drop_paths=("drop_path",),
     initialize=_init_convnext,
-    start={"gamma": 1e-6},
+    start={"gamma": 1e-6, "mlp.grn.weight": 0.0, "mlp.grn.bias": 0.0},
     dim=1,
 )
 

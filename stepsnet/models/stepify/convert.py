@@ -71,7 +71,7 @@ def stepify(
         UserError: a name that timm does not know, a model without such containers, a block without an adapter, or a
             plan that does not fit; the message names the module.
     """
-    _check_options(steps, match, blocks, stages, plan, stream_scale, example, tokens)
+    _check_options(steps, match, blocks, stages, plan, round_to, stream_scale, example, tokens)
     searched = {"profile": profile != "steps", "match": match != "macs", "round_to": round_to != "heads"}
     if plan is not None and (
         beside := [*[key for key, given in searched.items() if given], *["blocks"] * bool(blocks)]
@@ -99,9 +99,19 @@ def stepify(
 
 
 def _check_options(
-    steps: Any, match: Any, blocks: Any, stages: Any, plan: Any, stream_scale: Any, example: Any, tokens: Any
+    steps: Any,
+    match: Any,
+    blocks: Any,
+    stages: Any,
+    plan: Any,
+    round_to: Any,
+    stream_scale: Any,
+    example: Any,
+    tokens: Any,
 ) -> None:
     """Raises UserError for the first option of :func:`stepify` of another type or out of bounds."""
+    if round_to != "heads" and (not isinstance(round_to, int) or isinstance(round_to, bool) or round_to < 1):
+        raise UserError(f"round_to: got {repr(round_to)[:40]}, expected heads or a whole number of at least 1")
     for name, value in {"steps": steps, "blocks": blocks, "tokens": tokens}.items():
         if name == "blocks" and value is None:
             continue
@@ -148,9 +158,13 @@ def model_and_example(model: nn.Module | str, options: Mapping[str, Any]) -> tup
         model = _named(model, own)
     elif own:
         raise UserError(f"stepify: got {', '.join(own)} beside a model, expected such arguments only beside a name")
+    if isinstance(compiled := getattr(model, "_orig_mod", None), nn.Module):
+        raise UserError(f"stepify: got a compiled {type(compiled).__name__}, expected the model that was compiled")
     if is_of_transformers(model):
         from .of_transformers import token_example
 
+        if options.get("example") is not None:
+            raise UserError(f"example: got it beside {type(model).__name__}, expected tokens=, the sequence's length")
         return model, token_example(model, options.get("tokens", 256)), options
     return model, example_of(model, options.get("example")), options
 
@@ -161,13 +175,17 @@ def example_of(model: nn.Module, given: Tensor | None = None) -> Example:
         return Example((given[:1].to("meta"),))
     from timm.data import resolve_model_data_config
 
-    if not hasattr(model, "pretrained_cfg"):
+    patches = getattr(model, "patch_embed", None) or getattr(model, "stem", None)
+    built_for, reads = getattr(patches, "img_size", None), getattr(getattr(patches, "proj", None), "in_channels", None)
+    if hasattr(model, "pretrained_cfg"):
+        chans, height, width = resolve_model_data_config(model)["input_size"]
+    elif built_for and reads:  # of timm, without its create_model
+        chans = reads
+    else:
         raise UserError(
             f"stepify: {type(model).__name__} is not a timm model, expected example=, a batch that it takes"
         )
-    chans, height, width = resolve_model_data_config(model)["input_size"]
-    patches = getattr(model, "patch_embed", None) or getattr(model, "stem", None)
-    if built_for := getattr(patches, "img_size", None):
+    if built_for:
         height, width = built_for
     size = 1, getattr(model, "in_chans", chans), height, width
     return Example((torch.empty(size, device="meta", dtype=next(model.parameters()).dtype),))

@@ -18,7 +18,7 @@ from .containers import Container, Example, trace_blocks
 from .plan import ContainerPlan
 from .roles import get_path
 
-__all__ = ["in_steps", "layers_of_transformer", "model_of_name", "steps_config_of", "token_example"]
+__all__ = ["in_steps", "layers_of_transformer", "model_of_name", "recompute_like", "steps_config_of", "token_example"]
 
 _ARGUMENTS = ("num_labels", "attn_implementation")  # of transformers' own, which are no fields of a configuration
 
@@ -148,10 +148,13 @@ def _named(built: Any) -> str:
 def in_steps(model: Any, container: Container, plan: ContainerPlan, stream_scale: float) -> nn.Module:
     """A new model of the Steps class, initialized by the library, with the given one's weights outside of the layers.
 
+    A single step of all layers has their weights too.
+
     Raises:
         UserError: the given model has other parameters there than its configuration makes.
     """
-    if (plan.widths, plan.depths) == ((container.width,), (container.depth,)) and stream_scale == 1.0:
+    is_one_step = (plan.widths, plan.depths) == ((container.width,), (container.depth,))
+    if is_one_step and stream_scale == 1.0:
         return copy.deepcopy(model)
     config = steps_config_of(model.config, plan, stream_scale)
     parameter = next(model.parameters())
@@ -169,22 +172,40 @@ def in_steps(model: Any, container: Container, plan: ContainerPlan, stream_scale
         )
     for key, tensor in ours.items():
         tensor.data = theirs[key].detach().clone()
+        tensor.requires_grad_(theirs[key].requires_grad)
+    if is_one_step:
+        for layer, old in zip(get_path(result.base_model, FAMILIES[model.config.model_type].layers), container.blocks):
+            layer.load_state_dict(old.state_dict())
+            for parameter, given in zip(layer.parameters(), old.parameters()):
+                parameter.requires_grad_(given.requires_grad)
+    recompute_like(result, model)
     generation = getattr(model, "generation_config", None)
     if generation is not None:
         result.generation_config = copy.deepcopy(generation)
     return result.train(model.training)
 
 
+def recompute_like(result: Any, model: Any) -> None:
+    """Gradient checkpointing as in another model, with its options."""
+    modules: list[Any] = [one for one in model.modules() if getattr(one, "gradient_checkpointing", False)]
+    if modules:
+        function = getattr(modules[0], "_gradient_checkpointing_func", None)  # a partial of torch's checkpoint
+        result.gradient_checkpointing_enable(dict(getattr(function, "keywords", None) or {}) or None)
+
+
 def _heads_per_group(config: Any) -> int:
     return config.num_attention_heads // (getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
 
 
-def steps_config_of(config: Any, plan: ContainerPlan, stream_scale: float | None = None) -> Any:
+def steps_config_of(
+    config: Any, plan: ContainerPlan, stream_scale: float | None = None, norm_slices: list[int] | None = None
+) -> Any:
     """The configuration of a family's model with its layers in these steps; all else as in ``config``.
 
     Args:
         config: of a plain model, or of one in steps that the plan begins with.
         stream_scale: by default that of ``config``.
+        norm_slices: of the last norm of a grown model, whose first layers are those of ``config``.
     """
     name = config.model_type.removeprefix("steps_")
     fields = config.to_dict()
@@ -198,9 +219,7 @@ def steps_config_of(config: Any, plan: ContainerPlan, stream_scale: float | None
         fields.pop(key, None)
     own = getattr(config, "layer_types", None)
     if own and "layer_types" in fields:
-        periods = range(1, len(own))
-        period = next((p for p in periods if all(own[i] == own[i - p] for i in range(p, len(own)))), len(own))
-        fields["layer_types"] = [own[index % period] for index in range(layers)]
+        fields["layer_types"] = _layer_types(own, layers, is_grown=norm_slices is not None)
     there = getattr(config, "step_sizes", None) or []
     new = zip(plan.widths[len(there) :], plan.num_heads[len(there) :])
     sizes = [*there, *(FAMILIES[name].sizes(config, width, heads) for width, heads in new)]
@@ -208,10 +227,19 @@ def steps_config_of(config: Any, plan: ContainerPlan, stream_scale: float | None
         fields |= sizes[plan.widths.index(max(plan.widths))]
     scale = getattr(config, "stream_scale", 1.0) if stream_scale is None else float(stream_scale)
     steps = {"widths": list(plan.widths), "depths": list(plan.depths), "step_sizes": sizes}
-    fields |= {**steps, "num_hidden_layers": layers, "stream_scale": scale}
+    fields |= {**steps, "num_hidden_layers": layers, "stream_scale": scale, "norm_slices": norm_slices}
     made = steps_config_class(name)(**fields)
     made._attn_implementation = config._attn_implementation
     return made
+
+
+def _layer_types(own: list[str], layers: int, is_grown: bool) -> list[str]:
+    """Such as full or sliding attention: in their period, else in their proportion, or of grown layers once more."""
+    periods = range(1, len(own))
+    period = next((p for p in periods if all(own[i] == own[i - p] for i in range(p, len(own)))), None)
+    if period is None and not is_grown:
+        return [own[index * len(own) // layers] for index in range(layers)]
+    return [own[index % (period or len(own))] for index in range(layers)]
 
 
 def _outside(model: nn.Module, layers: str) -> dict[str, torch.Tensor]:
