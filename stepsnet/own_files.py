@@ -47,7 +47,7 @@ def write_own_files(
     if not force and (name := next((name for name in contents if not is_ours(name)), None)):
         raise NotOurFile(
             f"{folder / name} was not written by stepsnet, or was changed since, or is of an earlier version; "
-            "expected another place (`stepsnet report --force` replaces it)"
+            "expected another place, or it moved away (`stepsnet report --force` replaces it)"
         )
     gone = [name for name in outdated if there[name] and is_ours(name)]
     # before the first of them: where this process is killed, each file on the disk is either of these

@@ -61,6 +61,34 @@ def test_a_child_that_fails_is_named_with_its_reason(monkeypatch, code, said):
         run_child(monkeypatch, code)
 
 
+def test_children_end_in_good_order_where_the_parent_meets_an_error(tmp_path, monkeypatch):
+    code = f"""
+import json, signal, sys, time
+name, folder = json.loads(sys.stdin.readline())["name"], {str(tmp_path)!r}
+if name == "ends":
+    while not __import__("os").path.exists(folder + "/ready"): time.sleep(0.01)
+    sys.exit()
+def stop(*_):
+    print("x" * 200_000)  # more than a pipe holds
+    time.sleep(0.1)
+    open(folder + "/checkpoint", "w").close()
+    sys.exit()
+signal.signal(signal.SIGINT, stop)
+open(folder + "/ready", "w").close()
+while True: time.sleep(1)
+"""
+    popen = launch.subprocess.Popen
+    monkeypatch.setattr(launch.subprocess, "Popen", lambda command, **kw: popen([sys.executable, "-c", code], **kw))
+
+    def ended(job, status, said):
+        raise UserError("no space")
+
+    jobs = [Job(name, name, "config.yaml", "folder") for name in ("trains", "ends")]
+    with pytest.raises(UserError, match="no space"):
+        run_all(jobs, 2, Shown(), ended)
+    assert (tmp_path / "checkpoint").exists()
+
+
 def test_a_child_waits_for_the_last_checkpoint_of_the_one_before(tmp_path, monkeypatch):
     job, shown = Job("a", "a", "a.yaml", str(tmp_path / "a")), []
     (holds, held), (let_go, go) = os.pipe(), os.pipe()

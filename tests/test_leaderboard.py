@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 from toy_study import declared
 
-from stepsnet.study.declare import Cell
+from stepsnet.study.declare import Cell, find_study, studies
+from stepsnet.study.leaderboard import leaderboard
+from stepsnet.study.render import render_study
 from stepsnet.study.run_plan import Planned
 
 STEPS = {"model.args.widths": [8, 16], "model.args.num_heads": [1, 1], "model.args.residual": "dense_former"}
@@ -87,6 +89,21 @@ def test_a_leaderboard_says_what_is_there_and_what_is_not(pages, tmp_path):
     assert lines[-1] == "![Test top-1 accuracy by blocks, a curve a contender](figures/toy.png)"
     module.study_figure(study)
     assert (tmp_path / "toy.png").stat().st_size > 5000
+
+
+@pytest.mark.parametrize("name", studies())
+def test_every_declared_study_has_its_pages(name):
+    study = find_study(name)
+    assert leaderboard(study, {}).count("not yet run") >= len(study.contenders) and render_study(study, {})
+    there = {}
+    for cell in study.cells:
+        variant = next(iter(study.contender(cell.contender).variants), "")
+        planned = Planned(cell, "final", variant, study.tuning.rates[1], study.seeds[0])
+        there[planned.name] = {**next(iter(records(cell, [1.0]))), "kind": "final", "variant": variant}
+    assert leaderboard(study, there) and render_study(study, there)
+    if name == "evidence/cifar10-swin":
+        sources = [line.strip("| ").split(" | ")[-2:] for line in leaderboard(study, {}).splitlines()[2:8]]
+        assert sources == [["–", "arXiv 1603.05027"], *[["–", "arXiv 2511.14329"]] * 5]
 
 
 def test_until_the_last_point_is_run_the_one_before_ranks(pages, tmp_path):

@@ -93,13 +93,12 @@ def test_a_study_from_tuning_to_the_claim(tmp_path, capsys, in_process):
     )
     for name in in_process:
         record = json.loads((results / f"{name}.json").read_text())
-        assert record.get("criteria") == ([rule] if record["kind"] == "final" else None)
+        assert record.get("criteria") == record.get("claims") == ([rule] if record["kind"] == "final" else None)
+        assert "flatness" not in record
     status, late, _ = run("sweep", declared(tmp_path, criteria=wider), "--results", results, "--render", capsys=capsys)
     assert status == 0 and "| undecided: declared, changed or given seeds when 4 of its final runs had begun |" in late
     assert "changed" not in out and "**undecided**: Nothing is claimed" in late
     # results of other settings are not taken for these
-    status, _, err = run("sweep", declared(tmp_path, metric="loss"), "--results", results, "--render", capsys=capsys)
-    assert status == 0
     other = TOY["settings"] | {"weight_decay": 0.1}
     status, _, err = run("sweep", declared(tmp_path, settings=other), "--results", results, "--render", capsys=capsys)
     assert status == 2 and "was made with weight_decay 0.05, got 0.1" in err
@@ -150,7 +149,7 @@ def test_the_grid_grows_at_its_edges(tmp_path):
     assert choice_of(study, cell, tuned(cell, scores)) is None and next_rates() == [0.0005]
     scores[0.0005] = 2.5
     found = choice_of(study, cell, tuned(cell, scores))
-    assert (found.rate, found.at_edge, found.tried) == (0.001, False, 4) and next_rates() == []
+    assert (found.rate, found.at_edge) == (0.001, False) and next_rates() == []
     scores |= {0.0005: None, 0.001: 1.0, 0.004: 4.0}  # the other way, and one that diverged
     del scores[0.0005]
     assert next_rates() == [0.008]
@@ -195,6 +194,10 @@ def test_tuning_is_a_shorter_run_and_a_final_one_is_scored(tmp_path):
     study = study_of(tmp_path, settings=settings, tuning={**TOY["tuning"], "length": 0.2})
     tuning = recipe_of(study, Planned(Cell("plain", 2), "tuning", "", 0.002, 0))
     assert (tuning.epochs, tuning.milestones) == (6, (3, 5))
+    settings |= {"milestones": [16, 28]}
+    study = study_of(tmp_path, settings=settings, tuning={**TOY["tuning"], "length": 0.2})
+    tuning = recipe_of(study, Planned(Cell("plain", 2), "tuning", "", 0.002, 0))
+    assert tuning.milestones == pytest.approx((3.2, 5.6))
 
 
 def test_variants_are_tuned_beside_the_rates(tmp_path):
@@ -217,6 +220,9 @@ def test_variants_are_tuned_beside_the_rates(tmp_path):
     study = dataclasses.replace(study, tuning=dataclasses.replace(study.tuning, most_rates=4))
     assert choice_of(study, cell, there) is None
     assert [(p.variant, p.rate) for p in due(study, there)] == [("a", 0.008)]
+    there[due(study, there)[0].name] = {"metrics": {"val_top1": 0.5}}  # still its best, and it grows no further
+    found = choice_of(study, cell, there)
+    assert (found.variant, found.rate, found.at_edge) == ("b", 0.002, True)
 
 
 # two-sided 95% quantiles of Student's t, from a printed table
@@ -312,6 +318,35 @@ def test_a_contender_may_be_declared_later_than_the_one_it_is_held_against(tmp_p
     assert judged.reason == "declared, changed or given seeds when 4 of its final runs had begun" and judged.mean > 0
 
 
+def test_a_claim_is_not_cut_down_to_what_came_out_well(tmp_path):
+    other = {"name": "other", "left": "plain@1", "right": "plain@2", "margin": 1.0}
+    rules = {"seeds": [1, 2, 3], "flatness": {"share": 0.5, "within": 0.02}, "criteria": [TOY["criteria"][0], other]}
+    both = study_of(tmp_path, **rules, claims=[TOY["claims"][0] | {"criteria": ["gain", "other"]}])
+    one = study_of(tmp_path, **rules)
+    low, high = Cell("plain", 1), Cell("plain", 2)
+    finals = final(low, 0.002, (50.0, 51.0, 52.0)) | final(high, 0.002, (60.0, 61.0, 62.1))
+    there = tuned(low, MIDDLE) | tuned(high, MIDDLE) | finals
+    said = [judge_study(study, there).claims[0].verdict for study in (both, one)]
+    assert said == ["against", "for"]  # records from before claims were noted
+    for record in finals.values():
+        record["claims"] = both.claims_of(low)
+    late = judge_study(one, there).claims[0]
+    assert late.verdict == "undecided" and "declared or changed when 6 final runs of gain had begun" in late.text
+    assert judge_study(both, there).claims[0].verdict == "against"
+    for record in final(low, 0.002, (0, 0, 0)):
+        finals[record]["claims"] = one.claims_of(low)  # one side knows it, as that of a contender declared later
+    assert judge_study(one, there).claims[0].verdict == "for"
+
+
+@pytest.mark.parametrize("better", (0.0, 0.3, -0.3))
+def test_seeds_that_do_not_differ_decide_nothing(tmp_path, better):
+    study = study_of(tmp_path, seeds=[1, 2, 3], flatness={"share": 0.5, "within": 0.02})
+    low, high, base = Cell("plain", 1), Cell("plain", 2), (50.1, 51.2, 52.7)
+    there = tuned(low, MIDDLE) | tuned(high, MIDDLE) | final(low, 0.002, base)
+    judged = judge(study, study.criteria[0], there | final(high, 0.002, [value + better for value in base]))
+    assert (judged.verdict, judged.reason) == ("undecided", "the seeds do not differ")
+
+
 def test_nothing_is_claimed_of_runs_that_are_not_sound(tmp_path):
     study = study_of(tmp_path, seeds=[1, 2, 3], flatness={"share": 0.5, "within": 0.02})
     low, high, base, more = Cell("plain", 1), Cell("plain", 2), (50.0, 51.0, 52.0), (60.0, 61.0, 62.1)
@@ -378,6 +413,25 @@ def test_a_run_that_fails_is_named_and_one_that_diverges_is_a_result(tmp_path, m
     assert left == ["plain-2-tuning-lr0.001-seed0", "plain-2-tuning-lr0.002-seed0"]  # the other cell goes on
     records = [json.loads(file.read_text()) for file in (tmp_path / "run" / "results").glob("*.json")]
     assert [record["rate"] for record in records] == [0.004] and "got nan" in records[0]["diverged"]
+
+
+def test_a_page_that_cannot_be_written_ends_no_sweep_and_replaces_no_file(tmp_path, capsys, in_process):
+    one = [{"name": "plain", "points": {1: {"model.args.depths": [1]}}}]
+    file, folder = declared(tmp_path, contenders=one, criteria=[], claims=[]), tmp_path / "run"
+    folder.mkdir()
+    (folder / "study.md").write_text("mine")
+    status, out, err = run("sweep", file, "--run", folder, "--resume", capsys=capsys)
+    assert status == 2 and f"{folder / 'study.md'} was not written by stepsnet" in err and len(in_process) == 5
+    assert out.count(": no page: ") == 2 and (folder / "study.md").read_text() == "mine"
+    (folder / "study.md").unlink()
+    (folder / "leaderboard.md").write_text("mine")
+    arguments = ("sweep", file, "--run", folder, "--render")
+    status, _, err = run(*arguments, capsys=capsys)
+    assert status == 2 and f"{folder / 'leaderboard.md'} was not written by stepsnet" in err
+    (folder / "leaderboard.md").unlink()
+    for _ in range(2):  # those of its own are replaced
+        status, out, err = run(*arguments, capsys=capsys)
+        assert status == 0 and (folder / "study.md").read_text().strip() == out.strip(), err
 
 
 def test_a_table_says_what_is_there(tmp_path):

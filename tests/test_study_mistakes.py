@@ -5,9 +5,11 @@ import json
 import pytest
 from toy_study import TOY, declared, run
 
+from stepsnet.errors import UserError
 from stepsnet.overrides import to_yaml
 from stepsnet.recipes import find_recipe
 from stepsnet.study.declare import read_study, studies
+from stepsnet.study.results import write_record
 from stepsnet.study.run_plan import check_models
 
 
@@ -40,6 +42,11 @@ TWINS = (("a", 1, {"variants": {"2": {}}}), ("a-1", 2, {}))
         ({"tuning": {**TOY["tuning"], "most_rates": -4}}, "tuning.most_rates: got -4"),
         ({"macs_tolerance": -1}, "macs_tolerance: got -1"),
         ({"flatness": {"key": "nope"}}, "flatness.key: got 'nope'"),
+        ({"flatness": {"key": "train_mixed_loss"}}, "flatness.key: got 'train_mixed_loss', expected a split and"),
+        (
+            {"tuning": {**TOY["tuning"], "rates": [1e-5, 2e-5, 4e-5], "most_rates": 5}},
+            "plain@1: min_lr: got 5e-06, expected at most lr, 2.5e-06, the lowest rate that the grid may grow to",
+        ),
         ({"name": "../up"}, "name: got '../up'"),
         ({"settings": {**TOY["settings"], "seed": 3}}, "settings: got seed among the settings"),
         ({"criteria": [{**TOY["criteria"][0], "right": TOY["criteria"][0]["left"]}]}, "on both sides"),
@@ -122,6 +129,7 @@ FINAL = {**RECORD, "run": "plain-1-final-lr0.001-seed1", "kind": "final", "seed"
             "has no contender, expected a file as a run of the study leaves it",
         ),
         ({**RECORD, "rate": "fast"}, "has rate 'fast', expected a file as a run of the study leaves it"),
+        ({**RECORD, "claims": [1]}, "has claims '[1]', expected a list of sentences"),
         ({**RECORD, "criteria": None}, "has criteria 'None', expected a list of sentences"),
         ({**RECORD, "seed": None}, "has seed 'None', expected"),
         ({**RECORD, "study": "other"}, "is of the study other, expected a folder for toy"),
@@ -144,6 +152,30 @@ def test_a_result_that_does_not_belong_is_one_line(tmp_path, capsys, record, wor
         assert status == 2 and words in err and len(err.splitlines()) == 1, err
 
 
+def test_a_final_run_is_at_the_rate_that_was_chosen(tmp_path, capsys):
+    results = tmp_path / "results"
+    results.mkdir()
+    tuned = [
+        {**RECORD, "run": f"plain-1-tuning-lr{rate:g}-seed0", "rate": rate, "metrics": {"val_top1": value}}
+        for rate, value in ((0.001, 50.0), (0.002, 60.0), (0.004, 55.0))
+    ]
+    arguments = ("sweep", declared(tmp_path), "--results", results, "--run", tmp_path / "run")
+    for record in (*tuned[:2], {**FINAL, "metrics": {"test_top1": 50.0}}):
+        (results / f"{record['run']}.json").write_text(json.dumps(record))
+    assert run(*arguments, "--dry-run", capsys=capsys)[0] == 0  # what is chosen is not yet known
+    (results / f"{tuned[2]['run']}.json").write_text(json.dumps(tuned[2]))
+    for option in ("--dry-run", "--render"):
+        status, _, err = run(*arguments, option, capsys=capsys)
+        words = "plain-1-final-lr0.001-seed1 is not at 0.002, which tuning has chosen; what has been run is not left"
+        assert status == 2 and words in err and len(err.splitlines()) == 1, err
+
+
+def test_a_record_that_nobody_could_read_is_not_written(tmp_path):
+    with pytest.raises(UserError, match="results: a: Out of range"):
+        write_record(tmp_path, {"run": "a", "seconds": float("inf")})
+    assert not list(tmp_path.iterdir())
+
+
 def test_results_of_other_data_are_not_gone_on_with(tmp_path, capsys):
     results = tmp_path / "results"
     results.mkdir()
@@ -159,6 +191,11 @@ def test_results_of_other_data_are_not_gone_on_with(tmp_path, capsys):
     )
     status, _, err = run(*arguments, capsys=capsys)
     assert status == 2 and "was trained on folder:a, expected one data set, digits" in err
+    for option in ("--dry-run", "--render"):
+        file = declared(tmp_path, data="")
+        status, _, err = run("sweep", file, "--results", results, option, "--data", "digits", capsys=capsys)
+        assert status == 2 and "was trained on folder:a, expected one data set, digits" in err
+    declared(tmp_path, data="digits")
     status, _, err = run(*arguments[:2], "--render", "--results", tmp_path / "typo", capsys=capsys)
     assert status == 2 and "typo does not exist, expected a folder with the results of runs" in err
 

@@ -10,7 +10,8 @@ from typing import Any
 from ..config import MAY_CHANGE_ON_RESUME
 from ..console import choose_display
 from ..errors import UserError
-from ..files import require_folder, write_atomically
+from ..files import require_folder
+from ..own_files import write_own_files
 from ..study.conductor import check_results, conduct
 from ..study.declare import Cell, Study
 from ..study.leaderboard import leaderboard
@@ -48,8 +49,9 @@ def run_study(study: Study, more: Sequence[str], overrides: Sequence[str], optio
 
     def write() -> str:
         there = read_results(results, study)
-        write_atomically(folder / "leaderboard.md", leaderboard(study, there) + "\n")
-        return write_study(study, there, folder)
+        text = write_study(study, there, folder)
+        write_own_files(folder, {"leaderboard.md": (leaderboard(study, there) + "\n").encode()})
+        return text
 
     if options.render:
         if not results.is_dir():
@@ -60,7 +62,7 @@ def run_study(study: Study, more: Sequence[str], overrides: Sequence[str], optio
         return
     if options.dry_run:
         check_models(study, options.data)
-        say(_next_runs(study, check_results(study, results, options.data), cells))
+        say(_next_runs(study, check_results(study, results, options.data or study.data or None), cells))
         return
     settings = {"data": options.data, "free": tuple(overrides), "resume": options.resume, "after": write}
     with choose_display() as display:

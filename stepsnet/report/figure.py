@@ -25,6 +25,7 @@ __all__ = [
     "csv_of",
     "csv_rows",
     "draw_legend_above",
+    "figure_files",
     "make_panels",
     "save_figure",
     "scale_by_size",
@@ -81,10 +82,18 @@ class ReportFigure:
 
 def save_figure(figure: Figure, path: Path) -> None:
     """Write the figure as PNG and SVG; ``path`` has no suffix."""
+    for name, content in figure_files(figure, path.name).items():
+        write_atomically(path.parent / name, content)
+
+
+def figure_files(figure: Figure, name: str) -> dict[str, bytes]:
+    """The figure as PNG and SVG, by the names of their files; ``name`` has no suffix."""
+    found = {}
     for kind in ("png", "svg"):
         content = io.BytesIO()
         figure.savefig(content, format=kind, dpi=150)
-        write_atomically(path.with_suffix(f".{kind}"), content.getvalue())
+        found[f"{name}.{kind}"] = content.getvalue()
+    return found
 
 
 def write_csv(rows: Sequence[dict[str, Any]], path: Path) -> None:

@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Failure", "Job", "error_of", "run_all", "share_of_cores"]
 
-_LAST_CHECKPOINT = 60.0  # seconds that the child of a parent that was killed may take before it lets its folder go
+_LAST_CHECKPOINT = 60.0  # seconds that a child may take to end, of a parent that was killed or has met an error
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ def run_all(
             output.
 
     Raises:
-        Interrupted: a signal.
+        Interrupted: a signal. What ``ended`` raises ends all jobs, as a signal does.
     """
     return _Launcher(waiting, jobs, display, ended).run() if waiting else []
 
@@ -110,9 +111,8 @@ class _Launcher:
                     self.handle_next_line(bool(caught))
                     if caught:
                         self.stop_children()
-            finally:
-                for process in self.running.values():
-                    process.kill()
+            finally:  # also where ``ended`` or ``display`` has raised
+                self.end_children()
             if caught:
                 raise Interrupted(caught[0])
         return self.failed
@@ -176,6 +176,15 @@ class _Launcher:
         for process in set(self.running.values()) - self.told:
             process.send_signal(signal.SIGINT)
             self.told.add(process)
+
+    def end_children(self) -> None:
+        """Interrupt those that still run, wait for their checkpoints, and kill what does not end."""
+        self.stop_children()
+        until = time.monotonic() + _LAST_CHECKPOINT
+        for process in self.running.values():
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, until - time.monotonic()))
+            process.kill()
 
 
 def _run_job() -> Any:

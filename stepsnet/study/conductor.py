@@ -26,7 +26,7 @@ from .results import (
     settings_of,
     write_record,
 )
-from .run_plan import Planned, check_models, due, is_planned, recipe_of
+from .run_plan import Planned, check_models, choice_of, due, is_planned, recipe_of
 
 __all__ = ["check_results", "conduct"]
 
@@ -57,7 +57,7 @@ def conduct(
         cells: those whose runs are started; by default all.
         data: in place of the declaration's.
         free: overrides of what changes no result, such as ``checkpoint_interval=100``.
-        after: called whenever a final run has ended.
+        after: called whenever a final run has ended; what it raises is told as a note.
 
     Raises:
         UserError: the declaration does not hold, a folder that is not empty without ``resume``, a result of
@@ -69,8 +69,7 @@ def conduct(
     for place, option in ((folder, "--run"), (results, "--results")):
         if not resume and place.exists() and any(place.iterdir()):
             raise UserError(f"{option}: {place} is not empty, expected a new folder (--resume runs what is missing)")
-    there = check_results(study, results, data)
-    check_one_data_set(there, data or study.data or None)
+    there = check_results(study, results, data or study.data or None)
     command = " ".join(["stepsnet", *map(shlex.quote, map(without_folders, sys.argv[1:]))])
     planned: dict[str, Planned] = {}
     failed: list[Failure] = []
@@ -100,7 +99,12 @@ def conduct(
         run = planned[name]
         run_here.append(name)
         if status == 0:
-            record = record_of(study, run, recipe(run), folder / name, command)
+            try:
+                record = record_of(study, run, recipe(run), folder / name, command)
+            except UserError as error:  # such as a file of it that was damaged; the other runs go on
+                failed.append(Failure(name, 2, str(error)))
+                fill()
+                return
         elif any(words in said for words in _NOT_FINITE):
             record = diverged_record(study, run, recipe(run), said, command)
         else:
@@ -111,7 +115,10 @@ def conduct(
         write_record(results, record)
         there[name] = record
         if run.kind == "final":
-            after()
+            try:
+                after()
+            except Exception as error:  # whatever is wrong with a page, it is written again after the next run
+                display.show({"run": name, "kind": "note", "text": f"no page: {error}"})
         fill()
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -127,8 +134,9 @@ def check_results(study: Study, results: Path, data: str | None = None) -> dict[
     """The results in a folder.
 
     Raises:
-        UserError: one was made under other settings than the declaration's, on other data than the others, at a rate
-            or with a seed that is not declared, or cannot be read.
+        UserError: one was made under other settings than the declaration's, on other data than the others or than
+            ``data``, at a rate or with a seed that is not declared, or, of a final run, at a rate that tuning has not
+            chosen, or cannot be read.
     """
     there = read_results(results, study)
     for name, record in there.items():
@@ -141,7 +149,7 @@ def check_results(study: Study, results: Path, data: str | None = None) -> dict[
             )
         cell = study.cell(f"{record['contender']}@{record['point']}", "results")
         run = Planned(cell, record["kind"], record["variant"], record["rate"], record["seed"])
-        ours = settings_of(recipe_of(study, run, data))
+        ours = settings_of(recipe_of(study, run))
         for key, value in ours.items():
             if record["settings"].get(key, value) != value:
                 raise UserError(f"results: {name} was made with {key} {record['settings'][key]!r}, got {value!r}")
@@ -151,5 +159,11 @@ def check_results(study: Study, results: Path, data: str | None = None) -> dict[
             raise UserError(
                 f"results: {name} is of no rate or seed that the study declares; what has been run is not left out"
             )
-    check_one_data_set(there)
+        choice = choice_of(study, cell, there)
+        if run.kind == "final" and choice and (run.variant, run.rate) != (choice.variant, choice.rate):
+            chosen = f"{choice.variant} {choice.rate:g}".strip()
+            raise UserError(
+                f"results: {name} is not at {chosen}, which tuning has chosen; what has been run is not left out"
+            )
+    check_one_data_set(there, data)
     return there

@@ -87,7 +87,7 @@ class Flatness:
     @property
     def parts(self) -> tuple[str, str] | None:
         """The split and the metric of ``key``; None for another."""
-        found = re.fullmatch(rf"(train|train_clean|train_mixed|val)_({'|'.join(METRICS)})", self.key)
+        found = re.fullmatch(rf"(train|train_clean|val)_({'|'.join(METRICS)})", self.key)
         return found and (found[1], found[2])
 
 
@@ -190,6 +190,14 @@ class Study:
     def rules_of(self, cell: Cell) -> list[str]:
         """Those of the criteria that are about a cell."""
         return [self.rule(one) for one in self.criteria if str(cell) in (one.left, one.right)]
+
+    def claims_of(self, cell: Cell) -> list[str]:
+        """By what each claim about a cell is judged: a line of its criteria's rules, whatever these are called."""
+        about = {one.name for one in self.criteria if str(cell) in (one.left, one.right)}
+        return [self.rule_of_claim(claim) for claim in self.claims if about & {*claim.criteria}]
+
+    def rule_of_claim(self, claim: Claim) -> str:
+        return "; ".join(sorted(self.rule(one) for one in self.criteria if one.name in claim.criteria))
 
     def rule(self, criterion: Criterion) -> str:
         """What a verdict is given by, in a line: final runs record it, so that what is declared after them is seen."""

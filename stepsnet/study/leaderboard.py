@@ -97,8 +97,9 @@ def _design(args: Mapping[str, Any]) -> str:
 
 
 def _traffic(args: Mapping[str, Any]) -> float | None:
-    """Numbers read and written between the branches per token; None where widths or the design's are not declared."""
-    if not {"widths", "depths"} <= args.keys():
+    """Numbers read and written between the branches per token; None where widths or the design's are not declared, or
+    where each stage has its own."""
+    if not {"widths", "depths"} <= args.keys() or _has_stages(args):
         return None
     widths, depths = args["widths"], args["depths"]
     of_stream = stream_traffic(widths, depths, _design(args), args.get("residual_options"))
@@ -108,4 +109,11 @@ def _traffic(args: Mapping[str, Any]) -> float | None:
 def _source(args: Mapping[str, Any]) -> str:
     design = DESIGNS.get(_design(args))
     of_design = [] if design is None else [design.source.split(",")[0]]
-    return ", ".join([_STEPS] * (len(set(args.get("widths", ()))) > 1) + of_design) or _PLAIN
+    widths = args.get("widths", ())
+    in_steps = any(len(set(stage)) > 1 for stage in (widths if _has_stages(args) else [widths]))
+    return ", ".join([_STEPS] * in_steps + of_design) or _PLAIN
+
+
+def _has_stages(args: Mapping[str, Any]) -> bool:
+    """Whether the widths are nested, a list a stage, as those of Swin and ResNet are."""
+    return any(isinstance(stage, (list, tuple)) for stage in args.get("widths", ()))

@@ -12,10 +12,10 @@ from matplotlib import style
 from matplotlib.figure import Figure
 
 from ..colors import OKABE_ITO
-from ..files import write_atomically
 from ..markdown import markdown_table
 from ..metrics import find_metric
-from ..report.figure import STYLE, make_panels, save_figure, scale_by_size, write_csv
+from ..own_files import write_own_files
+from ..report.figure import STYLE, csv_of, figure_files, make_panels, scale_by_size
 from ..report.words import count, number
 from ..summary_stats import format_mean_std
 from .declare import Cell, Study
@@ -29,17 +29,21 @@ Results = Mapping[str, Mapping[str, Any]]
 
 
 def write_study(study: Study, results: Results, folder: Path) -> str:
-    """Write ``study.md``, ``study.json`` and, once a final run has ended, a figure and its CSV; returns the text."""
+    """Write ``study.md``, ``study.json`` and, once a final run has ended, a figure and its CSV; returns the text.
+
+    Raises:
+        NotOurFile: one of them would replace somebody else's file; nothing is written then.
+    """
     text, rows = render_study(study, results), rows_of(study, results)
-    write_atomically(folder / "study.md", text + "\n")
     there, all_of = progress(study, results)
     judged = judge_study(study, results).as_dict()
     content = {"study": study.name, "runs": there, "of": all_of, "cells": rows, **judged}
-    write_atomically(folder / "study.json", json.dumps(content, indent=1) + "\n")
+    pages = {"study.md": (text + "\n").encode(), "study.json": (json.dumps(content, indent=1) + "\n").encode()}
     figure = draw_study(study, results)
     if figure is not None:
-        save_figure(figure, folder / study.point)
-        write_csv([{key: value for key, value in row.items() if key != "tried"} for row in rows], folder / "study.csv")
+        table = csv_of([{key: value for key, value in row.items() if key != "tried"} for row in rows])
+        pages |= {**figure_files(figure, study.point), "study.csv": table.encode()}
+    write_own_files(folder, pages)
     return text
 
 

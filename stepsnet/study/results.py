@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 from collections.abc import Mapping
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -73,9 +74,10 @@ def read_results(folder: Path, study: Study) -> dict[str, dict[str, Any]]:
                 if not isinstance(record.get(key), kind) or isinstance(record[key], bool):
                     got = f"{key} {str(record[key])[:40]!r}" if key in record else f"no {key}"
                     raise UserError(f"results: {file} has {got}, expected a file as a run of the study leaves it")
-            rules = record.get("criteria", [])
-            if not isinstance(rules, list) or not all(isinstance(rule, str) for rule in rules):
-                raise UserError(f"results: {file} has criteria {str(rules)[:40]!r}, expected a list of sentences")
+            for key in ("criteria", "claims"):
+                rules = record.get(key, [])
+                if not isinstance(rules, list) or not all(isinstance(rule, str) for rule in rules):
+                    raise UserError(f"results: {file} has {key} {str(rules)[:40]!r}, expected a list of sentences")
             found[record["run"]] = record
     return found
 
@@ -131,7 +133,6 @@ def record_of(study: Study, planned: Planned, recipe: Recipe, run: Path, command
         **_head(study, planned, command),
         **summary,
         "settings": settings_of(recipe),
-        "flatness": _short(flatness_of(study, curve)),
         "curve": curve,
         "stream": [{"step": one.step, **_per_block(one)} for one in kept],
     }
@@ -143,27 +144,34 @@ def diverged_record(study: Study, planned: Planned, recipe: Recipe, said: str, c
 
 
 def note_criteria(recipe: Path, run: Path, study: Study, cell: Cell) -> None:
-    """Write beside the recipe of a final run the criteria that it is started under; once it has begun they stay."""
+    """Write beside the recipe of a final run the criteria and the claims that it is started under; once it has begun
+    they stay."""
     if not has_begun(run):
-        write_atomically(recipe.with_suffix(".criteria.json"), json.dumps(study.rules_of(cell)))
+        rules = {"criteria": study.rules_of(cell), "claims": study.claims_of(cell)}
+        write_atomically(recipe.with_suffix(".criteria.json"), json.dumps(rules))
 
 
 def noted_criteria(recipe: Path) -> dict[str, Any]:
-    """The criteria as the record of a final run has them; nothing for other runs."""
+    """The criteria and claims as the record of a final run has them; nothing for other runs."""
     noted = recipe.with_suffix(".criteria.json")
-    return {"criteria": read_json(noted, "criteria")} if noted.exists() else {}
+    rules = read_json(noted, "criteria") if noted.exists() else {}
+    return {"criteria": rules} if isinstance(rules, list) else rules  # a list, of a run from before claims were noted
 
 
 def write_record(folder: Path, record: Mapping[str, Any]) -> None:
-    write_atomically(folder / f"{record['run']}.json", _text(record))
+    try:
+        text = _text(record)
+    except ValueError as error:  # a number that is not finite, with which nobody could read it
+        raise UserError(f"results: {record['run']}: {error}") from None
+    write_atomically(folder / f"{record['run']}.json", text)
 
 
 def _text(record: Mapping[str, Any]) -> str:
     """JSON with one line per key, and one per entry of a list of mappings, so that differences can be read."""
-    lines = []
+    lines, dumps = [], partial(json.dumps, allow_nan=False)
     for key, value in record.items():
         nested = isinstance(value, list) and value and isinstance(value[0], dict)
-        text = "[\n  " + ",\n  ".join(map(json.dumps, value)) + "\n ]" if nested else json.dumps(value)
+        text = "[\n  " + ",\n  ".join(map(dumps, value)) + "\n ]" if nested else dumps(value)
         lines.append(f" {json.dumps(key)}: {text}")
     return "{\n" + ",\n".join(lines) + "\n}\n"
 

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from ..config import ClassificationRecipe, LanguageRecipe, Recipe
+from ..engine.optim import check_rates
 from ..errors import UserError
 from ..from_data import leaves_open
 from ..metrics import higher_is_better
@@ -58,12 +59,12 @@ class Planned:
 
 @dataclass(frozen=True)
 class Choice:
-    """The result of tuning a cell; ``at_edge`` if the best rate is at an edge of a grid that may not grow further."""
+    """The result of tuning a cell; ``at_edge`` if a variant's best rate is at an edge of a grid that may not grow
+    further: the variant that was not chosen could have become the better one."""
 
     variant: str
     rate: float
     at_edge: bool
-    tried: int  # runs
 
 
 def recipe_of(study: Study, planned: Planned, data: str | None = None) -> Recipe:
@@ -99,7 +100,7 @@ def recipe_of(study: Study, planned: Planned, data: str | None = None) -> Recipe
             got = f"{length:g} of {recipe.epochs} epoch{'s' * (recipe.epochs > 1)}"
             raise UserError(f"tuning.length: {planned.cell}: got {got}, expected about a whole number of epochs")
         changes["warmup_epochs"] = recipe.warmup_epochs * share
-        changes["milestones"] = tuple(max(1, round(epoch * share)) for epoch in recipe.milestones)
+        changes["milestones"] = tuple(epoch * share for epoch in recipe.milestones)
     return dataclasses.replace(recipe, **changes)
 
 
@@ -125,6 +126,7 @@ def check_models(study: Study, data: str | None = None, open_data: bool = True) 
             recipe_of(study, dataclasses.replace(final, kind="tuning"), data)  # it can be made
             recipe, model = recipe_of(study, final, data), None
             _check_gives(study, cell, recipe)
+            _check_lowest_rate(study, cell, recipe)
             if open_data:
                 try:
                     checked = check_grid([recipe], [0], 1, opened)[0]
@@ -176,6 +178,16 @@ def _check_gives(study: Study, cell: Cell, recipe: Any) -> None:
         raise UserError(f"flatness.key: got {study.flatness.key}, which the runs of {cell} do not measure")
 
 
+def _check_lowest_rate(study: Study, cell: Cell, recipe: Recipe) -> None:
+    """Raises UserError where a run at the lowest rate that the grid may grow to would be refused."""
+    rates, grows = study.tuning.rates, study.tuning.most_rates - len(study.tuning.rates)
+    lowest = rates[0] * (rates[0] / rates[1]) ** grows
+    try:
+        check_rates(dataclasses.replace(recipe, lr=lowest))
+    except UserError as error:
+        raise UserError(f"{cell}: {error}, the lowest rate that the grid may grow to") from None
+
+
 def macs_of(recipe: Recipe, model: nn.Module | None = None) -> int:
     """Of the recipe's model, which is built on the meta device where it is not given."""
     from ..analysis.complexity import count_complexity, count_language_model
@@ -221,8 +233,8 @@ def choice_of(study: Study, cell: Cell, results: Mapping[str, Mapping[str, Any]]
     best = _best(study, grid, results)
     if best is None:
         return None
-    rates = [planned.rate for planned in grid if planned.variant == best.variant]
-    return Choice(best.variant, best.rate, best.rate in (min(rates), max(rates)), len(grid))
+    of_variants = ([one for one in grid if one.variant == variant] for variant in {one.variant for one in grid})
+    return Choice(best.variant, best.rate, any(_is_at_edge(study, runs, results) for runs in of_variants))
 
 
 def never_trained(study: Study, cell: Cell, results: Mapping[str, Mapping[str, Any]]) -> bool:
@@ -277,6 +289,12 @@ def _next_rate(study: Study, grid: Sequence[Planned], results: Mapping[str, Mapp
     if len(tried) >= study.tuning.most_rates or tried[0] < rate < tried[-1]:
         return None
     return float(f"{tried[0] ** 2 / tried[1] if rate == tried[0] else tried[-1] ** 2 / tried[-2]:.6g}")
+
+
+def _is_at_edge(study: Study, grid: Sequence[Planned], results: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Whether the best of a variant's runs has the lowest or the highest rate."""
+    best, rates = _best(study, grid, results), [planned.rate for planned in grid]
+    return best is not None and best.rate in (min(rates), max(rates))
 
 
 def _best(study: Study, grid: Sequence[Planned], results: Mapping[str, Mapping[str, Any]]) -> Planned | None:

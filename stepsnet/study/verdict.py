@@ -96,7 +96,8 @@ def judge(study: Study, criterion: Criterion, results: Results) -> Judged:
     """The verdict of a criterion: ``not yet`` until all of its runs have ended.
 
     It is ``undecided`` whatever the interval where a run diverged or was still changing at its end, where a rate was
-    chosen at the edge of a grid that could not grow, or where the criterion was declared when runs of both were there.
+    chosen at the edge of a grid that could not grow, where the seeds do not differ, or where the criterion was declared
+    when runs of both were there.
     """
     cells = [study.cell(text, criterion.name) for text in (criterion.left, criterion.right)]
     for cell in cells:
@@ -116,12 +117,14 @@ def judge(study: Study, criterion: Criterion, results: Results) -> Judged:
     differences = tuple(sign * (a - b) for a, b in zip(*values))
     mean, low, high = interval(differences, criterion.level)
     reason = _declared_late(study, criterion, (left, right)) or _unsound(study, cells, (left, right), results)
+    if not reason and math.isclose(low, high, rel_tol=1e-9, abs_tol=1e-12):  # but for rounding
+        reason = "the seeds do not differ"
     verdict = "undecided" if reason else _verdict(criterion, low, high)
     return Judged(criterion.name, verdict, mean, low, high, differences, reason)
 
 
 def _verdict(criterion: Criterion, low: float, high: float) -> Result:
-    above, matched = low > 0, low <= 0 and (high < 0 or high < criterion.margin)
+    above, matched = low > 0, low <= 0 and high < criterion.margin
     if criterion.expect == "not_above":
         above, matched = matched, above
     return "for" if above else "against" if matched else "undecided"
@@ -129,16 +132,33 @@ def _verdict(criterion: Criterion, low: float, high: float) -> Result:
 
 def _declared_late(study: Study, criterion: Criterion, finals: Sequence[Mapping[int, Any]]) -> str:
     """Where final runs of both sides know nothing of the criterion: their difference could be seen before it."""
-    rule = study.rule(criterion)
-    late = [sum("criteria" in run and rule not in run["criteria"] for run in side.values()) for side in finals]
-    return f"declared, changed or given seeds when {sum(late)} of its final runs had begun" if all(late) else ""
+    late = _unaware(finals, "criteria", study.rule(criterion))
+    return f"declared, changed or given seeds when {late} of its final runs had begun" if late else ""
+
+
+def _unaware(finals: Sequence[Mapping[int, Any]], key: str, rule: str) -> int:
+    """How many final runs do not know a rule; 0 where one side has none, and of runs from before it was recorded."""
+    late = [sum(key in run and rule not in run[key] for run in side.values()) for side in finals]
+    return sum(late) if all(late) else 0
+
+
+def _claimed_late(study: Study, claim: Claim, results: Results) -> str:
+    """Where a verdict of one of its criteria could be seen before the claim was made of these criteria."""
+    for criterion in study.criteria:
+        if criterion.name in claim.criteria:
+            sides = [study.cell(text, criterion.name) for text in (criterion.left, criterion.right)]
+            finals = [finals_of(study, cell, results) for cell in sides]
+            if late := _unaware(finals, "claims", study.rule_of_claim(claim)):
+                return f"declared or changed when {late} final runs of {criterion.name} had begun"
+    return ""
 
 
 def _unsound(study: Study, cells: Sequence[Cell], finals: Sequence[Mapping[int, Any]], results: Results) -> str:
     for cell, found in zip(cells, finals):
         choice = choice_of(study, cell, results)
         if choice and choice.at_edge:
-            return f"the best rate of {cell}, {choice.rate:g}, is at the edge of its grid"
+            which = f"a variant of {cell}" if choice.variant else f"{cell}, {choice.rate:g},"
+            return f"the best rate of {which} is at the edge of its grid"
         for seed, record in found.items():
             moved = flatness_of(study, record.get("curve", []))
             if moved is None:
@@ -149,16 +169,17 @@ def _unsound(study: Study, cells: Sequence[Cell], finals: Sequence[Mapping[int, 
     return ""
 
 
-def judge_claim(study: Study, claim: Claim, judged: Sequence[Judged]) -> Said:
+def judge_claim(study: Study, claim: Claim, judged: Sequence[Judged], results: Results) -> Said:
     """The claim if all of its criteria are met, its denial if one is met the other way, otherwise neither.
 
-    Neither also where the study has too few seeds, or an interval or flatness that asks for too little.
+    Neither also where the study has too few seeds, or an interval or flatness that asks for too little, or where the
+    claim was made when final runs of one of its criteria were there.
     """
     verdicts = {found.name: found.verdict for found in judged if found.name in claim.criteria}
     if any(verdict == "not yet" for verdict in verdicts.values()):
         waiting = [name for name, verdict in verdicts.items() if verdict == "not yet"]
         return Said("not yet", f"Nothing is claimed yet: no verdict for {', '.join(waiting)}.")
-    if reason := _too_lenient(study, claim):
+    if reason := _too_lenient(study, claim) or _claimed_late(study, claim, results):
         return Said("undecided", f"Nothing is claimed: {reason}.")
     against = [name for name, verdict in verdicts.items() if verdict == "against"]
     if against:
@@ -185,4 +206,4 @@ def _too_lenient(study: Study, claim: Claim) -> str:
 
 def judge_study(study: Study, results: Results) -> Outcome:
     judged = tuple(judge(study, criterion, results) for criterion in study.criteria)
-    return Outcome(judged, tuple(judge_claim(study, claim, judged) for claim in study.claims))
+    return Outcome(judged, tuple(judge_claim(study, claim, judged, results) for claim in study.claims))
