@@ -193,3 +193,8 @@ def test_children_end_with_a_parent_that_is_killed_and_the_folder_alone_goes_on(
         assert [before for _, before in recipe.earlier_epochs] == ([5000] if run == runs[0] else [])
     assert json.loads((folder / "comparison.json").read_text())["seeds"] == [0]
     assert read_recipe(folder / "config.yaml").epochs == epochs and os.path.exists(folder / "report.html")
+
+
+def test_a_sweep_takes_the_seed_of_each_recipe(tmp_path, started):
+    main(["sweep", "digits/tiny", "seed=3", "--run", str(tmp_path / "sweep")])
+    assert [job.folder for job in started.pop()] == [str(tmp_path / "sweep" / "digits-tiny-seed3")]
