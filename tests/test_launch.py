@@ -116,6 +116,12 @@ def test_a_fault_of_the_program_stays_one(monkeypatch, capsys):
     assert isinstance(both, Fault) and str(both) == "2 of 3 runs failed, such as b: this is a fault"
 
 
+def test_what_is_printed_after_the_reason_does_not_hide_it(monkeypatch):
+    code = "import sys; sys.stdin.readline(); print('stepsnet: loss: got nan\\n\\nbye'); sys.exit(2)"
+    with pytest.raises(UserError, match="run a failed: loss: got nan"):
+        run_child(monkeypatch, code)
+
+
 @pytest.fixture
 def started(monkeypatch):
     """The jobs that would have been started, on a machine of 8 cores."""

@@ -67,9 +67,7 @@ class Scores:
     """What ``--json`` has of a comparison or a sweep."""
 
     runs: list[dict[str, Any]]  # run, model, seed and metrics of each, and "stopped", where, of one that has not ended
-    models: list[
-        dict[str, Any]
-    ]  # of the runs that have ended: model, seeds, and of each metric the mean and standard deviation over them
+    models: list[dict[str, Any]]  # model, the seeds that have ended, and of each metric mean and standard deviation
     differences: list[dict[str, Any]]  # the same of StepsNet minus baseline, paired over the seeds that both have
     summary: str  # in a sentence
 
