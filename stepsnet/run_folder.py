@@ -59,7 +59,7 @@ _RESULTS = ("report.html", "figures", "inspection.json", "model.safetensors")
 _CONFIG, _LOCK = "config.yaml", ".lock"
 # what a start leaves in a folder before the first update, the files of the tasks among it
 _OF_A_START = re.compile(
-    r"config\.yaml|\.lock|metrics\.jsonl|checkpoints|tensorboard|wandb|tracker\.txt|classes\.json|categories\.json|fault-\w+\.txt|"
+    r"config\.yaml|\.lock|metrics\.jsonl|checkpoints|tensorboard|wandb|(tracker|label)\.txt|classes\.json|categories\.json|fault-\w+\.txt|"
     r"(generation_)?config\.json|(tokenizer|tokenizer_config|special_tokens_map)\.json|modeling_stepsnet\.py"
 )
 
@@ -124,8 +124,8 @@ def names_in(folder: Path) -> set[str]:
 
 
 def _is_untrained(folder: Path, names: set[str]) -> bool:
-    """Whether a run was started here that came to no update, as one that failed at its start."""
-    if updates_done(folder) or not all(_OF_A_START.fullmatch(name) for name in names):
+    """Whether a run was started here that came to no update, as one that failed at its start; it has left its lock."""
+    if not (folder / _LOCK).exists() or updates_done(folder) or not all(_OF_A_START.fullmatch(name) for name in names):
         return False
     return not any(line.get("step") for line in read_metrics(folder))
 
@@ -168,14 +168,19 @@ def check_length(folder: Path, epochs: int, steps_per_epoch: int) -> None:
         )
 
 
-def check_data(folder: Path, counts: Mapping[str, int]) -> None:
-    """Raises UserError where data with these counts are not those of the run in a folder.
+def check_data(folder: Path, counts: Mapping[str, int], recipe: Recipe) -> None:
+    """Raises UserError where data with these counts are not those of the run in a folder; without checkpoints, never.
 
-    It is for a run whose results are to be put aside: where they have been moved, it is too late to find this.
+    It comes before anything is written: that a run that has ended is of other data, nobody would find later.
     """
     from .checkpoint import latest
 
-    checkpoint, _ = latest(folder / "checkpoints")
+    try:
+        checkpoint, _ = latest(folder / "checkpoints")
+    except UserError:
+        if not has_ended(folder, recipe):  # which needs none of them any more
+            raise
+        return
     if checkpoint:
         checkpoint.check_data(counts)
 
@@ -197,11 +202,11 @@ def open_run_folder(folder: Path, recipe: Recipe, resume: Resume = False, is_gri
     resolved = check_run_folder(folder, recipe, resume, is_grid)
     if folder.is_dir():
         remove_temporaries(folder)
-    config = folder / _CONFIG
-    if not (resume and config.exists() and to_plain(read_recipe(config)) == to_plain(resolved)):
+    config, summary = folder / _CONFIG, read_summary(folder)
+    is_over = summary is not None and _is_of(summary, resolved)  # what it was trained with stays as it is
+    if not (config.exists() and (is_over or (resume and to_plain(read_recipe(config)) == to_plain(resolved)))):
         write_atomically(config, to_yaml(resolved))
-    summary = read_summary(folder)
-    if summary and not _is_of(summary, resolved):
+    if summary and not is_over:
         # the last says that something is to be moved
         put_aside(folder, summary["epochs"], [*_RESULTS, "summary.json"])
     return resolved

@@ -8,9 +8,20 @@ from typing import Any
 
 from .errors import UserError
 from .files import SUMS
-from .reading import read_json
+from .reading import read_json, read_text
 
-__all__ = ["checkpoint_folders", "metrics_text", "parse_metrics", "read_metrics", "read_summary", "step_of"]
+__all__ = [
+    "LABEL",
+    "checkpoint_folders",
+    "metrics_text",
+    "parse_metrics",
+    "read_label",
+    "read_metrics",
+    "read_summary",
+    "step_of",
+]
+
+LABEL = "label.txt"  # of a run among others: what its model is called in reports
 
 # what a run that has ended says of itself, where it says it: the type, and what it is
 _IN_SUMMARY: dict[str, tuple[Any, str]] = {
@@ -28,6 +39,12 @@ _IN_SUMMARY: dict[str, tuple[Any, str]] = {
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
     """The lines of ``metrics.jsonl``, without those that no run has written."""
     return [line for text in metrics_text(folder / "metrics.jsonl") if (line := parse_metrics(text)) is not None]
+
+
+def read_label(folder: Path) -> str:
+    """What a run among others was started as; nothing where it was started alone."""
+    file = folder / LABEL
+    return read_text(file, "run").strip() if file.exists() else ""
 
 
 def metrics_text(path: Path) -> list[str]:

@@ -123,6 +123,7 @@ def test_resume_of_another_recipe_is_refused(trained, capsys):
         (["compare", "digits/tiny", "baseline=null"], "has no baseline"),
         (["compare", "digits/tiny", "--seeds", "0,0"], "--jobs and --seeds: got 2 and [0, 0]|[0, 0]"),
         (["compare", "digits/tiny", "baseline.args.widths=[40]"], "baseline|num_heads: got 3"),
+        (["eval", "w", "a=5", "--model", "m", "--data", "x", "--stride", "3"], "got a=5 --stride 3 beside --model"),
         (["eval", "nowhere"], "run: got nowhere, expected the folder of a run"),
         (["predict", "nowhere", "x.png"], "run: got nowhere"),
         (["table", "12"], "table: got '12', expected one of"),

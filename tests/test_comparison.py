@@ -10,6 +10,7 @@ from PIL import Image
 import stepsnet
 from stepsnet.cli import main
 from stepsnet.errors import UserError
+from stepsnet.report.load_runs import group_runs, load_run
 from stepsnet.runs.launch import Failure
 from stepsnet.tasks.classification.task import Classification
 
@@ -163,3 +164,38 @@ def test_runs_without_weights_are_left_out(both, tmp_path, capsys):
         forget(name)
     status, out, err = run("predict", folder, "picture.png", capsys=capsys)
     assert status == 2 and f"none of the 4 runs in {folder} has weights yet" in err
+
+
+def test_a_run_that_goes_on_alone_keeps_its_place_in_the_comparison(both, tmp_path, capsys):
+    folder = shutil.copytree(both, tmp_path / "both")
+    (folder / "stepsnet-seed0" / "summary.json").unlink()
+    (folder / "comparison.json").unlink()
+    assert group_runs([load_run(folder / "stepsnet-seed0")])[0].label == "StepsNet"
+    assert run("resume", folder / "stepsnet-seed0", capsys=capsys)[0] == 0
+    assert read_json(folder / "stepsnet-seed0" / "summary.json")["label"] == "StepsNet"
+    # with some of its seeds, it keeps the others in its results
+    again = ["compare", "digits/tiny", "--run", folder, "--resume", *SMALL]
+    status, out, err = run(*again, "--seeds", "1", capsys=capsys)
+    assert status == 0 and "mean of 2 seeds" in out, err
+    assert read_json(folder / "comparison.json") == read_json(both / "comparison.json")
+
+
+def test_a_run_that_was_stopped_is_scored_and_not_counted(both, tmp_path, capsys):
+    folder = shutil.copytree(both, tmp_path / "both")
+    (folder / "stepsnet-seed1" / "summary.json").unlink()
+    status, out, err = run("eval", folder, capsys=capsys)
+    assert status == 0 and "| stepsnet-seed1, after update 22 of 22 |" in out, err
+    assert "(seed 0 only" in out and "not finished: seed 1 of StepsNet" in out and "StepsNet, 2 seeds" not in out
+    scores = json.loads(run("eval", folder, "--json", capsys=capsys)[1])
+    assert [row.get("stopped") for row in scores["runs"]] == [None, "after update 22 of 22", None, None]
+
+
+def test_a_comparison_does_not_go_on_with_other_data(both, tmp_path, capsys, monkeypatch):
+    folder = shutil.copytree(both, tmp_path / "both")
+    before = {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+    monkeypatch.setattr(Classification, "sizes", lambda task: {"train": len(task.data.train) + 1})
+    again = ["compare", "digits/tiny", "--run", folder, "--resume", *SMALL]
+    for arguments in (again, [*again, "--seeds", "2"], ["resume", folder / "baseline-seed0"]):
+        status, _, err = run(*arguments, capsys=capsys)
+        assert status == 2 and "--resume: the data have train 1" in err and len(err.splitlines()) == 1
+    assert {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()} == before

@@ -144,6 +144,12 @@ def test_a_fault_of_the_program_stays_one(monkeypatch, capsys):
     assert isinstance(both, Fault) and str(both) == "2 of 3 runs failed, such as b: this is a fault"
 
 
+def test_what_is_printed_after_the_reason_does_not_hide_it(monkeypatch):
+    code = "import sys; sys.stdin.readline(); print('stepsnet: loss: got nan\\n\\nbye'); sys.exit(2)"
+    with pytest.raises(UserError, match="run a failed: loss: got nan"):
+        run_child(monkeypatch, code)
+
+
 @pytest.fixture
 def started(monkeypatch):
     """The jobs that would have been started, on a machine of 8 cores."""
@@ -221,3 +227,8 @@ def test_children_end_with_a_parent_that_is_killed_and_the_folder_alone_goes_on(
         assert [before for _, before in recipe.earlier_epochs] == ([5000] if run == runs[0] else [])
     assert json.loads((folder / "comparison.json").read_text())["seeds"] == [0]
     assert read_recipe(folder / "config.yaml").epochs == epochs and os.path.exists(folder / "report.html")
+
+
+def test_a_sweep_takes_the_seed_of_each_recipe(tmp_path, started):
+    main(["sweep", "digits/tiny", "seed=3", "--run", str(tmp_path / "sweep")])
+    assert [job.folder for job in started.pop()] == [str(tmp_path / "sweep" / "digits-tiny-seed3")]

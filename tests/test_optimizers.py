@@ -51,3 +51,36 @@ def test_it_goes_on_bit_for_bit(name, tmp_path):
     train(resumed, range(25, 60))
     for (key, ours), theirs in zip(resumed.model.named_parameters(), whole.model.parameters()):
         assert torch.equal(ours, theirs), key
+
+
+class WithASpare(nn.Module):
+    """A parameter that has a gradient in some updates only, or in none."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.net, self.spare, self.uses_it = nn.Linear(6, 2), nn.Parameter(torch.ones(2)), False
+
+    def forward(self, x):
+        return self.net(x) * self.spare if self.uses_it else self.net(x)
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize(("name", "momentum"), [("adamw", 0.9), ("sgd", 0.9), ("momentum", 0.0)])
+def test_it_goes_on_where_a_parameter_had_no_gradient_yet(name, momentum, sharded, tmp_path):
+    def new():
+        model = WithASpare()
+        settings = dataclasses.replace(SETTINGS, opt=name, momentum=momentum, lr=3e-3)
+        return TrainState(model, build_optimizer(model, settings), None, ALONE, sharded)
+
+    whole, stopped, resumed = new(), new(), new()
+    train(whole, range(6))
+    train(stopped, range(6))
+    stopped.save(tmp_path, 6, {"position": {}}, keep=1)
+    resumed.restore(latest(tmp_path)[0])
+    for part in (range(6, 12), range(12, 18)):
+        for state in (whole, resumed):
+            train(state, part)
+            state.model.uses_it = True
+        for (key, ours), theirs in zip(resumed.model.named_parameters(), whole.model.parameters()):
+            assert torch.equal(ours, theirs), key

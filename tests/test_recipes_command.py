@@ -70,3 +70,5 @@ def test_an_unknown_key_says_where_the_keys_are(tmp_path, capsys):
 def test_a_study_is_printed_as_it_is_declared(capsys):
     assert main(["recipes", "stepify/convnext"]) == 0
     assert capsys.readouterr().out.rstrip() == studies()["stepify/convnext"].read_text(encoding="utf-8").rstrip()
+    assert main(["recipes", next(iter(studies())), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["contenders"]

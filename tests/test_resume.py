@@ -194,6 +194,13 @@ def test_of_two_runs_that_start_at_once_in_one_folder_one_wins(tmp_path, capfd):
     assert summary["lr"] == (0.001, 0.002)[statuses.index(0)] == read_recipe(tmp_path / "run" / "config.yaml").lr
 
 
+def test_a_config_of_the_users_own_is_no_start_of_a_run(tmp_path, capsys):
+    own = tmp_path / "config.yaml"
+    own.write_text("mine: 1\n")
+    assert "is not empty, expected a new folder" in refused(*TRAIN, "--run", tmp_path, capsys=capsys)
+    assert own.read_text() == "mine: 1\n" and [path.name for path in tmp_path.iterdir()] == ["config.yaml"]
+
+
 def test_a_folder_in_use_is_not_resumed(copy, capsys):
     with lock_folder(copy):
         assert "is in use by a run that is still alive" in refused("resume", copy, capsys=capsys)

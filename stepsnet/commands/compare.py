@@ -56,11 +56,11 @@ def compare_and_tell(recipe: Recipe, folder: Path, seeds: Sequence[int], jobs: i
 
     with choose_display() as display:
         summary = compare(recipe, folder, seeds, jobs, display, resume)
-    said = []
+    said, count = [], len(summary["seeds"])
     for name in ("StepsNet", "baseline"):
         means = {key: value["mean"] for key, value in summary[name].items()}
         said.append(f"{name} {headline(means, 'val')}")
     say(
         f"report: {folder / 'report.html'} — validation after {counted(recipe.epochs, 'epoch')}"
-        f"{f', mean of {len(seeds)} seeds' if len(seeds) > 1 else ''}: {', '.join(said)}"
+        f"{f', mean of {count} seeds' if count > 1 else ''}: {', '.join(said)}"
     )

@@ -40,6 +40,9 @@ def run(options: argparse.Namespace) -> None:
 
     if options.model and not options.data:
         raise UserError("eval: --model needs --data, expected such as --data folder:PATH")
+    if options.model and (options.overrides or options.stride is not None):
+        got = " ".join([*options.overrides, *([] if options.stride is None else [f"--stride {options.stride}"])])
+        raise UserError(f"eval: got {got} beside --model, expected them with the folder of a run alone")
     runs = [] if options.model else runs_inside(options.run)
     with working(f"scoring {options.run}"):
         from ..runs.evaluate import evaluate_checkpoint, evaluate_run  # takes seconds
@@ -63,8 +66,8 @@ def run(options: argparse.Namespace) -> None:
 class Scores:
     """What ``--json`` has of a comparison or a sweep."""
 
-    runs: list[dict[str, Any]]  # run, model, seed and metrics of each
-    models: list[dict[str, Any]]  # model, seeds, and of each metric the mean and standard deviation over them
+    runs: list[dict[str, Any]]  # run, model, seed and metrics of each, and "stopped", where, of one that has not ended
+    models: list[dict[str, Any]]  # model, the seeds that have ended, and of each metric mean and standard deviation
     differences: list[dict[str, Any]]  # the same of StepsNet minus baseline, paired over the seeds that both have
     summary: str  # in a sentence
 
@@ -72,30 +75,35 @@ class Scores:
 def evaluate_runs(
     folders: Sequence[Path], data: str | None = None, stride: int | None = None, overrides: Sequence[str] = ()
 ) -> Scores:
-    """Score each run, and compare the models as a report does. Raises UserError, as ``evaluate_run``."""
+    """Score each run, and compare the models as a report does, by the runs that have ended.
+
+    Raises UserError, as ``evaluate_run``.
+    """
     from ..report.load_runs import BASELINE, group_runs, load_run, members
     from ..report.words import pairs, summarize_results
     from ..runs.evaluate import evaluate_run
     from ..tasks.splits import split_of
 
-    scored = []
+    scored, of_folder = [], {}
     for folder in folders:
         run, metrics = load_run(folder), evaluate_run(folder, data, stride, overrides)
         split = split_of(data or str(run.config["data"]))[1]
+        of_folder[folder] = metrics
         named = {f"{split}_{name}": value for name, value in metrics.items()}
-        scored.append(dataclasses.replace(run, summary={**run.summary, "metrics": named}))
+        # without a summary, a run counts as unfinished
+        scored.append(dataclasses.replace(run, summary=run.summary and {**run.summary, "metrics": named}))
     groups = sorted(group_runs(scored), key=lambda group: group.label == BASELINE)  # as `compare` has them
     prefix = f"{split}_"
     results = {
-        group.name: {name.removeprefix(prefix): group.results(name) for name in group.runs[0].summary["metrics"]}
-        for group in groups
+        group.name: {name: group.results(prefix + name) for name in of_folder[group.runs[0].folder]} for group in groups
     }
     of_runs = [
         {
             "run": run.folder.name,
             "model": group.name,
             "seed": run.seed,
-            "metrics": {name.removeprefix(prefix): value for name, value in run.summary["metrics"].items()},
+            "metrics": of_folder[run.folder],
+            **({} if run.summary else {"stopped": _progress(run.folder)}),
         }
         for group, run in members(groups)
     ]
@@ -106,6 +114,18 @@ def evaluate_runs(
     ]
     summary = summarize_results(groups, split)[0].replace("\u00a0", " ")
     return Scores(of_runs, of_models, [row for row in differences if row["seeds"]], summary)
+
+
+def _progress(folder: Path) -> str:
+    """How far the weights of a run are that has not ended."""
+    from ..checkpoint import latest
+    from ..run_folder import read_run_recipe
+
+    checkpoint, _ = latest(folder / "checkpoints")
+    if checkpoint is None:
+        return "not finished"
+    updates = checkpoint.state["data"]["updates an epoch"] * read_run_recipe(folder).epochs
+    return f"after update {checkpoint.state['position']['step']} of {updates}"
 
 
 BySeed = dict[Any, float]
@@ -132,7 +152,11 @@ def render_scores(scores: Scores) -> str:
 
     names = list(scores.runs[0]["metrics"])
     rows = [
-        [row["run"], *(format_metric(name, row["metrics"][name], unit=False) for name in names)] for row in scores.runs
+        [
+            f"{row['run']}, {row['stopped']}" if "stopped" in row else row["run"],
+            *(format_metric(name, row["metrics"][name], unit=False) for name in names),
+        ]
+        for row in scores.runs
     ]
     several = [row for row in scores.models if len(row["seeds"]) > 1]
     for row in (*several, *scores.differences):

@@ -9,6 +9,7 @@ from pathlib import Path
 from textwrap import indent
 from typing import TYPE_CHECKING, Any
 
+from ..reading import parse_yaml
 from ..terminal import say
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ def run(options: argparse.Namespace) -> None:
     from ..recipes import RECIPES, matching
 
     if len(options.patterns) == 1 and (declaration := _study(options.patterns[0])):
-        say(declaration)
+        say(json.dumps(parse_yaml(declaration, "study")) if options.json else declaration)
         return
     if len(options.patterns) == 1 and options.patterns[0].endswith((".yaml", ".yml")):
         found, is_one = [read_recipe(Path(options.patterns[0]))], True

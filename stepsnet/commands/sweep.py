@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a study's name or .yaml file, or recipes such as 'digits/steps_*'; without any, the studies are listed",
     )
     add_run_options(parser)
-    add_grid_options(parser, None, "of recipes: each with each (default: 0)")
+    add_grid_options(parser, None, "of recipes: each with each (default: each recipe's own)")
     parser.add_argument("--results", metavar="DIR", type=Path, help="of a study: a JSON per run (default: in --run)")
     parser.add_argument(
         "--cells",
@@ -77,17 +77,16 @@ def run(options: argparse.Namespace) -> None:
         recipes = [dataclasses.replace(recipe, data=options.data) for recipe in recipes]
     recipes = [override(recipe, overrides) for recipe in recipes]
     folder = options.run or Path("runs") / "sweep"
-    seeds = options.seeds or [0]
     if options.dry_run:
         from ..runs.grid import plan_grid
 
-        contenders, _ = _contenders(recipes, seeds, options.jobs)
-        plan_grid(contenders, folder, seeds, options.jobs, options.resume)
-        runs = f"{counted(len(seeds) * len(recipes), 'run')}, {options.jobs} at once,"
+        contenders, _ = _contenders(recipes, options.seeds, options.jobs)
+        plan_grid(contenders, folder, options.seeds, options.jobs, options.resume)
+        runs = f"{counted(len(options.seeds or [0]) * len(recipes), 'run')}, {options.jobs} at once,"
         named = [(contender.recipe, f"{contender.name} ({contender.label})") for contender in contenders]
         say_forecasts(named, runs, folder)
         return
-    sweep_and_tell(recipes, folder, seeds, options.jobs, options.resume)
+    sweep_and_tell(recipes, folder, options.seeds, options.jobs, options.resume)
 
 
 def sweep_and_tell(
@@ -98,11 +97,8 @@ def sweep_and_tell(
 
     with choose_display() as display:
         rows = sweep(recipes, folder, seeds, jobs, display, resume)
-    say(f"report: {folder / 'report.html'} — {counted(len(rows), 'run')} of {counted(_count(recipes), 'recipe')}")
-
-
-def _count(recipes: Sequence[Recipe]) -> int:
-    return len({recipe.name for recipe in recipes})
+    names = len({row["recipe"] for row in rows})
+    say(f"report: {folder / 'report.html'} — {counted(len(rows), 'run')} of {counted(names, 'recipe')}")
 
 
 def sweep(
@@ -132,16 +128,16 @@ def sweep(
             another recipe, or a run failed.
     """
     from ..files import write_atomically
-    from ..run_records import read_summary
 
     contenders, checked = _contenders(recipes, seeds, jobs)
     if not (folder.exists() and any(folder.iterdir())):
         tell(display, [contender.name for contender in contenders], checked)
     trained = train_grid(contenders, folder, seeds, jobs, display, resume)
-    rows = [{key: summary[key] for key in KEPT} for run in trained.runs if (summary := read_summary(run))]
+    rows = [{key: summary[key] for key in KEPT} for summary in trained.summaries()]
     write_atomically(folder / SWEEP_FILE, json.dumps(rows, indent=1) + "\n")
-    families = dict.fromkeys(recipe.name.partition("/")[0] for recipe in recipes)
-    trained.write_report(folder / "report.html", f"{', '.join(families)}: {_count(recipes)} recipes", display)
+    names = dict.fromkeys([*(row["recipe"] for row in rows), *(recipe.name for recipe in recipes)])
+    families = dict.fromkeys(name.partition("/")[0] for name in names)
+    trained.write_report(folder / "report.html", f"{', '.join(families)}: {len(names)} recipes", display)
     return rows
 
 

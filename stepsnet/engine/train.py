@@ -60,6 +60,7 @@ class TrainResult:
     best: float  # value of the task's monitored metric
     best_step: int | None  # whose checkpoint is kept
     samples_per_second: float
+    earlier_seconds: float  # in the updates of processes before this one
 
 
 def train(
@@ -107,6 +108,7 @@ class Trainer:
         self.updater = Updater(wrapped, task, self.state.optimizer, schedule, settings, context, self.state.averages)
         self.evaluated_model = self.state.averages.module if self.state.averages else wrapped
         self.folder, self.checkpoints, self.position = folder, folder / "checkpoints", Position()
+        self.earlier_seconds = 0.0
         self.note(describe_batch(settings, context, task))
         self.restore()
         trackers = []
@@ -146,6 +148,7 @@ class Trainer:
             sign * self.position.best,
             self.position.best_step,
             self.samples_per_second,
+            self.earlier_seconds,
         )
 
     def restore(self) -> None:
@@ -161,6 +164,7 @@ class Trainer:
             self.state.restore(found)
             self.updater.scaler.load_state_dict(found.state["scaler"])
             self.position = Position(**found.state["position"])
+            self.earlier_seconds = self.position.seconds
             self.note(f"resumed after update {self.position.step}")
 
     def first_epoch(self) -> tuple[int, int]:

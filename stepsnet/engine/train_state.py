@@ -107,9 +107,13 @@ class TrainState:
         """Load a checkpoint. Raises UserError if it is of another model."""
         if (checkpoint.path / SHARDS).is_dir():
             tensors = self._tensors()
+            saved = dcp.FileSystemReader(checkpoint.path / SHARDS).read_metadata().state_dict_metadata
+            of_parameters = tensors["optimizer"]["state"]
+            for name in [name for name in of_parameters if not any(_is_of(name, key) for key in saved)]:
+                del of_parameters[name]
             dcp.load(tensors, checkpoint_id=checkpoint.path / SHARDS, no_dist=self.context.world_size == 1)
             set_model_state_dict(self.model, retied(self.model, tensors["model"]))
-            set_optimizer_state_dict(self.model, self.optimizer, tensors["optimizer"])
+            self._restore_optimizer(tensors["optimizer"], StateDictOptions(strict=False))
             if self.averages:
                 set_model_state_dict(self.averages.module, retied(self.averages.module, tensors["averages"]))
             return
@@ -117,13 +121,28 @@ class TrainState:
         weights = retied(self.model, load_weights(checkpoint.path / "model.safetensors"))
         check_fit(self.model, weights)
         # before the weights: torch makes an update with gradients and a rate of 0 in it, which MADGRAD's rounding shows
-        set_optimizer_state_dict(self.model, self.optimizer, checkpoint.state["optimizer"], options=whole)
+        of_some = StateDictOptions(full_state_dict=True, strict=False)
+        self._restore_optimizer(checkpoint.state["optimizer"], of_some)
         if beyond := checkpoint.state["of_optimizer"]:
             self.optimizer.load_state_dict({**self.optimizer.state_dict(), **beyond})
         set_model_state_dict(self.model, weights, options=whole)
         if self.averages:
             averages = load_weights(checkpoint.path / "averages.safetensors")
             set_model_state_dict(self.averages.module, retied(self.averages.module, averages), options=whole)
+
+    def _restore_optimizer(self, saved: dict[str, Any], options: StateDictOptions) -> None:
+        """Nothing is kept of a parameter that never had a gradient, and of none by SGD without momentum."""
+        if saved["state"]:
+            set_optimizer_state_dict(self.model, self.optimizer, saved, options=options)
+        for group, names in zip(self.optimizer.param_groups, saved["param_groups"]):
+            for parameter, name in zip(group["params"], names["params"]):
+                if name not in saved["state"]:  # torch has made one with an update of no gradient
+                    self.optimizer.state.pop(parameter, None)
+
+
+def _is_of(parameter: str, key: str) -> bool:
+    """Whether a tensor of a sharded checkpoint is what the optimizer keeps of a parameter."""
+    return key.startswith(f"optimizer.state.{parameter}.")
 
 
 def full_state_dict(model: nn.Module) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from ..config import MAY_CHANGE_ON_RESUME, RECIPE_TYPES, ClassificationRecipe, k
 from ..errors import UserError, in_a_line
 from ..metrics import METRICS
 from ..reading import parse_json, read_text, read_yaml
-from ..run_records import metrics_text, read_summary
+from ..run_records import metrics_text, read_label, read_summary
 
 STEPS, BASELINE = "StepsNet", "baseline"
 LINESTYLES = ("-", "--", ":", "-.")
@@ -34,6 +34,7 @@ class Run:
     epochs: dict[int, dict[str, Any]]  # the lines of kind "epoch" by their epoch
     stream_at_epoch_ends: dict[int, StreamMeasurement]  # on the example batch, by epoch
     stream_at_updates: dict[int, StreamMeasurement]  # in training, by update
+    started_as: str = ""  # its label among others, which the summary has too
 
     @property
     def seed(self) -> Any:
@@ -152,7 +153,8 @@ def load_run(folder: Path) -> Run:
             raise UserError(f"{metrics}, line {number}: {in_a_line(error)}, expected a line of a run") from None
     text = read_text(folder / "config.yaml", "run")
     result = read_summary(folder) or {}
-    return Run(folder, text, _with_defaults(config), result, epochs, stream["epoch_end"], stream["update"])
+    by_update = stream["update"]
+    return Run(folder, text, _with_defaults(config), result, epochs, stream["epoch_end"], by_update, read_label(folder))
 
 
 def _with_numbers(entry: dict[str, Any]) -> dict[str, Any]:
@@ -182,13 +184,14 @@ def steps_of(widths: Sequence[int]) -> list[tuple[int, int]]:
 def group_runs(runs: Sequence[Run]) -> list[Group]:
     """Put the seeds of each model together, in the order given.
 
-    An unfinished run, which has no label yet, takes that of a finished run of the same recipe and model.
+    An unfinished run that was started alone takes the label of a finished run of the same recipe and model.
     """
-    labels = {run.recipe_key: run.summary["label"] for run in runs if run.summary.get("label")}
+    own = [run.summary.get("label") or run.started_as for run in runs]
+    labels = {run.recipe_key: label for run, label in zip(runs, own) if label}
     found: dict[tuple[str, str], list[Run]] = {}  # by label and recipe
-    for run in runs:
-        label = labels.get(run.recipe_key) or run.config.get("label") or run.config.get("name") or run.folder.name
-        found.setdefault((str(run.summary.get("label") or label), run.recipe_key), []).append(run)
+    for run, label in zip(runs, own):
+        label = label or labels.get(run.recipe_key) or run.config.get("name") or run.folder.name
+        found.setdefault((str(label), run.recipe_key), []).append(run)
     order = list(dict.fromkeys([STEPS, BASELINE, *(label for label, _ in found)]))  # these two keep their colors
     groups: list[Group] = []
     for ((label, _), runs_of_group), suffix in zip(found.items(), _suffixes(found)):

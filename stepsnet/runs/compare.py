@@ -36,7 +36,6 @@ def compare(
     """
     from ..files import write_atomically
     from ..run_folder import check_run_folder, has_begun
-    from ..run_records import read_summary
 
     is_new = not (resume and has_begun(folder))
     recipe = check_run_folder(folder, recipe, resume, is_grid=True)
@@ -50,7 +49,7 @@ def compare(
     trained = train_grid(contenders, folder, seeds, jobs, display, resume, recipe)
     result: dict[str, Any] = {}
     if not trained.failed:
-        result = summarize([summary for run in trained.runs if (summary := read_summary(run))])
+        result = summarize(trained.summaries())
         write_atomically(folder / COMPARISON_FILE, json.dumps(result, indent=2) + "\n")
     trained.write_report(folder / "report.html", f"{recipe.name}: StepsNet and its baseline", display)
     return result

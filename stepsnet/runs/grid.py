@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import UserError
 from .launch import Failure, Job, error_of, run_all, share_of_cores
@@ -36,11 +36,20 @@ class Contender:
 
 @dataclass(frozen=True)
 class Trained:
-    """The folders of a grid's runs, and those that have failed of the runs that were left to train."""
+    """The folders of all runs of a grid, earlier ones among them, and which failed of those that were left to train."""
 
     runs: list[Path]
     failed: list[Failure]
     trained: int
+
+    def summaries(self) -> list[dict[str, Any]]:
+        """Of the runs that have ended, at the length that their recipe has now."""
+        from ..overrides import read_recipe
+        from ..run_folder import RECIPES, has_ended, read_summary
+
+        recipes = {run: run.parent / RECIPES / f"{run.name}.yaml" for run in self.runs}
+        ended = [run for run, file in recipes.items() if has_ended(run) and has_ended(run, read_recipe(file))]
+        return [summary for run in ended if (summary := read_summary(run))]
 
     def write_report(self, page: Path, title: str, display: Display) -> None:
         """Write the page of all runs that have begun; a file of the user's that is in its place stays there.
@@ -95,8 +104,15 @@ def train_grid(
             # where they are there already, a run has failed since, and what there is now is of several lengths
             names = ["report.html", "figures", COMPARISON_FILE, SWEEP_FILE]
             put_aside(folder, max(earlier), names, replaces=False)
+        names = list(dict.fromkeys(_name_and_seed(run)[0] for run in runs))
+
+        def place(run: Path) -> tuple[int, int]:
+            name, seed = _name_and_seed(run)
+            return seed, names.index(name) if name in names else len(names)
+
+        every = sorted(dict.fromkeys([*runs, *_there(folder)]), key=place)
         count = len(waiting)
-        return Trained(runs, run_all(waiting, jobs, display), count)
+        return Trained(every, run_all(waiting, jobs, display), count)
 
 
 def plan_grid(
@@ -165,12 +181,14 @@ def _plan(
         recipe = dataclasses.replace(contender.recipe, baseline=None, seed=seed, threads=threads)
         how: Literal["auto", "extend"] = "extend" if resume == "extend" and run.is_dir() else "auto"
         check_run_folder(run, recipe, how)
-        if contender.data_counts and has_ended(run) and not has_ended(run, recipe):  # its results are to be put aside
-            check_data(run, contender.data_counts)
         texts[config.name] = to_yaml(recipe)
         if not (has_ended(run, recipe) and (run / "report.html").exists()):
             name = f"{contender.name}, seed {seed}" if len({seed for _, seed in pairs}) > 1 else contender.name
             waiting.append(Job(name, contender.label, str(config), str(run), how, threads, told=True))
+    for contender in contenders:  # with its other seeds too, which the results would put beside these
+        for run in _there(folder):
+            if contender.data_counts and _name_and_seed(run)[0] == _name_and_seed(Path(run_name(contender.name, 0)))[0]:
+                check_data(run, contender.data_counts, contender.recipe)
     return waiting, runs, texts
 
 
@@ -179,6 +197,18 @@ def run_name(contender: str, seed: int) -> str:
     from ..run_folder import folder_name
 
     return f"{folder_name(contender.lower())}-seed{seed}"
+
+
+def _name_and_seed(run: Path) -> tuple[str, int]:
+    name, _, seed = run.name.rpartition("-seed")
+    return name, int(seed) if seed.isdecimal() else 0
+
+
+def _there(folder: Path) -> list[Path]:
+    """The folders of all runs that a grid's folder was ever to have."""
+    from ..run_folder import RECIPES
+
+    return [folder / file.stem for file in sorted((folder / RECIPES).glob("*.yaml"))]
 
 
 def _write_recipes(folder: Path, texts: dict[str, str]) -> None:

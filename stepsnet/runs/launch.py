@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Failure", "Job", "error_of", "run_all", "share_of_cores"]
 
+_SAID = "stepsnet: "
 _LAST_CHECKPOINT = 60.0  # seconds that a child may take to end, of a parent that was killed or has met an error
 
 
@@ -168,8 +169,8 @@ class _Launcher:
             event = None
         if isinstance(event, dict) and "kind" in event:
             self.display.show({**event, "run": name})
-        else:
-            self.last_line[name] = line.strip()
+        elif line.strip() and not (self.last_line.get(name, "").startswith(_SAID) and not line.startswith(_SAID)):
+            self.last_line[name] = line.strip()  # what a library prints behind it does not hide what the run has said
 
     def stop_children(self) -> None:
         """Interrupt all children; each ends after its current update and a checkpoint."""

@@ -17,7 +17,7 @@ from torch import nn
 from ..checkpoint import load_into, write_weights
 from ..config import Recipe
 from ..console import Display
-from ..device import pick_device
+from ..device import autocast, pick_device
 from ..engine.distributed import DistributedContext, init_distributed
 from ..engine.optim import rate_at
 from ..engine.task import BatchShard, Task, data_counts
@@ -41,6 +41,7 @@ from ..run_folder import (
     read_summary,
     updates_done,
 )
+from ..run_records import LABEL, read_label
 from ..tasks import build_task
 from .inspection import inspect_run
 from .prepare import Prepared, prepare_run
@@ -61,7 +62,7 @@ def train_run(
     Args:
         resume: False for a new run, True for one that goes on, "auto" for either; "extend" for one that goes on with
             the recipe's number of epochs, whatever it was before.
-        label: what the model is called in reports; by default its name.
+        label: what the model is called in reports; by default what the run was started as, or else its name.
         told: what is to be said before the training has been said, by who starts several runs.
 
     Raises:
@@ -89,6 +90,7 @@ def train_run(
 def _train(
     prepared: Prepared, folder: Path, context: DistributedContext, display: Display, resume: Resume, label: str
 ) -> dict[str, Any] | None:
+    label = label or read_label(folder)
     to_tell: list[str] = []
 
     def report(event: dict[str, Any]) -> None:
@@ -103,6 +105,8 @@ def _train(
         def begin() -> tuple[Recipe, bool]:
             held.enter_context(lock_folder(folder))
             resolved = open_run_folder(folder, recipe, resume)
+            if label:  # whoever goes on with the run need not know what it is among others
+                write_atomically(folder / LABEL, label + "\n")
             if not (ended := _has_all(folder, resolved)):
                 _save_assets(task, model, folder)
             return resolved, ended
@@ -118,7 +122,7 @@ def _train(
         result = train(model, task, recipe, folder, context, report)
         if not context.is_main:
             return None
-        seconds = round(time.monotonic() - started, 1)  # of this process: a resumed run counts from there
+        seconds = round(result.earlier_seconds + time.monotonic() - started, 1)
         summary = _summarize(recipe, task, result, label, seconds, context.world_size)
         if getattr(recipe, "score_test", False):
             summary["metrics"] |= _score_test(recipe, folder, result.weights)
@@ -159,9 +163,9 @@ def _new_length(recipe: Recipe, folder: Path, task: Task) -> list[str]:
     """
     done, steps = updates_done(folder), task.steps_per_epoch
     check_length(folder, recipe.epochs, steps)
+    check_data(folder, data_counts(task), recipe)
     if not recipe.earlier_epochs or recipe.earlier_epochs[-1][0] != done:
         return []
-    check_data(folder, data_counts(task))
     before = recipe.earlier_epochs[-1][1]
     old, new = (
         rate_at(dataclasses.replace(recipe, epochs=epochs, earlier_epochs=()), done, steps)
@@ -231,7 +235,8 @@ def _score_test(recipe: Recipe, folder: Path, weights: dict[str, torch.Tensor]) 
     model, task = build_task(recipe, f"{recipe.data}@test", folder)
     load_into(model, weights)
     device = pick_device(recipe.device)
-    scores = task.evaluate(model.to(device).eval(), BatchShard(), device)
+    with autocast(recipe.amp_dtype, device):  # as the validation split is scored
+        scores = task.evaluate(model.to(device).eval(), BatchShard(), device)
     if not math.isfinite(scores.get("loss", 0.0)):
         raise diverged("test_loss", scores["loss"], updates_done(folder), recipe)
     return {f"test_{name}": value for name, value in scores.items()}
