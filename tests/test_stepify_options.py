@@ -231,3 +231,45 @@ def test_convolutions_along_a_line_have_their_channels_in_front():
     x = torch.randn(2, 32, 9)
     ours = stepsnet.stepify(nn.Sequential(*(Along(32) for _ in range(4))), 2, example=x)
     assert (ours.width, ours.dim) == (32, 1) and ours(x).shape == x.shape
+
+
+class Noting(Activated):
+    """A block that keeps a table it has made and what it has seen."""
+
+    def __init__(self, width):
+        super().__init__(width)
+        self.table = self.last = None
+
+    def forward(self, x):
+        if self.table is None:
+            self.table = torch.ones(x.shape[1], 1, device=x.device)
+        self.last = x.detach()
+        return super().forward(x * self.table)
+
+
+def test_the_given_model_is_not_changed_and_its_hooks_see_no_trace():
+    x, seen = torch.randn(2, 5, 32), []
+    model = nn.Sequential(nn.Linear(32, 32), nn.Sequential(*(Noting(32) for _ in range(4))))
+    model[1].register_forward_hook(lambda *given: seen.append(given[-1].device.type))
+    ours = stepsnet.stepify(model, 2, example=x)
+    assert all(block.table is None and block.last is None for block in (*model[1], *ours[1].blocks)) and not seen
+    assert ours(x).shape == x.shape and seen == ["cpu"]  # the container's hook is on what takes its place
+
+
+def test_modules_keep_their_own_modes():
+    """Frozen norms in a stage that stays; a block in evaluation mode, also where a part of the blocks is taken."""
+    nets = timm.create_model("resnet18", layers=(2, 2, 1, 1), channels=(16, 32, 48, 64))
+    for module in nets.layer2.modules():
+        module.training = not isinstance(module, nn.BatchNorm2d)
+    for ours in (stepsnet.stepify(nets, 2, stages=(1,)), stepsnet.stepify(nets, 1)):
+        norms = [module for module in ours.layer2.modules() if isinstance(module, nn.BatchNorm2d)]
+        assert norms and not any(norm.training for norm in norms)
+        assert ours.layer1.training and all(block.training for block in ours.layer1.blocks)
+    model = vit().train()
+    model.blocks[0].eval()
+    grown, ours = stepsnet.grow(model, 2), stepsnet.stepify(model, 2)
+    assert [block.training for block in grown.blocks.blocks] == [False] + [True] * (len(grown.blocks) - 1)
+    steps = stepsnet.StepsNet([nn.Sequential(nn.Linear(3, 3).eval())], [3])
+    ours.blocks.blocks[0].eval()
+    for sequence, first in ((ours.blocks, ours.blocks.blocks[0]), (steps, steps.networks[0][0])):
+        assert sequence[:1].training and not first.training

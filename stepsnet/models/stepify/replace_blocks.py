@@ -11,6 +11,7 @@ from timm.layers import DropPath
 from torch import nn
 
 from ...errors import UserError
+from ...macs import HOOKS
 from .adapters import BlockAdapter, rebuilt, signature_of
 from .containers import Container
 from .plan import ContainerPlan
@@ -35,7 +36,10 @@ def build_in_steps(
             plan = plans[container.path]
             members = [*list(members.values())[: container.lead], *_new_blocks(container, plan.shapes)]
         sequence = StepSequence(members, plan.widths, plan.depths, container.dim, container.lead, scale)
-        result = _put(result, container.path, sequence.train(container.template.training))
+        before = _sequence(result, container)
+        sequence.training = before.training
+        vars(sequence).update({name: hooks for name, hooks in vars(before).items() if name in HOOKS})
+        result = _put(result, container.path, sequence)
     new = [c for c in found if c.path not in as_it_is]
     for container in new:
         _start(container, _sequence(result, container))
@@ -45,7 +49,7 @@ def build_in_steps(
                 initialize(result, [block for c in new for block in c.blocks if c.adapter.initialize is initialize])
     _give_back(model, result, new)
     _check_initialized(result, new)
-    _note_features(model, result, new)
+    _note_features(result, new)
     return result
 
 
@@ -101,7 +105,7 @@ def _new_blocks(container: Container, shapes: list[tuple[int, int | None]]) -> l
             block.to(next(template.parameters()))
         for path in adapter.drop_paths:
             _set_drop_rate(block, path, _rate(rates, j, len(shapes)), originals)
-        blocks.append(block)
+        blocks.append(block.train(template.training))
     return blocks
 
 
@@ -172,7 +176,7 @@ def _check_initialized(result: nn.Module, new: list[Container]) -> None:
                 )
 
 
-def _note_features(original: nn.Module, result: Any, new: list[Container]) -> None:
+def _note_features(result: Any, new: list[Container]) -> None:
     """timm's list of feature maps: where it has one entry per block, now one for each of the new blocks."""
     info = getattr(result, "feature_info", None)
     if not isinstance(info, list) or len(new) != 1:
