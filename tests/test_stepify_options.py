@@ -273,3 +273,47 @@ def test_modules_keep_their_own_modes():
     ours.blocks.blocks[0].eval()
     for sequence, first in ((ours.blocks, ours.blocks.blocks[0]), (steps, steps.networks[0][0])):
         assert sequence[:1].training and not first.training
+
+
+def test_an_option_of_a_later_block_and_shared_weights_are_not_lost():
+    x = torch.randn(2, 5, 32)
+    with pytest.raises(UserError, match="4 blocks of Activated, which has no adapter"):
+        stepsnet.stepify(nn.Sequential(*(Activated(32, F.gelu if i else F.relu) for i in range(4))), 2, example=x)
+    blocks = [Activated(32) for _ in range(4)]
+    blocks[2].fc = blocks[0].fc
+    with pytest.raises(UserError, match="parameters that its blocks share, expected blocks with weights of their own"):
+        stepsnet.stepify(nn.Sequential(*blocks), 2, example=x)
+
+
+def test_rates_of_ones_own_blocks_are_spread():
+    class Rated(Activated):
+        def __init__(self, width, rate):
+            super().__init__(width)
+            self.rate = rate
+
+    stepsnet.register_block(Rated, lambda block, width, heads: Rated(width, block.rate))
+    net = nn.Sequential(*(Rated(32, i / 10) for i in range(4)))
+    ours = stepsnet.stepify(net, plan={"widths": (16, 32), "depths": (4, 2)}, example=torch.randn(2, 5, 32))
+    assert [block.rate for block in ours.blocks] == [0, 0.1, 0.1, 0.2, 0.2, 0.3]
+
+
+class Wrapped(nn.Module):
+    def __init__(self, backbone):
+        super().__init__()
+        self.backbone = backbone
+
+    def forward(self, x):
+        return self.backbone(x)
+
+
+def test_new_blocks_of_a_model_inside_of_another_start_as_its_own():
+    nets = dict(layers=(1, 1, 4, 1), channels=(16, 32, 48, 64))
+    for make in (vit, lambda: timm.create_model("resnet18", **nets)):
+        alone, inside = (stepsnet.stepify(model, 2, example=IMAGES) for model in (make(), Wrapped(make())))
+        for (name, one), other in zip(alone.named_parameters(), inside.backbone.parameters()):
+            torch.testing.assert_close(one.std(), other.std(), rtol=0.2, atol=1e-3, msg=name)
+    listed = timm.create_model("resnet18", features_only=True, **nets)  # whose class is no ResNet
+    assert stepsnet.stepify(listed, 2, example=IMAGES)(IMAGES)[-1].shape[1] == 64
+    bare = nn.Sequential(nn.Linear(9, 48), vit().blocks)
+    with pytest.raises(UserError, match="Sequential has no init_weights, expected one in a module around its blocks"):
+        stepsnet.stepify(bare, 2, example=torch.randn(1, 5, 9))

@@ -120,9 +120,16 @@ def find_containers(model: nn.Module, example: Example) -> list[Container]:
         first = calls[blocks[lead]]
         dim = _channel_dim(blocks[lead], len(first.shape_in))
         width = first.shape_in[dim]
-        adapter = adapter_of(original[blocks[lead]], width)
+        originals = [original[block] for block in blocks]
+        adapter = adapter_of(originals[lead], width, originals[lead + 1 :])
         if adapter is None or changing:
             refused.append((sum(p.numel() for b in blocks for p in b.parameters()), _refusal(path, blocks, changing)))
+            continue
+        size = sum(p.numel() for block in blocks for p in block.parameters())
+        if size > sum(p.numel() for p in nn.ModuleList(blocks).parameters()):
+            refused.append(
+                (size, f"{path} has parameters that its blocks share, expected blocks with weights of their own")
+            )
             continue
         dim = adapter.dim or dim
         kind = type(blocks[lead]).__name__
@@ -140,7 +147,6 @@ def find_containers(model: nn.Module, example: Example) -> list[Container]:
             continue
         read = tuple(i for i in range(lead, len(blocks) - 1) if blocks[i] in watched.read)
         call = Example(first.args, first.kwargs)
-        originals = [original[block] for block in blocks]
         found.append(Container(path, originals, adapter, lead, first.shape_in[dim], dim, call, read))
         inside |= {module for block in blocks for module in block.modules()}
     if not found:
