@@ -6,43 +6,51 @@ an affine LayerNorm and 2 per element of a BatchNorm, as fvcore does. Other prod
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import copy
 from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-__all__ = ["call_in_evaluation", "count_forward"]
+__all__ = ["HOOKS", "count_forward", "on_meta"]
 
 aten = torch.ops.aten
+HOOKS = {name for name, value in vars(nn.Module()).items() if "hook" in name and isinstance(value, dict)}
 
 
 def count_forward(model: nn.Module, *args: Any, **kwargs: Any) -> tuple[int, Any]:
     """Multiply-accumulates of ``model(*args, **kwargs)`` in evaluation mode, and what it returns.
 
-    The arguments are on the meta device, the model on any; its parameters are not used but their shapes.
+    The arguments are on the meta device, the model on any; a copy of it runs, with its hooks, which in some
+    designs of the residual stream are part of the network.
     """
-    # detached: the counter asks what a model feeds its parameters to, such as CaiT's class token, for a gradient
-    tensors = {name: tensor.detach().to("meta") for name, tensor in (*model.named_parameters(), *model.named_buffers())}
+    copied = on_meta(model, with_hooks=True)
     counter = FlopCounterMode(display=False, custom_mapping=_ADDED)
     with torch.no_grad(), counter:
-        outputs = call_in_evaluation(model, tensors, args, kwargs)
+        outputs = copied(*args, **kwargs)
     return counter.get_total_flops() // 2, outputs  # the counter takes a multiply-accumulate for two
 
 
-def call_in_evaluation(
-    model: nn.Module, tensors: Mapping[str, Tensor], args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> Any:
-    """``model(*args, **kwargs)`` in evaluation mode with other parameters and buffers; its modes stay what they are."""
-    training = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        return torch.func.functional_call(model, dict(tensors), tuple(args), dict(kwargs))
-    finally:
-        for module, mode in training.items():
-            module.training = mode
+def on_meta(model: nn.Module, with_hooks: bool = False) -> nn.Module:
+    """A copy on the meta device in evaluation mode, so that what a forward pass notes in a model is not noted in it.
+
+    No parameter takes a gradient: the counter asks what a model feeds its parameters to, such as CaiT's class token,
+    for one. Hooks are left out by default, since a user's may keep what it sees.
+    """
+    memo: dict[int, Any] = {}  # what takes the place of a part in the copy
+    for module in model.modules():
+        attributes = vars(module)
+        if not with_hooks:
+            memo |= {id(hooks): type(hooks)() for name, hooks in attributes.items() if name in HOOKS}
+        for tensor in tree_leaves(attributes):
+            # a number stays: it is at home on any device, and a model may read it
+            if isinstance(tensor, nn.Parameter) or (isinstance(tensor, Tensor) and tensor.dim()):
+                there = tensor.detach().to("meta")
+                memo[id(tensor)] = nn.Parameter(there, False) if isinstance(tensor, nn.Parameter) else there
+    return copy.deepcopy(model, memo).eval()
 
 
 def _layer_norm(input_shape, normalized_shape, weight_shape, *args, out_shape=None, **kwargs) -> int:

@@ -129,12 +129,15 @@ class StepsNet(nn.Module):
                 networks.append(network._select(keep_here))
             elif isinstance(network, nn.Sequential):
                 named = zip(network.named_children(), keep_here)
-                networks.append(nn.Sequential(OrderedDict(child for child, kept in named if kept)))
+                part = nn.Sequential(OrderedDict(child for child, kept in named if kept))
+                part.training = network.training
+                networks.append(part)
             else:
                 networks.append(network if keep_here[0] else nn.Sequential())
         selected = type(self)(networks, self.widths, self.dim)
         selected.grad_checkpointing = self.grad_checkpointing
-        return selected.train(self.training)
+        selected.training = selected.networks.training = self.training  # not that of the blocks, which are shared
+        return selected
 
     def extra_repr(self) -> str:
         return f"widths={self.widths}, dim={self.dim}"

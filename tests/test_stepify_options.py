@@ -231,3 +231,89 @@ def test_convolutions_along_a_line_have_their_channels_in_front():
     x = torch.randn(2, 32, 9)
     ours = stepsnet.stepify(nn.Sequential(*(Along(32) for _ in range(4))), 2, example=x)
     assert (ours.width, ours.dim) == (32, 1) and ours(x).shape == x.shape
+
+
+class Noting(Activated):
+    """A block that keeps a table it has made and what it has seen."""
+
+    def __init__(self, width):
+        super().__init__(width)
+        self.table = self.last = None
+
+    def forward(self, x):
+        if self.table is None:
+            self.table = torch.ones(x.shape[1], 1, device=x.device)
+        self.last = x.detach()
+        return super().forward(x * self.table)
+
+
+def test_the_given_model_is_not_changed_and_its_hooks_see_no_trace():
+    x, seen = torch.randn(2, 5, 32), []
+    model = nn.Sequential(nn.Linear(32, 32), nn.Sequential(*(Noting(32) for _ in range(4))))
+    model[1].register_forward_hook(lambda *given: seen.append(given[-1].device.type))
+    ours = stepsnet.stepify(model, 2, example=x)
+    assert all(block.table is None and block.last is None for block in (*model[1], *ours[1].blocks)) and not seen
+    assert ours(x).shape == x.shape and seen == ["cpu"]  # the container's hook is on what takes its place
+
+
+def test_modules_keep_their_own_modes():
+    """Frozen norms in a stage that stays; a block in evaluation mode, also where a part of the blocks is taken."""
+    nets = timm.create_model("resnet18", layers=(2, 2, 1, 1), channels=(16, 32, 48, 64))
+    for module in nets.layer2.modules():
+        module.training = not isinstance(module, nn.BatchNorm2d)
+    for ours in (stepsnet.stepify(nets, 2, stages=(1,)), stepsnet.stepify(nets, 1)):
+        norms = [module for module in ours.layer2.modules() if isinstance(module, nn.BatchNorm2d)]
+        assert norms and not any(norm.training for norm in norms)
+        assert ours.layer1.training and all(block.training for block in ours.layer1.blocks)
+    model = vit().train()
+    model.blocks[0].eval()
+    grown, ours = stepsnet.grow(model, 2), stepsnet.stepify(model, 2)
+    assert [block.training for block in grown.blocks.blocks] == [False] + [True] * (len(grown.blocks) - 1)
+    steps = stepsnet.StepsNet([nn.Sequential(nn.Linear(3, 3).eval())], [3])
+    ours.blocks.blocks[0].eval()
+    for sequence, first in ((ours.blocks, ours.blocks.blocks[0]), (steps, steps.networks[0][0])):
+        assert sequence[:1].training and not first.training
+
+
+def test_an_option_of_a_later_block_and_shared_weights_are_not_lost():
+    x = torch.randn(2, 5, 32)
+    with pytest.raises(UserError, match="4 blocks of Activated, which has no adapter"):
+        stepsnet.stepify(nn.Sequential(*(Activated(32, F.gelu if i else F.relu) for i in range(4))), 2, example=x)
+    blocks = [Activated(32) for _ in range(4)]
+    blocks[2].fc = blocks[0].fc
+    with pytest.raises(UserError, match="parameters that its blocks share, expected blocks with weights of their own"):
+        stepsnet.stepify(nn.Sequential(*blocks), 2, example=x)
+
+
+def test_rates_of_ones_own_blocks_are_spread():
+    class Rated(Activated):
+        def __init__(self, width, rate):
+            super().__init__(width)
+            self.rate = rate
+
+    stepsnet.register_block(Rated, lambda block, width, heads: Rated(width, block.rate))
+    net = nn.Sequential(*(Rated(32, i / 10) for i in range(4)))
+    ours = stepsnet.stepify(net, plan={"widths": (16, 32), "depths": (4, 2)}, example=torch.randn(2, 5, 32))
+    assert [block.rate for block in ours.blocks] == [0, 0.1, 0.1, 0.2, 0.2, 0.3]
+
+
+class Wrapped(nn.Module):
+    def __init__(self, backbone):
+        super().__init__()
+        self.backbone = backbone
+
+    def forward(self, x):
+        return self.backbone(x)
+
+
+def test_new_blocks_of_a_model_inside_of_another_start_as_its_own():
+    nets = dict(layers=(1, 1, 4, 1), channels=(16, 32, 48, 64))
+    for make in (vit, lambda: timm.create_model("resnet18", **nets)):
+        alone, inside = (stepsnet.stepify(model, 2, example=IMAGES) for model in (make(), Wrapped(make())))
+        for (name, one), other in zip(alone.named_parameters(), inside.backbone.parameters()):
+            torch.testing.assert_close(one.std(), other.std(), rtol=0.2, atol=1e-3, msg=name)
+    listed = timm.create_model("resnet18", features_only=True, **nets)  # whose class is no ResNet
+    assert stepsnet.stepify(listed, 2, example=IMAGES)(IMAGES)[-1].shape[1] == 64
+    bare = nn.Sequential(nn.Linear(9, 48), vit().blocks)
+    with pytest.raises(UserError, match="Sequential has no init_weights, expected one in a module around its blocks"):
+        stepsnet.stepify(bare, 2, example=torch.randn(1, 5, 9))

@@ -52,10 +52,9 @@ def grown_vit(
     except UserError as error:  # a block with a tensor that has no role
         raise UserError(f"grow: {str(error).removeprefix('stepify: ')}") from error
     for block in added:
-        silence(block, container.adapter.outputs)
+        silence(block.train(model.blocks.training), container.adapter.outputs)
     result.blocks = _with_steps(result.blocks, added, new, len(old.widths))
     spread_drop_path([one.block for one in result.blocks], container.adapter, trained)
-    result.blocks.train(model.blocks.training)
     _widen(result, container.width, new.widths[-1])
     result.feature_info = [{**result.feature_info[0], "module": name} for name in _names_of_blocks(result)]
     for info in result.feature_info:
@@ -120,6 +119,8 @@ def _with_steps(sequence: Any, added: list[nn.Module], plan: ContainerPlan, old_
         named |= {str(len(named) + i): block for i, block in enumerate(added)}
         scale = getattr(sequence, "stream_scale", 1.0)
         grown = StepSequence(named, plan.widths, plan.depths, stream_scale=scale)
+    for module in (grown, grown.networks, *list(grown.networks)[old_steps:]):  # not the old blocks
+        module.training = sequence.training
     grown.grad_checkpointing = getattr(sequence, "grad_checkpointing", False)
     return grown
 

@@ -14,6 +14,7 @@ from timm.models import beit, convnext, eva, metaformer, mlp_mixer, resnet, swin
 from timm.models import vision_transformer as vit
 from timm.models._manipulate import named_apply
 
+from ...errors import UserError
 from .adapters import HeadRule, declare
 from .roles import Roles
 
@@ -43,6 +44,11 @@ def _init_weights(model: Any, originals: Sequence[Any]) -> None:
         model.init_weights()
     elif hasattr(model, "_init_weights"):
         model.apply(model._init_weights)
+    else:
+        raise UserError(
+            f"stepify: {type(model).__name__} has no init_weights, expected one in a module around its blocks of "
+            f"{type(originals[0]).__name__}, as in timm's models, to start the new blocks"
+        )
 
 
 def _with_mlp(roles: Roles, *names: str) -> Callable[[Any], Roles]:
@@ -266,7 +272,8 @@ declare(
 def _init_resnet(model: Any, originals: Sequence[Any]) -> None:
     """Last norms begin at zero, timm's default, unless the original's are all at one, and so were told not to."""
     last = [block.bn3 if hasattr(block, "bn3") else block.bn2 for block in originals]
-    model.init_weights(zero_init_last=not all(bool((norm.weight == 1).all()) for norm in last))
+    start = type(model).init_weights if isinstance(model, resnet.ResNet) else resnet.ResNet.init_weights
+    start(model, zero_init_last=not all(bool((norm.weight == 1).all()) for norm in last))
 
 
 declare(

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import UserError
-from ...macs import count_forward
+from ...macs import count_forward, on_meta
 from ...steps import StepsNet
 from .adapters import BlockAdapter
 from .find_adapter import adapter_of
@@ -29,8 +29,13 @@ class Example:
     args: tuple[Any, ...] = ()
     kwargs: Any = None
 
+    @torch.no_grad()
+    def run(self, model: nn.Module) -> Any:
+        """The outputs of a model on the meta device."""
+        return model(*self.args, **(self.kwargs or {}))
+
     def macs(self, model: nn.Module) -> int:
-        return count_forward(model, *self.args, **(self.kwargs or {}))[0]
+        return count_forward(on_meta(model), *self.args, **(self.kwargs or {}))[0]
 
 
 @dataclass(frozen=True)
@@ -88,11 +93,14 @@ def find_containers(model: nn.Module, example: Example) -> list[Container]:
             f"stepify: {in_place or type(model).__name__} is in steps already, or in a design of the residual stream, "
             "expected a plain model"
         )
-    candidates = dict(_candidates(model))
+    traced = on_meta(model)
+    original = dict(zip(traced.modules(), model.modules()))
+    candidates = dict(_candidates(traced))
     by_keyword: set[nn.Module] = set()
     every = [block for blocks in candidates.values() for block in blocks]
     with Watched(candidates) as watched:
-        calls = trace_blocks(model, every, example, by_keyword, watched)
+        calls, outputs = _trace(traced, every, example, by_keyword)
+    watched.note_read(outputs)
     found: list[Container] = []
     refused: list[tuple[int, str]] = []
     inside: set[nn.Module] = set()
@@ -112,9 +120,16 @@ def find_containers(model: nn.Module, example: Example) -> list[Container]:
         first = calls[blocks[lead]]
         dim = _channel_dim(blocks[lead], len(first.shape_in))
         width = first.shape_in[dim]
-        adapter = adapter_of(blocks[lead], width)
+        originals = [original[block] for block in blocks]
+        adapter = adapter_of(originals[lead], width, originals[lead + 1 :])
         if adapter is None or changing:
             refused.append((sum(p.numel() for b in blocks for p in b.parameters()), _refusal(path, blocks, changing)))
+            continue
+        size = sum(p.numel() for block in blocks for p in block.parameters())
+        if size > sum(p.numel() for p in nn.ModuleList(blocks).parameters()):
+            refused.append(
+                (size, f"{path} has parameters that its blocks share, expected blocks with weights of their own")
+            )
             continue
         dim = adapter.dim or dim
         kind = type(blocks[lead]).__name__
@@ -132,7 +147,7 @@ def find_containers(model: nn.Module, example: Example) -> list[Container]:
             continue
         read = tuple(i for i in range(lead, len(blocks) - 1) if blocks[i] in watched.read)
         call = Example(first.args, first.kwargs)
-        found.append(Container(path, blocks, adapter, lead, first.shape_in[dim], dim, call, read))
+        found.append(Container(path, originals, adapter, lead, first.shape_in[dim], dim, call, read))
         inside |= {module for block in blocks for module in block.modules()}
     if not found:
         if refused:
@@ -154,18 +169,21 @@ def _candidates(model: nn.Module) -> Iterator[tuple[str, list[nn.Module]]]:
                 yield path, members
 
 
-def trace_blocks(
-    model: nn.Module,
-    blocks: list[nn.Module],
-    example: Example,
-    by_keyword: set[nn.Module] | None = None,
-    watched: Watched | None = None,
-) -> dict[nn.Module, _Call]:
-    """How each block is called, with one tensor first, in a forward pass without data.
+def trace_blocks(model: nn.Module, blocks: list[nn.Module], example: Example) -> dict[nn.Module, _Call]:
+    """How each block is called, with one tensor first, in a forward pass without data of a copy of the model."""
+    traced = on_meta(model)
+    copies = dict(zip(model.modules(), traced.modules()))
+    calls, _ = _trace(traced, [copies[block] for block in blocks], example, set())
+    return {block: calls[copies[block]] for block in blocks if copies[block] in calls}
+
+
+def _trace(
+    traced: nn.Module, blocks: list[nn.Module], example: Example, by_keyword: set[nn.Module]
+) -> tuple[dict[nn.Module, _Call], Any]:
+    """How each block is called in a model on the meta device, and what the model returns.
 
     Args:
         by_keyword: gets the blocks that are called with keywords alone.
-        watched: is told what the model returns.
     """
     calls: dict[nn.Module, _Call] = {}
 
@@ -173,20 +191,18 @@ def trace_blocks(
         output = output[0] if isinstance(output, tuple) else output
         if args and isinstance(args[0], Tensor) and isinstance(output, Tensor):
             calls.setdefault(block, _Call(args, kwargs, args[0].shape, output.shape))
-        elif not args and by_keyword is not None:
+        elif not args:
             by_keyword.add(block)
 
     with ExitStack() as stack:
         for block in blocks:
             stack.callback(block.register_forward_hook(note, with_kwargs=True).remove)
         try:
-            _, outputs = count_forward(model, *example.args, **(example.kwargs or {}))
+            outputs = example.run(traced)
         except (AssertionError, IndexError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
             reason = " ".join(str(error).split())[:200] or type(error).__name__
-            raise UserError(f"stepify: {type(model).__name__} does not take the example input ({reason})") from error
-    if watched:
-        watched.note_read(outputs)
-    return calls
+            raise UserError(f"stepify: {type(traced).__name__} does not take the example input ({reason})") from error
+    return calls, outputs
 
 
 def _channel_dim(block: nn.Module, ndim: int) -> int:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import UserError, import_extra, nearest
+from ...macs import on_meta
 from ...plan import Profile, StepPlan
 from ..blocks import is_of_transformers
 from .containers import Container, Example, find_containers
@@ -208,13 +209,14 @@ def _check_that_it_runs(result: nn.Module, call: Example) -> None:
     """Without data. A part outside of the blocks can hold something for each block or head, as some positions do, and a
     model can run as many blocks as it was made with.
     """
-    sequences = [(path, module) for path, module in result.named_modules() if isinstance(module, StepSequence)]
+    traced = on_meta(result)
+    sequences = [(path, module) for path, module in traced.named_modules() if isinstance(module, StepSequence)]
     called: set[nn.Module] = set()
     try:
         with ExitStack() as stack:
             for block in (block for _, sequence in sequences for block in sequence.blocks):
                 stack.callback(block.register_forward_hook(lambda block, *_: called.add(block)).remove)
-            call.macs(result)
+            call.run(traced)
     except (AssertionError, IndexError, RuntimeError, TypeError, ValueError) as error:
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise UserError(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import nn
 
@@ -10,13 +12,14 @@ from .adapters import ADAPTERS, BlockAdapter, signature_of
 __all__ = ["adapter_of"]
 
 
-def adapter_of(block: nn.Module, width: int) -> BlockAdapter | None:
+def adapter_of(block: nn.Module, width: int, others: Sequence[nn.Module] = ()) -> BlockAdapter | None:
     """The adapter of a block's class, or one that calls a constructor which takes the width and nothing else.
 
-    Such a constructor has to make the same block at the block's own ``width``: then nothing else was said to it.
+    Such a constructor has to make the same block, and the ``others`` of its class, at their own ``width``: then nothing
+    else was said to it.
     """
     found = _declared(block)
-    if found is None and _takes_its_width(block, width):
+    if found is None and _takes_its_width([block, *others], width):
         return BlockAdapter(lambda block, width, heads: type(block)(width))
     return found
 
@@ -27,16 +30,18 @@ def _declared(block: nn.Module) -> BlockAdapter | None:
     return ADAPTERS.get(type(block))
 
 
-def _takes_its_width(block: nn.Module, width: int) -> bool:
+def _takes_its_width(blocks: Sequence[nn.Module], width: int) -> bool:
     state = torch.random.get_rng_state()
     try:
-        again = type(block)(width)
+        again = type(blocks[0])(width)
     except Exception:  # whatever a constructor does with arguments that it does not expect
         return False
     finally:
         torch.random.set_rng_state(state)
-    return signature_of(again) == signature_of(block) and all(
-        _equal_attributes(one, other) for one, other in zip(again.modules(), block.modules())
+    made = signature_of(again)
+    return all(
+        made == signature_of(block) and all(map(_equal_attributes, again.modules(), block.modules()))
+        for block in blocks
     )
 
 

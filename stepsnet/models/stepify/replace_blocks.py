@@ -11,6 +11,7 @@ from timm.layers import DropPath
 from torch import nn
 
 from ...errors import UserError
+from ...macs import HOOKS
 from .adapters import BlockAdapter, rebuilt, signature_of
 from .containers import Container
 from .plan import ContainerPlan
@@ -35,17 +36,17 @@ def build_in_steps(
             plan = plans[container.path]
             members = [*list(members.values())[: container.lead], *_new_blocks(container, plan.shapes)]
         sequence = StepSequence(members, plan.widths, plan.depths, container.dim, container.lead, scale)
-        result = _put(result, container.path, sequence.train(container.template.training))
+        before = _sequence(result, container)
+        sequence.training = before.training
+        vars(sequence).update({name: hooks for name, hooks in vars(before).items() if name in HOOKS})
+        result = _put(result, container.path, sequence)
     new = [c for c in found if c.path not in as_it_is]
     for container in new:
         _start(container, _sequence(result, container))
-    for initialize in {container.adapter.initialize for container in new}:
-        if initialize is not None:
-            with torch.no_grad():
-                initialize(result, [block for c in new for block in c.blocks if c.adapter.initialize is initialize])
+    _initialize(result, new)
     _give_back(model, result, new)
     _check_initialized(result, new)
-    _note_features(model, result, new)
+    _note_features(result, new)
     return result
 
 
@@ -66,9 +67,7 @@ def initialized_blocks(model: nn.Module, container: Container, shapes: list[tupl
     scratch = _put(without, container.path, nn.Sequential(*_new_blocks(container, shapes)))
     sequence = _sequence(scratch, container)
     _start(container, sequence)
-    if container.adapter.initialize is not None:
-        with torch.no_grad():
-            container.adapter.initialize(scratch, container.blocks)
+    _initialize(scratch, [container])
     _check_initialized(scratch, [container])
     return list(sequence)
 
@@ -87,21 +86,28 @@ def _rate(rates: list[float], index: int, count: int) -> float:
 
 
 def _new_blocks(container: Container, shapes: list[tuple[int, int | None]]) -> list[nn.Module]:
-    """Block j is made from the original j modulo the period in which the originals differ, as shifted windows do."""
+    """Block j is made from the original j modulo the period in which the originals differ, as shifted windows do.
+
+    Without a period, as of rates that grow, it is made from the original at the same place of the depth. Two that
+    differ take turns.
+    """
     originals, adapter = container.blocks[container.lead :], container.adapter
     kinds = [signature_of(block, adapter.drop_paths) for block in originals]
     periods = range(1, len(kinds))
-    period = next((p for p in periods if all(kinds[i] == kinds[i - p] for i in range(p, len(kinds)))), len(kinds))
+    period = next((p for p in periods if all(kinds[i] == kinds[i - p] for i in range(p, len(kinds)))), None)
+    if len(kinds) <= 2:
+        period = len(kinds)
+    apart = (len(kinds) - 1) / max(1, len(shapes) - 1)
     rates = [_drop_rate(block, adapter) for block in originals]
     blocks = []
     for j, (width, heads) in enumerate(shapes):
-        template = originals[j % period]
+        template = originals[j % period if period else round(j * apart)]
         block = rebuilt(adapter, template, width, heads, f"{container.path}.{j}")
         if adapter.initialize is None:  # made by the user's own function, wherever that makes tensors
             block.to(next(template.parameters()))
         for path in adapter.drop_paths:
             _set_drop_rate(block, path, _rate(rates, j, len(shapes)), originals)
-        blocks.append(block)
+        blocks.append(block.train(template.training))
     return blocks
 
 
@@ -131,6 +137,28 @@ def _start(container: Container, sequence: Any) -> None:
                 for pattern, value in (adapter.start or {}).items():
                     if fnmatchcase(path, pattern):
                         parameter.fill_(_common_value(originals, path, value))
+
+
+@torch.no_grad()
+def _initialize(model: nn.Module, new: list[Container]) -> None:
+    """Once for each model of the library, which may be inside of another one."""
+    originals: dict[Any, list[nn.Module]] = {}
+    for container in new:
+        key = container.adapter.initialize, _around(model, container.path)
+        originals.setdefault(key, []).extend(container.blocks)
+    for (initialize, inner), blocks in originals.items():
+        if initialize is not None:
+            initialize(inner, blocks)
+
+
+def _around(model: nn.Module, path: str) -> nn.Module:
+    """The innermost module around a path that has a function for the weights of the whole, else the outermost."""
+    while path:
+        path = path.rpartition(".")[0]
+        inner = get_path(model, path) if path else model
+        if hasattr(inner, "init_weights") or hasattr(inner, "_init_weights"):
+            return inner
+    return model
 
 
 def _common_value(blocks: list[nn.Module], path: str, default: float) -> float:
@@ -172,7 +200,7 @@ def _check_initialized(result: nn.Module, new: list[Container]) -> None:
                 )
 
 
-def _note_features(original: nn.Module, result: Any, new: list[Container]) -> None:
+def _note_features(result: Any, new: list[Container]) -> None:
     """timm's list of feature maps: where it has one entry per block, now one for each of the new blocks."""
     info = getattr(result, "feature_info", None)
     if not isinstance(info, list) or len(new) != 1:

@@ -151,7 +151,8 @@ class StepSequence(StepsNet):
         selected = StepSequence(kept, self.widths, steps, self.dim, sum(keep[: self.lead]), scale)
         selected.grad_checkpointing = self.grad_checkpointing
         selected.wirings = self.wirings
-        return selected.train(self.training)
+        selected.training = self.training  # not that of the blocks, which are shared
+        return selected
 
     def extra_repr(self) -> str:
         lead = f", lead={self.lead}" if self.lead else ""

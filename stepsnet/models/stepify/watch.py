@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from ...macs import call_in_evaluation
+from ...macs import on_meta
 
 __all__ = ["Watched", "has_shortcut", "reached"]
 
@@ -87,29 +87,26 @@ class Watched(TorchFunctionMode):
 
 def reached(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> set[str]:
     """The parameters that the outputs of ``model(*args, **kwargs)`` depend on, by name. The arguments are meta."""
-    tensors = _on_meta(model, with_gradients=True)
-    names = {tensor: name for name, tensor in tensors.items()}
+    copied = on_meta(model)
+    names: dict[Tensor, str] = {
+        parameter.requires_grad_(): name
+        for name, parameter in copied.named_parameters()
+        if parameter.is_floating_point()
+    }
     with torch.enable_grad():
-        outputs = call_in_evaluation(model, tensors, args, kwargs)
+        outputs = copied(*args, **kwargs)
     return {names[leaf] for leaf in _leaves(outputs) if leaf in names}
 
 
 def has_shortcut(block: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Whether a way leads from a block's first argument to its output that no weight is multiplied on, as in x + F(x).
 
-    Norms may be on it, as in blocks that end in one.
+    Norms may be on it, as in blocks that end in one. The block is one of :func:`stepsnet.macs.on_meta`.
     """
     x = args[0].detach().clone().requires_grad_()
     with torch.enable_grad():
-        outputs = call_in_evaluation(block, _on_meta(block, with_gradients=False), (x, *args[1:]), kwargs)
+        outputs = block(x, *args[1:], **kwargs)
     return any(leaf is x for leaf in _leaves(outputs, _PRODUCTS))
-
-
-def _on_meta(module: nn.Module, with_gradients: bool) -> dict[str, Tensor]:
-    tensors = {name: tensor.detach().to("meta") for name, tensor in module.named_buffers()}
-    for name, parameter in module.named_parameters():
-        tensors[name] = parameter.detach().to("meta").requires_grad_(with_gradients and parameter.is_floating_point())
-    return tensors
 
 
 def _leaves(outputs: Any, stops: tuple[str, ...] = ()) -> Iterator[Tensor]:
