@@ -314,6 +314,7 @@ def test_new_blocks_of_a_model_inside_of_another_start_as_its_own():
             torch.testing.assert_close(one.std(), other.std(), rtol=0.2, atol=1e-3, msg=name)
     listed = timm.create_model("resnet18", features_only=True, **nets)  # whose class is no ResNet
     assert stepsnet.stepify(listed, 2, example=IMAGES)(IMAGES)[-1].shape[1] == 64
+    # around which there is nothing of timm's: as their constructor has them, which is torch's start of a Linear
     bare = nn.Sequential(nn.Linear(9, 48), vit().blocks)
-    with pytest.raises(UserError, match="Sequential has no init_weights, expected one in a module around its blocks"):
-        stepsnet.stepify(bare, 2, example=torch.randn(1, 5, 9))
+    first = stepsnet.stepify(bare, 2, example=torch.randn(1, 5, 9))[1][0].attn.qkv.weight
+    torch.testing.assert_close(first.std(), torch.tensor((3 * first.shape[1]) ** -0.5), rtol=0.1, atol=0)

@@ -14,7 +14,6 @@ from timm.models import beit, convnext, eva, metaformer, mlp_mixer, resnet, swin
 from timm.models import vision_transformer as vit
 from timm.models._manipulate import named_apply
 
-from ...errors import UserError
 from .adapters import HeadRule, declare
 from .roles import Roles
 
@@ -39,16 +38,14 @@ _QKV = {
 
 
 def _init_weights(model: Any, originals: Sequence[Any]) -> None:
-    """timm's own function for the whole model, with the model's own mode; a few models only have that of a module."""
+    """timm's own function for the whole model, with the model's own mode; a few models only have that of a module.
+
+    Around timm's blocks in a model of one's own there is none: they start as their constructors have them.
+    """
     if hasattr(model, "init_weights"):
         model.init_weights()
     elif hasattr(model, "_init_weights"):
         model.apply(model._init_weights)
-    else:
-        raise UserError(
-            f"stepify: {type(model).__name__} has no init_weights, expected one in a module around its blocks of "
-            f"{type(originals[0]).__name__}, as in timm's models, to start the new blocks"
-        )
 
 
 def _with_mlp(roles: Roles, *names: str) -> Callable[[Any], Roles]:
