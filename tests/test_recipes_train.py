@@ -145,7 +145,7 @@ def test_language_recipes_take_two_updates(name, tmp_path, monkeypatch):
 def test_small_recipes_take_two_updates(name, images, tmp_path, monkeypatch):
     """The small recipes as they are, on eight of the digits, or of the made-up images at CIFAR's size."""
     recipe = override(find_recipe(name), [*SHORT, "train_samples=8"])
-    if name.startswith("cifar"):
+    if name.startswith(("cifar", "images")):
         recipe = override(recipe, [f"data=folder:{images}", "img_size=32"])
     with Lines() as display:
         train_run(recipe, tmp_path / "run", display)
