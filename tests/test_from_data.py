@@ -197,7 +197,9 @@ def test_a_comparison_is_checked_with_its_data_before_the_first_run(tmp_path, ca
         err = capsys.readouterr().err
         assert said in err and len(err.splitlines()) == 1 and not run.exists(), err
     opened.clear()
-    monkeypatch.setattr("stepsnet.runs.compare.summarize", lambda summaries: {"StepsNet": {}, "baseline": {}})
+    monkeypatch.setattr(
+        "stepsnet.runs.compare.summarize", lambda summaries: {"seeds": [], "StepsNet": {}, "baseline": {}}
+    )
     assert main([*arguments, "--seeds", "0,1"]) == 0
     out = capsys.readouterr().out
     assert len(opened) == 1 and len(started) == 4 and all(job.told for job in started)

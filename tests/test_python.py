@@ -158,7 +158,7 @@ def test_training_in_a_thread_with_a_recipe_as_an_object(tmp_path, monkeypatch):
         Path("theirs.yaml").write_text(Path("runs/mine/config.yaml").read_text().replace("digits\n", "hfds:me/cats\n"))
         stepsnet.train("theirs.yaml")
     monkeypatch.setitem(__import__("sys").modules, "pandas", None)
-    with pytest.raises(UserError, match=r"pandas is not installed, expected `pip install stepsnet\[notebook\]`"):
+    with pytest.raises(UserError, match=r"pandas is not installed, expected `pip install '\.\[notebook\]'`"):
         _ = found[0].metrics
 
 

@@ -64,11 +64,11 @@ def test_tensorboard_by_name_is_required(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorboard", None)
     trained_with(tmp_path / "none")
     assert not (tmp_path / "none" / "tensorboard").exists()
-    with pytest.raises(UserError, match=r"tensorboard is not installed, .*stepsnet\[tensorboard\]"):
+    with pytest.raises(UserError, match=r"tensorboard is not installed, .*\[tensorboard\]"):
         trained_with(tmp_path / "missing", tracker="tensorboard")
 
 
 def test_a_tracker_that_is_not_installed_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(UserError, match=r"tracker: wandb is not installed, expected `pip install stepsnet\[wandb\]`"):
+    with pytest.raises(UserError, match=r"tracker: wandb is not installed, expected `pip install '\.\[wandb\]'`"):
         trained_with(tmp_path, tracker="wandb")
