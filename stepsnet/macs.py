@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-__all__ = ["HOOKS", "count_forward", "on_meta"]
+__all__ = ["HOOKS", "count_forward", "count_on_meta", "on_meta"]
 
 aten = torch.ops.aten
 HOOKS = {name for name, value in vars(nn.Module()).items() if "hook" in name and isinstance(value, dict)}
@@ -27,10 +27,14 @@ def count_forward(model: nn.Module, *args: Any, **kwargs: Any) -> tuple[int, Any
     The arguments are on the meta device, the model on any; a copy of it runs, with its hooks, which in some
     designs of the residual stream are part of the network.
     """
-    copied = on_meta(model, with_hooks=True)
+    return count_on_meta(on_meta(model, with_hooks=True), *args, **kwargs)
+
+
+def count_on_meta(model: nn.Module, *args: Any, **kwargs: Any) -> tuple[int, Any]:
+    """As :func:`count_forward`, of a model that :func:`on_meta` has made."""
     counter = FlopCounterMode(display=False, custom_mapping=_ADDED)
     with torch.no_grad(), counter:
-        outputs = copied(*args, **kwargs)
+        outputs = model(*args, **kwargs)
     return counter.get_total_flops() // 2, outputs  # the counter takes a multiply-accumulate for two
 
 

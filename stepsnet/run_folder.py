@@ -127,7 +127,7 @@ def _is_untrained(folder: Path, names: set[str]) -> bool:
     """Whether a run was started here that came to no update, as one that failed at its start; it has left its lock."""
     if not (folder / _LOCK).exists() or updates_done(folder) or not all(_OF_A_START.fullmatch(name) for name in names):
         return False
-    return not any(line.get("step") for line in read_metrics(folder))
+    return not any(line["step"] and line["kind"] != "diverged" for line in read_metrics(folder))
 
 
 def _continued(folder: Path, recipe: Recipe, resume: Resume) -> Recipe:

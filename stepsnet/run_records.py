@@ -13,6 +13,7 @@ from .reading import read_json, read_text
 __all__ = [
     "LABEL",
     "checkpoint_folders",
+    "diverged_at",
     "metrics_text",
     "parse_metrics",
     "read_label",
@@ -39,6 +40,12 @@ _IN_SUMMARY: dict[str, tuple[Any, str]] = {
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
     """The lines of ``metrics.jsonl``, without those that no run has written."""
     return [line for text in metrics_text(folder / "metrics.jsonl") if (line := parse_metrics(text)) is not None]
+
+
+def diverged_at(folder: Path) -> int | None:
+    """The update at which a run has met a number that is not finite; None of one that has ended well, or goes on."""
+    lines = read_metrics(folder)
+    return lines[-1]["step"] if lines and lines[-1]["kind"] == "diverged" else None
 
 
 def read_label(folder: Path) -> str:

@@ -86,6 +86,13 @@ def test_a_comparison_that_goes_on_has_no_results_until_it_has_ended(both, tmp_p
     shutil.copytree(other / "stepsnet-seed0", other / "stepsnet-seed2")
     (other / "stepsnet-seed2" / "summary.json").unlink()
     assert stepsnet.load(other).seeds == [0, 1]
+    with (other / "stepsnet-seed2" / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "diverged", "step": 12, "text": "loss: got nan"}\n')
+    monkeypatch.setattr("stepsnet.runs.grid.run_all", lambda waiting, *_: [])
+    command[command.index("--seeds") + 1] = "0,1"
+    status, out, _ = run(*command, capsys=capsys)
+    assert status == 0 and "mean of 2 seeds" in out and "; stepsnet-seed2 diverged, and in no mean" in out
+    assert json.loads((other / "comparison.json").read_text())["diverged"] == ["stepsnet-seed2"]
 
 
 def test_a_page_of_the_users_keeps_no_comparison_from_its_end(both, tmp_path, capsys):

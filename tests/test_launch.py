@@ -18,6 +18,7 @@ from stepsnet.errors import Fault, UserError, exit_status
 from stepsnet.overrides import override, read_recipe
 from stepsnet.recipes import find_recipe
 from stepsnet.run_folder import lock_folder, updates_done
+from stepsnet.run_records import diverged_at
 from stepsnet.runs import grid as grids
 from stepsnet.runs import launch
 from stepsnet.runs.grid import Contender, train_grid
@@ -133,7 +134,11 @@ def test_a_run_that_diverges_keeps_no_other_from_its_start(tmp_path):
         number = "1 of 2 runs failed, such as high" if not resume else "run high failed"
         assert re.match(rf"{number}: \w+: got (nan|inf) at update .*a new run may have a lower lr", str(raised.value))
         assert [row["recipe"] for row in json.loads((folder / "sweep.json").read_text())] == ["low"]
-        assert "low" in (folder / "report.html").read_text()
+        page = (folder / "report.html").read_text()
+        at = re.search(r"at update (\d+)", str(raised.value))[1]
+        assert f"diverged, and in no mean: seed 0 of StepsNet at update {at}" in page
+        assert f"diverged at update {at}: 0 of 2 epochs" in page and "not finished" not in page
+        assert diverged_at(folder / "high-seed0") == int(at) and diverged_at(folder / "low-seed0") is None
 
 
 def test_a_fault_of_the_program_stays_one(monkeypatch, capsys):

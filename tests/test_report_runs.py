@@ -48,6 +48,9 @@ def test_unfinished_run_is_said_to_be_and_is_not_counted(tmp_path, undrawn):
     assert "not finished: 3 of 8 epochs" in text
     assert "33.8" in text  # its accuracy so far
     assert said(runs[2:]) == "No result yet; not finished: seed 2 of digits/deep."
+    with (runs[2] / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "diverged", "step": 40, "text": "loss: got nan"}\n')
+    assert said(runs[2:]) == "No result yet; diverged, and in no mean: seed 2 of digits/deep at update 40."
 
 
 def test_torn_last_line_is_left_out(tmp_path):

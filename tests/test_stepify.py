@@ -283,8 +283,8 @@ WRONG = [
     ("efficientnet_b0", {}, "blocks.5 holds 4 blocks of InvertedResidual, which has no adapter"),
     ("swin_tiny_patch4_window7_224", dict(stages=(3, 5)), r"stages: got \(3, 5\), expected some of the model's 4"),
     ("convnext_atto", dict(steps=9), "steps: got 9, expected at most the blocks of a stage, which are 2, 2, 6, 2"),
-    ("eva02_tiny_patch14_224", dict(round_to=0), "round_to: got 0, expected heads or a whole number of at least 1"),
-    ("vit_tiny_patch16_224", dict(steps=1, round_to="x"), "round_to: got 'x', expected heads or a whole number"),
+    ("eva02_tiny_patch14_224", dict(round_to=0), "round_to: got 0, expected 'heads' or a whole number of at least 1"),
+    ("vit_tiny_patch16_224", dict(steps=1, round_to="x"), "round_to: got 'x', expected 'heads' or a whole number"),
     ("vit_tiny_patch16_224", dict(steps=0), "steps: got 0, expected a whole number of at least 1"),
     ("vit_tiny_patch16_224", dict(steps=2, profile="bowtie"), "expected an odd number for a bow-tie"),
     (

@@ -57,10 +57,11 @@ def compare_and_tell(recipe: Recipe, folder: Path, seeds: Sequence[int], jobs: i
     with choose_display() as display:
         summary = compare(recipe, folder, seeds, jobs, display, resume)
     said, count = [], len(summary["seeds"])
+    without = f"; {' and '.join(summary['diverged'])} diverged, and in no mean" if "diverged" in summary else ""
     for name in ("StepsNet", "baseline"):
         means = {key: value["mean"] for key, value in summary[name].items()}
         said.append(f"{name} {headline(means, 'val')}")
     say(
         f"report: {folder / 'report.html'} — validation after {counted(recipe.epochs, 'epoch')}"
-        f"{f', mean of {count} seeds' if count > 1 else ''}: {', '.join(said)}"
+        f"{f', mean of {count} seeds' if count > 1 else ''}: {', '.join(said)}{without}"
     )

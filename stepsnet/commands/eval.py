@@ -8,12 +8,15 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
 from ..summary_stats import format_mean_std, mean_and_std
 from ..terminal import say
 from .options import place, runs_inside, whole
+
+if TYPE_CHECKING:
+    from ..report.load_runs import Run
 
 __all__ = ["Scores", "evaluate_runs", "render_scores"]
 
@@ -103,7 +106,7 @@ def evaluate_runs(
             "model": group.name,
             "seed": run.seed,
             "metrics": of_folder[run.folder],
-            **({} if run.summary else {"stopped": _progress(run.folder)}),
+            **({} if run.summary else {"stopped": _progress(run)}),
         }
         for group, run in members(groups)
     ]
@@ -116,16 +119,17 @@ def evaluate_runs(
     return Scores(of_runs, of_models, [row for row in differences if row["seeds"]], summary)
 
 
-def _progress(folder: Path) -> str:
+def _progress(run: Run) -> str:
     """How far the weights of a run are that has not ended."""
     from ..checkpoint import latest
     from ..run_folder import read_run_recipe
 
-    checkpoint, _ = latest(folder / "checkpoints")
+    checkpoint, _ = latest(run.folder / "checkpoints")
     if checkpoint is None:
         return "not finished"
-    updates = checkpoint.state["data"]["updates an epoch"] * read_run_recipe(folder).epochs
-    return f"after update {checkpoint.state['position']['step']} of {updates}"
+    updates = checkpoint.state["data"]["updates an epoch"] * read_run_recipe(run.folder).epochs
+    done = f"after update {checkpoint.state['position']['step']} of {updates}"
+    return done if run.diverged is None else f"{done}, diverged at {run.diverged}"
 
 
 BySeed = dict[Any, float]

@@ -11,11 +11,10 @@ from ..config import MAY_CHANGE_ON_RESUME
 from ..console import choose_display
 from ..errors import UserError
 from ..files import require_folder
-from ..own_files import write_own_files
 from ..study.conductor import check_results, conduct
 from ..study.declare import Cell, Study
-from ..study.leaderboard import leaderboard
-from ..study.render import render_study, write_study
+from ..study.pages import write_study
+from ..study.render import render_study
 from ..study.results import read_results
 from ..study.run_plan import check_models, due, progress
 from ..study.verdict import half_width
@@ -48,10 +47,7 @@ def run_study(study: Study, more: Sequence[str], overrides: Sequence[str], optio
         require_folder(place, option)
 
     def write() -> str:
-        there = read_results(results, study)
-        text = write_study(study, there, folder)
-        write_own_files(folder, {"leaderboard.md": (leaderboard(study, there) + "\n").encode()})
-        return text
+        return write_study(study, read_results(results, study), folder)
 
     if options.render:
         if not results.is_dir():

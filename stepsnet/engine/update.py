@@ -23,7 +23,7 @@ from .optim import scaled_lr
 from .randomness import seed_step
 from .task import Task
 
-__all__ = ["Update", "Updater", "diverged", "unwrap"]
+__all__ = ["Diverged", "Update", "Updater", "diverged", "unwrap"]
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class Updater:
             return self.model.no_sync()
         return nullcontext()
 
-    def _not_finite(self, step: int, batches: Sequence[Any], loss: float, norm: float) -> UserError:
+    def _not_finite(self, step: int, batches: Sequence[Any], loss: float, norm: float) -> Diverged:
         what, value = ("loss", loss) if not math.isfinite(loss) else ("gradient", norm)
         return diverged(what, value, step + 1, self.settings, f"; {self._first_not_finite(step, batches)}")
 
@@ -168,11 +168,20 @@ class Updater:
         )
 
 
-def diverged(what: str, value: float, step: int, settings: TrainingSettings, more: str = "") -> UserError:
+class Diverged(UserError):
+    """A number of a run is not finite; ``step`` is the update at which it was found."""
+
+    def __init__(self, text: str, step: int):
+        super().__init__(text)
+        self.step = step
+
+
+def diverged(what: str, value: float, step: int, settings: TrainingSettings, more: str = "") -> Diverged:
     """What a run ends with whose numbers are not finite."""
-    return UserError(
+    return Diverged(
         f"{what}: got {value} at update {step}, expected a finite number{more}; the last checkpoint is kept; "
-        f"a new run may have a lower lr (now {scaled_lr(settings):g}), longer warmup_epochs or clip_grad"
+        f"a new run may have a lower lr (now {scaled_lr(settings):g}), longer warmup_epochs or clip_grad",
+        step,
     )
 
 

@@ -35,6 +35,7 @@ class Run:
     stream_at_epoch_ends: dict[int, StreamMeasurement]  # on the example batch, by epoch
     stream_at_updates: dict[int, StreamMeasurement]  # in training, by update
     started_as: str = ""  # its label among others, which the summary has too
+    diverged: int | None = None  # the update at which a number was not finite
 
     @property
     def seed(self) -> Any:
@@ -136,6 +137,7 @@ def load_run(folder: Path) -> Run:
     lines = metrics_text(metrics)
     epochs: dict[int, dict[str, Any]] = {}
     stream: dict[str, dict[int, StreamMeasurement]] = {"epoch_end": {}, "update": {}}
+    diverged = None
     for number, line in enumerate(lines, 1):
         try:
             entry = parse_json(line, f"{metrics}, line {number}", allow_nan=True)
@@ -144,6 +146,7 @@ def load_run(folder: Path) -> Run:
                 break
             raise
         try:
+            diverged = int(entry["step"]) if entry["kind"] == "diverged" else None  # the last line of such a run
             # a resumed run may repeat an epoch: the later line counts
             if entry["kind"] == "epoch":
                 epochs[int(entry["epoch"])] = _with_numbers(entry)
@@ -153,8 +156,8 @@ def load_run(folder: Path) -> Run:
             raise UserError(f"{metrics}, line {number}: {in_a_line(error)}, expected a line of a run") from None
     text = read_text(folder / "config.yaml", "run")
     result = read_summary(folder) or {}
-    by_update = stream["update"]
-    return Run(folder, text, _with_defaults(config), result, epochs, stream["epoch_end"], by_update, read_label(folder))
+    at_ends, at_updates, label = stream["epoch_end"], stream["update"], read_label(folder)
+    return Run(folder, text, _with_defaults(config), result, epochs, at_ends, at_updates, label, diverged)
 
 
 def _with_numbers(entry: dict[str, Any]) -> dict[str, Any]:

@@ -166,7 +166,8 @@ def _table_of_runs(groups: Sequence[Group], columns: Sequence[str]) -> list[dict
         ]
         size = (run.blocks or "—", get("layers", "—"), count(get("params")), count(get("macs")))
         cells = [run.seed, *metrics, *size, duration(get("seconds")), number(_samples_per_second(run), ".1f")]
-        note = f"not finished: {max(run.epochs, default=0)} of {run.config.get('epochs', '?')} epochs"
+        ended = "not finished" if run.diverged is None else f"diverged at update {run.diverged}"
+        note = f"{ended}: {max(run.epochs, default=0)} of {run.config.get('epochs', '?')} epochs"
         rows.append({"group": group, "cells": cells, "note": "" if run.summary else note})
     return rows
 

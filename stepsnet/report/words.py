@@ -97,8 +97,11 @@ def result_metric(groups: Sequence[Group], split: str = "val") -> Metric | None:
 def summarize_results(groups: Sequence[Group], split: str = "val") -> tuple[str, list[Tile]]:
     """The results in one sentence and as tiles: one per group, and one per paired difference."""
     finished = [group for group in groups if any(run.summary for run in group.runs)]
-    waiting = [f"seed {run.seed} of {group.the}" for group in groups for run in group.runs if not run.summary]
-    unfinished = f"not finished: {join(waiting)}" if waiting else ""
+    without = [(run, f"seed {run.seed} of {group.the}") for group in groups for run in group.runs if not run.summary]
+    waiting = [name for run, name in without if run.diverged is None]
+    gone = [f"{name} at update {run.diverged}" for run, name in without if run.diverged is not None]
+    listed = {"not finished": waiting, "diverged, and in no mean": gone}
+    unfinished = "; ".join(f"{what}: {join(names)}" for what, names in listed.items() if names)
     metric = result_metric(finished, split)
     if metric is None:
         return sentence("No result yet", unfinished or f"no run has a {SPLITS[split]} metric"), []

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..from_data import with_baseline
+from ..run_records import diverged_at
 from ..summary_stats import mean_and_std
 from .check import check_grid, tell
 from .grid import COMPARISON_FILE, Contender, train_grid
@@ -50,6 +51,8 @@ def compare(
     result: dict[str, Any] = {}
     if not trained.failed:
         result = summarize(trained.summaries())
+        if diverged := [run.name for run in trained.runs if diverged_at(run) is not None]:
+            result["diverged"] = diverged  # earlier, and in no mean
         write_atomically(folder / COMPARISON_FILE, json.dumps(result, indent=2) + "\n")
     trained.write_report(folder / "report.html", f"{recipe.name}: StepsNet and its baseline", display)
     return result

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -47,9 +46,12 @@ class Trained:
         from ..overrides import read_recipe
         from ..run_folder import RECIPES, has_ended, read_summary
 
-        recipes = {run: run.parent / RECIPES / f"{run.name}.yaml" for run in self.runs}
-        ended = [run for run, file in recipes.items() if has_ended(run) and has_ended(run, read_recipe(file))]
-        return [summary for run in ended if (summary := read_summary(run))]
+        found = []
+        for run in self.runs:
+            summary = read_summary(run)
+            if summary and has_ended(run, read_recipe(run.parent / RECIPES / f"{run.name}.yaml")):
+                found.append(summary)
+        return found
 
     def write_report(self, page: Path, title: str, display: Display) -> None:
         """Write the page of all runs that have begun; a file of the user's that is in its place stays there.
@@ -104,13 +106,13 @@ def train_grid(
             # where they are there already, a run has failed since, and what there is now is of several lengths
             names = ["report.html", "figures", COMPARISON_FILE, SWEEP_FILE]
             put_aside(folder, max(earlier), names, replaces=False)
-        names = list(dict.fromkeys(_name_and_seed(run)[0] for run in runs))
+        order = [_contender_part(contender.name) for contender in contenders]
 
         def place(run: Path) -> tuple[int, int]:
-            name, seed = _name_and_seed(run)
-            return seed, names.index(name) if name in names else len(names)
+            contender, seed = _parts_of(run.name)
+            return seed, order.index(contender) if contender in order else len(order)
 
-        every = sorted(dict.fromkeys([*runs, *_there(folder)]), key=place)
+        every = sorted({*runs, *_there(folder)}, key=place)
         count = len(waiting)
         return Trained(every, run_all(waiting, jobs, display), count)
 
@@ -142,8 +144,8 @@ def _check_folder(folder: Path, resume: Resume, recipe: Recipe | None, only: set
 
     names = names_in(folder)
     runs = [file.stem for file in (folder / RECIPES).glob("*.yaml")]
-    allowed = {run_name(name, 0) for name in only or ()}
-    if only and (other := next((run for run in runs if re.sub(r"\d+$", "0", run) not in allowed), None)):
+    allowed = {_contender_part(name) for name in only or ()}
+    if only and (other := next((run for run in runs if _parts_of(run)[0] not in allowed), None)):
         raise UserError(f"--run: {folder} is that of a sweep, with {other}; `stepsnet resume {folder}` goes on with it")
     if recipe:
         check_run_folder(folder, recipe, resume, is_grid=True)
@@ -185,23 +187,29 @@ def _plan(
         if not (has_ended(run, recipe) and (run / "report.html").exists()):
             name = f"{contender.name}, seed {seed}" if len({seed for _, seed in pairs}) > 1 else contender.name
             waiting.append(Job(name, contender.label, str(config), str(run), how, threads, told=True))
-    for contender in contenders:  # with its other seeds too, which the results would put beside these
-        for run in _there(folder):
-            if contender.data_counts and _name_and_seed(run)[0] == _name_and_seed(Path(run_name(contender.name, 0)))[0]:
-                check_data(run, contender.data_counts, contender.recipe)
+    by_part = {_contender_part(contender.name): contender for contender in contenders}
+    for run in _there(folder):  # other seeds among them, which the results would put beside these
+        of = by_part.get(_parts_of(run.name)[0])
+        if of and of.data_counts:
+            check_data(run, of.data_counts, of.recipe)
     return waiting, runs, texts
 
 
 def run_name(contender: str, seed: int) -> str:
     """The name of a run's folder in a comparison or a sweep."""
+    return f"{_contender_part(contender)}-seed{seed}"
+
+
+def _contender_part(contender: str) -> str:
     from ..run_folder import folder_name
 
-    return f"{folder_name(contender.lower())}-seed{seed}"
+    return folder_name(contender.lower())
 
 
-def _name_and_seed(run: Path) -> tuple[str, int]:
-    name, _, seed = run.name.rpartition("-seed")
-    return name, int(seed) if seed.isdecimal() else 0
+def _parts_of(run: str) -> tuple[str, int]:
+    """The contender's part of the name of a run's folder, and its seed."""
+    contender, _, seed = run.rpartition("-seed")
+    return contender, int(seed) if seed.isdecimal() else 0
 
 
 def _there(folder: Path) -> list[Path]:

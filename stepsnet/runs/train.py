@@ -7,7 +7,7 @@ import json
 import math
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,11 @@ from ..config import Recipe
 from ..console import Display
 from ..device import autocast, pick_device
 from ..engine.distributed import DistributedContext, init_distributed
+from ..engine.metrics_log import MetricsLog
 from ..engine.optim import rate_at
 from ..engine.task import BatchShard, Task, data_counts
 from ..engine.train import TrainResult, train
-from ..engine.update import diverged
+from ..engine.update import Diverged, diverged
 from ..errors import UserError
 from ..files import write_atomically
 from ..models.blocks import widths_of
@@ -100,7 +101,7 @@ def _train(
 
     recipe, model, task = prepared.recipe, prepared.model, prepared.task
     lines = [*prepared.lines, *_new_length(recipe, folder, task)]
-    with ExitStack() as held:
+    with ExitStack() as held, _divergence_noted(folder, context.is_main):
 
         def begin() -> tuple[Recipe, bool]:
             held.enter_context(lock_folder(folder))
@@ -135,6 +136,19 @@ def _train(
         )
         report_or_tell([folder], page, title, report)
         return summary
+
+
+@contextmanager
+def _divergence_noted(folder: Path, is_main: bool) -> Iterator[None]:
+    """A run that diverges says so in its folder, for reports; one that goes on from a checkpoint loses the line."""
+    try:
+        yield
+    except Diverged as error:
+        with suppress(UserError):  # a full disk does not hide why the run has ended
+            MetricsLog(folder / "metrics.jsonl", is_main).add(
+                {"kind": "diverged", "step": error.step, "text": str(error)}
+            )
+        raise
 
 
 @contextmanager

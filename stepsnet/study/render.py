@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from matplotlib import style
@@ -14,8 +12,7 @@ from matplotlib.figure import Figure
 from ..colors import OKABE_ITO
 from ..markdown import markdown_table
 from ..metrics import find_metric
-from ..own_files import write_own_files
-from ..report.figure import STYLE, csv_of, figure_files, make_panels, scale_by_size
+from ..report.figure import STYLE, make_panels, scale_by_size
 from ..report.words import count, number
 from ..summary_stats import format_mean_std
 from .declare import Cell, Study
@@ -23,28 +20,9 @@ from .results import flatness_of
 from .run_plan import choice_of, never_trained, progress
 from .verdict import Judged, finals_of, judge_study
 
-__all__ = ["draw_study", "render_study", "rows_of", "write_study"]
+__all__ = ["draw_study", "render_study", "rows_of"]
 
 Results = Mapping[str, Mapping[str, Any]]
-
-
-def write_study(study: Study, results: Results, folder: Path) -> str:
-    """Write ``study.md``, ``study.json`` and, once a final run has ended, a figure and its CSV; returns the text.
-
-    Raises:
-        NotOurFile: one of them would replace somebody else's file; nothing is written then.
-    """
-    text, rows = render_study(study, results), rows_of(study, results)
-    there, all_of = progress(study, results)
-    judged = judge_study(study, results).as_dict()
-    content = {"study": study.name, "runs": there, "of": all_of, "cells": rows, **judged}
-    pages = {"study.md": (text + "\n").encode(), "study.json": (json.dumps(content, indent=1) + "\n").encode()}
-    figure = draw_study(study, results)
-    if figure is not None:
-        table = csv_of([{key: value for key, value in row.items() if key != "tried"} for row in rows])
-        pages |= {**figure_files(figure, study.point), "study.csv": table.encode()}
-    write_own_files(folder, pages)
-    return text
 
 
 def rows_of(study: Study, results: Results) -> list[dict[str, Any]]:

@@ -27,7 +27,7 @@ from torch import nn
 from ...errors import UserError
 from ...plan import StepPlan
 from ..blocks import is_of_transformers
-from ..stepify.plan import check_plan
+from ..stepify.plan import check_plan, check_round_to
 from .of_timm import grown_vit
 from .plan import RoundTo
 
@@ -78,6 +78,5 @@ def _check_options(model: Any, steps: Any, plan: Any, round_to: Any) -> None:
         raise UserError(f"grow: got {str(model)[:40]!r}, expected a model with its weights")
     if steps is not None and (not isinstance(steps, int) or isinstance(steps, bool) or steps < 1):
         raise UserError(f"steps: got {str(steps)[:40]}, expected a whole number of at least 2")
-    if round_to != "heads" and (not isinstance(round_to, int) or isinstance(round_to, bool) or round_to < 1):
-        raise UserError(f"round_to: got {round_to!r}, expected 'heads' or a whole number of at least 1")
+    check_round_to(round_to)
     check_plan(plan)

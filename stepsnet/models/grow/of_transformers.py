@@ -14,7 +14,7 @@ from ...plan import StepPlan
 from ..slice_norm import SliceNorm
 from ..stepify.adapters import BlockAdapter
 from ..stepify.containers import Container, Example
-from ..stepify.of_transformers import recompute_like, steps_config_of
+from ..stepify.of_transformers import recompute_like, set_types, steps_config_of, take_weights
 from ..stepify.plan import ContainerPlan
 from ..stepify.roles import get_path
 from ..steps_transformer import StepsTransformerConfig
@@ -121,21 +121,19 @@ def _fill(result: Any, model: Any, family: Family, width: int) -> None:
     layers, old_layers = (get_path(one.base_model, family.layers) for one in (result, model))
     _keep_buffers(result, model)
     for layer, old in zip(layers, old_layers):
-        _set_like(layer, old)
-        layer.load_state_dict(old.state_dict())
+        take_weights(layer, old)
     for layer in layers[len(old_layers) :]:
-        _set_like(layer, old_layers[-1], frozen=False)
+        set_types(layer, old_layers[-1])
         silence(layer, family.outputs)
     norm = result.base_model.norm
     old_norm = model.base_model.norm
     parts = old_norm.parts if isinstance(old_norm, SliceNorm) else [old_norm]
     for part, old in zip(norm.parts, parts):
-        _set_like(part, old)
-        part.load_state_dict(old.state_dict())
+        take_weights(part, old)
     for part in norm.parts[len(parts) :]:
-        _set_like(part, parts[-1], frozen=False)
+        set_types(part, parts[-1])
     embedding, old_embedding = result.get_input_embeddings(), model.get_input_embeddings()
-    _set_like(embedding, old_embedding)
+    set_types(embedding, old_embedding, frozen=True)
     embedding.weight.copy_(drawn_like(old_embedding.weight, new_width - width, -1))
     if embedding.padding_idx is not None:
         embedding.weight[embedding.padding_idx, width:] = 0
@@ -145,7 +143,7 @@ def _fill(result: Any, model: Any, family: Family, width: int) -> None:
         if head.weight is old_embedding.weight:
             tied = True
             continue
-        _set_like(new_head, head)
+        set_types(new_head, head, frozen=True)
         new_head.weight.requires_grad_()  # zeros for the new channels, which would never be read
         new_head.weight.zero_()
         new_head.weight[:, :width] = head.weight
@@ -153,14 +151,6 @@ def _fill(result: Any, model: Any, family: Family, width: int) -> None:
             new_head.bias.copy_(head.bias)
     if tied:
         norm.parts[-1].weight.zero_()
-
-
-def _set_like(module: nn.Module, old: nn.Module, frozen: bool = True) -> None:
-    """The types of an old module's parameters, and with ``frozen`` whether they are trained."""
-    for parameter, theirs in zip(module.parameters(), old.parameters()):
-        parameter.data = parameter.data.to(theirs.dtype)
-        if frozen:
-            parameter.requires_grad_(theirs.requires_grad)
 
 
 def _keep_buffers(result: nn.Module, model: nn.Module) -> None:

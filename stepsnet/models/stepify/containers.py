@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import UserError
-from ...macs import count_forward, on_meta
+from ...macs import count_on_meta, on_meta
 from ...steps import StepsNet
 from .adapters import BlockAdapter
 from .find_adapter import adapter_of
@@ -35,7 +35,7 @@ class Example:
         return model(*self.args, **(self.kwargs or {}))
 
     def macs(self, model: nn.Module) -> int:
-        return count_forward(on_meta(model), *self.args, **(self.kwargs or {}))[0]
+        return count_on_meta(on_meta(model), *self.args, **(self.kwargs or {}))[0]
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from ...macs import on_meta
 from ...plan import Profile, StepPlan
 from ..blocks import is_of_transformers
 from .containers import Container, Example, find_containers
-from .plan import ContainerPlan, Match, check_plan, given_plans, search_plan
+from .plan import ContainerPlan, Match, check_plan, check_round_to, given_plans, search_plan
 from .replace_blocks import build_in_steps
 from .sequence import StepSequence
 from .watch import reached
@@ -111,8 +111,7 @@ def _check_options(
     tokens: Any,
 ) -> None:
     """Raises UserError for the first option of :func:`stepify` of another type or out of bounds."""
-    if round_to != "heads" and (not isinstance(round_to, int) or isinstance(round_to, bool) or round_to < 1):
-        raise UserError(f"round_to: got {repr(round_to)[:40]}, expected heads or a whole number of at least 1")
+    check_round_to(round_to)
     for name, value in {"steps": steps, "blocks": blocks, "tokens": tokens}.items():
         if name == "blocks" and value is None:
             continue

@@ -18,7 +18,16 @@ from .containers import Container, Example, trace_blocks
 from .plan import ContainerPlan
 from .roles import get_path
 
-__all__ = ["in_steps", "layers_of_transformer", "model_of_name", "recompute_like", "steps_config_of", "token_example"]
+__all__ = [
+    "in_steps",
+    "layers_of_transformer",
+    "model_of_name",
+    "recompute_like",
+    "set_types",
+    "steps_config_of",
+    "take_weights",
+    "token_example",
+]
 
 _ARGUMENTS = ("num_labels", "attn_implementation")  # of transformers' own, which are no fields of a configuration
 
@@ -175,14 +184,26 @@ def in_steps(model: Any, container: Container, plan: ContainerPlan, stream_scale
         tensor.requires_grad_(theirs[key].requires_grad)
     if is_one_step:
         for layer, old in zip(get_path(result.base_model, FAMILIES[model.config.model_type].layers), container.blocks):
-            layer.load_state_dict(old.state_dict())
-            for parameter, given in zip(layer.parameters(), old.parameters()):
-                parameter.requires_grad_(given.requires_grad)
+            take_weights(layer, old)
     recompute_like(result, model)
     generation = getattr(model, "generation_config", None)
     if generation is not None:
         result.generation_config = copy.deepcopy(generation)
     return result.train(model.training)
+
+
+def take_weights(module: nn.Module, old: nn.Module) -> None:
+    """Those of a module with the same parameters, in their types; what is frozen there is frozen here."""
+    set_types(module, old, frozen=True)
+    module.load_state_dict(old.state_dict())
+
+
+def set_types(module: nn.Module, old: nn.Module, frozen: bool = False) -> None:
+    """The types of another module's parameters, of any shape; with ``frozen`` also whether they are trained."""
+    for parameter, theirs in zip(module.parameters(), old.parameters()):
+        parameter.data = parameter.data.to(theirs.dtype)
+        if frozen:
+            parameter.requires_grad_(theirs.requires_grad)
 
 
 def recompute_like(result: Any, model: Any) -> None:

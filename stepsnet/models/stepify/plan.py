@@ -81,6 +81,12 @@ def check_plan(plan: Any) -> None:
         raise UserError(f"plan: got {str(plan)[:40]}, expected widths and depths, or what plan_steps returns")
 
 
+def check_round_to(round_to: Any) -> None:
+    """Raises UserError for what widths cannot be rounded to."""
+    if round_to != "heads" and (not isinstance(round_to, int) or isinstance(round_to, bool) or round_to < 1):
+        raise UserError(f"round_to: got {repr(round_to)[:40]}, expected 'heads' or a whole number of at least 1")
+
+
 def read_plan(plan: Mapping[str, Any] | StepPlan) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...] | None]:
     """Widths, depths and, where they are given, heads of a user's plan for one container.
 
