@@ -193,6 +193,16 @@ def test_new_blocks_start_as_the_librarys():
     assert all(bool((scale == 1e-6).all()) for scale in scales)
 
 
+def test_a_stage_without_blocks_that_keep_their_width_counts():
+    """Numbers are those of the model's stages: the only block of the third one halves the resolution."""
+    model = timm.create_model("resnet18", layers=(2, 3, 1, 3), channels=(16, 16, 32, 48))
+    stepped = stepsnet.stepify(model, 2, stages=(2, 4))
+    layers = [stepped.layer1, stepped.layer2, stepped.layer3, stepped.layer4]
+    assert [[len(one.depths) for one in step_sequences(layer)] for layer in layers] == [[1], [2], [], [2]]
+    with pytest.raises(UserError, match=r"stages: got \(3,\), expected some of 1, 2, 4, counted from 1"):
+        stepsnet.stepify(model, 2, stages=(3,))
+
+
 def test_options_of_blocks_are_kept():
     """Stochastic depth is spread again over the new depth; windows go on to alternate; each dropout keeps its rate."""
     model = timm.create_model(
@@ -281,7 +291,11 @@ def test_blocks_of_ones_own():
 WRONG = [
     ("vgg11", {}, "VGG has no container of like blocks"),
     ("efficientnet_b0", {}, "blocks.5 holds 4 blocks of InvertedResidual, which has no adapter"),
-    ("swin_tiny_patch4_window7_224", dict(stages=(3, 5)), r"stages: got \(3, 5\), expected some of the model's 4"),
+    (
+        "swin_tiny_patch4_window7_224",
+        dict(stages=(3, 5)),
+        r"stages: got \(3, 5\), expected some of 1, 2, 3, 4,",
+    ),
     ("convnext_atto", dict(steps=9), "steps: got 9, expected at most the blocks of a stage, which are 2, 2, 6, 2"),
     ("eva02_tiny_patch14_224", dict(round_to=0), "round_to: got 0, expected 'heads' or a whole number of at least 1"),
     ("vit_tiny_patch16_224", dict(steps=1, round_to="x"), "round_to: got 'x', expected 'heads' or a whole number"),

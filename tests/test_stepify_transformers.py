@@ -322,7 +322,7 @@ def test_bad_input_is_one_line(tmp_path):
         )
     with pytest.raises(UserError, match="is in steps already"):
         stepsnet.stepify(in_steps(make("llama")))
-    with pytest.raises(UserError, match=r"stages: got \(4,\), expected some of the model's 1"):
+    with pytest.raises(UserError, match=r"stages: got \(4,\), expected some of 1, counted"):
         stepsnet.stepify(make("llama"), stages=(4,))
     with pytest.raises(UserError, match="num_heads: got 5 at width 32, expected a positive multiple of 2"):
         stepsnet.stepify(make("llama"), plan={"widths": (32, 64), "depths": (1, 1), "num_heads": (5, 4)})

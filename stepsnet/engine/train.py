@@ -45,6 +45,7 @@ class Position:
     step: int = 0
     sums: dict[str, float] = field(default_factory=dict)  # of the epoch's means so far
     seconds: float = 0.0  # spent in updates
+    all_seconds: float = 0.0  # with evaluations and what else there was between the updates
     metrics_bytes: int = 0  # length of metrics.jsonl
     best: float = -math.inf  # of the task's monitored metric, or of its negative where lower is better
     best_step: int | None = None
@@ -60,7 +61,7 @@ class TrainResult:
     best: float  # value of the task's monitored metric
     best_step: int | None  # whose checkpoint is kept
     samples_per_second: float
-    earlier_seconds: float  # in the updates of processes before this one
+    earlier_seconds: float  # of processes before this one, up to the checkpoint that the next went on from
 
 
 def train(
@@ -108,7 +109,7 @@ class Trainer:
         self.updater = Updater(wrapped, task, self.state.optimizer, schedule, settings, context, self.state.averages)
         self.evaluated_model = self.state.averages.module if self.state.averages else wrapped
         self.folder, self.checkpoints, self.position = folder, folder / "checkpoints", Position()
-        self.earlier_seconds = 0.0
+        self.earlier_seconds, self.began_at = 0.0, time.monotonic()
         self.note(describe_batch(settings, context, task))
         self.restore()
         trackers = []
@@ -164,7 +165,7 @@ class Trainer:
             self.state.restore(found)
             self.updater.scaler.load_state_dict(found.state["scaler"])
             self.position = Position(**found.state["position"])
-            self.earlier_seconds = self.position.seconds
+            self.earlier_seconds = self.position.all_seconds
             self.note(f"resumed after update {self.position.step}")
 
     def first_epoch(self) -> tuple[int, int]:
@@ -238,6 +239,7 @@ class Trainer:
     def save(self) -> None:
         """Write a checkpoint. Raises UserError where a weight is not finite: the last good one is kept."""
         self.updater.check_weights(self.position.step)
+        self.position.all_seconds = self.earlier_seconds + time.monotonic() - self.began_at
         self.position.metrics_bytes = self.context.broadcast_object(self.log.size_bytes)
         broadcast_buffers(self.context, self.model, self.evaluated_model)
         state = {

@@ -11,7 +11,7 @@ from torch import nn
 
 from ..checkpoint import load_into
 from ..config import ClassificationRecipe, ModelSpec
-from ..device import pick_device
+from ..device import autocast, pick_device
 from ..engine.task import BatchShard, Task
 from ..errors import UserError
 from ..from_data import with_classes
@@ -50,7 +50,8 @@ def evaluate_run(
     recipe = override(recipe, overrides)
     model, task = build_task(recipe, data, folder)
     model, device = load_trained(folder, recipe, model)
-    return _scores(task, model, device)
+    with autocast(recipe.amp_dtype, device):  # as it was scored in training
+        return _scores(task, model, device)
 
 
 def evaluate_checkpoint(path: Path, model_name: str, data: str, args: dict[str, Any] | None = None) -> dict[str, float]:

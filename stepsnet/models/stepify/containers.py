@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -50,6 +51,7 @@ class Container:
     dim: int
     call: Example  # what the first block behind the leading ones is called with
     read_behind: tuple[int, ...] = ()  # of the blocks before the last one, those whose output the model reads as well
+    stage: int = 1  # of the model, counted from 1, with those that cannot be in steps
 
     @property
     def depth(self) -> int:
@@ -156,7 +158,18 @@ def find_containers(model: nn.Module, example: Example) -> list[Container]:
             f"stepify: {type(model).__name__} has no container of like blocks, expected an nn.Sequential or "
             "nn.ModuleList of residual blocks of one class that keep the shape of their input"
         )
-    return found
+    return [replace(one, stage=stage) for one, stage in zip(found, _stages_of(found, list(candidates)))]
+
+
+def _stages_of(found: Sequence[Container], paths: Sequence[str]) -> list[int]:
+    """Which stage of the model each container is: among all sequences at like paths, such as ``stages.2.blocks``."""
+    patterns = {_pattern(one.path) for one in found}
+    like = [path for path in paths if _pattern(path) in patterns]
+    return [like.index(one.path) + 1 if len(patterns) == 1 else i for i, one in enumerate(found, 1)]
+
+
+def _pattern(path: str) -> str:
+    return re.sub(r"\d+", "*", path)
 
 
 def _candidates(model: nn.Module) -> Iterator[tuple[str, list[nn.Module]]]:

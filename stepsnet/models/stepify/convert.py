@@ -57,9 +57,10 @@ def stepify(
             three steps.
         stages: of a hierarchical model, counted from 1, as in Table 11; by default those with at least ``steps``
             blocks that keep their width and resolution. The blocks of the others stay as they are.
-        plan: widths, depths and, if you like, num_heads in place of the search, with one entry per step in the order
-            of execution: ``{"widths": (96, 192), "depths": (12, 6)}``, or what :func:`stepsnet.plan_steps` returns.
-            For several stages each has one such sequence per stage. The widest is the model's own width.
+        plan: widths, depths and, if you like, num_heads in place of the search and of ``steps``, with one entry per
+            step in the order of execution: ``{"widths": (96, 192), "depths": (12, 6)}``, or what
+            :func:`stepsnet.plan_steps` returns. For several stages each has one such sequence per stage. The widest is
+            the model's own width.
         round_to: "heads" rounds widths as the paper does, a number to a multiple of it. Blocks without heads have
             multiples of 8, or of 4 below a width of 64.
         stream_scale: factor of the stream where it enters each container of several steps, see
@@ -270,6 +271,8 @@ def _chosen(found: list[Container], steps: int, stages: Sequence[int] | None, is
             depths = ", ".join(str(one.depth) for one in found)
             raise UserError(f"steps: got {steps}, expected at most the blocks of a stage, which are {depths}")
         return chosen
-    if not all(1 <= stage <= len(found) for stage in stages) or len(set(stages)) != len(stages) or not stages:
-        raise UserError(f"stages: got {tuple(stages)}, expected some of the model's {len(found)}, counted from 1")
-    return [found[stage - 1] for stage in sorted(stages)]
+    by_stage = {one.stage: one for one in found}
+    if not by_stage.keys() >= set(stages) or len(set(stages)) != len(stages) or not stages:
+        there = ", ".join(map(str, by_stage))
+        raise UserError(f"stages: got {tuple(stages)}, expected some of {there}, counted from 1, of like blocks")
+    return [by_stage[stage] for stage in sorted(stages)]
