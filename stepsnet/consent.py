@@ -71,14 +71,14 @@ def _found(values: Any, key: str = "") -> Iterator[tuple[str, Any]]:
     elif isinstance(values, list):
         for value in values:
             yield from _found(value, key)
+    elif values and key.rpartition(".")[2] == "pretrained":  # whatever timm takes for a yes
+        yield key, values
     elif isinstance(values, str) and values:
         kind, _, rest = values.partition(":")
         is_here = kind in ("hfds", "cifar10", "cifar100") and Path(rest.partition("@")[0]).is_dir()
         named = key.endswith(".hf_hub_id") or (key == "tokenizer" and values == "gpt2")
         if (named or _FETCHED.match(values)) and not is_here and key not in ("name", "title"):
             yield key, values
-    elif values is True and key.endswith(".args.pretrained"):
-        yield key, values
 
 
 def _line(key: str, value: Any) -> str:

@@ -108,6 +108,19 @@ def test_there_is_a_graph_a_width_whatever_the_depth(drop_path_rate, recomputed)
         assert len(blocks_of(model)) == sum(depths)
 
 
+def test_a_copy_of_a_compiled_model_computes_with_its_own_weights():
+    x = torch.randn(2, 3, 32, 32)
+    for recomputed in (False, True):
+        torch._dynamo.reset()
+        model = timm.create_model("test_steps_deit", widths=(32,), depths=(2,), img_size=32).eval()
+        compile_blocks(model, blocks_of(model) if recomputed else [], backend="eager")
+        copied = copy.deepcopy(model)
+        expected = model(x)
+        torch.testing.assert_close(copied(x), expected)
+        nn.init.zeros_(blocks_of(copied)[0].mlp.fc2.weight)
+        assert torch.equal(model(x), expected) and not torch.allclose(copied(x), expected)
+
+
 def test_every_kind_of_block_has_its_graph():
     """More of them than dynamo allows for one function: eight."""
     torch._dynamo.reset()

@@ -1,6 +1,7 @@
 """Exported files give torch's outputs in other runtimes, say how they are used, and are there whole or not at all."""
 
 import json
+import math
 import os
 import re
 import signal
@@ -218,6 +219,10 @@ def test_a_failed_export_leaves_nothing(here, monkeypatch):
     monkeypatch.setattr(exporting, "open_session", lambda path: lambda x: [torch.full((len(x), 1000), torch.nan)])
     with pytest.raises(UserError, match="outputs differ from torch's by nan"):
         stepsnet.export("test_steps_resnet", "mine.pt2", force=True, fixed_size=True)
+    one = torch.ones(2)
+    for got in ([one, one * torch.nan], [one * torch.nan, one]):  # whichever output it is
+        assert math.isnan(exporting._error(got, [one, one]))
+    assert math.isnan(exporting._largest([0.0, math.nan, 0.0]))
 
     def stopped(path):
         assert path.exists()

@@ -115,12 +115,15 @@ def test_the_test_split_is_opened_at_the_end_and_not_before(pictures, tmp_path):
     assert (summary["lr"], summary["batch_size"], summary["data"]) == (1e-3, 4, f"folder:{pictures.name}")
     with pytest.raises(UserError, match="cannot be decoded"):
         train_run(recipe_on(pictures, "score_test=true", "max_undecodable=0"), tmp_path / "scored", Silent())
+    assert (tmp_path / "scored" / "model.safetensors").exists()  # what was trained is there, whatever the test split is
     for name in ("cat", "dog"):
         Image.fromarray(np.zeros((8, 8, 3), dtype=np.uint8)).save(pictures / f"test/{name}/0.png")
     resumed = train_run(
         recipe_on(pictures, "score_test=true", "max_undecodable=0"), tmp_path / "scored", Silent(), True
     )
     assert resumed["metrics"]["test_top1"] == 50.0  # two equal pictures of two classes
+    named = recipe_on(pictures, "score_test=true", f"data=folder:{pictures}@val")
+    assert train_run(named, tmp_path / "named", Silent())["metrics"]["test_top1"] == 50.0
     assert resumed["metrics"]["val_top1"] == summary["metrics"]["val_top1"]
     assert evaluate_run(tmp_path / "run", f"folder:{pictures}@test")["top1"] == 50.0
     train = evaluate_run(tmp_path / "run", f"folder:{pictures}@train")

@@ -89,6 +89,8 @@ def own_words(tmp_path, monkeypatch):
         ("data=hfds:someone/pictures", "data"),
         ("data=cifar10:nowhere", "data"),
         ("model.args.pretrained=true", "model.args.pretrained"),
+        ("model.args.pretrained=1", "model.args.pretrained"),
+        ('model.args.backbone_args={"pretrained": true}', "model.args.backbone_args.pretrained"),
         (
             'model.args.pretrained_cfg_overlay={"url": "http://127.0.0.1:9/w.bin"}',
             "model.args.pretrained_cfg_overlay.url",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from types import FunctionType, MethodType
 from typing import Any, cast
 
@@ -49,7 +50,7 @@ def compile_blocks(model: nn.Module, recomputed: Sequence[nn.Module] = (), **kwa
             shapes = tuple(parameter.shape for parameter in part.parameters())
             _share_code(part, (parents.get(id(block)), type(part), shapes), own)
             if block in recomputed:
-                part.forward = torch.compile(part.forward, **kwargs)
+                part.forward = CompiledForward(part.forward, kwargs)
             else:
                 part.compile(**kwargs)
 
@@ -116,6 +117,21 @@ def _share_stochastic_depth(blocks: Sequence[nn.Module]) -> None:
             rate, scale = getattr(child, "drop_prob", None) or 0.0, getattr(child, "scale_by_keep", True)
             shared = SharedDropPath(rate, scale, next(parent.parameters()).device)
             setattr(parent, name, shared.train(child.training))
+
+
+class CompiledForward:
+    """A part's compiled forward pass, in place of ``part.forward``; a copy of the part has one of its own weights."""
+
+    def __init__(self, forward: Callable[..., Any], kwargs: dict[str, Any]):
+        functools.update_wrapper(self, forward)
+        self.forward, self.kwargs = forward, kwargs
+        self.compiled = torch.compile(forward, **kwargs)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.compiled(*args, **kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> CompiledForward:
+        return type(self)(copy.deepcopy(self.forward, memo), self.kwargs)
 
 
 class FrozenForward:

@@ -44,6 +44,7 @@ from ..run_folder import (
 )
 from ..run_records import LABEL, read_label
 from ..tasks import build_task
+from ..tasks.splits import split_of
 from .inspection import inspect_run
 from .prepare import Prepared, prepare_run
 from .report import report_or_tell
@@ -125,11 +126,11 @@ def _train(
             return None
         seconds = round(result.earlier_seconds + time.monotonic() - started, 1)
         summary = _summarize(recipe, task, result, label, seconds, context.world_size)
+        (folder / "summary.json").unlink(missing_ok=True)  # which would be of other weights
+        summary["weights_sha256"] = write_weights(folder / "model.safetensors", result.weights)
         if getattr(recipe, "score_test", False):
             summary["metrics"] |= _score_test(recipe, folder, result.weights)
         summary = _finite(summary)
-        (folder / "summary.json").unlink(missing_ok=True)  # which would be of other weights
-        summary["weights_sha256"] = write_weights(folder / "model.safetensors", result.weights)
         write_atomically(folder / "summary.json", json.dumps(summary, indent=2, allow_nan=False) + "\n")
         inspect_run(
             recipe, folder, task, result.weights, context.device, lambda text: report({"kind": "note", "text": text})
@@ -246,7 +247,7 @@ def _finite(summary: dict[str, Any]) -> dict[str, Any]:
 
 def _score_test(recipe: Recipe, folder: Path, weights: dict[str, torch.Tensor]) -> dict[str, float]:
     """Metrics on the test split, which has not been read before."""
-    model, task = build_task(recipe, f"{recipe.data}@test", folder)
+    model, task = build_task(recipe, f"{split_of(recipe.data)[0]}@test", folder)
     load_into(model, weights)
     device = pick_device(recipe.device)
     with autocast(recipe.amp_dtype, device):  # as the validation split is scored
