@@ -8,6 +8,7 @@ from run_folders import TOP1, Text, make_run, read, rows, said, stream_line
 from stepsnet.errors import UserError
 from stepsnet.report import write_report
 from stepsnet.report.load_runs import group_runs, load_run
+from stepsnet.report.words import pairs
 
 
 @pytest.fixture
@@ -38,6 +39,27 @@ def test_the_difference_takes_common_seeds_only(tmp_path):
     runs += [make_run(tmp_path / f"b{seed}", "baseline", seed, top1=50.0) for seed in (1, 2)]
     assert "StepsNet is better by 11.0 points (seed 1 only" in said(runs)
     assert "have no seed in common" in said([runs[0], runs[3]])
+
+
+@pytest.mark.parametrize("names", [("digits/a", "digits/b"), ("digits/a", "digits/a")])
+def test_each_stepsnet_is_paired_with_the_baseline_of_its_own_comparison(tmp_path, names):
+    """Also where one comparison's StepsNet has as many blocks as another's baseline."""
+    runs = [
+        make_run(tmp_path / folder / label, label, name=name, widths=[blocks] * blocks)
+        for folder, name, sizes in (("small", names[0], (24, 12)), ("large", names[1], (48, 24)))
+        for label, blocks in zip(TOP1, sizes)
+    ]
+    found = [(steps.blocks, base.blocks) for steps, base in pairs(group_runs([load_run(run) for run in runs]))]
+    assert found == [(24, 12), (48, 24)]
+    other = make_run(tmp_path / "other", "baseline", widths=[24] * 48, task="language", name="text/a")
+    assert pairs(group_runs([load_run(run) for run in (runs[2], other)])) == []
+
+
+def test_recipes_of_names_of_their_own_are_paired_by_their_size(tmp_path):
+    sizes = [(label, blocks) for label in TOP1 for blocks in (4, 8)]
+    runs = [make_run(tmp_path / f"{s}{n}", s, name=f"digits/{s}_{n}", widths=[n] * n) for s, n in sizes]
+    groups = group_runs([load_run(run) for run in runs])
+    assert [(steps.blocks, base.blocks) for steps, base in pairs(groups)] == [(4, 4), (8, 8)]
 
 
 def test_unfinished_run_is_said_to_be_and_is_not_counted(tmp_path, undrawn):

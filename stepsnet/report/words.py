@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from ..metrics import METRICS, SPLITS, Metric, find_metric, higher_is_better, metric_label
 from ..summary_stats import format_count, format_mean_std
@@ -134,10 +135,28 @@ def _best(groups: Sequence[Group], key: str, worst: bool = False) -> Group:
 
 
 def pairs(groups: Sequence[Group]) -> list[tuple[Group, Group]]:
-    """Each StepsNet with its baseline."""
-    steps, baselines = ([group for group in groups if group.label == label] for label in (STEPS, BASELINE))
-    only_two = len(steps) == len(baselines) == 1
-    return [(s, b) for s in steps for b in baselines if only_two or s.suffix == b.suffix]
+    """Each StepsNet with its baseline of the same task.
+
+    This is the one of its recipe's name, where several have that name the one of its comparison's folder, and in a
+    sweep, whose recipes have names of their own, the one that has its suffix.
+    """
+    of_label = [[group for group in groups if group.label == label] for label in (STEPS, BASELINE)]
+    keys: list[Callable[[Group], Any]] = [
+        lambda group: (group.task, group.recipe),
+        lambda group: (group.task, group.recipe, {run.folder.absolute().parent for run in group.runs}),
+        lambda group: (group.task, group.suffix),
+    ]
+    if all(len(of_one) == 1 for of_one in of_label):
+        keys = [lambda group: group.task]
+    found: dict[str, Group] = {}  # by the name of the StepsNet
+    for key in keys:
+        taken = {*found, *(base.name for base in found.values())}
+        steps, baselines = ([group for group in of_one if group.name not in taken] for of_one in of_label)
+        for one in steps:
+            ours, theirs = ([group for group in of_one if key(group) == key(one)] for of_one in (steps, baselines))
+            if len(ours) == len(theirs) == 1:
+                found[one.name] = theirs[0]
+    return [(group, found[group.name]) for group in of_label[0] if group.name in found]
 
 
 def _difference(steps: Group, base: Group, key: str) -> tuple[str, Tile | None]:
