@@ -90,13 +90,18 @@ def values_in_words(values: Sequence[tuple[Group, int, float]], show: Callable[[
 
 
 def result_metric(groups: Sequence[Group], split: str = "val") -> Metric | None:
-    """The metric by which these models are compared: the first that all have on the split."""
+    """The metric by which these models are compared: the first that all have on the split; none for several tasks."""
+    if len({group.task for group in groups}) > 1:
+        return None
     candidates = [metric for metric in METRICS.values() if metric.is_headline or metric.key == "loss"]
     return next((m for m in candidates if groups and all(group.results(f"{split}_{m.key}") for group in groups)), None)
 
 
 def summarize_results(groups: Sequence[Group], split: str = "val") -> tuple[str, list[Tile]]:
-    """The results in one sentence and as tiles: one per group, and one per paired difference."""
+    """The results in one sentence a task and as tiles: one per group, and one per paired difference."""
+    if len(tasks := dict.fromkeys(group.task for group in groups)) > 1:
+        of_tasks = [summarize_results([group for group in groups if group.task == task], split) for task in tasks]
+        return " ".join(words for words, _ in of_tasks), [tile for _, tiles in of_tasks for tile in tiles]
     finished = [group for group in groups if any(run.summary for run in group.runs)]
     without = [(run, f"seed {run.seed} of {group.the}") for group in groups for run in group.runs if not run.summary]
     waiting = [name for run, name in without if run.diverged is None]
