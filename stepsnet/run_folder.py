@@ -36,6 +36,7 @@ __all__ = [
     "check_length",
     "check_run_folder",
     "check_there",
+    "each_once",
     "find_runs",
     "folder_name",
     "has_begun",
@@ -256,13 +257,21 @@ def lock_folder(folder: Path, wait: float = 0.0) -> Iterator[None]:
 
 
 def find_runs(folders: Sequence[Path]) -> list[Path]:
-    """The run folders among these: each itself, or those within a comparison's, a sweep's or a study's."""
+    """The run folders among these, each once: itself, or those within a comparison's, a sweep's or a study's."""
     found: list[Path] = []
     for folder in folders:
         has_begun = (folder / "metrics.jsonl").exists()  # as a run; a comparison's folder has only a config.yaml
         inside = [] if has_begun else sorted(path.parent for path in folder.glob("*/config.yaml"))
         found += inside or [folder]
-    return found
+    return each_once(found)
+
+
+def each_once(folders: Sequence[Path]) -> list[Path]:
+    """The folders in their order, without those that are one of them under another path."""
+    found: dict[Path, Path] = {}
+    for folder in folders:
+        found.setdefault(folder.resolve(), folder)
+    return list(found.values())
 
 
 def has_begun(folder: Path) -> bool:

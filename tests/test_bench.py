@@ -14,7 +14,7 @@ from stepsnet.analysis import speed
 from stepsnet.analysis.memory import activation_bytes
 from stepsnet.analysis.speed import Measured, measure_memory, measure_speed
 from stepsnet.cli import main
-from stepsnet.commands.bench import find_candidates, render_bench
+from stepsnet.commands.bench import bench, find_candidates, render_bench
 from stepsnet.errors import UserError
 from stepsnet.paper.tables import printed_rows
 from stepsnet.report import speed as report_speed
@@ -129,10 +129,29 @@ def test_what_was_measured_is_kept_where_memory_ends(tmp_path, monkeypatch, caps
 
     monkeypatch.setattr(speed, "measure_memory", one_fits)
     small = ["--batch-size", "1", "--rounds", "1", "--memory", "1,2", "--no-train", "--device", "cpu"]
-    assert main(["bench", "test_steps_deit", "test_vit", *small, "--out", str(tmp_path / "out")]) == 2
-    assert "predicted not to fit" in capsys.readouterr().err
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "speed-depth.png").write_text("of an earlier bench")
+    assert main(["bench", "test_steps_deit", "test_vit", *small, "--force", "--out", str(tmp_path / "out")]) == 2
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["speed.json"]
+    out, err = capsys.readouterr()
+    assert "predicted not to fit" in err and [line.count("—") for line in out.splitlines()[2:]] == [0, 1]
     kept = json.loads((tmp_path / "out" / "speed.json").read_text())
     assert [(row["inference"]["n"], "memory" in row) for row in kept["rows"]] == [(1, True), (1, False)]
+
+
+def test_a_model_is_compiled_where_it_is_measured(monkeypatch):
+    found = []
+
+    def optimize(model, for_):
+        found.append((for_, next(model.parameters()).device.type))
+        return model
+
+    monkeypatch.setattr("stepsnet.device.pick_device", torch.device)
+    monkeypatch.setattr("stepsnet.models.optimize.optimize", optimize)
+    timed = {kind: [1.0] for kind in ("inference", "latency", "training")}
+    monkeypatch.setattr(speed, "measure_speed", lambda models, *_: {one.name: timed for one in models})
+    bench(find_candidates(["test_vit"]), memory_batches=None, device="meta", compile=True)
+    assert found == [("inference", "meta"), ("training", "meta")]
 
 
 def row(model, curve, blocks, speed):

@@ -128,8 +128,10 @@ def test_a_folder_without_a_model_type_is_refused(tmp_path):
         stepify_pair(f"transformers:{tmp_path}", "text:x")
 
 
-def test_any_language_model_is_measured_on_tokens():
-    spec = ModelSpec("causal_lm", {"model_type": "gpt2", **FIELDS, "n_positions": TOKENS})
+@pytest.mark.parametrize("positions", [64, 2 * TOKENS])
+def test_any_language_model_is_measured_on_tokens(positions):
+    """On no more than it has positions for."""
+    spec = ModelSpec("causal_lm", {"model_type": "gpt2", **FIELDS, "n_positions": positions})
     result = bench([Candidate("gpt2", "gpt2", spec)], batch_size=1, rounds=1, memory_batches=None, device="cpu")
     (row,) = result["rows"]
-    assert row["shape"] == [TOKENS] and row["training"]["n"] == 1
+    assert row["shape"] == [min(positions, TOKENS)] and row["training"]["n"] == 1

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -129,6 +130,14 @@ def test_resume_of_another_recipe_is_refused(trained, capsys):
         (["table", "12"], "table: got '12', expected one of"),
         (["plan", "--width", "384", "--depth", "0"], "plan: depth: got 0, expected an integer of at least 1"),
         (["plan", "--width", "384", "--depth", "12", "--round-to", "x"], "--round-to: got 'x'"),
+        (
+            ["plan", "--width", "384", "--depth", "12", "--batch-size", "8"],
+            "plan: got --batch-size without --memory, expected it with --memory",
+        ),
+        (
+            ["plan", "--memory", "--model", "test_vit", "--width", "384"],
+            "plan: got --width with --memory, expected it without --memory",
+        ),
         (["plan", "--width", "4", "--depth", "12", "--steps", "9"], "steps: got 9, too many for width 4"),
         (
             ["plan", "--width", "384", "--depth", "12", "--steps", "4", "--profile", "bowtie"],
@@ -159,7 +168,14 @@ def test_a_run_is_taken_apart(trained, tmp_path, capsys):
     scored = json.loads(run("eval", trained, "--json", capsys=capsys)[1])
     assert len(rows) == 12 and rows[0]["metrics"] == {name: [value] for name, value in scored.items()}
     assert found["command"].startswith("stepsnet") and found["versions"]["torch"]
-    status, out, err = run("analyze", "drop", trained, trained, capsys=capsys)  # as if they were two seeds
+    half = shutil.copytree(trained, tmp_path / "half")
+    config = (half / "config.yaml").read_text()
+    (half / "config.yaml").write_text(config.replace("amp_dtype: float32", "amp_dtype: bfloat16"))
+    of_half = json.loads(run("eval", half, "--json", capsys=capsys)[1])
+    whole = json.loads(run("analyze", "mask", half, "--json", capsys=capsys)[1])["rows"][0]["metrics"]
+    assert whole == {name: [value] for name, value in of_half.items()} and of_half["loss"] != scored["loss"]
+    second = shutil.copytree(trained, tmp_path / "second")  # as if they were two seeds
+    status, out, err = run("analyze", "drop", trained, second, trained, capsys=capsys)
     assert status == 0 and out.startswith("| dropped | loss | top1 | top5 |") and "last 1 of width 48" in out
     assert f"{scored['top1']:.4g} ± 0 |" in out
     status, out, err = run("analyze", "shortcut", trained, "--out", tmp_path / "look", "--json", capsys=capsys)
@@ -171,6 +187,12 @@ def test_a_run_is_taken_apart(trained, tmp_path, capsys):
     assert (tmp_path / "look" / "stream.png").stat().st_size > 10_000 and (tmp_path / "look" / "stream.svg").exists()
     status, out, err = run("analyze", "mask", trained, "--each", capsys=capsys)
     assert status == 2 and "got --each with mask" in err
+    for option in (("--out", tmp_path / "unused"), ("--force",)):
+        status, out, err = run("analyze", "drop", trained, *option, capsys=capsys)
+        assert status == 2 and f"got {option[0]} with drop, expected it with shortcut" in err
+    (tmp_path / "file").write_text("")
+    status, out, err = run("analyze", "shortcut", trained, "--out", tmp_path / "file", capsys=capsys)
+    assert status == 2 and f"--out: got {tmp_path / 'file'}, expected a folder" in err
 
 
 def test_a_report_of_any_runs(trained, tmp_path, capsys):

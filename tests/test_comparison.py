@@ -6,9 +6,11 @@ import shutil
 import numpy as np
 import pytest
 from PIL import Image
+from run_folders import make_run
 
 import stepsnet
 from stepsnet.cli import main
+from stepsnet.commands.eval import evaluate_runs, render_scores
 from stepsnet.errors import UserError
 from stepsnet.report.load_runs import group_runs, load_run
 from stepsnet.runs.launch import Failure
@@ -123,6 +125,35 @@ def test_eval_scores_each_run_and_what_differs(both, capsys):
     assert out.count("\n| stepsnet-seed") == out.count("\n| baseline-seed") == 2
 
 
+def scored_as(scores, monkeypatch):
+    monkeypatch.setattr("stepsnet.runs.evaluate.evaluate_run", lambda folder, *_: scores[folder.name])
+
+
+def test_eval_takes_nothing_from_the_training(tmp_path, monkeypatch):
+    runs = [make_run(tmp_path / label, label, data="digits") for label in ("StepsNet", "baseline")]
+    scored_as({"StepsNet": {"loss": 1.0}, "baseline": {"loss": 2.0, "top1": 9.0}}, monkeypatch)
+    scores = evaluate_runs(runs)
+    (difference,) = scores.differences
+    assert difference["metrics"].keys() == {"loss"} and "top-1" not in scores.summary
+    other = make_run(tmp_path / "other", data="digits@train")
+    with pytest.raises(UserError, match="got runs of the splits val, train, expected one split, as of --data"):
+        evaluate_runs([*runs, other])
+    scored_as({run.name: {"loss": 3.0} for run in (*runs, other)}, monkeypatch)
+    assert len(evaluate_runs([*runs, other], "digits@test").runs) == 3
+
+
+def test_eval_of_several_tasks_ranks_each_by_itself(tmp_path, monkeypatch):
+    runs = [make_run(tmp_path / label, label, data="digits") for label in ("StepsNet", "baseline")]
+    text = {"task": "language", "name": "text/a", "data": "text:x"}
+    runs.append(make_run(tmp_path / "text", "StepsNet", **text))
+    scores = {"StepsNet": {"loss": 2.0, "top1": 60.0}, "baseline": {"loss": 2.5, "top1": 50.0}}
+    scored_as({**scores, "text": {"loss": 1.0, "perplexity": 2.7}}, monkeypatch)
+    table = render_scores(evaluate_runs(runs))
+    assert [line.count(" — |") for line in table.splitlines() if line.startswith("| text |")] == [2 - 1]
+    assert "StepsNet · digits/deep is better by 10.0 points" in table.replace(" · 8 blocks", "")
+    assert "The validation perplexity is 2.70 for StepsNet" in table and "best" not in table
+
+
 def test_predict_tells_where_runs_differ(both, tmp_path, capsys):
     pictures = [tmp_path / "1.png", tmp_path / "2.png"]
     for picture in pictures:
@@ -153,8 +184,14 @@ def test_analyze_takes_each_model_apart(both, tmp_path, capsys):
     assert out.count("| baseline-seed0, baseline-seed1 |") == 2
     status, out, err = run("analyze", "mask", both / "baseline-seed0", both / "baseline-seed1", capsys=capsys)
     assert status == 2 and "expected a StepsNet of several" in err
-    status, out, err = run("analyze", "shortcut", both, "--out", tmp_path, "--json", capsys=capsys)
-    assert status == 0 and {row["run"] for row in json.loads(out)["rows"]} == set(NAMES)
+    twice = shutil.copytree(both / "baseline-seed0", tmp_path / "other" / "baseline-seed0").parent
+    given = (both, both / "baseline-seed0", twice)  # one of them again, and one of the same name
+    status, out, err = run("analyze", "shortcut", *given, "--out", tmp_path, "--json", capsys=capsys)
+    names = {f"{both.parent.name}/both/{name}" for name in NAMES}
+    rows = json.loads(out)["rows"]
+    found = {"/".join(row["run"].split("/")[-3:]) for row in rows}
+    assert status == 0 and len({(row["run"], row["update"]) for row in rows}) == len(rows), err
+    assert len(found) == 5 and names < found and any(name.endswith("other/baseline-seed0") for name in found)
 
 
 def test_runs_without_weights_are_left_out(both, tmp_path, capsys):

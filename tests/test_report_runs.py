@@ -1,13 +1,19 @@
 """What a report says of runs: unfinished ones, few seeds, other metrics, labels."""
 
+import dataclasses
 import json
+from pathlib import Path
 
 import pytest
 from run_folders import TOP1, Text, make_run, read, rows, said, stream_line
 
+from stepsnet.analysis.block_statistics import BlockStatistics, StreamMeasurement
 from stepsnet.errors import UserError
-from stepsnet.report import write_report
+from stepsnet.report import residual_stream, write_report
 from stepsnet.report.load_runs import group_runs, load_run
+from stepsnet.report.page import figures_of
+from stepsnet.report.words import pairs
+from stepsnet.run_folder import find_runs
 
 
 @pytest.fixture
@@ -38,6 +44,60 @@ def test_the_difference_takes_common_seeds_only(tmp_path):
     runs += [make_run(tmp_path / f"b{seed}", "baseline", seed, top1=50.0) for seed in (1, 2)]
     assert "StepsNet is better by 11.0 points (seed 1 only" in said(runs)
     assert "have no seed in common" in said([runs[0], runs[3]])
+
+
+@pytest.mark.parametrize("names", [("digits/a", "digits/b"), ("digits/a", "digits/a")])
+def test_each_stepsnet_is_paired_with_the_baseline_of_its_own_comparison(tmp_path, names):
+    """Also where one comparison's StepsNet has as many blocks as another's baseline."""
+    runs = [
+        make_run(tmp_path / folder / label, label, name=name, widths=[blocks] * blocks)
+        for folder, name, sizes in (("small", names[0], (24, 12)), ("large", names[1], (48, 24)))
+        for label, blocks in zip(TOP1, sizes)
+    ]
+    found = [(steps.blocks, base.blocks) for steps, base in pairs(group_runs([load_run(run) for run in runs]))]
+    assert found == [(24, 12), (48, 24)]
+    other = make_run(tmp_path / "other", "baseline", widths=[24] * 48, task="language", name="text/a")
+    assert pairs(group_runs([load_run(run) for run in (runs[2], other)])) == []
+
+
+def test_recipes_of_names_of_their_own_are_paired_by_their_size(tmp_path):
+    sizes = [(label, blocks) for label in TOP1 for blocks in (4, 8)]
+    runs = [make_run(tmp_path / f"{s}{n}", s, name=f"digits/{s}_{n}", widths=[n] * n) for s, n in sizes]
+    groups = group_runs([load_run(run) for run in runs])
+    assert [(steps.blocks, base.blocks) for steps, base in pairs(groups)] == [(4, 4), (8, 8)]
+
+
+def test_runs_of_several_tasks_are_not_ranked(tmp_path):
+    """The page says the result of each; the loss, which all have, is of something else in each."""
+    runs = [make_run(tmp_path / "a"), make_run(tmp_path / "b", widths=[8] * 4)]
+    runs.append(make_run(tmp_path / "c", "other", top1=2.7, task="language"))
+    for file in (runs[2] / "summary.json", runs[2] / "metrics.jsonl"):
+        file.write_text(file.read_text().replace("top1", "perplexity"))
+    words = said(runs)
+    assert words.startswith("The validation top-1 accuracy is 60.0% for StepsNet · 8 blocks (one seed) and 60.0%")
+    assert words.endswith("The validation perplexity is 2.70 for other · 8 blocks (one seed).")
+    assert words.count("the best mean is that of") == 1 and "loss" not in words
+    figures = figures_of(group_runs([load_run(run) for run in runs]))
+    assert figures["results"] is figures["depth"] is None
+    (legend,) = figures["perplexity"].draw(False).legends
+    assert [text.get_text() for text in legend.get_texts()] == ["other · 8 blocks"]
+
+
+def test_a_run_that_is_given_twice_counts_once(tmp_path, monkeypatch):
+    run = make_run(tmp_path / "both" / "a")
+    monkeypatch.chdir(tmp_path)
+    assert find_runs([tmp_path / "both", run, Path("both/a")]) == [run]
+
+
+def test_many_updates_of_a_run_are_told_apart(tmp_path, monkeypatch):
+    drawn = {}
+    monkeypatch.setattr(residual_stream, "save_figure", lambda figure, path: drawn.update({path.name: figure}))
+    block = BlockStatistics(*([1] + [0.5] * (len(dataclasses.fields(BlockStatistics)) - 1)))
+    measured = [StreamMeasurement("epoch_end", step, step, [block, block]) for step in range(10)]
+    residual_stream.draw_stream([residual_stream.LabelledMeasurement("run", one) for one in measured], tmp_path)
+    lines = drawn["stream"].axes[0].lines
+    assert len({(line.get_linestyle(), line.get_alpha()) for line in lines}) == 10
+    assert (lines[-1].get_linestyle(), lines[-1].get_alpha()) == ("-", 1)
 
 
 def test_unfinished_run_is_said_to_be_and_is_not_counted(tmp_path, undrawn):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,8 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what the residual stream carries by depth; or score a run without channels of a path, or without blocks",
     )
     parser.add_argument("runs", metavar="RUN", nargs="+", type=Path, help="runs, or folders of comparisons or sweeps")
-    parser.add_argument("--out", metavar="DIR", type=Path, default=Path("analysis"), help="for the figures of shortcut")
-    parser.add_argument("--force", action="store_true", help="replace earlier figures in --out")
+    parser.add_argument("--out", metavar="DIR", type=Path, help="for the figures of shortcut (default: analysis)")
+    parser.add_argument("--force", action="store_true", help="with shortcut: replace earlier figures in --out")
     parser.add_argument("--each", action="store_true", help="with drop: each single block in turn")
     parser.add_argument("--data", type=place, help="other data than the run's, such as folder:PATH")
     parser.add_argument("--json", action="store_true")
@@ -41,12 +42,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     if options.each and options.kind != "drop":
         raise UserError(f"analyze: got --each with {options.kind}, expected it with drop")
+    for option in ("out", "force"):
+        if getattr(options, option) and options.kind != "shortcut":
+            raise UserError(f"analyze: got --{option} with {options.kind}, expected it with shortcut")
     from ..console import working
+    from ..run_folder import each_once
 
-    folders = [run for folder in options.runs for run in runs_inside(folder)]
+    folders = each_once([run for folder in options.runs for run in runs_inside(folder)])
     with working(f"analysing {', '.join(map(str, options.runs))}"):
         if options.kind == "shortcut":
-            rows = analyze_shortcut(folders, options.out, options.data, options.force)
+            rows = analyze_shortcut(folders, options.out or Path("analysis"), options.data, options.force)
         elif options.kind == "mask":
             rows = analyze_mask(folders, options.data)
         else:
@@ -79,20 +84,21 @@ def analyze_shortcut(
         block over that at the last.
 
     Raises:
-        UserError: a folder is no run, or has no checkpoint, or the files are already there.
+        UserError: a folder is no run, or has no checkpoint, or the files are already there, or ``out`` is no folder.
     """
     from ..analysis.block_statistics import StreamMeasurement, summarize
     from ..analysis.residual_stream import measure_stream
     from ..checkpoint import load_into, valid_checkpoints
     from ..device import pick_device
-    from ..files import require_new
+    from ..files import require_folder, require_new
     from ..report.residual_stream import LabelledMeasurement, draw_stream
     from ..run_folder import read_run_recipe
     from ..tasks import build_task
 
+    require_folder(out, "--out")
     require_new([out / f"stream.{kind}" for kind in ("csv", "png", "svg")], force)
     measured, rows = [], []
-    for folder in folders:
+    for folder, name in zip(folders, _names(folders)):
         recipe = read_run_recipe(folder)
         model, task = build_task(recipe, data, folder)
         device = pick_device(recipe.device)
@@ -105,10 +111,20 @@ def analyze_shortcut(
             found = measure_stream(model, lambda model: task.loss(model, batch)[0])  # noqa: B023 - called at once
             step = int(checkpoint.state["position"]["step"])
             measurement = StreamMeasurement("epoch_end", step // task.steps_per_epoch, step, found)
-            measured.append(LabelledMeasurement(folder.name, measurement))
-            rows.append({"run": folder.name, "update": step, "metrics": summarize(found)})
+            measured.append(LabelledMeasurement(name, measurement))
+            rows.append({"run": name, "update": step, "metrics": summarize(found)})
     draw_stream(measured, out)
     return rows
+
+
+def _names(folders: Sequence[Path]) -> list[str]:
+    """What runs are called among each other: as their folders, or by the paths to these where names repeat."""
+    names = [folder.name for folder in folders]
+    if len(set(names)) == len(names):
+        return names
+    paths = [folder.resolve() for folder in folders]
+    common = os.path.commonpath([path.parent for path in paths])
+    return [path.relative_to(common).as_posix() for path in paths]
 
 
 def analyze_mask(folders: Sequence[Path], data: str | None = None) -> list[dict[str, Any]]:
@@ -135,6 +151,7 @@ def _over_runs(analysis: Analysis, folders: Sequence[Path], data: str | None) ->
     from ..analysis.interventions import OneStep
     from ..run_folder import read_run_recipe
 
+    called = dict(zip(folders, _names(folders)))
     models: list[tuple[ModelSpec, list[Path]]] = []
     for folder in folders:
         model = read_run_recipe(folder).model
@@ -152,7 +169,7 @@ def _over_runs(analysis: Analysis, folders: Sequence[Path], data: str | None) ->
                 raise
             say(f"stepsnet: {', '.join(map(str, runs))}: {error}; left out", error=True)
             continue
-        names = {"runs": [folder.name for folder in runs]} if len(models) > 1 else {}
+        names = {"runs": [called[folder] for folder in runs]} if len(models) > 1 else {}
         for same in zip(*found):  # a row of each run
             metrics = {name: [row["metrics"][name] for row in same] for name in same[0]["metrics"]}
             rows.append({**names, **same[0], "metrics": metrics})
@@ -181,12 +198,7 @@ def _formatted(value: float | list[float]) -> str:
 
 
 def _run(folder: Path, data: str | None) -> tuple[nn.Module, Evaluate]:
-    from ..engine.task import BatchShard
     from ..run_folder import read_run_recipe
-    from ..tasks import build_task
-    from ..tasks.prediction import load_trained
+    from ..runs.evaluate import scored_run
 
-    recipe = read_run_recipe(folder)
-    model, task = build_task(recipe, data, folder)
-    model, device = load_trained(folder, recipe, model)
-    return model, lambda model: task.evaluate(model, BatchShard(), device)
+    return scored_run(folder, read_run_recipe(folder), data)

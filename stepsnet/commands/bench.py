@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["bench", "find_candidates", "render_bench", "write_bench"]
 
 HELP = "measure the speed and memory of models side by side (Fig. 6)"
-TOKENS = 128  # of a language model's samples
+TOKENS = 128  # of a language model's samples, where it has positions for so many
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -70,26 +70,41 @@ def run(options: argparse.Namespace) -> None:
         require_folder(options.out, "--out")
         require_new([options.out / name for name in ("speed.json", *FILES)], options.force)
     candidates = find_candidates(options.models)
-    with Lines(sys.stderr) as lines:
+    so_far: list[dict[str, Any]] = []
 
-        def note(text: str) -> None:
-            for kind in ("note", "phase"):  # said at once, and again where it takes long
-                lines.show({"run": "bench", "kind": kind, "text": text})
+    def keep(found: dict[str, Any]) -> None:
+        so_far[:] = [found]
+        if options.out:
+            _keep(options.out, found)
 
-        result = bench(
-            candidates,
-            memory_batches=memory,
-            train=not options.no_train,
-            runtimes=options.runtime.split(","),
-            note=note,
-            keep=partial(_keep, options.out) if options.out else lambda found: None,
-            **settings,
-        )
+    def show(found: dict[str, Any]) -> None:
+        say(json.dumps(found) if options.json else render_bench(found))
+
+    try:
+        with Lines(sys.stderr) as lines:
+
+            def note(text: str) -> None:
+                for kind in ("note", "phase"):  # said at once, and again where it takes long
+                    lines.show({"run": "bench", "kind": kind, "text": text})
+
+            result = bench(
+                candidates,
+                memory_batches=memory,
+                train=not options.no_train,
+                runtimes=options.runtime.split(","),
+                note=note,
+                keep=keep,
+                **settings,
+            )
+    except UserError:  # such as a memory that does not suffice, once the speed is measured
+        for found in so_far:
+            show(found)
+        raise
     try:
         if options.out:
             write_bench(result, options.out)
     finally:  # what took so long is shown where it cannot be written, and written where it cannot be shown
-        say(json.dumps(result) if options.json else render_bench(result))
+        show(result)
 
 
 @dataclass(frozen=True)
@@ -196,7 +211,7 @@ def bench(
     from ..analysis.speed import Measured, measure_memory, measure_speed
     from ..device import pick_device
     from ..models.blocks import is_of_transformers
-    from ..models.build import DETECTORS, build_model, input_size_of
+    from ..models.build import DETECTORS, build_model, context_of, input_size_of
     from ..models.optimize import optimize
     from ..provenance import provenance
     from ..summary_stats import quartiles
@@ -215,8 +230,9 @@ def bench(
             raise UserError(f"bench: got {candidate.name}, a detector, expected a classifier or a language model")
         model = build_model(candidate.spec)
         if is_of_transformers(model):
-            shape: tuple[int, ...] = (TOKENS,)
-            counts = count_language_model(model, TOKENS)
+            tokens = min(TOKENS, context_of(model.config) or TOKENS)
+            shape: tuple[int, ...] = (tokens,)
+            counts = count_language_model(model, tokens)
         else:
             shape = input_size_of(candidate.spec, model)
             counts = count_complexity(model, shape)
@@ -231,7 +247,7 @@ def bench(
             if compile:
                 of_inference = optimize(copy.deepcopy(model).to(where), "inference")
                 if train:
-                    optimize(model, "training")
+                    optimize(model.to(where), "training")  # where it is decides how
             in_runtimes = {", torch" if others else "": model, **in_runtimes}
         for suffix, module in in_runtimes.items():
             measured.append(Measured(candidate.name + suffix, module, shape, of_inference if module is model else None))
@@ -273,9 +289,12 @@ def _other_runtimes(runtimes: Sequence[str], device: Any, amp_dtype: str) -> lis
 
 
 def _keep(out: Path, result: dict[str, Any]) -> None:
-    """Write what has been measured by now: the next model may not fit into memory."""
+    """Write what has been measured by now: the next model may not fit into memory. Figures of other numbers go."""
     from ..files import write_atomically
+    from ..report.speed import FILES
 
+    for name in FILES:
+        (out / name).unlink(missing_ok=True)
     write_atomically(out / "speed.json", json.dumps(result, indent=1) + "\n")
 
 
@@ -298,11 +317,11 @@ def render_bench(result: dict[str, Any]) -> str:
     if "training" in rows[0]:
         columns["training /s"] = lambda row: format_quartiles(row["training"], None)
     columns["latency (ms)"] = lambda row: format_quartiles(row["latency_ms"], None)
-    for kind in rows[0].get("memory", {}):
+    for kind in rows[0].get("memory", {}):  # of the first models alone, where it did not suffice for the next
         columns[f"{kind} MiB per sample"] = partial(_memory, kind)
     cells = [[row["model"], *(show(row) for show in columns.values())] for row in rows]
     return markdown_table(["model", *columns], cells, "l" + "r" * len(columns))
 
 
 def _memory(kind: str, row: dict[str, Any]) -> str:
-    return f"{row['memory'][kind]['per_sample'] / 2**20:,.1f}"
+    return f"{row['memory'][kind]['per_sample'] / 2**20:,.1f}" if "memory" in row else "—"

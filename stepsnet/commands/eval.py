@@ -80,21 +80,24 @@ def evaluate_runs(
 ) -> Scores:
     """Score each run, and compare the models as a report does, by the runs that have ended.
 
-    Raises UserError, as ``evaluate_run``.
+    Raises UserError, as ``evaluate_run``, and for runs of several splits.
     """
     from ..report.load_runs import BASELINE, group_runs, load_run, members
     from ..report.words import pairs, summarize_results
     from ..runs.evaluate import evaluate_run
     from ..tasks.splits import split_of
 
+    runs = [load_run(folder) for folder in folders]
+    split, *others = dict.fromkeys(split_of(data or str(run.config["data"]))[1] for run in runs)
+    if others:
+        raise UserError(f"eval: got runs of the splits {', '.join([split, *others])}, expected one split, as of --data")
     scored, of_folder = [], {}
-    for folder in folders:
-        run, metrics = load_run(folder), evaluate_run(folder, data, stride, overrides)
-        split = split_of(data or str(run.config["data"]))[1]
-        of_folder[folder] = metrics
+    for run in runs:
+        of_folder[run.folder] = metrics = evaluate_run(run.folder, data, stride, overrides)
         named = {f"{split}_{name}": value for name, value in metrics.items()}
-        # without a summary, a run counts as unfinished
-        scored.append(dataclasses.replace(run, summary=run.summary and {**run.summary, "metrics": named}))
+        # without a summary, a run counts as unfinished; of the training, nothing stands in for a score
+        summary = run.summary and {**run.summary, "metrics": named}
+        scored.append(dataclasses.replace(run, summary=summary, epochs={}))
     groups = sorted(group_runs(scored), key=lambda group: group.label == BASELINE)  # as `compare` has them
     prefix = f"{split}_"
     results = {
@@ -115,8 +118,8 @@ def evaluate_runs(
         _over_seeds(f"{steps.name} minus {base.name}", _differences(results[steps.name], results[base.name]))
         for steps, base in pairs(groups)
     ]
-    summary = summarize_results(groups, split)[0].replace("\u00a0", " ")
-    return Scores(of_runs, of_models, [row for row in differences if row["seeds"]], summary)
+    in_words = summarize_results(groups, split)[0].replace("\u00a0", " ")
+    return Scores(of_runs, of_models, [row for row in differences if row["seeds"]], in_words)
 
 
 def _progress(run: Run) -> str:
@@ -154,11 +157,14 @@ def render_scores(scores: Scores) -> str:
     from ..markdown import markdown_table
     from ..metrics import find_metric, format_metric
 
-    names = list(scores.runs[0]["metrics"])
+    names = list(dict.fromkeys(name for row in scores.runs for name in row["metrics"]))
     rows = [
         [
             f"{row['run']}, {row['stopped']}" if "stopped" in row else row["run"],
-            *(format_metric(name, row["metrics"][name], unit=False) for name in names),
+            *(
+                format_metric(name, row["metrics"][name], unit=False) if name in row["metrics"] else "—"
+                for name in names
+            ),
         ]
         for row in scores.runs
     ]

@@ -18,6 +18,7 @@ _MEMORY_SETTINGS = (
     "grad_checkpointing",
     "amp_dtype",
 )
+_WIDTH_SETTINGS = ("width", "depth", "steps", "profile", "blocks", "gmacs", "head_dim", "round_to", "tokens")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,6 +49,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    others, place = (_WIDTH_SETTINGS, "without") if options.memory else (_MEMORY_SETTINGS, "with")
+    for name in others:
+        if getattr(options, name) != parser.get_default(name):
+            got = f"--{name.replace('_', '-')} {'with' if options.memory else 'without'} --memory"
+            raise UserError(f"plan: got {got}, expected it {place} --memory")
     if options.memory and options.model:
         _plan_memory(options)
     elif options.memory or options.model or options.width is None or options.depth is None:

@@ -82,8 +82,10 @@ def _draw(groups: Sequence[Group], curves: dict[str, list[tuple[Group, Curve]]],
             ax.fill_between(epochs, low, high, color=group.color, alpha=0.15, linewidth=0)
             marker = "o" if len(epochs) == 1 else None
             ax.plot(epochs, mean, group.linestyle, color=group.color, linewidth=1.9, marker=marker)
-    names = [group.name.lstrip("_") for group in groups]  # a legend leaves out what begins with "_"
-    handles = [Line2D([], [], color=g.color, linestyle=g.linestyle, linewidth=1.9) for g in groups]  # type: ignore[arg-type]
+    drawn = {group.name for recorded in curves.values() for group, _ in recorded}
+    shown = [group for group in groups if group.name in drawn]
+    names = [group.name.lstrip("_") for group in shown]  # a legend leaves out what begins with "_"
+    handles = [Line2D([], [], color=g.color, linestyle=g.linestyle, linewidth=1.9) for g in shown]  # type: ignore[arg-type]
     columns = max(1, (34 if narrow else 90) // (max(map(len, names)) + 6))
     figure.legend(handles, names, loc="outside upper left", ncols=columns)
     return figure

@@ -94,6 +94,14 @@ class Group:
         return f"the {self.label}" if self.label == BASELINE else self.label
 
     @property
+    def task(self) -> str:
+        return str(self.runs[0].config.get("task", "classification"))
+
+    @property
+    def recipe(self) -> str:
+        return str(self.runs[0].config.get("name"))
+
+    @property
     def counted(self) -> tuple[Run, ...]:
         """The finished runs, or all if none is: a mean over seeds must not jump at the epoch where a run stops."""
         return tuple(run for run in self.runs if run.summary) or self.runs

@@ -41,7 +41,10 @@ class LabelledMeasurement:
 
 
 def draw_stream(measurements: Sequence[LabelledMeasurement], out: Path) -> None:
-    """Write ``stream.png``, ``stream.svg`` and ``stream.csv``: one color per run, one line style per update."""
+    """Write ``stream.png``, ``stream.svg`` and ``stream.csv``: one color per run, one line style per update.
+
+    After as many updates as there are line styles these come again, fainter.
+    """
     out.mkdir(parents=True, exist_ok=True)
     write_csv(_rows(measurements), out / "stream.csv")
     with style.context(["default", STYLE]):
@@ -103,11 +106,13 @@ def _draw(measurements: Sequence[LabelledMeasurement], narrow: bool) -> Figure:
         ax.set(title=title, xlabel="depth (0: input, 1: output)", xlim=(0, 1), ylabel=axis)
         for one in measurements:
             steps = [other.measured.step for other in measurements if other.run == one.run]
+            back = steps[::-1].index(one.measured.step)  # 0, which is solid: the last one
             values = one.measured.values(name)
             ax.plot(
                 [(index + 1) / len(values) for index in range(len(values))],
                 values,
-                LINESTYLES[steps[::-1].index(one.measured.step) % len(LINESTYLES)],  # solid: the last one
+                LINESTYLES[back % len(LINESTYLES)],
+                alpha=1 / (1 + back // len(LINESTYLES)),
                 color=one.color or OKABE_ITO[runs.index(one.run) % len(OKABE_ITO)],
                 linewidth=1.5,
                 label=f"{one.run}, update {one.measured.step}",

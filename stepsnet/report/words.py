@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from ..metrics import METRICS, SPLITS, Metric, find_metric, higher_is_better, metric_label
 from ..summary_stats import format_count, format_mean_std
@@ -89,13 +90,18 @@ def values_in_words(values: Sequence[tuple[Group, int, float]], show: Callable[[
 
 
 def result_metric(groups: Sequence[Group], split: str = "val") -> Metric | None:
-    """The metric by which these models are compared: the first that all have on the split."""
+    """The metric by which these models are compared: the first that all have on the split; none for several tasks."""
+    if len({group.task for group in groups}) > 1:
+        return None
     candidates = [metric for metric in METRICS.values() if metric.is_headline or metric.key == "loss"]
     return next((m for m in candidates if groups and all(group.results(f"{split}_{m.key}") for group in groups)), None)
 
 
 def summarize_results(groups: Sequence[Group], split: str = "val") -> tuple[str, list[Tile]]:
-    """The results in one sentence and as tiles: one per group, and one per paired difference."""
+    """The results in one sentence a task and as tiles: one per group, and one per paired difference."""
+    if len(tasks := dict.fromkeys(group.task for group in groups)) > 1:
+        of_tasks = [summarize_results([group for group in groups if group.task == task], split) for task in tasks]
+        return " ".join(words for words, _ in of_tasks), [tile for _, tiles in of_tasks for tile in tiles]
     finished = [group for group in groups if any(run.summary for run in group.runs)]
     without = [(run, f"seed {run.seed} of {group.the}") for group in groups for run in group.runs if not run.summary]
     waiting = [name for run, name in without if run.diverged is None]
@@ -134,10 +140,28 @@ def _best(groups: Sequence[Group], key: str, worst: bool = False) -> Group:
 
 
 def pairs(groups: Sequence[Group]) -> list[tuple[Group, Group]]:
-    """Each StepsNet with its baseline."""
-    steps, baselines = ([group for group in groups if group.label == label] for label in (STEPS, BASELINE))
-    only_two = len(steps) == len(baselines) == 1
-    return [(s, b) for s in steps for b in baselines if only_two or s.suffix == b.suffix]
+    """Each StepsNet with its baseline of the same task.
+
+    This is the one of its recipe's name, where several have that name the one of its comparison's folder, and in a
+    sweep, whose recipes have names of their own, the one that has its suffix.
+    """
+    of_label = [[group for group in groups if group.label == label] for label in (STEPS, BASELINE)]
+    keys: list[Callable[[Group], Any]] = [
+        lambda group: (group.task, group.recipe),
+        lambda group: (group.task, group.recipe, {run.folder.absolute().parent for run in group.runs}),
+        lambda group: (group.task, group.suffix),
+    ]
+    if all(len(of_one) == 1 for of_one in of_label):
+        keys = [lambda group: group.task]
+    found: dict[str, Group] = {}  # by the name of the StepsNet
+    for key in keys:
+        taken = {*found, *(base.name for base in found.values())}
+        steps, baselines = ([group for group in of_one if group.name not in taken] for of_one in of_label)
+        for one in steps:
+            ours, theirs = ([group for group in of_one if key(group) == key(one)] for of_one in (steps, baselines))
+            if len(ours) == len(theirs) == 1:
+                found[one.name] = theirs[0]
+    return [(group, found[group.name]) for group in of_label[0] if group.name in found]
 
 
 def _difference(steps: Group, base: Group, key: str) -> tuple[str, Tile | None]:

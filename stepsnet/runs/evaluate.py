@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ..checkpoint import load_into
-from ..config import ClassificationRecipe, ModelSpec
+from ..config import ClassificationRecipe, ModelSpec, Recipe
 from ..device import autocast, pick_device
 from ..engine.task import BatchShard, Task
 from ..errors import UserError
@@ -24,7 +24,9 @@ from ..tasks.classification.resolve import with_crop_mode
 from ..tasks.prediction import load_trained
 from ..terminal import say
 
-__all__ = ["evaluate_checkpoint", "evaluate_run"]
+__all__ = ["evaluate_checkpoint", "evaluate_run", "scored_run"]
+
+Scores = dict[str, float]  # by metric
 
 
 def evaluate_run(
@@ -48,10 +50,23 @@ def evaluate_run(
         if not assignment.startswith("eval_"):
             raise UserError(f"eval: got {assignment!r}, expected a key that begins with eval_")
     recipe = override(recipe, overrides)
+    model, score = scored_run(folder, recipe, data)
+    return score(model)
+
+
+def scored_run(folder: Path, recipe: Recipe, data: str | None) -> tuple[nn.Module, Callable[[nn.Module], Scores]]:
+    """A run's trained model, and what scores it, whole or changed, as it was scored in training.
+
+    Raises UserError, as ``evaluate_run``.
+    """
     model, task = build_task(recipe, data, folder)
     model, device = load_trained(folder, recipe, model)
-    with autocast(recipe.amp_dtype, device):  # as it was scored in training
-        return _scores(task, model, device)
+
+    def score(model: nn.Module) -> Scores:
+        with autocast(recipe.amp_dtype, device):
+            return _scores(task, model, device)
+
+    return model, score
 
 
 def evaluate_checkpoint(path: Path, model_name: str, data: str, args: dict[str, Any] | None = None) -> dict[str, float]:
@@ -75,7 +90,7 @@ def evaluate_checkpoint(path: Path, model_name: str, data: str, args: dict[str, 
     return _scores(task, model.to(device).eval(), device)
 
 
-def _scores(task: Task, model: nn.Module, device: torch.device) -> dict[str, float]:
+def _scores(task: Task, model: nn.Module, device: torch.device) -> Scores:
     """The task's metrics; what was left out is said on stderr, since a number must not hide it."""
     scores = task.evaluate(optimize(model, compile=False), BatchShard(), device)
     for notice in task.notices():
