@@ -67,12 +67,13 @@ def build(
         recipe.train_samples,
         holdout=recipe.holdout,
         clean_samples=recipe.clean_samples if split_of(data)[1] == "val" else 0,
+        for_training=run is None,
         in_memory=recipe.cache == "memory" and not any(tensor.is_meta for tensor in model.parameters()),
         opened=opened,
     )
     task = Classification(
         images,
-        recipe.batch_size,
+        recipe.batch_size if run is None else min(recipe.batch_size, len(images.train)),  # other data may be fewer
         input_size=spec.input_size,
         seed=recipe.seed,
         label_smoothing=recipe.label_smoothing,
@@ -198,8 +199,10 @@ class Classification(Task):
 
     def remarks(self) -> list[str]:
         classes, of_split = self.data.classes, (self.data.train.labels, self.data.val.labels)
+        told = (getattr(split.images, "left_out", "") for split in (self.data.train, self.data.val))
         counts = [np.bincount(labels, minlength=len(classes)) for labels in of_split]
-        return [*on_classes("images", classes, *counts), *on_largest_class(classes, *counts)]
+        left_out = dict.fromkeys(line for line in told if line)
+        return [*left_out, *on_classes("images", classes, *counts), *on_largest_class(classes, *counts)]
 
     def complexity(self, model: nn.Module) -> Complexity:
         return count_complexity(model, input_size=self.input_size)
