@@ -112,6 +112,16 @@ def test_validation_is_timms_transform_and_counts_what_it_sees(folder):
     assert metrics["top5"] == 100
 
 
+def test_one_batch_without_a_finite_loss_is_not_left_out(folder, monkeypatch):
+    monkeypatch.setattr("stepsnet.tasks.classification.task._EVALUATION_BATCH_SIZE", 4)  # batches of 4 and 2
+    losses = []
+    for factors in ([1.0, 1.0], [torch.nan, 1.0], [1.0, torch.nan]):
+        given = iter(factors)
+        model = lambda images, given=given: images.mean((2, 3))[:, :2] * next(given)  # noqa: E731
+        losses.append(make_task(folder).evaluate(model, BatchShard(), CPU)["loss"])
+    assert np.isnan(losses).tolist() == [False, True, True]
+
+
 @pytest.mark.parametrize("samples, batch_size, world_size", [(6, 4, 1), (6, 1, 4), (7, 2, 2), (2, 8, 3), (33, 8, 4)])
 def test_ranks_evaluate_each_sample_once_in_equally_many_batches(samples, batch_size, world_size):
     ranks = [BatchShard(rank, world_size).evaluation_batches(samples, batch_size) for rank in range(world_size)]

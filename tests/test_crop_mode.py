@@ -54,6 +54,7 @@ def test_evaluation_is_the_transform_of_the_models_own_config(spec, mode, data):
     assert torch.equal(task.data.read(PICTURE), expected(PICTURE))
     stored = Image.open(f"{data.removeprefix('folder:')}/val/ant/0.png")
     assert torch.equal(task.data.val[0, 0, 0][0], expected(stored))
+    assert task.data.read(Image.new("RGB", (1, 900))).shape == task.data.read(PICTURE).shape  # it may be a line
     assert resolve(recipe, opened) == (recipe, [])
     chosen = dataclasses.replace(recipe, crop_mode="center")
     assert resolve(chosen, opened) == (chosen, []) and input_spec(chosen, model).crop_mode == "center"

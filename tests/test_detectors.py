@@ -144,6 +144,9 @@ def test_evaluation_resizes_and_pads_to_32():
     images, _ = model.transform(images_of((128, 200), (40, 30)))
     assert images.image_sizes == [(61, 96), (85, 64)]  # short side 64, or long side 96
     assert images.tensors.shape == (2, 3, 96, 96)
+    images, _ = model.transform(images_of((3000, 1), (1, 900)))  # torchvision's own resizes to no pixel
+    assert images.image_sizes == [(96, 1), (1, 96)]
+    assert all(found["masks"].shape[-2:] == (3000, 1) for found in model(images_of((3000, 1))))
     model.train()
     images, _ = model.transform(images_of((61, 96)))
     assert images.image_sizes == [(61, 96)] and images.tensors.shape == (1, 3, 64, 96)

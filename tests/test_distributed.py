@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 from safetensors.torch import load_file
 from segmentation_images import TINY, write_camvid
 
@@ -98,6 +99,57 @@ def test_every_design_of_the_stream_trains_on_two_ranks_as_on_one():
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(launch, capture_output=True, text=True, env=environment, timeout=300)
     assert done.returncode == 0 and done.stdout == f"{len(DESIGNS)} designs\n", done.stdout + done.stderr
+
+
+def test_rank_0_scores_the_test_split_alone(tmp_path):
+    settings = ["epochs=1", "batch_size=128", "model.args.depths=[1,1,1]", "device=cpu"]
+    finish(start(tmp_path / "run", 2, "holdout=200", "score_test=true", settings=settings))
+    metrics = json.loads((tmp_path / "run" / "summary.json").read_text())["metrics"]
+    assert 0 < metrics["test_top1"] <= 100
+
+
+UNDECODABLE = """
+import sys, torch
+from stepsnet.engine.distributed import init_distributed
+from stepsnet.engine.task import BatchShard
+from stepsnet.errors import UserError
+from stepsnet.tasks.classification.data import load_images
+from stepsnet.tasks.classification.task import Classification
+from stepsnet.tasks.classification.transforms import InputSpec
+spec = InputSpec((3, 16, 16), (0.5,) * 3, (0.25,) * 3)
+model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(768, 2))
+with init_distributed("cpu") as context:
+    shard = BatchShard(context.rank, context.world_size)
+    for most in (2, 1):
+        task = Classification(load_images(sys.argv[1], spec), 4, input_size=spec.input_size, max_undecodable=most)
+        try:
+            task.evaluate(model, shard, context.device)
+            said = task.notices()
+        except UserError as error:
+            said = [str(error)]
+        with open(f"{sys.argv[2]}{context.rank}", "a") as file:
+            print(len(said), *said, file=file)
+"""
+
+
+def test_undecodable_images_of_every_rank_are_named_and_counted(tmp_path):
+    rng = np.random.default_rng(0)
+    for split, name in (("train", "cat"), ("train", "dog"), ("val", "cat"), ("val", "dog")):
+        (tmp_path / split / name).mkdir(parents=True)
+        for index in range(4):
+            pixels = rng.integers(0, 256, (20, 24, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(tmp_path / split / name / f"{index}.png")
+    for name in ("cat", "dog"):  # the former is rank 0's, the latter rank 1's
+        (tmp_path / "val" / name / "1.png").write_text("this is a text")
+    (tmp_path / "script.py").write_text(UNDECODABLE)
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29535"]
+    command = [*launch, str(tmp_path / "script.py"), f"folder:{tmp_path}", str(tmp_path / "said")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    for rank in (0, 1):
+        named, refused = (tmp_path / f"said{rank}").read_text().splitlines()
+        assert named.startswith("2 ") and "cat/1.png" in named and "dog/1.png" in named
+        assert "2 samples cannot be decoded, expected at most max_undecodable=1" in refused
 
 
 TEXT = ["model.args.widths=[16,32]", "model.args.depths=[1,1]", "model.args.num_attention_heads=[2,2]", "seq_len=16"]

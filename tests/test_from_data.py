@@ -221,6 +221,8 @@ def test_a_comparison_is_checked_with_its_data_before_the_first_run(tmp_path, ca
          ["no evaluated images of dog: the metrics are of the other classes"]),
         (lambda root: write_images(root, classes=("bee",), train=10, val=5),
          ["55.6% of the training images are of bee: to answer this always scores 55.6% top-1 on the evaluated images"]),
+        (lambda root: [(root / name).touch() for name in ("train/ant/a.heic", "train/bee/b.HEIC", "val/ant/c.cr2")],
+         ["left out 2 files of .heic in train", "left out 1 file of .cr2 in val"]),
     ],
 )  # fmt: skip
 def test_what_a_user_should_know_of_the_classes(spoil, expected, tmp_path):

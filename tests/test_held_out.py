@@ -130,6 +130,21 @@ def test_the_test_split_is_opened_at_the_end_and_not_before(pictures, tmp_path):
     assert train.keys() == {"loss", "top1", "top5"}
 
 
+def test_other_data_may_have_fewer_images_to_train_on(pictures, tmp_path):
+    changes = ["holdout=null", "train_samples=12", "batch_size=12", "clean_samples=12"]
+    for name in ("cat", "dog"):
+        Image.fromarray(np.zeros((8, 8, 3), dtype=np.uint8)).save(pictures / f"test/{name}/0.png")
+    train_run(recipe_on(pictures, *changes), tmp_path / "run", Silent())
+    other = tmp_path / "other"
+    for name in ("cat", "dog"):
+        for split in ("train", "val"):
+            (other / split / name).mkdir(parents=True)
+            Image.fromarray(np.zeros((8, 8, 3), dtype=np.uint8)).save(other / split / name / "0.png")
+    assert evaluate_run(tmp_path / "run", f"folder:{other}")["top1"] == 50.0
+    with pytest.raises(UserError, match="train_samples: got 12, expected 1 to the 2 training images"):
+        train_run(recipe_on(other, *changes), tmp_path / "new", Silent())
+
+
 def test_pictures_in_memory_give_the_same_batches(pictures):
     kept, read = (build_task(recipe_on(pictures, f"cache={cache}"))[1] for cache in ("memory", "null"))
     for epoch in (0, 1):
@@ -174,4 +189,6 @@ def test_a_language_model_scores_its_training_text_and_the_test_split(tmp_path, 
     recipe = dataclasses.replace(recipe, data=f"text:{tmp_path / 'text.txt'}")
     metrics = train_run(recipe, tmp_path / "run", Silent())["metrics"]
     assert {"val_loss", "train_clean_loss", "test_loss", "test_bits_per_character"} <= metrics.keys()
+    (tmp_path / "other.txt").write_text("to be or not to be, that is the ")  # less than a batch, or the clean samples
+    assert evaluate_run(tmp_path / "run", f"text:{tmp_path / 'other.txt'}").keys() >= {"loss", "train_clean_loss"}
     assert metrics["test_loss"] == evaluate_run(tmp_path / "run", f"text:{tmp_path / 'text.txt'}@test")["loss"]

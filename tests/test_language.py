@@ -21,7 +21,7 @@ from stepsnet.errors import UserError
 from stepsnet.inspection import read_inspection
 from stepsnet.models.steps_transformer import create
 from stepsnet.tasks.language import predict
-from stepsnet.tasks.language.data import END_OF_TEXT, Split, TextData, load_text, load_tokenizer
+from stepsnet.tasks.language.data import END_OF_TEXT, Split, TextData, _fingerprint, load_text, load_tokenizer
 from stepsnet.tasks.language.task import LanguageModelling
 from stepsnet.tasks.prediction import PredictInputs
 from stepsnet.terminal import printable
@@ -221,6 +221,9 @@ def test_a_run_from_the_command_line(trained, text, tmp_path, capsys):
     assert written == expected + "\n"
     for arguments, message in (
         (["--prompt", "step " * 300], r"expected at most 256 together, the model's context"),
+        (["--prompt", "step", "--temperature", "nan"], "temperature nan, expected at least 1 token and a finite"),
+        (["--prompt", "step", "--temperature", "inf"], "temperature inf, expected at least 1 token and a finite"),
+        (["--prompt", "step\udcff"], r"--prompt: got 'step\udcff', expected text in UTF-8"),
         (["--prompt", ""], "--prompt: got '', expected some text"),
         ([], "expected images, or --prompt"),
         (["picture.png"], "is a run of language, expected one of classification"),
@@ -304,8 +307,9 @@ def test_a_killed_run_ends_as_if_it_had_not_been(trained, text, tmp_path):
         (
             b"ab " * 20,
             ["tokenizer=characters"],
-            r"got \d+ training tokens, expected more than batch_size × seq_len, 4×16",
+            r"got 54 training tokens, expected at least \(batch_size \+ 1\) × seq_len, 5×16",
         ),
+        (b"ab " * 40, ["tokenizer=characters", "clean_samples=7"], "clean_samples: got 7, expected at most the 6 "),
         (None, [], "cannot read .*: No such file or directory"),
         (b"step by step, the network widens. " * 400, ["model.args.vocab_size=20", "tokenizer=characters"], None),
         (b"abc", ["vocab_size=100"], "vocab_size: got 100, expected at least 257"),
@@ -344,3 +348,12 @@ def test_hugging_face_text_is_read(tmp_path):
     data = load_text(f"hfds:{tmp_path}", "characters", None)
     read = data.tokenizer.decode(data.splits["train"].tokens.tolist(), skip_special_tokens=False)
     assert read.count(END_OF_TEXT) in (19, 20) and read.replace(END_OF_TEXT, "") == "".join(lines[:20])
+    (tmp_path / "train.jsonl").write_text('{"text": "a line"}\n{"text": null}\n{"text": "another"}\n')
+    data = load_text(f"hfds:{tmp_path}", "characters", None)
+    read = data.tokenizer.decode(data.splits["train"].tokens.tolist(), skip_special_tokens=False)
+    assert read == f"a line{END_OF_TEXT}{END_OF_TEXT}another"
+
+
+def test_texts_that_end_elsewhere_are_others():
+    one, other = ({"train": documents, "val": ["a"]} for documents in (["ab", "c"], ["a", "bc"]))
+    assert _fingerprint(one, []) != _fingerprint(other, []) == _fingerprint(dict(other), [])

@@ -110,8 +110,20 @@ def test_an_image_is_the_same_whatever_it_comes_as(notebook, tmp_path):
     assert records[0]["file"] == str(tmp_path / "image.png") and "file" not in records[1]
     assert run.predict(pixels, top=3)[0]["classes"] == expected  # a batch
     assert run.predict(pixels[0, ..., 0]).keys() == run.predict(pixels[0, ..., :1]).keys() == {"classes"}
-    wrong = (pixels[0].astype(np.int64), tensor - 300.0, tensor[:2], np.zeros(3), 7, tmp_path / "none.png")
+    assert run.predict([]) == [] and run.predict(tensor.bfloat16() / 255).keys() == {"classes"}
+    wrong = (
+        np.zeros((0, 8, 3)),
+        Image.new("L", (0, 8)),
+        pixels[0].astype(np.int64),
+        tensor - 300.0,
+        tensor[:2],
+        np.zeros(3),
+        7,
+        tmp_path / "none.png",
+    )
     said = (
+        r"the shape \(0, 8, 3\), expected some pixels",
+        "0 × 8 pixels, expected some pixels",
         "int64, expected bytes",
         "float32, expected bytes",
         r"shape \(2, 8, 8\)",

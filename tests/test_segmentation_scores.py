@@ -101,6 +101,14 @@ def test_evaluation_counts_every_labelled_pixel_of_whole_images(camvid):
     assert list(told.values()) == pytest.approx(by_formula(truth, [most] * len(truth), 3), abs=1e-3)
 
 
+def test_one_image_without_a_finite_loss_is_not_left_out(camvid):
+    class BrokenOnce(Pointwise):
+        def forward(self, images):
+            return super().forward(images) * (torch.nan if self.calls == 1 else 1.0)
+
+    assert np.isnan(task_of(camvid).evaluate(BrokenOnce(), BatchShard(), CPU)["loss"])
+
+
 def test_ranks_share_out_the_images_and_run_the_model_equally_often(camvid, monkeypatch):
     """Three images of two sizes on two ranks, by windows: what FSDP would wait for is run, and counted once."""
     kept = []

@@ -69,6 +69,11 @@ def test_shards_are_read_in_any_order_by_any_number_of_workers(shards):
 def test_class_names_come_from_their_file(shards):
     (shards / "classnames.txt").write_text("ant\nbee\ncat\n")
     assert load_images(f"wds:{shards}", SPEC).classes == ("ant", "bee", "cat")
+    (shards / "classnames.txt").write_text("crane\nbée\ncrane\n", encoding="utf-8-sig")
+    assert load_images(f"wds:{shards}", SPEC).classes == ("crane (0)", "bée", "crane (2)")
+    (shards / "classnames.txt").write_bytes("ant\nbée\ncat\n".encode("latin-1"))
+    with pytest.raises(UserError, match=r"cannot read .*classnames.txt: it is not UTF-8 \(line 2\)"):
+        load_images(f"wds:{shards}", SPEC)
     (shards / "classnames.txt").write_text("ant\n")
     with pytest.raises(UserError, match=r"classnames.txt has 1 lines, expected one for each of the 3"):
         load_images(f"wds:{shards}", SPEC)

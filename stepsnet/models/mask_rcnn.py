@@ -92,6 +92,18 @@ class _MaskPredictor(MaskRCNNPredictor):
         return super().forward(x).float()
 
 
+class _Transform(GeneralizedRCNNTransform):
+    """Gives a side of an image that is much longer than wide a pixel where torchvision's rounds it to none."""
+
+    def resize(self, image: Tensor, target: dict[str, Tensor] | None = None) -> tuple[Tensor, dict[str, Tensor] | None]:
+        short, long = sorted(image.shape[-2:])
+        scale = min(self.min_size[-1] / short, self.max_size / long)
+        if self.training or int(short * scale) >= 1:
+            return super().resize(image, target)
+        size = [max(1, int(side * scale)) for side in image.shape[-2:]]
+        return nn.functional.interpolate(image[None], size=size, mode="bilinear", align_corners=False)[0], target
+
+
 class Detector(GeneralizedRCNN):
     """Backbone with FPN, RPN, and RoI heads such as those of Mask R-CNN.
 
@@ -132,9 +144,7 @@ class Detector(GeneralizedRCNN):
             post_nms_top_n={"training": 1000, "testing": 1000},  # per image
             nms_thresh=0.7,
         )
-        transform = GeneralizedRCNNTransform(
-            size, max_size, list(mean), list(std), size_divisible=32, _skip_resize=True
-        )
+        transform = _Transform(size, max_size, list(mean), list(std), size_divisible=32, _skip_resize=True)
         super().__init__(backbone, rpn, roi_heads, transform)
         self.num_classes = num_classes
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,9 +11,15 @@ from ..errors import UserError
 from ..files import write_atomically
 from ..reading import read_json
 
-__all__ = ["CLASSES_FILE", "check_classes", "read_classes", "save_classes"]
+__all__ = ["CLASSES_FILE", "check_classes", "distinct", "read_classes", "save_classes"]
 
 CLASSES_FILE = "classes.json"
+
+
+def distinct(classes: Sequence[str]) -> list[str]:
+    """The names, with the class's number where a name is not its own: ImageNet has two cranes."""
+    times = Counter(classes)
+    return [name if times[name] == 1 else f"{name} ({number})" for number, name in enumerate(classes)]
 
 
 def save_classes(folder: Path, classes: Sequence[str]) -> None:
@@ -39,9 +46,9 @@ def check_classes(run: Path, classes: Sequence[str]) -> None:
 
 
 def read_classes(run: Path) -> list[str]:
-    """Raises UserError where the file is missing, or is not a list of names."""
+    """The names, each its own. Raises UserError where the file is missing, or is not a list of names."""
     file = run / CLASSES_FILE
     classes = read_json(file, "run")
     if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
         raise UserError(f"run: got {str(classes)[:80]} in {file}, expected a list of class names")
-    return classes
+    return distinct(classes)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO, Any, TypeVar
 
 import numpy as np
+import torch
 from PIL import ExifTags, Image, ImageOps
 from torch import Tensor
 
@@ -196,18 +197,21 @@ def as_image(given: Any) -> Path | Image.Image:
     Arrays and tensors hold bytes, or floats from 0 to 1. C is 1 (gray), 3 (RGB) or 4 (RGBA).
 
     Raises:
-        UserError: it is none of these.
+        UserError: it is none of these, or has no pixels.
     """
     if isinstance(given, (str, os.PathLike)):
         return Path(given)
-    if isinstance(given, Image.Image):
+    if isinstance(given, Image.Image) and all(given.size):
         return given
+    if isinstance(given, Image.Image):
+        raise UserError(f"predict: got an image of {given.width} × {given.height} pixels, expected some pixels")
     if not isinstance(given, (np.ndarray, Tensor)):
         raise UserError(
             f"predict: got a {type(given).__name__}, expected a path, an image of Pillow's, array or tensor"
         )
     shape, kind = tuple(given.shape), given.dtype
     if isinstance(given, Tensor):
+        given = given.float() if given.dtype == torch.bfloat16 else given  # which NumPy does not have
         values: np.ndarray = (given.movedim(0, -1) if given.ndim == 3 else given).detach().cpu().numpy()
     else:
         values = given
@@ -216,7 +220,9 @@ def as_image(given: Any) -> Path | Image.Image:
     if values.ndim != 2 and not (values.ndim == 3 and values.shape[-1] in (3, 4)):
         expected = "(H, W) or (C, H, W)" if isinstance(given, Tensor) else "(H, W) or (H, W, C)"
         raise UserError(f"predict: got the shape {shape}, expected {expected} with C = 1, 3 or 4")
-    if values.dtype.kind == "f" and values.size and values.min() >= 0 and values.max() <= 1:
+    if not values.size:
+        raise UserError(f"predict: got the shape {shape}, expected some pixels")
+    if values.dtype.kind == "f" and values.min() >= 0 and values.max() <= 1:
         values = (values * 255).round().astype(np.uint8)
     if values.dtype != np.uint8:
         raise UserError(f"predict: got {kind}, expected bytes or floats from 0 to 1; run.model takes normalized inputs")

@@ -14,6 +14,7 @@ from torch.utils.data import Dataset
 from ...config import Augment
 from ...engine.randomness import seed_sample
 from ...errors import UserError, nearest
+from ..assets import distinct
 from ..images import UnreadableImage
 from .digits import load_digits
 from .held_out import InMemory, divide, split_of
@@ -127,6 +128,7 @@ def load_images(
     holdout: int | None = None,
     clean_samples: int = 0,
     in_memory: bool = False,
+    for_training: bool = True,
     opened: StoredData | None = None,
 ) -> ImageData:
     """Open ``digits``, or one of :data:`~stepsnet.tasks.classification.sources.SOURCES` such as ``folder:PATH``.
@@ -141,6 +143,7 @@ def load_images(
             the data's own.
         clean_samples: training images that are evaluated too.
         in_memory: decode the images once and keep them.
+        for_training: False where the data are only evaluated, and may have fewer images to train on than these numbers.
         opened: the data, where they have been opened.
 
     Raises:
@@ -162,13 +165,14 @@ def load_images(
     if own_test and split == "test" and holdout is None:
         other = own_test()
     has_test = own_test is not None
-    parts = divide(train.labels, len(other.labels), split, train_samples, holdout, clean_samples, has_test)
+    numbers = (train_samples, holdout, clean_samples)
+    parts = divide(train.labels, len(other.labels), split, *numbers, has_test, for_training)
     if in_memory and not isinstance(train, Arrays):
         trained_on = parts.train if split == "val" else parts.train[:0]  # what is only evaluated is not trained on
         train = InMemory(train, np.concatenate((trained_on, parts.evaluated)) if parts.of_training else trained_on)
         other = other if parts.of_training else InMemory(other, parts.evaluated)
     return ImageData(
-        classes,
+        tuple(distinct(classes)),
         Samples(train, training, parts.train, seed, _NEIGHBORS),
         Samples(train if parts.of_training else other, evaluation, parts.evaluated, seed),
         evaluation_transform(data, spec),

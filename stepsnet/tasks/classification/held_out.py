@@ -43,6 +43,7 @@ def divide(
     holdout: int | None = None,
     clean_samples: int = 0,
     own_test: bool = False,
+    for_training: bool = True,
 ) -> Parts:
     """Divide a source of two splits. This depends on the labels only, so it is the same for every run and seed.
 
@@ -54,6 +55,7 @@ def divide(
         holdout: so many training samples, of each class alike, are ``val``; the second split is then ``test``.
         clean_samples: so many of those that are trained on are scored too.
         own_test: whether the source has a test split besides the two.
+        for_training: False where ``train_samples`` and ``clean_samples`` may be more than there are.
 
     Raises:
         UserError: more samples than there are, a test split where the second split is validated on, or ``holdout``
@@ -66,7 +68,10 @@ def divide(
     kept, aside = np.arange(len(train_labels)), np.arange(others)
     if holdout is not None:
         kept, aside = _set_aside(np.asarray(train_labels), holdout)
+    if not for_training and train_samples is not None:
+        train_samples = min(train_samples, len(kept))
     kept = _first_of_each(train_labels, kept, train_samples, "train_samples")
+    clean_samples = clean_samples if for_training else min(clean_samples, len(kept))
     clean = _first_of_each(train_labels, kept, clean_samples, "clean_samples") if clean_samples else kept[:0]
     if split == "train":
         return Parts(kept, clean, kept, True, "train")
@@ -111,7 +116,7 @@ class InMemory:
     """
 
     def __init__(self, images: Any, indices: np.ndarray):
-        self.images, self.labels = images, images.labels
+        self.images, self.labels, self.left_out = images, images.labels, getattr(images, "left_out", "")
         self.kept: dict[int, np.ndarray] = {}
         for index in map(int, indices):
             try:

@@ -42,6 +42,8 @@ def predict(run: Path, recipe: ClassificationRecipe, inputs: PredictInputs) -> l
 def _classify(
     run: Path, recipe: ClassificationRecipe, inputs: PredictInputs, files: Sequence[File]
 ) -> list[Prediction]:
+    if not files:
+        return []
     model, device = inputs.model_of(run, recipe)
     transform = evaluation_transform(recipe.data, input_spec(recipe, model))
     classes = classes_of(run, model)

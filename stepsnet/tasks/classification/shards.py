@@ -17,6 +17,7 @@ from pathlib import Path
 from PIL import Image
 
 from ...errors import UserError
+from ...reading import read_text
 from ..images import image_shape, image_suffixes, open_image
 
 __all__ = ["Shards", "find_shards"]
@@ -127,7 +128,7 @@ def find_shards(folder: str, mode: str) -> tuple[tuple[str, ...], Shards, Shards
     And a function that opens the test split, if there is one besides. The names may be those of folders too. Where
     nothing is named val or validation, test is the validation split.
     Only a separate word counts: ``latest`` is not a test split. The lines of ``classnames.txt`` name the classes;
-    without this file they are named by their numbers.
+    without this file they are named by their numbers. A name that several have gets the number behind it.
 
     Args:
         mode: Pillow's mode that images are converted to.
@@ -154,7 +155,7 @@ def find_shards(folder: str, mode: str) -> tuple[tuple[str, ...], Shards, Shards
     if max(val.labels) >= count:
         raise UserError(f"data: {root} has class {max(val.labels)} in validation, expected training's 0 to {count - 1}")
     names_file = root / "classnames.txt"
-    classes = names_file.read_text("utf-8").splitlines() if names_file.exists() else [str(i) for i in range(count)]
+    classes = read_text(names_file, "data").splitlines() if names_file.exists() else [str(i) for i in range(count)]
     if len(classes) < count:
         raise UserError(f"data: {names_file} has {len(classes)} lines, expected one for each of the {count} classes")
     has_test = by_name["val"] and by_name["test"]

@@ -12,6 +12,7 @@ import numpy as np
 from PIL import Image
 
 from ...errors import UserError, import_extra
+from ...terminal import counted
 from ..images import find_images, image_shape, open_image
 from .shards import find_shards
 
@@ -33,7 +34,8 @@ class StoredImages(Protocol):
         ...
 
     # Where there is a method ``shape(index)``, with (channels, height, width) as the image is stored, it is used to
-    # look at images without decoding them, and to see which are greyscale.
+    # look at images without decoding them, and to see which are greyscale. What ``left_out`` says is told before the
+    # training.
 
 
 class Splits(NamedTuple):
@@ -66,10 +68,10 @@ class Arrays:
 class _Files:
     """Image files, labelled by their folder."""
 
-    def __init__(self, by_class: Mapping[str, Sequence[Path]], mode: str):
+    def __init__(self, by_class: Mapping[str, Sequence[Path]], mode: str, left_out: str = ""):
         self.paths = [path for images in by_class.values() for path in images]
         self.labels = [label for label, images in enumerate(by_class.values()) for _ in images]
-        self.mode = mode
+        self.mode, self.left_out = mode, left_out
 
     def read(self, index: int) -> Image.Image:
         return open_image(self.paths[index], self.mode)
@@ -111,21 +113,21 @@ def _folder(path: str, mode: str) -> Splits:
     if not root.is_dir():
         raise UserError(f"data: {path} is not a folder, expected --data folder:PATH")
     train_root, val_root = _split_folder(root, "train"), _split_folder(root, "val", "validation", "valid", "test")
-    train, test_root = _images_by_class(train_root), root / "test"
+    (train, left_out), test_root = _images_by_class(train_root), root / "test"
 
     def evaluated(split: Path) -> _Files:
-        found = _images_by_class(split)
+        found, left_out = _images_by_class(split)
         if new := [name for name, images in found.items() if images and name not in train]:
             more = f" and {len(new) - 1} more" if len(new) > 1 else ""
             raise UserError(
                 f"data: {split / new[0]}{more}: got images of a class that has no folder in {train_root}, expected the "
                 "same folders in both"
             )
-        return _Files({name: found.get(name, []) for name in train}, mode)
+        return _Files({name: found.get(name, []) for name in train}, mode, left_out)
 
     has_test = val_root != test_root and test_root.is_dir() and bool(_class_folders(test_root))
     test = partial(evaluated, test_root) if has_test else None
-    return Splits(tuple(train), _Files(train, mode), evaluated(val_root), test)
+    return Splits(tuple(train), _Files(train, mode, left_out), evaluated(val_root), test)
 
 
 def _class_folders(split: Path) -> list[Path]:
@@ -140,21 +142,28 @@ def _split_folder(root: Path, *names: str) -> Path:
     return found
 
 
-def _images_by_class(split: Path) -> dict[str, list[Path]]:
-    """The images of each class folder, both in alphabetical order."""
+def _images_by_class(split: Path) -> tuple[dict[str, list[Path]], str]:
+    """The images of each class folder, both in alphabetical order, and what is to be told of the other files."""
     folders = _class_folders(split)
     if not folders:
         raise UserError(f"data: {split} has no folders, expected one for each class")
     found: dict[str, list[Path]] = {}
+    all_others: list[Path] = []
     for folder in folders:
         found[folder.name], others = find_images(folder)
         if others and not found[folder.name]:  # in a format that is not read
-            suffixes = sorted({path.suffix or path.name for path in others})
-            got = ", ".join(suffixes[:5])
-            raise UserError(f"data: found no images for the class {folder.name} in {split}, got files of {got}")
+            got = f"files of {_kinds_of(others)}"
+            raise UserError(f"data: found no images for the class {folder.name} in {split}, got {got}")
+        all_others += others
     if not any(found.values()):
         raise UserError(f"data: found no images in {split}, expected some for each class")
-    return found
+    left_out = f"left out {counted(len(all_others), 'file')} of {_kinds_of(all_others)} in {split.name}"
+    return found, left_out if all_others else ""
+
+
+def _kinds_of(files: Sequence[Path]) -> str:
+    """The first five of their suffixes."""
+    return ", ".join(sorted({path.suffix.lower() or path.name for path in files})[:5])
 
 
 def _cifar(name: Literal["CIFAR10", "CIFAR100"]) -> Callable[[str, str], Splits]:

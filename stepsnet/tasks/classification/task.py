@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from timm.data import Mixup
 from timm.loss import SoftTargetCrossEntropy
 from torch import Tensor, nn
 from torch.utils.data import Dataset
-from torchmetrics import MeanMetric, SumMetric
+from torchmetrics import SumMetric
 from torchmetrics.classification import MulticlassAccuracy
 
 from ...analysis.complexity import Complexity, count_complexity
@@ -28,6 +28,7 @@ from ...models.transfer import start_from
 from ..assets import check_classes, save_classes
 from ..loading import loaded
 from ..remarks import on_classes, on_largest_class
+from ..scoring import mean_loss, of_all_ranks, shared_by
 from .data import ImageData, SampleKey, Samples, StoredData, check_test_split, load_images, open_images
 from .held_out import split_of
 from .inputs import Normalization, input_spec, normalization_of, on_other_normalization
@@ -66,12 +67,13 @@ def build(
         recipe.train_samples,
         holdout=recipe.holdout,
         clean_samples=recipe.clean_samples if split_of(data)[1] == "val" else 0,
+        for_training=run is None,
         in_memory=recipe.cache == "memory" and not any(tensor.is_meta for tensor in model.parameters()),
         opened=opened,
     )
     task = Classification(
         images,
-        recipe.batch_size,
+        recipe.batch_size if run is None else min(recipe.batch_size, len(images.train)),  # other data may be fewer
         input_size=spec.input_size,
         seed=recipe.seed,
         label_smoothing=recipe.label_smoothing,
@@ -116,7 +118,7 @@ class Classification(Task):
             batch_size: samples per update, over all ranks and accumulated parts.
             input_size: channels, height and width of the images.
             workers: processes per rank that decode and augment; the batches are the same with any number.
-            max_undecodable: samples that may be skipped before the run stops.
+            max_undecodable: samples that may be skipped before the run stops; each evaluation counts all ranks' own.
             init: the run, file or model of timm's whose weights a new model starts from.
             init_key: where the recipe names it, for messages.
             normalization: of the images, to tell where those weights have seen another.
@@ -197,8 +199,10 @@ class Classification(Task):
 
     def remarks(self) -> list[str]:
         classes, of_split = self.data.classes, (self.data.train.labels, self.data.val.labels)
+        told = (getattr(split.images, "left_out", "") for split in (self.data.train, self.data.val))
         counts = [np.bincount(labels, minlength=len(classes)) for labels in of_split]
-        return [*on_classes("images", classes, *counts), *on_largest_class(classes, *counts)]
+        left_out = dict.fromkeys(line for line in told if line)
+        return [*left_out, *on_classes("images", classes, *counts), *on_largest_class(classes, *counts)]
 
     def complexity(self, model: nn.Module) -> Complexity:
         return count_complexity(model, input_size=self.input_size)
@@ -213,18 +217,19 @@ class Classification(Task):
             UserError: more images than ``max_undecodable`` cannot be decoded, or all of them.
         """
         scores = self._score(self.data.val, model, shard, device)
-        if not len(self.data.clean):
-            return scores
-        clean = self._score(self.data.clean, model, shard, device)
-        return {**scores, "train_clean_loss": clean["loss"], "train_clean_top1": clean["top1"]}
+        if len(self.data.clean):
+            clean = self._score(self.data.clean, model, shard, device)
+            scores |= {"train_clean_loss": clean["loss"], "train_clean_top1": clean["top1"]}
+        self._count_undecodable(of_all_ranks(self.undecodable, shard))  # those of the training before too
+        return scores
 
     def _score(self, samples: Samples, model: nn.Module, shard: BatchShard, device: torch.device) -> dict[str, float]:
-        classes = len(self.data.classes)
+        classes, shared = len(self.data.classes), shared_by(shard)
         metrics = {
-            "scored": SumMetric(),
-            "loss": MeanMetric(),
-            "top1": MulticlassAccuracy(classes, average="micro"),
-            "top5": MulticlassAccuracy(classes, average="micro", top_k=min(5, classes)),
+            "scored": SumMetric(**shared),
+            "loss": mean_loss(shard),
+            "top1": MulticlassAccuracy(classes, average="micro", **shared),
+            "top5": MulticlassAccuracy(classes, average="micro", top_k=min(5, classes), **shared),
         }
         for metric in metrics.values():
             metric.to(device)
@@ -281,7 +286,7 @@ class Classification(Task):
         self.reported = len(self.undecodable)
         return [f"skipped a sample that cannot be decoded, {name}" for name in new]
 
-    def _count_undecodable(self, failed: Sequence[str]) -> None:
+    def _count_undecodable(self, failed: Iterable[str]) -> None:
         """Raises UserError where too many samples could not be decoded so far."""
         self.undecodable |= dict.fromkeys(name for name in failed if name)
         if len(self.undecodable) > self.max_undecodable:

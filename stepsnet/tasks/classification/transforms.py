@@ -9,6 +9,7 @@ from typing import Any
 from PIL import Image
 from timm.data import auto_augment, create_transform
 from timm.data.auto_augment import AugmentOp
+from timm.data.transforms import ResizeKeepRatio
 from torch import Tensor
 
 from ...config import Augment
@@ -45,7 +46,7 @@ class InputSpec:
 
     def evaluation(self) -> Transform:
         """timm's resize, crop or padding, and normalization."""
-        return create_transform(
+        transform: Any = create_transform(
             self.input_size,
             is_training=False,
             interpolation=self.interpolation,
@@ -54,6 +55,15 @@ class InputSpec:
             crop_pct=self.crop_pct,
             crop_mode=self.crop_mode,
         )
+        for part in transform.transforms:
+            if isinstance(part, ResizeKeepRatio):
+                part.get_params = _kept_ratio
+        return transform
+
+
+def _kept_ratio(*given: Any) -> list[int]:
+    """timm's height and width, where a side that it rounds to none has a pixel: a picture may be a line."""
+    return [max(1, side) for side in ResizeKeepRatio.get_params(*given)]
 
 
 def mode_of(channels: int) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import torch
 from torchvision.transforms.v2.functional import to_pil_image
 
 from ...config import DetectionRecipe
+from ...errors import UserError
 from ...files import png_bytes
 from ..prediction import PredictInputs, Prediction, origin_of, read_files
 from .data import read_pixels
@@ -32,6 +34,8 @@ def predict(run: Path, recipe: DetectionRecipe, inputs: PredictInputs) -> list[P
         UserError: a file is missing or is not an image, or something of somebody else's is where a result would be;
             then nothing is written.
     """
+    if not math.isfinite(inputs.min_score):
+        raise UserError(f"--least: got {inputs.min_score}, expected a score from 0 to 1")
     files, outputs = inputs.require_files(run, recipe), inputs.outputs
     names = {category["id"]: category["name"] for category in read_categories(run)}
     model, device = inputs.model_of(run, recipe)

@@ -174,7 +174,7 @@ def _hugging_face(path: str) -> Texts:
         if key:
             if "text" not in loaded[key].column_names:
                 raise UserError(f"data: hfds:{path} has the columns {loaded[key].column_names}, expected text")
-            rows = list(loaded[key]["text"])
+            rows = [row or "" for row in loaded[key]["text"]]  # null is empty
             is_text = all(not row or row.endswith("\n") for row in rows)  # by lines, as WikiText; others are documents
             found[split] = ["".join(rows)] if is_text else rows
         elif split != "test":
@@ -186,11 +186,12 @@ SOURCES = {"text": _files, "hfds": _hugging_face}
 
 
 def _fingerprint(texts: Texts, made_from: list[Any]) -> str:
-    digest = hashlib.sha256(json.dumps([1, *made_from]).encode())  # 1: the version of the layout
+    digest = hashlib.sha256(json.dumps([2, *made_from]).encode())  # 2: the version of the layout
     for name, documents in texts.items():
         digest.update(f"\0{name}\0{len(documents)}".encode())
         for document in documents:
-            digest.update(document.encode())
+            content = document.encode()
+            digest.update(b"%d\0" % len(content) + content)
     return digest.hexdigest()[:24]
 
 

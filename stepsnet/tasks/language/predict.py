@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,7 +23,7 @@ def predict(run: Path, recipe: LanguageRecipe, inputs: PredictInputs) -> list[Pr
     """Continue the prompt; ``inputs.emit`` is called with the prompt and then with each word as it is generated.
 
     Raises:
-        UserError: there is no prompt, or it does not fit into the model's context.
+        UserError: there is no prompt, it is no text, or it does not fit into the model's context.
     """
     if inputs.prompt is None:
         expected = "expected one of classification, detection or segmentation for images"
@@ -30,9 +31,13 @@ def predict(run: Path, recipe: LanguageRecipe, inputs: PredictInputs) -> list[Pr
     if inputs.out is not None:
         raise UserError(f"--out: got {inputs.out} with a prompt, expected it with images: a text is printed")
     tokens, temperature = inputs.max_new_tokens, inputs.temperature
-    if tokens < 1 or temperature < 0:
-        expected = "at least 1 token and a temperature of at least 0"
+    if tokens < 1 or not 0 <= temperature < math.inf:
+        expected = "at least 1 token and a finite temperature of at least 0"
         raise UserError(f"predict: got {tokens} tokens and temperature {temperature}, expected {expected}")
+    try:
+        inputs.prompt.encode()
+    except UnicodeEncodeError:  # bytes of a command line that are no text
+        raise UserError(f"--prompt: got {inputs.prompt!r}, expected text in UTF-8") from None
     tokenizer = load_tokenizer(run / "tokenizer.json")
     model, device = inputs.model_of(run, recipe)
     config: Any = model.config

@@ -58,6 +58,7 @@ def build(
         stride=recipe.eval_stride,
         evaluated=split,
         clean_samples=recipe.clean_samples if split == "val" else 0,
+        for_training=run is None,
     )
     return model, task
 
@@ -99,6 +100,7 @@ class LanguageModelling(Task):
         stride: int | None = None,
         evaluated: str = "val",
         clean_samples: int = 0,
+        for_training: bool = True,
     ):
         """
         Args:
@@ -107,20 +109,26 @@ class LanguageModelling(Task):
             stride: tokens that are scored in each window of ``seq_len``, its last ones; None is all of them.
             evaluated: the split of the evaluation.
             clean_samples: sequences at the beginning of the training text that are evaluated too, without dropout.
+            for_training: False where the text is only evaluated, and may have less to train on than these numbers.
 
         Raises:
-            UserError: a split is shorter than a batch, or the stride is longer than a window.
+            UserError: a split is shorter than a batch or the clean samples, or the stride is longer than a window.
         """
         if stride is not None and stride > seq_len:
             raise UserError(f"eval_stride: got {stride}, expected at most seq_len, {seq_len}")
         self.text, self.batch_size, self.seq_len, self.seed = text, batch_size, seq_len, seed
         self.stride, self.evaluated, self.units_per_sample = stride or seq_len, evaluated, seq_len
         tokens = len(text.splits["train"].tokens)
-        self.clean_tokens = clean_samples * seq_len
         self.sequences = (tokens - seq_len) // seq_len  # per pass, which begins at an offset below seq_len
-        if self.sequences < batch_size:
+        self.clean_tokens = min(clean_samples * seq_len, tokens - 1)  # that are predicted
+        if for_training and self.sequences < batch_size:
             raise UserError(
-                f"data: got {tokens} training tokens, expected more than batch_size × seq_len, {batch_size}×{seq_len}"
+                f"data: got {tokens} training tokens, expected at least (batch_size + 1) × seq_len, "
+                f"{batch_size + 1}×{seq_len}"
+            )
+        if for_training and self.clean_tokens < clean_samples * seq_len:
+            raise UserError(
+                f"clean_samples: got {clean_samples}, expected at most the {(tokens - 1) // seq_len} training sequences"
             )
         if len(text.splits[evaluated].tokens) < 2:
             raise UserError(f"data: the split {evaluated} has fewer than two tokens, expected at least one to predict")

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset
-from torchmetrics import MeanMetric
 from torchmetrics.classification import MulticlassConfusionMatrix
 from torchvision import tv_tensors
 from torchvision.transforms import v2
@@ -31,6 +30,7 @@ from ...models.upernet import UPerNet
 from ..assets import read_classes, save_classes
 from ..loading import loaded, sample_of_run
 from ..remarks import on_classes
+from ..scoring import mean_loss, shared_by
 from ..splits import require_split, split_of
 from .data import IGNORED, SegmentationData, Split, load_pairs
 from .inference import Inference
@@ -184,8 +184,9 @@ class Segmentation(Task):
     def evaluate(self, model: nn.Module, shard: BatchShard, device: torch.device) -> dict[str, float]:
         """Cross-entropy and :func:`scores` on complete images, at the size of each."""
         classes, sizes = len(self.data.classes), self.split.sizes
-        confusion = MulticlassConfusionMatrix(classes, ignore_index=IGNORED, validate_args=False).to(device)
-        mean_loss = MeanMetric().to(device)
+        shared = shared_by(shard)
+        confusion = MulticlassConfusionMatrix(classes, ignore_index=IGNORED, validate_args=False, **shared).to(device)
+        loss_of_images = mean_loss(shard).to(device)
         batches = shard.evaluation_batches(len(sizes), 1)  # an image at its own size
         keys = [batch.indices[0] for batch in batches]
         settings = {"sampler": keys, "batch_size": None}
@@ -199,12 +200,12 @@ class Segmentation(Task):
                 confusion.update(found.argmax(0)[None], labels[None])
                 counted = (labels != IGNORED).sum()
                 loss = F.nll_loss(found[None], labels[None], ignore_index=IGNORED, reduction="sum")
-                mean_loss.update(loss / counted.clamp(min=1), counted)
+                loss_of_images.update(loss / counted.clamp(min=1), counted)
         pixels = confusion.compute().cpu()
         result, of_class = scores(pixels)
         self.class_iou = dict(zip(self.data.classes, of_class))
         self.most_common = most_common_class(pixels, self.data.classes)
-        return {"loss": mean_loss.compute().item(), **result}
+        return {"loss": loss_of_images.compute().item(), **result}
 
     def example_batch(self, device: torch.device) -> Batch:
         """The first images of the evaluated split, resized to squares of the crops' size."""
