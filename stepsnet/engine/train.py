@@ -137,6 +137,7 @@ class Trainer:
                     self.report_progress(epoch, update)
             done = 0
             line, progress = self.evaluate(epoch)
+            self.report_notices()
             self.measure_stream(epoch + 1)
             self.position.sums = {}
             self.save()
