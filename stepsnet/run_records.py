@@ -44,8 +44,9 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
 
 def diverged_at(folder: Path) -> int | None:
     """The update at which a run has met a number that is not finite; None of one that has ended well, or goes on."""
-    lines = read_metrics(folder)
-    return lines[-1]["step"] if lines and lines[-1]["kind"] == "diverged" else None
+    lines = metrics_text(folder / "metrics.jsonl")
+    last = parse_metrics(lines[-1]) if lines else None
+    return last["step"] if last and last["kind"] == "diverged" else None
 
 
 def read_label(folder: Path) -> str:

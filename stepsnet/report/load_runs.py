@@ -17,7 +17,7 @@ from ..config import MAY_CHANGE_ON_RESUME, RECIPE_TYPES, ClassificationRecipe, k
 from ..errors import UserError, in_a_line
 from ..metrics import METRICS
 from ..reading import parse_json, read_text, read_yaml
-from ..run_records import metrics_text, read_label, read_summary
+from ..run_records import diverged_at, metrics_text, read_label, read_summary
 
 STEPS, BASELINE = "StepsNet", "baseline"
 LINESTYLES = ("-", "--", ":", "-.")
@@ -145,7 +145,6 @@ def load_run(folder: Path) -> Run:
     lines = metrics_text(metrics)
     epochs: dict[int, dict[str, Any]] = {}
     stream: dict[str, dict[int, StreamMeasurement]] = {"epoch_end": {}, "update": {}}
-    diverged = None
     for number, line in enumerate(lines, 1):
         try:
             entry = parse_json(line, f"{metrics}, line {number}", allow_nan=True)
@@ -154,7 +153,6 @@ def load_run(folder: Path) -> Run:
                 break
             raise
         try:
-            diverged = int(entry["step"]) if entry["kind"] == "diverged" else None  # the last line of such a run
             # a resumed run may repeat an epoch: the later line counts
             if entry["kind"] == "epoch":
                 epochs[int(entry["epoch"])] = _with_numbers(entry)
@@ -165,7 +163,7 @@ def load_run(folder: Path) -> Run:
     text = read_text(folder / "config.yaml", "run")
     result = read_summary(folder) or {}
     at_ends, at_updates, label = stream["epoch_end"], stream["update"], read_label(folder)
-    return Run(folder, text, _with_defaults(config), result, epochs, at_ends, at_updates, label, diverged)
+    return Run(folder, text, _with_defaults(config), result, epochs, at_ends, at_updates, label, diverged_at(folder))
 
 
 def _with_numbers(entry: dict[str, Any]) -> dict[str, Any]:
