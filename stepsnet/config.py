@@ -130,7 +130,7 @@ class TrainingSettings:
 
 
 # Fields that may change when a run is resumed, on another machine say: they change a result by its rounding, if at
-# all, and by what each rank and part draws for its own dropout.
+# all, and by what each rank and part of a batch has for itself: dropout, Mixup's pairs, statistics of batch norms.
 MAY_CHANGE_ON_RESUME = {
     "device",
     "threads",

@@ -305,7 +305,7 @@ def read_run_recipe(folder: Path) -> Recipe:
 
 def has_weights(folder: Path) -> bool:
     """Whether a run has final weights or a checkpoint; they are not read."""
-    return (folder / "model.safetensors").exists() or any(folder.glob("checkpoints/step-*"))
+    return (folder / "model.safetensors").exists() or bool(checkpoint_folders(folder / "checkpoints"))
 
 
 def read_weights(folder: Path) -> Mapping[str, Tensor]:

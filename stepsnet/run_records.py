@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ __all__ = [
 ]
 
 LABEL = "label.txt"  # of a run among others: what its model is called in reports
+
+_CHECKPOINT = re.compile(r"\.?step-\d{8,}")
 
 # what a run that has ended says of itself, where it says it: the type, and what it is
 _IN_SUMMARY: dict[str, tuple[Any, str]] = {
@@ -86,12 +89,15 @@ def read_summary(folder: Path) -> dict[str, Any] | None:
 
 
 def checkpoint_folders(folder: Path) -> list[Path]:
-    """Checkpoints, the latest first. One under its temporary name is among them once it has its checksums."""
-    begun = [path for path in folder.glob(".step-*") if (path / SUMS).exists()]
-    return sorted([*folder.glob("step-*"), *begun], key=lambda path: (step_of(path), path.name), reverse=True)
+    """Checkpoints, the latest first. One under its temporary name is among them once it has its checksums.
+
+    A copy of one under another name is not.
+    """
+    found = [path for path in folder.glob("*step-*") if _CHECKPOINT.fullmatch(path.name)]
+    whole = [path for path in found if not path.name.startswith(".") or (path / SUMS).exists()]
+    return sorted(whole, key=lambda path: (step_of(path), path.name), reverse=True)
 
 
 def step_of(path: Path) -> int:
-    """The update after which a checkpoint was written; -1 of a folder that is none."""
-    number = path.name.lstrip(".").removeprefix("step-")
-    return int(number) if number.isdecimal() else -1
+    """The update after which a checkpoint was written."""
+    return int(path.name.rpartition("-")[2])

@@ -31,8 +31,9 @@ def mean_and_std(values: Sequence[float]) -> dict[str, Any]:
 
 
 def quartiles(values: Sequence[float]) -> dict[str, Any]:
-    """``median``, ``quartiles`` (the first and the third) and ``n``; a single value is its own quartiles."""
-    first, median, third = statistics.quantiles(values, n=4) if len(values) > 1 else (values[0],) * 3
+    """``median``, ``quartiles`` (the first and the third, within the values) and ``n``."""
+    several = values if len(values) > 1 else [values[0]] * 2
+    first, median, third = statistics.quantiles(several, n=4, method="inclusive")
     return {"median": median, "quartiles": [first, third], "n": len(values)}
 
 

@@ -70,9 +70,10 @@ def test_what_would_not_fit_is_said_before_it_is_tried(monkeypatch):
 
 def test_quartiles():
     assert [format_number(value) for value in (0, 9.996, 0.00098765, -12.34)] == ["0", "10.0", "0.000988", "-12.3"]
-    assert quartiles([5.0, 1.0, 3.0, 2.0, 4.0]) == {"median": 3.0, "quartiles": [1.5, 4.5], "n": 5}
+    assert quartiles([5.0, 1.0, 3.0, 2.0, 4.0]) == {"median": 3.0, "quartiles": [2.0, 4.0], "n": 5}
+    assert quartiles([0.1, 1.0])["quartiles"] == pytest.approx([0.325, 0.775])  # two rounds; none below zero
     assert quartiles([2.0]) == {"median": 2.0, "quartiles": [2.0, 2.0], "n": 1}
-    assert format_quartiles(quartiles([5.0, 1.0, 3.0, 2.0, 4.0]), ".1f") == "3.0 (1.5 to 4.5)"
+    assert format_quartiles(quartiles([5.0, 1.0, 3.0, 2.0, 4.0]), ".1f") == "3.0 (2.0 to 4.0)"
 
 
 def test_mean_and_standard_deviation():

@@ -169,6 +169,8 @@ def test_a_language_model_trains_on_two_ranks_as_on_one(tmp_path, monkeypatch):
     run("alone", 1)
     run("ddp", 2)
     run("fsdp", 2, "parallel=fsdp")
+    run("unaveraged", 2, "ema_decay=null", "epochs=1")
+    assert "lm_head.weight" not in load_file(tmp_path / "unaveraged" / "model.safetensors")
     for name in ("ddp", "fsdp"):
         assert_same(tmp_path / name, tmp_path / "alone")
     shutil.rmtree(tmp_path / "fsdp" / "checkpoints" / "step-00000012")

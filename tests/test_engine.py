@@ -1,5 +1,6 @@
 """The training loop: what resumes bit for bit, and what stops it."""
 
+import shutil
 import signal
 
 import pytest
@@ -13,7 +14,7 @@ from stepsnet.device import pick_device
 from stepsnet.engine.interrupt import Interrupted
 from stepsnet.engine.optim import build_optimizer
 from stepsnet.engine.train import train
-from stepsnet.engine.train_state import TrainState
+from stepsnet.engine.train_state import TrainState, recover_checkpoints
 from stepsnet.errors import UserError
 
 
@@ -110,6 +111,15 @@ def test_the_newest_and_the_best_are_kept(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot write"):
         saved(tmp_path / "file", 1)
+
+
+def test_a_copy_beside_the_checkpoints_stays_as_it_is(tmp_path):
+    for step in (10, 20):
+        saved(tmp_path, step)
+    copy = shutil.copytree(tmp_path / "step-00000010", tmp_path / "step-00000010-mine")
+    recover_checkpoints(tmp_path)
+    saved(tmp_path, 30)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [copy.name, "step-00000020", "step-00000030"]
 
 
 @pytest.mark.parametrize(

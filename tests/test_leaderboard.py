@@ -80,6 +80,12 @@ def test_a_leaderboard_says_what_is_there_and_what_is_not(pages, tmp_path):
     first, second = sum(6 + i + 2 for i in range(1, 6)), sum(6 + i + 2 for i in range(1, 4))
     assert float(ours[5]) == pytest.approx((8 * first + 16 * second + 2 * 16) / (6 * 8 * 16), abs=0.005)
     assert ours[6] == "arXiv 2511.14329, arXiv 2402.02622"
+    few = [*CONTENDERS[:2], {**CONTENDERS[2], "points": {4: CONTENDERS[2]["points"][8]}}]  # none where costs are given
+    (tmp_path / "few").mkdir()
+    of_few = find_study(str(declared(tmp_path / "few", contenders=few, criteria=[], claims=[])))
+    table = leaderboard(of_few, {record["run"]: record for record in found if record["contender"] != "mhc"})
+    mhc = next(line for line in table.splitlines() if line.startswith("| mhc"))
+    assert mhc.strip("| ").split(" | ")[2:6] == ["–"] * 4
     lost = records(Cell("steps", 8), [60.0, 62.0])
     for record in lost:  # one seed more, which has diverged
         kept = {key: value for key, value in record.items() if key != "metrics"} if record["seed"] == 2 else record

@@ -15,6 +15,7 @@ from segmentation_tasks import tiny_recipe
 
 from stepsnet.checkpoint import save_weights
 from stepsnet.cli import main
+from stepsnet.commands.analyze import analyze_shortcut
 from stepsnet.console import Lines
 from stepsnet.errors import UserError
 from stepsnet.inspection import read_inspection
@@ -83,6 +84,13 @@ def test_a_run_resumes(trained, tmp_path, capsys):
         return [line["loss"] for line in lines if line["kind"] == "step"]
 
     assert losses(tmp_path / "run") == losses(run)
+
+
+def test_what_the_stream_carries_is_drawn_by_epoch(trained, tmp_path):
+    run, recipe, _ = trained
+    rows = analyze_shortcut([run], tmp_path)
+    last = max(row["update"] for row in rows)
+    assert f"{recipe.epochs},{last}," in (tmp_path / "stream.csv").read_text()
 
 
 def test_segments_are_in_cocos_form():

@@ -124,6 +124,7 @@ def test_what_a_declaration_allows_trains_or_is_refused_in_a_line(key, value, tm
     "changes, expected",
     [
         ({"min_lr": 1.0}, "min_lr: got 1, expected at most lr, 0.001"),
+        ({"lr": 0.0}, "warmup_lr: got 5e-07, expected at most lr, 0"),
         ({"warmup_lr": 1.0}, "warmup_lr: got 1, expected at most lr, 0.001"),
         ({"opt": "adahessian"}, "opt: got 'adahessian', expected an optimizer that needs no second derivatives"),
         ({"opt": "fusedadam"}, "opt: fusedadam does not take these settings: CUDA required"),

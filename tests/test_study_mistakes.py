@@ -138,6 +138,7 @@ FINAL = {**RECORD, "run": "plain-1-final-lr0.001-seed1", "kind": "final", "seed"
         ({**RECORD, "variant": "b", "run": "plain-1-b-tuning-lr0.001-seed0"}, "is of the variant 'b', expected one of"),
         ({**FINAL, "seed": 7, "run": "plain-1-final-lr0.001-seed7"}, "is of no rate or seed that the study declares"),
         ({**RECORD, "rate": 0.003, "run": "plain-1-tuning-lr0.003-seed0"}, "what has been run is not left out"),
+        ({**FINAL, "data": "hfds:a/digits"}, "was trained on digits, expected one data set, hfds:a/digits"),
         ({**FINAL, "data": "folder:b"}, "was trained on digits, expected one data set, folder:b"),
         ({**FINAL, "samples": {"train": 999}}, "was trained on {'samples': {'train': 128"),
     ],

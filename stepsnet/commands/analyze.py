@@ -110,7 +110,8 @@ def analyze_shortcut(
             load_into(model, checkpoint.weights())
             found = measure_stream(model, lambda model: task.loss(model, batch)[0])  # noqa: B023 - called at once
             step = int(checkpoint.state["position"]["step"])
-            measurement = StreamMeasurement("epoch_end", step // task.steps_per_epoch, step, found)
+            epoch = step // int(checkpoint.state["data"]["updates an epoch"])
+            measurement = StreamMeasurement("epoch_end", epoch, step, found)
             measured.append(LabelledMeasurement(name, measurement))
             rows.append({"run": name, "update": step, "metrics": summarize(found)})
     draw_stream(measured, out)

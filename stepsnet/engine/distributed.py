@@ -131,6 +131,11 @@ def parallelize(model: nn.Module, parallel: Literal["ddp", "fsdp"], context: Dis
     return model
 
 
+def unwrap(model: nn.Module) -> nn.Module:
+    """The model inside DDP."""
+    return model.module if isinstance(model, DistributedDataParallel) else model
+
+
 def sync_batch_norms(*heads: nn.Module, device: str) -> None:
     """Let the batch norms in ``heads`` take their statistics over all ranks, as each rank has few images.
 

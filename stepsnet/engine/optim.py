@@ -91,7 +91,7 @@ def check_rates(settings: TrainingSettings) -> None:
     """Raises UserError for a schedule that begins or ends above ``lr``."""
     for name, rate in {"warmup_lr": settings.warmup_lr, "min_lr": settings.min_lr}.items():
         used = settings.warmup_epochs > 0 if name == "warmup_lr" else settings.sched != "multistep"
-        if used and rate > settings.lr > 0:
+        if used and rate > settings.lr:
             raise UserError(f"{name}: got {rate:g}, expected at most lr, {settings.lr:g}")
 
 

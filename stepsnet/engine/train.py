@@ -21,7 +21,7 @@ from ..config import TrainingSettings
 from ..device import autocast
 from ..metrics import higher_is_better
 from ..models.blocks import blocks_of
-from .distributed import DistributedContext, broadcast_buffers
+from .distributed import DistributedContext, broadcast_buffers, unwrap
 from .interrupt import Interrupted, catch_signals
 from .metrics_log import MetricsLog, trim_log
 from .optim import Schedule, scaled_lr
@@ -30,7 +30,7 @@ from .randomness import seed_step
 from .task import BatchShard, Task, data_counts
 from .tracking import open_trackers
 from .train_state import full_state_dict, recover_checkpoints
-from .update import Update, Updater, diverged, unwrap
+from .update import Update, Updater, diverged
 
 __all__ = ["TrainResult", "describe_batch", "train"]
 

@@ -40,7 +40,7 @@ from ..checkpoint import (
 from ..errors import UserError
 from ..files import SUMS, flush, is_whole, write_sums
 from ..run_records import checkpoint_folders, step_of
-from .distributed import DistributedContext
+from .distributed import DistributedContext, unwrap
 
 __all__ = ["TrainState", "full_state_dict", "recover_checkpoints"]
 
@@ -147,6 +147,7 @@ def _is_of(parameter: str, key: str) -> bool:
 
 def full_state_dict(model: nn.Module) -> dict[str, Any]:
     """A model's weights on the CPU, gathered from all ranks on rank 0. Every rank calls it."""
+    model = unwrap(model)  # torch leaves out the wrapper's part of each name, and ties are found by name
     return untied(model, get_model_state_dict(model, options=_GATHERED))
 
 
@@ -188,9 +189,10 @@ def _publish(folder: Path, temporary: Path, final: Path, keep: int, best: int | 
     flush(temporary)
     _rename_over(temporary, final)
     # a later one is damaged, since the run went on from before it
-    until_now = [path for path in sorted(folder.glob("step-*"), reverse=True) if path.name <= final.name]
+    named = [path for path in checkpoint_folders(folder) if not path.name.startswith(".")]
+    until_now = [path for path in named if step_of(path) <= step_of(final)]
     for old in until_now[keep:]:
-        if best is None or old.name != f"step-{best:08d}":
+        if step_of(old) != best:
             shutil.rmtree(old)
     for leftover in (*folder.glob(".step-*"), *folder.glob(".old-*")):
         _remove(leftover)

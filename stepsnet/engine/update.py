@@ -18,12 +18,12 @@ from torch.optim import Optimizer
 from ..config import TrainingSettings
 from ..device import autocast
 from ..errors import UserError, is_out_of_memory
-from .distributed import DistributedContext, full_tensor
+from .distributed import DistributedContext, full_tensor, unwrap
 from .optim import scaled_lr
 from .randomness import seed_step
 from .task import Task
 
-__all__ = ["Diverged", "Update", "Updater", "diverged", "unwrap"]
+__all__ = ["Diverged", "Update", "Updater", "diverged"]
 
 
 @dataclass(frozen=True)
@@ -87,8 +87,7 @@ class Updater:
         An update may overflow although its gradient is finite.
         """
         averaged = list(self.averages.module.parameters()) if self.averages else []
-        local = [p.to_local() if isinstance(p, DTensor) else p for p in self.parameters + averaged]
-        wrong = ~torch.stack([tensor.isfinite().all() for tensor in local]).all()
+        wrong = ~torch.stack([_of_this_rank(p).isfinite().all() for p in self.parameters + averaged]).all()
         if any(self.context.mean([wrong])):
             raise diverged("weights", math.nan, step, self.settings)
 
@@ -149,10 +148,11 @@ class Updater:
                 hook.remove()
         if found:
             return f"the first module whose output is not finite is {found[0]}"
+        # each rank looks at its own shards: another one may have found a module, and takes no part in an exchange
         broken = [
-            n
-            for n, p in model.named_parameters()
-            if p.grad is not None and not torch.isfinite(full_tensor(p.grad)).all()
+            name
+            for name, p in model.named_parameters()
+            if p.grad is not None and not _of_this_rank(p.grad).isfinite().all()
         ]
         if broken:  # the backward pass goes from the last parameter to the first
             return f"every module's output is finite on rank {self.context.rank}, the gradient of {broken[-1]} is not"
@@ -166,6 +166,11 @@ class Updater:
             f"{self.settings.batch_size}) or grad_checkpointing (now {self.settings.grad_checkpointing}), "
             "or lower batch_size"
         )
+
+
+def _of_this_rank(tensor: Tensor) -> Tensor:
+    """Of a sharded tensor, the part that this rank has."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 class Diverged(UserError):
@@ -183,8 +188,3 @@ def diverged(what: str, value: float, step: int, settings: TrainingSettings, mor
         f"a new run may have a lower lr (now {scaled_lr(settings):g}), longer warmup_epochs or clip_grad",
         step,
     )
-
-
-def unwrap(model: nn.Module) -> nn.Module:
-    """The model inside DDP."""
-    return model.module if isinstance(model, DistributedDataParallel) else model

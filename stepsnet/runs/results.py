@@ -12,6 +12,7 @@ from torch import nn
 
 from ..errors import UserError, import_extra
 from ..models.build import build_model
+from ..reading import read_json
 from ..report.load_runs import BASELINE, STEPS, load_run
 from ..report.single import draw_figure, figure_names
 from ..run_folder import find_runs, read_run_recipe
@@ -151,11 +152,18 @@ class Comparison:
             raise UserError(
                 f"comparison: got {folder}, expected the folder of one that has ended (no {COMPARISON_FILE})"
             )
-        self.summary: dict[str, Any] = json.loads((self.folder / COMPARISON_FILE).read_text(encoding="utf-8"))
-        self.seeds: list[int] = self.summary["seeds"]
+        file = self.folder / COMPARISON_FILE
+        self.summary: dict[str, Any] = read_json(file, "comparison", dict)
+        if not isinstance(seeds := self.summary.get("seeds"), list):
+            raise UserError(f"comparison: {file}: got seeds {str(seeds)[:40]!r}, expected a list of whole numbers")
+        self.seeds: list[int] = seeds
         # one of seeds that were added since may not have ended
         ended = [run for run in map(load_run, find_runs([self.folder])) if run.summary]
         runs = {(run.summary["label"], run.seed): Run(run.folder) for run in ended}
+        for seed in self.seeds:
+            for name in (STEPS, BASELINE):
+                if (name, seed) not in runs:
+                    raise UserError(f"comparison: {self.folder} has no ended run of the {name} with seed {seed}")
         self.steps = [runs[STEPS, seed] for seed in self.seeds]
         self.baseline = [runs[BASELINE, seed] for seed in self.seeds]
 

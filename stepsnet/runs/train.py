@@ -6,7 +6,7 @@ import dataclasses
 import json
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -37,9 +37,11 @@ from ..run_folder import (
     check_run_folder,
     has_begun,
     has_ended,
+    has_weights,
     lock_folder,
     open_run_folder,
     read_summary,
+    read_weights,
     updates_done,
 )
 from ..run_records import LABEL, read_label
@@ -114,9 +116,16 @@ def _train(
             return resolved, ended
 
         recipe, ended = context.on_main(begin)
+
+        def inspect(weights: Mapping[str, torch.Tensor]) -> None:
+            note = {"kind": "note"}
+            inspect_run(recipe, folder, task, weights, context.device, lambda text: report({**note, "text": text}))
+
         page, title = folder / "report.html", f"{recipe.name}, seed {recipe.seed}"
         if ended:
-            if context.is_main and not page.exists():  # it was killed before that
+            if context.is_main and not page.exists():  # it was killed before that, maybe while it looked at its model
+                if has_weights(folder):
+                    inspect(read_weights(folder))
                 report_or_tell([folder], page, title, report)
             return read_summary(folder) if context.is_main else None
         to_tell += lines if context.is_main else []
@@ -132,9 +141,7 @@ def _train(
             summary["metrics"] |= _score_test(recipe, folder, result.weights)
         summary = _finite(summary)
         write_atomically(folder / "summary.json", json.dumps(summary, indent=2, allow_nan=False) + "\n")
-        inspect_run(
-            recipe, folder, task, result.weights, context.device, lambda text: report({"kind": "note", "text": text})
-        )
+        inspect(result.weights)
         report_or_tell([folder], page, title, report)
         return summary
 

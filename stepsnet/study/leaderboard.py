@@ -16,7 +16,7 @@ from ..summary_stats import format_mean_std
 from ..terminal import counted
 from .declare import Cell, Contender, Study
 from .render import rows_of
-from .run_plan import Planned, progress, recipe_of
+from .run_plan import Planned, choice_of, progress, recipe_of
 
 __all__ = ["leaderboard"]
 
@@ -27,8 +27,9 @@ def leaderboard(study: Study, results: Mapping[str, Mapping[str, Any]]) -> str:
     """Markdown: a row a contender, the best at the last point with results first, those with a seed that diverged
     behind, and those without results there last.
 
-    Costs are those at the last point with results: parameters and MACs of a contender's runs there, and the traffic of
-    the residual stream relative to the first contender's.
+    Costs are those at the last point with results, of the variant that tuning has chosen: parameters and MACs of a
+    contender's runs there, and the traffic of the residual stream relative to the first contender's. A contender that
+    is not declared there has none.
     """
     rows = {(row["contender"], row["point"]): row for row in rows_of(study, results)}
     points = sorted({cell.point for cell in study.cells})
@@ -43,17 +44,18 @@ def leaderboard(study: Study, results: Mapping[str, Mapping[str, Any]]) -> str:
         has_diverged = len(row["seeds"]) > len(values)  # worse than any score
         return 2 if not row["seeds"] else int(has_diverged), mean
 
-    def costed_at(contender: Contender) -> int:
-        return ranked_at if ranked_at in contender.points else max(contender.points)
+    def traffic_of(contender: Contender) -> float | None:
+        return _traffic(_args(study, contender, ranked_at, results)) if ranked_at in contender.points else None
 
-    plain, lines = _traffic(_args(study, first, costed_at(first))), []
+    of_first, lines = traffic_of(first), []
     for contender in sorted(study.contenders, key=place):
-        at = costed_at(contender)
-        args, row = _args(study, contender, at), rows[_label(contender), at]
-        traffic = _traffic(args)
         scores = [_score(study, rows.get((_label(contender), point)), metric.spec) for point in points]
-        relative = f"{traffic / plain:.2f}" if traffic and plain else "–"
-        sizes = [count(row["params"]), count(row["macs"]), relative]
+        sizes = ["–"] * 3  # not declared
+        if row := rows.get((_label(contender), ranked_at)):
+            traffic = traffic_of(contender)
+            relative = f"{traffic / of_first:.2f}" if traffic and of_first else "–"
+            sizes = [count(row["params"]), count(row["macs"]), relative]
+        args = _args(study, contender, max(contender.points), results)
         lines.append([_label(contender), *scores, *sizes, _source(args)])
     unit = f" ({metric.unit})" if metric.unit else ""
     headers = ["design", *(f"{point} {study.point}" for point in points), "parameters", "MACs", "traffic", "source"]
@@ -85,10 +87,11 @@ def _score(study: Study, row: Mapping[str, Any] | None, spec: str) -> str:
     return f"in tuning, {counted(len(row['tried']), 'run')}" if row["tried"] else "not yet run"
 
 
-def _args(study: Study, contender: Contender, point: int) -> Mapping[str, Any]:
-    """Arguments of the contender's model."""
+def _args(study: Study, contender: Contender, point: int, results: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Arguments of the contender's model: of its first variant where none has been chosen yet."""
     cell = Cell(contender.name, point)
-    variant = next(iter(contender.variants), "")
+    choice = choice_of(study, cell, results)
+    variant = choice.variant if choice else next(iter(contender.variants), "")
     return recipe_of(study, Planned(cell, "final", variant, study.tuning.rates[0], study.seeds[0])).model.args
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 from collections.abc import Mapping
 from functools import partial
 from itertools import pairwise
@@ -23,6 +24,7 @@ from .declare import Cell, Study
 from .run_plan import Planned
 
 __all__ = [
+    "FREE",
     "check_one_data_set",
     "diverged_record",
     "flatness_of",
@@ -48,6 +50,8 @@ _CURVE = (
     "val_loss",
     "val_top1",
 )
+# what the runs of a study may differ in; batch norm and Mixup see each part of a batch by itself
+FREE = MAY_CHANGE_ON_RESUME - {"accumulation_steps"}
 # of a record, to find its place
 _NEEDED: dict[str, Any] = {"run": str, "contender": str, "point": int, "kind": str, "variant": str}
 _NEEDED |= {"rate": (int, float), "seed": int, "settings": dict}
@@ -94,7 +98,7 @@ def check_one_data_set(records: Mapping[str, Mapping[str, Any]], data: str | Non
         if "data" not in record:  # of one that diverged
             continue
         expected = expected or record["data"]
-        if record["data"] != expected:
+        if _without_place(record["data"]) != _without_place(expected):
             raise UserError(f"results: {run} was trained on {record['data']}, expected one data set, {expected}")
         of_data = json.dumps([record["settings"].get(key) for key in _OF_DATA])
         size = {key: record[key] for key in ("samples", "text") if key in record}
@@ -103,14 +107,15 @@ def check_one_data_set(records: Mapping[str, Mapping[str, Any]], data: str | Non
             raise UserError(f"results: {run} was trained on {size}, {of} on {first}, expected one data set")
 
 
+def _without_place(data: str) -> str:
+    """The name of a data set, wherever it lies: ``folder:data/cifar10`` -> ``folder:cifar10``; a hub's stays whole."""
+    return data if data.startswith("hfds:") else re.sub(r"[^/:]*/+(?=[^/])", "", data).rstrip("/")
+
+
 def settings_of(recipe: Recipe) -> dict[str, Any]:
     """What a result depends on: the recipe without the fields that may differ from machine to machine."""
     plain = json.loads(json.dumps(dataclasses.asdict(recipe)))
-    return {
-        key: value
-        for key, value in plain.items()
-        if key not in MAY_CHANGE_ON_RESUME | {"data", "name", "baseline", "expected"}
-    }
+    return {key: value for key, value in plain.items() if key not in FREE | {"data", "name", "baseline", "expected"}}
 
 
 def record_of(study: Study, planned: Planned, recipe: Recipe, run: Path, command: str) -> dict[str, Any]:

@@ -17,9 +17,8 @@ from torch import Tensor, nn
 
 from ...analysis.complexity import Complexity, count_detector
 from ...config import DetectionAugment, DetectionRecipe
-from ...engine.distributed import sync_batch_norms
+from ...engine.distributed import sync_batch_norms, unwrap
 from ...engine.task import BatchShard, Task
-from ...engine.update import unwrap
 from ...errors import UserError
 from ...files import write_atomically
 from ...from_data import check_class_count, key_of_weights, with_classes
