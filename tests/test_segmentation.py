@@ -13,7 +13,7 @@ from pycocotools import mask as coco_mask
 from segmentation_images import CLASSES, TINY, write_camvid
 from segmentation_tasks import tiny_recipe
 
-from stepsnet.checkpoint import save_weights
+from stepsnet.checkpoint import save_weights, valid_checkpoints
 from stepsnet.cli import main
 from stepsnet.commands.analyze import analyze_shortcut
 from stepsnet.console import Lines
@@ -86,11 +86,11 @@ def test_a_run_resumes(trained, tmp_path, capsys):
     assert losses(tmp_path / "run") == losses(run)
 
 
-def test_what_the_stream_carries_is_drawn_by_epoch(trained, tmp_path):
-    run, recipe, _ = trained
+def test_what_the_stream_carries_is_drawn_of_each_checkpoint(trained, tmp_path):
+    run, _, _ = trained
+    kept = valid_checkpoints(run / "checkpoints")
     rows = analyze_shortcut([run], tmp_path)
-    last = max(row["update"] for row in rows)
-    assert f"{recipe.epochs},{last}," in (tmp_path / "stream.csv").read_text()
+    assert [row["update"] for row in rows] == [checkpoint.state["position"]["step"] for checkpoint in kept]
 
 
 def test_segments_are_in_cocos_form():

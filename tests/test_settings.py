@@ -132,7 +132,7 @@ def test_what_a_declaration_allows_trains_or_is_refused_in_a_line(key, value, tm
     ],
 )
 def test_settings_with_which_no_training_begins(changes, expected):
-    recipe = dataclasses.replace(BASES["classification"], lr=1e-3, batch_size=1024, **changes)
+    recipe = dataclasses.replace(BASES["classification"], **{"lr": 1e-3, "batch_size": 1024, **changes})
     with pytest.raises(UserError, match=expected):
         check_settings(recipe)
 
