@@ -11,7 +11,7 @@ from test_from_data import write_images
 from timm.layers import resample_abs_pos_embed
 from torch import nn
 
-import stepsnet  # noqa: F401 - registers the models
+import stepsnet
 from stepsnet.checkpoint import save_weights
 from stepsnet.config import ClassificationRecipe, ModelSpec
 from stepsnet.errors import UserError
@@ -99,6 +99,29 @@ def test_steps_of_other_depths_take_their_last_blocks(tmp_path):
         others = deep.blocks.networks[step][theirs].state_dict()
         assert all(torch.equal(value, others[name]) for name, value in ours.items())
     assert rows["blocks, step 2, 48 wide"][3] == "only 2 such blocks there" and rows["blocks, step 1, 32 wide"][3] == ""
+
+
+@pytest.mark.parametrize(
+    "name, size, path", [("test_vit", {"depth": 4}, "blocks"), ("convnext_atto", {}, "stages.2.blocks")]
+)
+def test_steps_of_stepify_take_their_own_blocks(name, size, path, tmp_path):
+    """Their blocks are numbered through all steps, so that one more in a step moves none of the others."""
+    sizes = size or dict(dims=(16, 32, 64, 64), depths=(1, 1, 4, 1))
+    plain = timm.create_model(name, num_classes=7, **sizes)
+
+    def in_steps(depths):
+        plan = {"widths": (32, 48, 64), "depths": depths}
+        return stepsnet.stepify(plain, plan=plan, **({} if size else {"stages": [3]}))
+
+    deep, model = in_steps((3, 2, 2)), in_steps((4, 2, 1))
+    start_from(model, saved(tmp_path, deep))
+    theirs, ours = deep.get_submodule(path).blocks, model.get_submodule(path).blocks
+    for mine, other in ((1, 0), (2, 1), (3, 2), (4, 3), (5, 4), (6, 6)):
+        there = theirs[other].state_dict()
+        assert all(torch.equal(value, there[key]) for key, value in ours[mine].state_dict().items())
+    start_from(model, saved(tmp_path, plain))
+    there = plain.get_submodule(path)[-1].state_dict()
+    assert all(torch.equal(value, there[key]) for key, value in ours[6].state_dict().items())
 
 
 def test_positions_windows_and_channels_are_resized(tmp_path):

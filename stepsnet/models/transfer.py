@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from ..steps import StepsNet
 from ..summary_stats import format_count
 from ..terminal import silenced
 from . import steps_deit, steps_resnet, steps_swin
+from .stepify.sequence import StepSequence
 
 __all__ = ["read_pretrained", "resized", "start_from"]
 
@@ -110,7 +111,7 @@ def start_from(model: nn.Module, source: str, key: str = "init") -> str:
         UserError: the weights cannot be read, or fit no layer of the model.
     """
     given, own = read_pretrained(source, key), model.state_dict()
-    pairs, why = _pair(own, given)
+    pairs, why = _pair(model, own, given)
     rows: dict[str, _Row] = defaultdict(_Row)
     layers = 0
     for name, tensor in own.items():
@@ -176,25 +177,41 @@ class _Row:
     why: str = ""
 
 
-def _steps_of(tensors: Iterable[str]) -> dict[tuple[str, int], list[dict[str, str]]]:
+def _steps_of(tensors: Mapping[str, Tensor], flat: Sequence[str]) -> dict[tuple[str, int], list[dict[str, str]]]:
     """The blocks of each step of each container, in order: each tensor's name in its block, and its whole name.
 
-    timm's names of a model of one width are read as those of its one step.
+    timm's names, and those of the containers ``flat``, count the blocks through all steps: there a step is a run of
+    blocks of the same shapes.
     """
     whole_names: Any = {name: name for name in tensors}
     for rename in _FROM_BASELINE:
         whole_names = rename(whole_names)
     found: dict[tuple[str, int], dict[int, dict[str, str]]] = defaultdict(lambda: defaultdict(dict))
     for name, whole_name in whole_names.items():
+        path = next((path for path in flat if not _BLOCK.fullmatch(name) and name.startswith(f"{path}.")), None)
+        if path is not None:
+            name = f"{path}.networks.0.{name.removeprefix(f'{path}.')}"
         if match := _BLOCK.fullmatch(name):
             container, step, block, tensor = match.groups()
             found[container, int(step)][int(block)][tensor] = whole_name
-    return {key: [blocks[number] for number in sorted(blocks)] for key, blocks in found.items()}
+    steps: dict[tuple[str, int], list[dict[str, str]]] = defaultdict(list)
+    for (container, step), by_number in found.items():
+        before = None
+        for _, block in sorted(by_number.items()):
+            shapes = {tensor: tensors[name].shape for tensor, name in block.items()}
+            is_flat = not any(_BLOCK.fullmatch(name) for name in block.values())
+            step += is_flat and before not in (None, shapes)
+            steps[container, step].append(block)
+            before = shapes
+    return steps
 
 
-def _pair(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> tuple[dict[str, str], dict[str, str]]:
+def _pair(
+    model: nn.Module, own: Mapping[str, Tensor], given: Mapping[str, Tensor]
+) -> tuple[dict[str, str], dict[str, str]]:
     """For each tensor of the model its counterpart, whatever its shape; and for those of blocks why they have none."""
-    ours, theirs = _steps_of(own), _steps_of(given)
+    flat = [path for path, module in model.named_modules() if isinstance(module, StepSequence)]
+    ours, theirs = _steps_of(own, flat), _steps_of(given, flat)
     pairs, why = {name: name for name in own.keys() & given.keys()}, dict[str, str]()
     for (container, _), blocks in sorted(ours.items(), key=lambda item: item[0], reverse=True):
         alike = [
