@@ -6,8 +6,8 @@
 #
 #   tests   the device-dependent tests: every family in bfloat16, compiled, recomputed, sharded; detectors, segmenters;
 #           the residual stream, in every design of it; compress; each task trained; resuming to the bit
-#   speed   Steps models against their baselines at batch 1 and 256, each at its best setting
-#   memory  Fig. 6b to 6d: throughput, latency and memory of Table 5b's models
+#   speed   Steps models against their baselines at batch 1 and 256, each at its best setting; of Fig. 6b four pairs
+#   memory  Fig. 6c and 6d: throughput, latency and memory of Table 5b's models
 #   deep    the study evidence/cifar10-paper-widths: Table 5a's networks of 24 and 96 blocks, six runs at a time. DATA is
 #           CIFAR-10 as cifar10:PATH or folder:PATH (with --quick one short pair on the digits, and no DATA). With
 #           --work FOLDER its runs are kept there, and a later call goes on with them

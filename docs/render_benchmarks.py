@@ -60,21 +60,23 @@ def grow_table() -> str:
     result = read_benchmark("grow")
     labels = {"before": "the first step alone", "grown": "then grown", "whole": "the whole from random weights"}
     rows, notes = [], []
-    for name, title in (("cifar10", "CIFAR-10"), ("prose", "prose")):
+    titles = (("cifar10", "10,000 images of CIFAR-10", "accuracy"), ("prose", "prose", "loss in nats a token"))
+    for name, title, unit in titles:
         if (found := result.get(name)) is None:
             continue
         key = f"test_{found['metric']}"
         for part, label in labels.items():
             row = found["parts"][part]
             compute = f"{row['macs'] * row['samples'] / 1e9:,.0f}"
-            rows.append([f"{title}, {label}", f"{row['rate']:g}", compute, mean_std(row["test"], key)])
+            rows.append([f"{title}, {label}: {unit}", f"{row['rate']:g}", compute, mean_std(row["test"], key)])
         difference = found["grown_minus_whole"]
         low, high = difference["interval"]
         metric = find_metric(key)
+        better = "more" if metric.higher_is_better else "less"
         notes.append(
-            f"- {title}, grown minus whole: {difference['mean']:+{metric.spec}}{metric.difference_unit} "
+            f"- {title}, grown minus whole: {difference['mean']:+{metric.spec}}{metric.difference_unit or ' nats'} "
             f"({low:+{metric.spec}} to {high:+{metric.spec}}, the 95% t-interval of the paired differences), at "
-            f"{found['compute_of_grown_over_whole']:.3f} of the compute."
+            f"{found['compute_of_grown_over_whole']:.3f} of the compute; {better} is better."
         )
     table = table_of_numbers(["", "rate", "GMACs", "on the test split, three seeds"], rows)
     return "\n".join([table, "", *notes, "", origin(result)])

@@ -94,7 +94,14 @@ def bounds_table() -> str:
         shares = [f"{100 * row['shares'][kind]['median']:.0f}%" if kind in row["shares"] else "" for kind in kinds]
         rows.append([short(row["model"]), *shares])
     headers = ["share of the time", *kinds]
-    note = f"Inference as built, batches of {result['batch_size']}, median of {result['rounds']} rounds."
+    small = ("norms", "additions and scales")
+    sums = [
+        f"{100 * sum(row['shares'][kind]['median'] for kind in small):.1f}% of {short(row['model'])}"
+        for row in result["operators"]
+        if short(row["model"]).startswith("steps_deit")
+    ]
+    note = f"Norms, additions and scales together: {', '.join(sums)}. "
+    note += f"Inference as built, batches of {result['batch_size']}, median of {result['rounds']} rounds."
     return f"{table_of_numbers(headers, rows)}\n\n{note} {origin(result)}"
 
 

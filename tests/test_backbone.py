@@ -173,7 +173,7 @@ def test_weights_that_do_not_fit_are_named(tmp_path):
 def test_an_unknown_or_unsuitable_backbone():
     with pytest.raises(ValueError, match="expected a timm or StepsNet model"):
         create_backbone("swin_giant")
-    with pytest.raises(ValueError, match=r"expected .4, 8, 16, 32. or one stride for all"):
+    with pytest.raises(ValueError, match=r"strides .*, expected \(4, 8, 16, 32\), or at least 4 maps of one stride"):
         create_backbone("test_steps_swin", patch_size=2)
     made_for_one_size = {"backbone": "beit_base_patch16_224", "backbone_args": {"embed_dim": 24, "depth": 4}}
     made_for_one_size["backbone_args"]["num_heads"] = 2

@@ -173,6 +173,18 @@ def test_what_is_wrong_at_odd_sizes_alone_is_not_left_open(here):
     assert line.startswith("the size is fixed at 224×224: its outputs differ from torch's by")
 
 
+def test_a_size_that_is_the_same_for_some_sizes_only_is_open(here):
+    """Of heights of 40, 72 and 53 pixels every 32nd: 2, 3 and 2."""
+
+    class Every32nd(nn.Module):
+        def forward(self, x):
+            return x[:, :, ::32, ::32]
+
+    exported = stepsnet.export(Every32nd(), "coarse.pt2", input_size=(3, 40, 40))
+    assert [shape[2] for shape in exported.metadata["checked_shapes"]] == [40, 40, 72, 53]
+    assert exported.metadata["outputs"][0]["shape"] == ["batch", 3, None, None]
+
+
 def test_a_language_model_with_its_tokenizer(here, own_cache):
     (here / "tale.txt").write_text("The stream reads what it wrote, and what it wrote it reads.\n" * 20)
     model = {"widths": [32, 48], "depths": [1, 1], "num_attention_heads": [1, 2], "vocab_size": 270}

@@ -212,8 +212,8 @@ def _describe(
         "model": source.model_name,
         "inputs": [{"name": use.input, "dtype": use.dtype, "shape": captured.input_shape}],
         "outputs": [
-            {"name": name, "shape": [batch, *_common(first.shape[1:], last.shape[1:])]}
-            for name, first, last in zip(outputs, found[0], found[-1])
+            {"name": name, "shape": [batch, *_common([one.shape[1:] for one in ones])]}
+            for name, *ones in zip(outputs, *found)
         ],
         "preprocessing": use.preprocessing,
         "classes": list(use.classes) if use.classes else None,
@@ -223,9 +223,9 @@ def _describe(
     return json.loads(json.dumps(described))
 
 
-def _common(one: Sequence[int], other: Sequence[int]) -> list[int | None]:
-    """The sizes that are the same for inputs of different sizes; None for those that depend on the input."""
-    return [size if size == changed else None for size, changed in zip(one, other)]
+def _common(shapes: Sequence[Sequence[int]]) -> list[int | None]:
+    """The sizes that are the same for inputs of all sizes; None for those that depend on the input."""
+    return [sizes[0] if len(set(sizes)) == 1 else None for sizes in zip(*shapes)]
 
 
 @contextmanager

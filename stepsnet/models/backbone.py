@@ -142,8 +142,8 @@ def create_backbone(
         **timm_args: arguments of the classifier, such as ``drop_path_rate`` or ``widths``.
 
     Raises:
-        ValueError: an unknown model, one whose maps have neither the four strides nor all the same stride, or with
-            ``any_size`` one that does not take images of any size.
+        ValueError: an unknown model, one without maps of the four strides and without four maps of one stride, or
+            with ``any_size`` one that does not take images of any size.
     """
     if not timm.is_model(name):
         raise ValueError(f"backbone: got {name!r}, expected a timm or StepsNet model")
@@ -158,7 +158,8 @@ def create_backbone(
     elif len(set(strides)) == 1 and len(strides) >= len(STRIDES):
         indices = [len(strides) * part // len(STRIDES) - 1 for part in range(1, len(STRIDES) + 1)]  # evenly spaced
     else:
-        raise ValueError(f"backbone {name}: got maps of strides {strides}, expected {STRIDES} or one stride for all")
+        expected = f"{STRIDES}, or at least {len(STRIDES)} maps of one stride"
+        raise ValueError(f"backbone {name}: got maps of strides {strides}, expected {expected}")
     settings = {"features_only": True, "out_indices": indices, **(of_family or {}), **arguments}
     patch_size = to_2tuple(getattr(getattr(classifier, "patch_embed", None), "patch_size", 1))[0]
     exempt: set[str] = getattr(classifier, "no_weight_decay", set)()
