@@ -224,18 +224,6 @@ def test_a_run_that_goes_on_alone_keeps_its_place_in_the_comparison(both, tmp_pa
     assert read_json(folder / "comparison.json") == read_json(both / "comparison.json")
 
 
-def test_a_pair_is_not_extended_from_different_updates(both, tmp_path, capsys):
-    """Its two schedules would differ, and so would be what the difference is of."""
-    folder = shutil.copytree(both, tmp_path / "both")
-    shutil.rmtree(folder / "baseline-seed1")
-    (folder / "comparison.json").unlink()
-    status, _, err = run("resume", folder, "epochs=3", capsys=capsys)
-    assert status == 2 and f"epochs: got 3 for {folder}, whose runs with seed 1 are at different updates" in err
-    assert read_json(folder / "stepsnet-seed0" / "summary.json")["epochs"] == 2 and "epochs: 2" in (
-        folder / "config.yaml"
-    ).read_text(encoding="utf-8")
-
-
 def test_what_is_no_comparison_is_one_line(both, tmp_path):
     folder = shutil.copytree(both, tmp_path / "both")
     for text, said in (

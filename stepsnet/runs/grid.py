@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import UserError
-from ..run_records import diverged_at
 from .launch import Failure, Job, error_of, run_all, share_of_cores
 
 if TYPE_CHECKING:
@@ -132,7 +131,7 @@ def plan_grid(
         UserError: the mistakes that :func:`train_grid` finds before it starts a run.
     """
     _check_folder(folder, resume, recipe, {contender.name for contender in contenders} if recipe else None)
-    return _plan(contenders, folder, seeds, jobs, resume, are_pairs=recipe is not None)
+    return _plan(contenders, folder, seeds, jobs, resume)
 
 
 def _check_folder(folder: Path, resume: Resume, recipe: Recipe | None, only: set[str] | None) -> None:
@@ -161,14 +160,9 @@ def _check_folder(folder: Path, resume: Resume, recipe: Recipe | None, only: set
 
 
 def _plan(
-    contenders: Sequence[Contender],
-    folder: Path,
-    seeds: Sequence[int] | None,
-    jobs: int,
-    resume: Resume,
-    are_pairs: bool,
+    contenders: Sequence[Contender], folder: Path, seeds: Sequence[int] | None, jobs: int, resume: Resume
 ) -> tuple[list[Job], list[Path], dict[str, str]]:
-    """As :func:`plan_grid`, in a folder that has been checked; of a comparison, runs of a seed are a pair."""
+    """As :func:`plan_grid`, in a folder that has been checked."""
     from ..overrides import read_recipe, to_yaml
     from ..run_folder import RECIPES, check_data, check_run_folder, has_ended
 
@@ -178,7 +172,6 @@ def _plan(
     waiting: list[Job] = []
     runs: list[Path] = []
     texts: dict[str, str] = {}
-    schedules: dict[int, Any] = {}  # by seed
     for contender, seed in pairs:
         run = folder / run_name(contender.name, seed)
         if run in runs:
@@ -189,12 +182,7 @@ def _plan(
         threads = contender.recipe.threads or (read_recipe(config).threads if config.exists() else None) or share
         recipe = dataclasses.replace(contender.recipe, baseline=None, seed=seed, threads=threads)
         how: Literal["auto", "extend"] = "extend" if resume == "extend" and run.is_dir() else "auto"
-        lengths = check_run_folder(run, recipe, how).earlier_epochs
-        if are_pairs and diverged_at(run) is None and schedules.setdefault(seed, lengths) != lengths:
-            raise UserError(
-                f"epochs: got {recipe.epochs} for {folder}, whose runs with seed {seed} are at different updates and "
-                "would get different schedules; expected the epochs that it has until both have ended"
-            )
+        check_run_folder(run, recipe, how)
         texts[config.name] = to_yaml(recipe)
         if not (has_ended(run, recipe) and (run / "report.html").exists()):
             name = f"{contender.name}, seed {seed}" if len({seed for _, seed in pairs}) > 1 else contender.name
