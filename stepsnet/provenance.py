@@ -60,7 +60,7 @@ def provenance() -> dict[str, Any]:
 
 def without_folders(argument: str) -> str:
     """An argument with the last part of each absolute path: ``folder:/home/me/cifar10/`` -> ``folder:cifar10``."""
-    return re.sub(r"(^|(?<=[:=]))/(?:[^/\s]+/)*?([^/\s]+)/*(?=[\s@]|$)", r"\2", argument)
+    return re.sub(r"(^|(?<=[:=\s]))/(?:[^/\s]+/)*?([^/\s]+)/*(?=[\s@]|$)", r"\2", argument)
 
 
 def _cpu() -> str:

@@ -222,7 +222,7 @@ def test_a_recipe_beside_the_study_is_found_from_anywhere(tmp_path):
 def test_a_study_declares_all_but_the_machine(tmp_path, capsys):
     file = declared(tmp_path)
     for extra, words in (
-        ("lr=0.1", "expected one of accumulation_steps"),
+        ("lr=0.1", "expected one of cache, checkpoint_interval"),
         ("digits/deep", "got digits/deep with the study toy"),
         ("--seeds=0,1", "got --seeds 0,1 with the study toy"),
         ("--cells=plain@2,plain@3", "--cells: got 'plain@3', expected a contender@point (did you mean plain@2"),

@@ -14,7 +14,7 @@ from ..study.conductor import check_results, conduct
 from ..study.declare import Cell, Study
 from ..study.pages import write_study
 from ..study.render import render_study
-from ..study.results import FREE, read_results
+from ..study.results import OF_THE_MACHINE, read_results
 from ..study.run_plan import check_models, due, progress
 from ..study.verdict import half_width
 from ..terminal import say
@@ -36,8 +36,8 @@ def run_study(study: Study, more: Sequence[str], overrides: Sequence[str], optio
         got = more[0] if more else f"--seeds {','.join(map(str, options.seeds))}"
         raise UserError(f"sweep: got {got} with the study {study.name}, expected the study alone: it declares the rest")
     for text in overrides:
-        if text.partition("=")[0] not in FREE:
-            free = ", ".join(sorted(FREE))
+        if text.partition("=")[0] not in OF_THE_MACHINE:
+            free = ", ".join(sorted(OF_THE_MACHINE))
             raise UserError(f"sweep: got {text} with a study, whose settings are declared; expected one of {free}")
     cells = [study.cell(text, "--cells") for text in options.cells] if options.cells else study.cells
     folder = options.run or Path("runs") / study.folder

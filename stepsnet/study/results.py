@@ -24,7 +24,7 @@ from .declare import Cell, Study
 from .run_plan import Planned
 
 __all__ = [
-    "FREE",
+    "OF_THE_MACHINE",
     "check_one_data_set",
     "diverged_record",
     "flatness_of",
@@ -51,7 +51,7 @@ _CURVE = (
     "val_top1",
 )
 # what the runs of a study may differ in; batch norm and Mixup see each part of a batch by itself
-FREE = MAY_CHANGE_ON_RESUME - {"accumulation_steps"}
+OF_THE_MACHINE = MAY_CHANGE_ON_RESUME - {"accumulation_steps"}
 # of a record, to find its place
 _NEEDED: dict[str, Any] = {"run": str, "contender": str, "point": int, "kind": str, "variant": str}
 _NEEDED |= {"rate": (int, float), "seed": int, "settings": dict}
@@ -115,7 +115,11 @@ def _without_place(data: str) -> str:
 def settings_of(recipe: Recipe) -> dict[str, Any]:
     """What a result depends on: the recipe without the fields that may differ from machine to machine."""
     plain = json.loads(json.dumps(dataclasses.asdict(recipe)))
-    return {key: value for key, value in plain.items() if key not in FREE | {"data", "name", "baseline", "expected"}}
+    return {
+        key: value
+        for key, value in plain.items()
+        if key not in OF_THE_MACHINE | {"data", "name", "baseline", "expected"}
+    }
 
 
 def record_of(study: Study, planned: Planned, recipe: Recipe, run: Path, command: str) -> dict[str, Any]:
