@@ -215,6 +215,20 @@ def test_the_settings_of_a_language_model_stay():
             assert parameter.dtype == theirs[name].dtype, name
     assert grown.model.layers[-1].mlp.up_proj.weight.dtype == torch.float32  # as in the last old layer
     assert torch.equal(grown.model.rotary_emb.inv_freq, frequencies)
+    for name, new in stepsnet.stepify(model, steps=2).named_parameters():  # the same rule
+        of_layer = name.startswith("model.layers.")
+        assert (
+            new.dtype
+            == (model.model.layers[3].get_parameter(name.split(".", 3)[3]) if of_layer else theirs[name]).dtype
+        )
+
+
+def test_each_step_of_a_steps_transformer_keeps_its_frequencies_exact():
+    model = make("steps-transformer", torch.bfloat16)
+    for name, buffer in MODELS["steps-transformer"]().named_buffers():  # as from_pretrained leaves them
+        parent, _, last = name.rpartition(".")
+        setattr(model.get_submodule(parent), last, buffer)
+    assert {buffer.dtype for name, buffer in grown(model).named_buffers() if "inv_freq" in name} == {torch.float32}
 
 
 @pytest.mark.parametrize("name", ["vit", "tied", "qwen3"])

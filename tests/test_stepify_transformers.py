@@ -180,6 +180,8 @@ def test_a_layer_is_the_librarys_at_its_width(name):
         assert branches is None  # post-norm
         return
     native.eval()
+    for parameter in native.parameters():  # a layer alone has parameters that nothing has filled
+        torch.nn.init.normal_(parameter, std=0.1)
     x = torch.randn(2, 5, 32)
     kwargs = {}
     if hasattr(model.base_model, "rotary_emb"):
@@ -215,11 +217,19 @@ def test_a_layer_that_its_configuration_does_not_make_is_refused():
         ),
         (lambda m: setattr(m.model.layers[1].mlp, "up_proj", torch.nn.Linear(64, 9)), "got the shape"),
         (lambda m: setattr(m.model.layers[0], "more", torch.nn.Linear(64, 64)), "got Linear, expected nothing"),
+        (lambda m: setattr(m.model.layers[1].self_attn, "attention_dropout", 0.3), "got 0.3, expected 0.0"),
+        (lambda m: setattr(m.model.layers[2].post_attention_layernorm, "variance_epsilon", 0.1), "got 0.1, expected"),
+        (lambda m: setattr(m.model.layers[0].mlp, "act_fn", torch.nn.ReLU()), "got ReLU, expected SiLU"),
     ):
         model = model_class(config)
         change(model)
-        with pytest.raises(UserError, match=f"stepify: LlamaForCausalLM, layer [012], .*: {said}"):
-            stepsnet.stepify(model, steps=2)
+        for function in (stepsnet.stepify, stepsnet.grow):
+            with pytest.raises(UserError, match=f"{function.__name__}: LlamaForCausalLM, layer [012], .*: {said}"):
+                function(model, steps=2)
+    model = model_class(config)
+    del model.model.layers[1]
+    with pytest.raises(UserError, match=r"LlamaForCausalLM has 3 layers, expected 4, as model.config says"):
+        stepsnet.stepify(model, steps=2)
 
 
 def test_half_precision_leaves_the_positions_theirs():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,7 +13,7 @@ from ...plan import StepPlan
 from ..slice_norm import SliceNorm
 from ..stepify.adapters import BlockAdapter
 from ..stepify.containers import Container, Example
-from ..stepify.of_transformers import recompute_like, set_types, steps_config_of, take_weights
+from ..stepify.of_transformers import built_like, check_layers, set_types, steps_config_of, take_weights
 from ..stepify.plan import ContainerPlan
 from ..stepify.roles import get_path
 from ..steps_transformer import StepsTransformerConfig
@@ -37,17 +36,10 @@ def grown_transformer(
     new = plan_growth(container, old, steps, plan, round_to)
     slices = [*(getattr(config, "norm_slices", None) or [container.width]), new.widths[-1] - container.width]
     grown_config = _longer_lists(config, new, slices) if ours else steps_config_of(config, new, norm_slices=slices)
-    grown_config._attn_implementation = config._attn_implementation
-    parameter = next(model.parameters())
-    with torch.device(parameter.device):
-        model_class: Any = type(model) if hasattr(config, "widths") else steps_class(model.__class__)
-        result = model_class(grown_config)
-    result.to(parameter.dtype)
+    model_class: Any = type(model) if hasattr(config, "widths") else steps_class(model.__class__)
+    result = built_like(model, model_class, grown_config)
     _fill(result, model, family, container.width)
-    recompute_like(result, model)
-    if getattr(model, "generation_config", None) is not None:
-        result.generation_config = copy.deepcopy(model.generation_config)
-    return result.train(model.training)
+    return result
 
 
 def _family_of(model: Any) -> Family:
@@ -70,6 +62,7 @@ def _container_of(model: Any, family: Family) -> tuple[Container, ContainerPlan]
     """The layers as a container of the widest step, and the plan of all steps."""
     config = model.config
     layers = list(get_path(model.base_model, family.layers))
+    check_layers(model, layers, family.layers, "grow")
     widths = tuple(getattr(config, "widths", None) or [config.hidden_size])
     depths = tuple(getattr(config, "depths", None) or [len(layers)])
     heads = tuple(_per_step(config, "num_attention_heads"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -13,16 +13,17 @@ from torch import nn
 
 from ...errors import UserError, in_a_line, nearest
 from ..transformers_families import FAMILIES, head_size_of, layer_of, steps_class, steps_config_class
-from .adapters import BlockAdapter
+from .adapters import BlockAdapter, signature_of
 from .containers import Container, Example, trace_blocks
 from .plan import ContainerPlan
 from .roles import get_path
 
 __all__ = [
+    "built_like",
+    "check_layers",
     "in_steps",
     "layers_of_transformer",
     "model_of_name",
-    "recompute_like",
     "set_types",
     "steps_config_of",
     "take_weights",
@@ -114,7 +115,7 @@ def layers_of_transformer(model: Any, example: Example) -> Container:
         raise UserError(f"stepify: {type(model).__name__} has add_cross_attention, expected a model without it")
     family = FAMILIES[name]
     layers = list(get_path(model.base_model, family.layers))
-    _check_layers(model, layers)
+    check_layers(model, layers, family.layers)
     heads = getattr(config, "num_attention_heads", None)
     adapter = BlockAdapter(
         rebuild=lambda layer, width, heads: layer_of(name, config, family.sizes(config, width, heads), 0),
@@ -129,29 +130,52 @@ def layers_of_transformer(model: Any, example: Example) -> Container:
     return Container(path, layers, adapter, 0, config.hidden_size, -1, Example(call.args, call.kwargs))
 
 
-def _check_layers(model: Any, layers: list[nn.Module]) -> None:
+def check_layers(model: Any, layers: Sequence[nn.Module], path: str, caller: str = "stepify") -> None:
     """Raises UserError where a layer is not as the configuration makes it: it would be built without the change."""
-    for index, layer in enumerate(layers):
+    try:
         with torch.device("meta"):
-            expected = layer_of(model.config.model_type, model.config, {}, index)
-        ours, theirs = (_built(one) for one in (expected, layer))
-        for path in dict.fromkeys((*ours, *theirs)):
-            if ours.get(path) != theirs.get(path):
-                where = f"layer {index}{path and f', {path}'}"
+            again = type(model)(copy.deepcopy(model.config))
+    except TypeError as error:
+        raise UserError(
+            f"{caller}: {type(model).__name__} cannot be built from model.config alone ({in_a_line(error)[:200]}), "
+            "expected a model that transformers builds"
+        ) from error
+    expected = get_path(again.base_model, path)
+    if len(expected) != len(layers):
+        raise UserError(
+            f"{caller}: {type(model).__name__} has {len(layers)} layers, expected {len(expected)}, as model.config says"
+        )
+    for index, (ours, theirs) in enumerate(zip(map(_built, expected), map(_built, layers))):
+        for name in dict.fromkeys((*ours, *theirs)):
+            if not _equal(ours.get(name), theirs.get(name)):
                 raise UserError(
-                    f"stepify: {type(model).__name__}, {where}: got {_named(theirs.get(path))}, expected "
-                    f"{_named(ours.get(path))}, as transformers builds it from model.config"
+                    f"{caller}: {type(model).__name__}, layer {index}{name and f', {name}'}: got "
+                    f"{_named(theirs.get(name))}, expected {_named(ours.get(name))}, as transformers builds it from "
+                    "model.config"
                 )
 
 
 def _built(layer: nn.Module) -> dict[str, Any]:
-    """The class of each module of a layer, and the shape of each parameter."""
+    """The class of each module of a layer, the shape of each parameter and plain attributes, by their paths."""
     found: dict[str, Any] = {path: type(module) for path, module in layer.named_modules()}
-    return found | {path: tuple(parameter.shape) for path, parameter in layer.named_parameters()}
+    found |= {path: parameter.shape for path, parameter in layer.named_parameters()}
+    for path, _, attributes, _ in signature_of(layer):
+        own = {name: value for name, value in attributes.items() if not name.startswith("_") and name not in _STATES}
+        found |= {f"{path}.{name}".lstrip("."): value for name, value in own.items()}
+    return found
+
+
+def _equal(one: Any, other: Any) -> bool:
+    return one == other and type(one) is type(other)
+
+
+_STATES = {"gradient_checkpointing"}  # of a layer, which no configuration says
 
 
 def _named(built: Any) -> str:
-    return built.__name__ if isinstance(built, type) else f"the shape {built}" if built else "nothing"
+    if isinstance(built, torch.Size):
+        return f"the shape {tuple(built)}"
+    return built.__name__ if isinstance(built, type) else "nothing" if built is None else repr(built)
 
 
 def in_steps(model: Any, container: Container, plan: ContainerPlan, stream_scale: float) -> nn.Module:
@@ -165,12 +189,10 @@ def in_steps(model: Any, container: Container, plan: ContainerPlan, stream_scale
     is_one_step = (plan.widths, plan.depths) == ((container.width,), (container.depth,))
     if is_one_step and stream_scale == 1.0:
         return copy.deepcopy(model)
-    config = steps_config_of(model.config, plan, stream_scale)
-    parameter = next(model.parameters())
-    with torch.device(parameter.device):
-        result = steps_class(model.__class__)(config)
-    for own in result.parameters():  # buffers, such as rotary frequencies, keep their precision
-        own.data = own.data.to(parameter.dtype)
+    result = built_like(model, steps_class(model.__class__), steps_config_of(model.config, plan, stream_scale))
+    layers = get_path(result.base_model, FAMILIES[model.config.model_type].layers)
+    for layer in layers:
+        set_types(layer, container.blocks[-1])
     ours, theirs = (_outside(one, container.path) for one in (result, model))
     different = [key for key in ours.keys() ^ theirs.keys()]
     different += [key for key in ours.keys() & theirs.keys() if ours[key].shape != theirs[key].shape]
@@ -183,9 +205,24 @@ def in_steps(model: Any, container: Container, plan: ContainerPlan, stream_scale
         tensor.data = theirs[key].detach().clone()
         tensor.requires_grad_(theirs[key].requires_grad)
     if is_one_step:
-        for layer, old in zip(get_path(result.base_model, FAMILIES[model.config.model_type].layers), container.blocks):
+        for layer, old in zip(layers, container.blocks):
             take_weights(layer, old)
-    recompute_like(result, model)
+    return result
+
+
+def built_like(model: Any, model_class: Any, config: Any) -> Any:
+    """A new model of the library's own initialization, and what another has beside its weights and configuration.
+
+    That is its device and mode, how it generates and recomputes, and the type of its parameters. Buffers, such as
+    rotary frequencies, keep their precision.
+    """
+    config._attn_implementation = model.config._attn_implementation
+    parameter = next(model.parameters())
+    with torch.device(parameter.device):
+        result = model_class(config)
+    for own in result.parameters():
+        own.data = own.data.to(parameter.dtype)
+    _recompute_like(result, model)
     generation = getattr(model, "generation_config", None)
     if generation is not None:
         result.generation_config = copy.deepcopy(generation)
@@ -206,7 +243,7 @@ def set_types(module: nn.Module, old: nn.Module, frozen: bool = False) -> None:
             parameter.requires_grad_(theirs.requires_grad)
 
 
-def recompute_like(result: Any, model: Any) -> None:
+def _recompute_like(result: Any, model: Any) -> None:
     """Gradient checkpointing as in another model, with its options."""
     modules: list[Any] = [one for one in model.modules() if getattr(one, "gradient_checkpointing", False)]
     if modules:
@@ -249,9 +286,7 @@ def steps_config_of(
     scale = getattr(config, "stream_scale", 1.0) if stream_scale is None else float(stream_scale)
     steps = {"widths": list(plan.widths), "depths": list(plan.depths), "step_sizes": sizes}
     fields |= {**steps, "num_hidden_layers": layers, "stream_scale": scale, "norm_slices": norm_slices}
-    made = steps_config_class(name)(**fields)
-    made._attn_implementation = config._attn_implementation
-    return made
+    return steps_config_class(name)(**fields)
 
 
 def _layer_types(own: list[str], layers: int, is_grown: bool) -> list[str]:
