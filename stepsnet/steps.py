@@ -31,7 +31,8 @@ class StepsNet(nn.Module):
 
     Args:
         networks: F_1 … F_n, modules that keep their width (usually an ``nn.Sequential`` of blocks; an empty one
-            passes its channels through; a nested StepsNet is Fig. 4(c)).
+            passes its channels through; a nested StepsNet is Fig. 4(c)). A module with a forward pass of its own, also
+            a subclass of ``nn.Sequential`` with one, is one block.
         widths: C_1 … C_n, any positive integers; the largest, C, is the width of the input and of the output.
         dim: the channel dimension: -1 for (B, N, C) and (B, H, W, C), 1 for (B, C, H, W).
 
@@ -40,7 +41,8 @@ class StepsNet(nn.Module):
     channels still wait; the number of blocks does not matter.
 
     Like an ``nn.Sequential`` of blocks, a StepsNet has a length in blocks, can be sliced, and can be iterated: it
-    yields the blocks as functions of the whole stream (:class:`StreamBlock`), whose composition is the container.
+    yields the blocks as functions of the whole stream (:class:`StreamBlock`), whose composition is the container, but
+    for hooks on the networks: where blocks run one by one, as with gradient checkpointing, only their own are called.
 
     Raises:
         ValueError: widths that are not positive integers, or not one network per width; in the forward pass, an
@@ -114,6 +116,8 @@ class StepsNet(nn.Module):
     def __getitem__(self, index: int | slice) -> StreamBlock | StepsNet:
         """A block as a function of the stream, or a container with some of the blocks (shared, not copied)."""
         if isinstance(index, slice):
+            if index.step is not None and index.step < 0:
+                raise ValueError(f"slice: got a step of {index.step}, expected the order of execution")
             kept = set(range(len(self))[index])
             return self._select([i in kept for i in range(len(self))])
         return list(self)[index]
@@ -127,7 +131,7 @@ class StepsNet(nn.Module):
             start += depth
             if isinstance(network, StepsNet):
                 networks.append(network._select(keep_here))
-            elif isinstance(network, nn.Sequential):
+            elif _is_plain_sequence(network):
                 named = zip(network.named_children(), keep_here)
                 part = nn.Sequential(OrderedDict(child for child, kept in named if kept))
                 part.training = network.training
@@ -226,7 +230,13 @@ def recomputed(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 def _blocks_in(network: nn.Module) -> list:
     """The blocks of an nn.Sequential or of a StepsNet; any other module is one block."""
-    return list(network) if isinstance(network, (nn.Sequential, StepsNet)) else [network]
+    blocks: Any = network
+    return list(blocks) if isinstance(network, StepsNet) or _is_plain_sequence(network) else [network]
+
+
+def _is_plain_sequence(network: nn.Module) -> bool:
+    """Whether it does nothing but run one block after another."""
+    return isinstance(network, nn.Sequential) and type(network).forward is nn.Sequential.forward
 
 
 @torch.fx.wrap  # a leaf in symbolic traces, where a shape cannot be compared; what returned nothing would be left out

@@ -162,6 +162,26 @@ def test_a_compiled_model_is_copied_and_pickled():
         assert all(block.forward.__self__ is block for block in blocks_of(other))
 
 
+class DropsElsewhere(nn.Module):
+    """Stochastic depth in a part that has no parameters."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc, self.end = nn.Linear(8, 8), nn.Sequential(DropPath(0.5), nn.Identity())
+
+    def forward(self, x):
+        return x + self.end(self.fc(x))
+
+
+def test_stochastic_depth_in_a_part_without_parameters():
+    model = nn.Sequential(DropsElsewhere(), DropsElsewhere())
+    x = torch.randn(2, 8)
+    expected = model.eval()(x)
+    compile_blocks(model, backend="eager")
+    torch.testing.assert_close(model(x), expected)
+    assert isinstance(model[1].end[0], SharedDropPath)
+
+
 def test_stochastic_depth_in_a_graph_is_timms():
     rate, shape = 0.3, (4000, 2, 3)
     shared, theirs = SharedDropPath(rate, True, torch.device("cpu")), DropPath(rate)

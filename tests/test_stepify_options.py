@@ -154,15 +154,38 @@ class Unsummed(ByKeyword):
         return x
 
 
+class Experts(ByKeyword):
+    """Side by side."""
+
+    def forward(self, x):
+        return sum(layer(x) for layer in self.layers)
+
+
+class Tied(ByKeyword):
+    """What a block holds is used elsewhere too."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(32, 32)
+        self.head.weight = self.layers[2].fc[1].weight
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+
+
 @pytest.mark.parametrize(
     "kind, words",
     [
+        (Experts, "layers.1 gets what another block of layers got, expected blocks in a row"),
+        (Tied, "Tied.head.weight is also a parameter of the blocks in layers, expected blocks with weights of their"),
         (Tapped, r"Tapped reads its stream behind some blocks of layers \(1\), which are other places in steps"),
         (
             ReturnedEarly,
             "ReturnedEarly makes no use of layers.4 to layers.5 of its 6 blocks: it takes its stream where",
         ),
-        (Unsummed, r"layers.0 \(Block\) multiplies all that goes into it with weights, expected residual blocks"),
+        (Unsummed, r"layers.0 \(Block\) multiplies all its input with weights, expected blocks that return x"),
         (
             OfFixedDepth,
             "OfFixedDepth never runs layers.4 to layers.5 of its 6 blocks: it runs as many as it had before",
@@ -258,7 +281,7 @@ def test_the_given_model_is_not_changed_and_its_hooks_see_no_trace():
 
 def test_modules_keep_their_own_modes():
     """Frozen norms in a stage that stays; a block in evaluation mode, also where a part of the blocks is taken."""
-    nets = timm.create_model("resnet18", layers=(2, 2, 1, 1), channels=(16, 32, 48, 64))
+    nets = timm.create_model("resnet18", layers=(3, 2, 1, 1), channels=(16, 32, 48, 64))
     for module in nets.layer2.modules():
         module.training = not isinstance(module, nn.BatchNorm2d)
     for ours in (stepsnet.stepify(nets, 2, stages=(1,)), stepsnet.stepify(nets, 1)):

@@ -26,6 +26,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from stepsnet import ReverseStepsNet, StepsNet
+from stepsnet.models.blocks import widths_of
+from stepsnet.models.stepify.sequence import StepSequence
 
 torch.set_num_threads(1)  # xdist already uses the cores
 
@@ -225,6 +227,34 @@ def test_a_slice_keeps_training_mode_and_checkpointing():
     net.set_grad_checkpointing()
     assert not net[:3].training and net[:3].grad_checkpointing
     assert net.train()[:3].training
+
+
+class Doubled(nn.Sequential):
+    """More than its parts."""
+
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_a_sequence_with_a_forward_pass_of_its_own_is_one_block(checkpointed):
+    net = StepsNet([Doubled(nn.Linear(4, 4)), nn.Linear(6, 6)], [4, 6])
+    net.set_grad_checkpointing(checkpointed)
+    x = torch.randn(3, 6)
+    assert len(net) == 2
+    for found in (net(x), net[1](net[0](x)), net[1:](net[:1](x))):
+        torch.testing.assert_close(found, net.networks[1](torch.cat([2 * net.networks[0][0](x[:, :4]), x[:, 4:]], 1)))
+
+
+def test_blocks_against_the_order_of_execution_are_refused():
+    for net in (StepsNet([nn.Linear(4, 4)], [4]), StepSequence([nn.Linear(4, 4), nn.Linear(6, 6)], [4, 6], [1, 1])):
+        with pytest.raises(ValueError, match="slice: got a step of -1, expected the order of execution"):
+            net[::-1]
+
+
+def test_blocks_of_nested_steps_have_the_widths_that_they_read():
+    inner = StepsNet([nn.Linear(4, 4), nn.Linear(6, 6)], [4, 6])
+    assert widths_of(StepsNet([inner, nn.Linear(8, 8)], [6, 8])) == [4, 6, 8]
 
 
 def test_a_slice_of_single_modules():

@@ -69,7 +69,7 @@ def widths_of(model: nn.Module) -> list[int]:
     if is_steps_transformer(model):
         config = cast(Any, model).config
         return [width for width, depth in zip(config.widths, config.depths) for _ in range(depth)]
-    return [block.width for container in step_sequences(model) for block in container]
+    return [_width_of(block) for container in step_sequences(model) for block in container]
 
 
 def method_of_its_own(model: Any) -> str:
@@ -111,6 +111,11 @@ def _step_of_each_block(model: nn.Module) -> list[int]:
     if is_steps_transformer(model):
         stages = [cast(Any, model).config.depths]
     return [step for depths in stages for step, depth in enumerate(depths, 1) for _ in range(depth)]
+
+
+def _width_of(block: StreamBlock) -> int:
+    """Of the block itself, also where StepsNets are nested."""
+    return _width_of(block.block) if isinstance(block.block, StreamBlock) else block.width
 
 
 def _module_of(block: Any) -> nn.Module:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from ..errors import UserError
 from ..residual.connected import ConnectedBlock
 from .blocks import blocks_of, step_sequences
+from .stepify.sequence import StepSequence
 
 __all__ = ["FrozenForward", "compile_blocks", "unfreeze"]
 
@@ -79,10 +80,14 @@ def _with_own_code(function: FunctionType, owner: object) -> FunctionType:
 
 
 def _narrowed(model: nn.Module) -> list[nn.Module]:
-    """The networks of StepsNets in front of which the stream is split."""
+    """The networks of StepsNets in front of which the stream is split.
+
+    A :class:`~.stepify.sequence.StepSequence` has none that stay: a narrower step's first block has a graph of its own.
+    """
     pairs = [
         (network, width, before)
         for steps in step_sequences(model)
+        if not isinstance(steps, StepSequence)
         for network, width, before in zip(steps.networks, steps.widths, (steps.width, *steps.widths))
     ]
     return [network for network, width, before in pairs if width < before]
@@ -109,13 +114,17 @@ class SharedDropPath(DropPath):
 
 def _share_stochastic_depth(blocks: Sequence[nn.Module]) -> None:
     """Make blocks alike whose rates differ; those of rate 0 have an Identity where others have a DropPath."""
-    parents = [module for block in blocks for module in block.modules()]
-    children = [(parent, name, child) for parent in parents for name, child in parent.named_children()]
-    paths = {name for _, name, child in children if isinstance(child, DropPath)}
-    for parent, name, child in children:
+    children = [
+        (block, parent, name, child)
+        for block in blocks
+        for parent in block.modules()
+        for name, child in parent.named_children()
+    ]
+    paths = {name for *_, name, child in children if isinstance(child, DropPath)}
+    for block, parent, name, child in children:
         if isinstance(child, DropPath) or (name in paths and isinstance(child, nn.Identity)):
             rate, scale = getattr(child, "drop_prob", None) or 0.0, getattr(child, "scale_by_keep", True)
-            shared = SharedDropPath(rate, scale, next(parent.parameters()).device)
+            shared = SharedDropPath(rate, scale, next(block.parameters()).device)
             setattr(parent, name, shared.train(child.training))
 
 

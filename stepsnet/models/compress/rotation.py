@@ -33,7 +33,7 @@ class Statistics:
     inner: list[list[Tensor]]
 
 
-class _Watched:
+class _Reads:
     """One branch, while batches run through the network."""
 
     def __init__(self, block: nn.Module, parts: BranchParts):
@@ -78,7 +78,7 @@ def _second(rows: Tensor) -> Tensor:
 @torch.no_grad()
 def watch(model: Any, parts: Around, calibration: Any) -> Statistics:
     """Raises UserError where there is no batch, or one that the model does not take."""
-    watched = [[_Watched(block, one) for one in branches(block)] for block in parts.blocks]
+    watched = [[_Reads(block, one) for one in branches(block)] for block in parts.blocks]
     device, seen = next(model.parameters()).device, 0
     try:
         for batch in _batches(calibration):

@@ -2,7 +2,8 @@
 
 ``grow(model, steps=2)`` widens the residual stream from C_1 to C_n channels. Five parts keep the function:
 
-- **The old blocks** stay as they are, weights and names, and read and write the first C_1 channels.
+- **The old blocks** stay as they are, weights and names, and read and write the first C_1 channels. Only their rates
+  of stochastic depth, which do nothing in evaluation, are spread anew over all blocks.
 - **The new blocks** begin with their output projections at zero, so they leave the stream as it is.
 - **The embeddings** get new channels, drawn with the standard deviation of the trained ones. They wait for the new
   blocks, and nothing else reads them.
@@ -22,6 +23,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import nn
 
 from ...errors import UserError
@@ -34,6 +36,7 @@ from .plan import RoundTo
 __all__ = ["grow"]
 
 
+@torch.inference_mode(False)  # its models are to be trained on
 def grow(
     model: nn.Module,
     steps: int | None = None,

@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 from torch import nn
 
-from ...errors import UserError
+from ...errors import UserError, in_a_line
 from ...residual.known_blocks import Branch, declare_branches
-from .roles import Roles, get_path, rebuild, sizes_of
+from .roles import Roles, get_path, has_path, rebuild, sizes_of
 
-__all__ = ["ADAPTERS", "BlockAdapter", "declare", "rebuilt", "register_block", "signature_of"]
+__all__ = [
+    "ADAPTERS",
+    "OF_MODULES",
+    "BlockAdapter",
+    "declare",
+    "initializer_of",
+    "rebuilt",
+    "register_block",
+    "signature_of",
+]
 
+# what a model's or a block's own code may raise
+OF_MODULES = (AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 Rebuild = Callable[[Any, int, int | None], nn.Module]
 # What a width has to be: one that heads divide, whose size may change; the same, and their size is even, as rotary
 # positions need it; a multiple of the heads' size, which stays; or any, with the heads' size as it is
@@ -73,7 +86,17 @@ def register_block(
             leaves what has been declared.
         dim: the channel dimension, 1 or -1; by default 1 where a block of images (B, C, H, W) has convolutions.
     """
-    of_block = (lambda block: get_path(block, heads)) if heads else (lambda block: None)
+
+    def of_block(block: nn.Module) -> int | None:
+        if heads is None:
+            return None
+        number = get_path(block, heads) if has_path(block, heads) else None
+        if not isinstance(number, int):
+            there = f"got {number!r} there" if has_path(block, heads) else "there is no such attribute"
+            name = type(block).__name__
+            raise UserError(f"register_block: heads={heads!r}: {there} in {name}, expected its number of heads")
+        return number
+
     ADAPTERS[block_class] = BlockAdapter(rebuild, num_heads=of_block, dim=dim)
     if branches is not None:
         declare_branches(block_class, branches)
@@ -122,9 +145,31 @@ _PER_BLOCK = {"training", "layer_idx"}
 def rebuilt(adapter: BlockAdapter, block: nn.Module, width: int, heads: int | None, where: str) -> nn.Module:
     """The adapter's block, with what goes wrong in it as one line."""
     try:
-        return adapter.rebuild(block, width, heads)
+        new = adapter.rebuild(block, width, heads)
     except UserError as error:
         raise UserError(f"stepify: {where}: {error}") from error
-    except (AssertionError, TypeError, ValueError, RuntimeError) as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
+    except OF_MODULES as error:
+        reason = in_a_line(error)
         raise UserError(f"stepify: {where}: {type(block).__name__} at width {width}: {reason}") from error
+    if not isinstance(new, nn.Module):
+        raise UserError(
+            f"stepify: {where}: {type(block).__name__} at width {width}: rebuild returned {type(new).__name__}, "
+            "expected a block"
+        )
+    return new
+
+
+def initializer_of(model: Any) -> Callable[[], Any] | None:
+    """A model's own function for all its weights, as timm's models have it; None where it asks for arguments."""
+    whole, of_module = (getattr(model, name, None) for name in ("init_weights", "_init_weights"))
+    if callable(whole) and _takes(whole):
+        return whole
+    return partial(model.apply, of_module) if callable(of_module) and _takes(of_module, model) else None
+
+
+def _takes(function: Callable[..., Any], *args: Any) -> bool:
+    try:
+        inspect.signature(function).bind(*args)
+    except (TypeError, ValueError):
+        return False
+    return True

@@ -14,7 +14,7 @@ from timm.models import beit, convnext, eva, metaformer, mlp_mixer, resnet, swin
 from timm.models import vision_transformer as vit
 from timm.models._manipulate import named_apply
 
-from .adapters import HeadRule, declare
+from .adapters import HeadRule, declare, initializer_of
 from .roles import Roles
 
 _HEADS = {
@@ -42,10 +42,8 @@ def _init_weights(model: Any, originals: Sequence[Any]) -> None:
 
     Around timm's blocks in a model of one's own there is none: they start as their constructors have them.
     """
-    if hasattr(model, "init_weights"):
-        model.init_weights()
-    elif hasattr(model, "_init_weights"):
-        model.apply(model._init_weights)
+    if (initialize := initializer_of(model)) is not None:
+        initialize()
 
 
 def _with_mlp(roles: Roles, *names: str) -> Callable[[Any], Roles]:

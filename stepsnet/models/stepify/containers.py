@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...errors import UserError
+from ...errors import UserError, in_a_line
 from ...macs import count_on_meta, on_meta
 from ...steps import StepsNet
-from .adapters import BlockAdapter
+from .adapters import OF_MODULES, BlockAdapter
 from .find_adapter import adapter_of
-from .watch import Watched, has_shortcut
+from .watch import BlockUses, has_shortcut
 
 __all__ = ["Container", "Example", "find_containers", "trace_blocks"]
 
@@ -100,17 +100,22 @@ def find_containers(model: nn.Module, example: Example) -> list[Container]:
     candidates = dict(_candidates(traced))
     by_keyword: set[nn.Module] = set()
     every = [block for blocks in candidates.values() for block in blocks]
-    with Watched(candidates) as watched:
+    with BlockUses(candidates) as uses:
         calls, outputs = _trace(traced, every, example, by_keyword)
-    watched.note_read(outputs)
+    uses.note_read(outputs)
     found: list[Container] = []
-    refused: list[tuple[int, str]] = []
+    refused: list[tuple[int, str]] = []  # (parameters, reason)
     inside: set[nn.Module] = set()
+
+    def refuse(blocks: Sequence[nn.Module], reason: str) -> None:
+        refused.append((sum(parameter.numel() for block in blocks for parameter in block.parameters()), reason))
+
     for path, blocks in candidates.items():
         if blocks[0] in by_keyword:
             kind = type(blocks[0]).__name__
-            reason = f"{path}.0 ({kind}) gets its input by keyword, expected it as the first argument of the call"
-            refused.append((sum(p.numel() for b in blocks for p in b.parameters()), reason))
+            refuse(
+                blocks, f"{path}.0 ({kind}) gets its input by keyword, expected it as the first argument of the call"
+            )
         if blocks[0] in inside or not all(block in calls for block in blocks):
             continue
         if len(set(blocks)) < len(blocks):
@@ -119,35 +124,32 @@ def find_containers(model: nn.Module, example: Example) -> list[Container]:
         changing = [i for i, block in enumerate(blocks) if i >= lead and not calls[block].keeps_shape]
         if lead == len(blocks):
             continue
+        kind = f"{path}.{lead} ({type(blocks[lead]).__name__})"
+        if beside := [i for i, block in enumerate(blocks) if block in uses.beside]:
+            refuse(blocks, f"{path}.{beside[0]} gets what another block of {path} got, expected blocks in a row")
+            continue
         first = calls[blocks[lead]]
         dim = _channel_dim(blocks[lead], len(first.shape_in))
         width = first.shape_in[dim]
         originals = [original[block] for block in blocks]
         adapter = adapter_of(originals[lead], width, originals[lead + 1 :])
         if adapter is None or changing:
-            refused.append((sum(p.numel() for b in blocks for p in b.parameters()), _refusal(path, blocks, changing)))
+            refuse(blocks, _refusal(path, blocks, changing))
             continue
-        size = sum(p.numel() for block in blocks for p in block.parameters())
-        if size > sum(p.numel() for p in nn.ModuleList(blocks).parameters()):
-            refused.append(
-                (size, f"{path} has parameters that its blocks share, expected blocks with weights of their own")
-            )
+        each = sum(parameter.numel() for block in blocks for parameter in block.parameters())
+        if each > sum(parameter.numel() for parameter in nn.ModuleList(blocks).parameters()):
+            refuse(blocks, f"{path} has parameters that its blocks share, expected blocks with weights of their own")
             continue
         dim = adapter.dim or dim
-        kind = type(blocks[lead]).__name__
-        if watched.summed.intersection(blocks):
+        if uses.summed.intersection(blocks):
             raise UserError(
-                f"stepify: {type(model).__name__} adds what goes into {path}.{lead} ({kind}) to what "
-                "comes out of it, expected blocks that return x + F(x) themselves: move the sum into their forward pass"
+                f"stepify: {type(model).__name__} adds what goes into {kind} to what comes out of it, expected blocks "
+                "that return x + F(x) themselves: move the sum into their forward pass"
             )
         if not has_shortcut(blocks[lead], first.args, first.kwargs):
-            reason = (
-                f"{path}.{lead} ({kind}) multiplies all that goes into it with weights, expected residual blocks, "
-                "which return x + F(x)"
-            )
-            refused.append((sum(p.numel() for b in blocks for p in b.parameters()), reason))
+            refuse(blocks, f"{kind} multiplies all its input with weights, expected blocks that return x + F(x)")
             continue
-        read = tuple(i for i in range(lead, len(blocks) - 1) if blocks[i] in watched.read)
+        read = tuple(i for i in range(lead, len(blocks) - 1) if blocks[i] in uses.read)
         call = Example(first.args, first.kwargs)
         found.append(Container(path, originals, adapter, lead, first.shape_in[dim], dim, call, read))
         inside |= {module for block in blocks for module in block.modules()}
@@ -212,8 +214,8 @@ def _trace(
             stack.callback(block.register_forward_hook(note, with_kwargs=True).remove)
         try:
             outputs = example.run(traced)
-        except (AssertionError, IndexError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
-            reason = " ".join(str(error).split())[:200] or type(error).__name__
+        except OF_MODULES as error:
+            reason = in_a_line(error)[:200]
             raise UserError(f"stepify: {type(traced).__name__} does not take the example input ({reason})") from error
     return calls, outputs
 

@@ -14,12 +14,13 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from ...errors import UserError, import_extra, nearest
+from ...errors import UserError, import_extra, in_a_line, nearest
 from ...macs import on_meta
 from ...plan import Profile, StepPlan
 from ..blocks import is_of_transformers
+from .adapters import OF_MODULES
 from .containers import Container, Example, find_containers
-from .plan import ContainerPlan, Match, check_plan, check_round_to, given_plans, search_plan
+from .plan import Match, check_plan, check_round_to, given_plans, search_plan
 from .replace_blocks import build_in_steps
 from .sequence import StepSequence
 from .watch import reached
@@ -27,6 +28,7 @@ from .watch import reached
 __all__ = ["OPTIONS", "create", "example_of", "model_and_example", "stepify"]
 
 
+@torch.inference_mode(False)  # its models are to be trained
 def stepify(
     model: nn.Module | str,
     steps: int = 3,
@@ -44,8 +46,9 @@ def stepify(
 ) -> nn.Module:
     """The StepsNet of a residual model: the same class, stem, positions, norms and head, and blocks in steps.
 
-    The model that is given is not changed. New blocks start as the model's library starts them; all other weights
-    are the model's. With ``steps=1`` the result is the model, weights and names included, but for a ``stream_scale``.
+    The model that is given is not changed. New blocks start as the model's library starts them, without the hooks of
+    the old ones; all other weights are the model's. With ``steps=1`` the result is the model, weights and names
+    included, but for a ``stream_scale``.
 
     Args:
         model: a timm model or its name, "causal_lm" with the fields of a configuration of transformers (see
@@ -92,7 +95,9 @@ def stepify(
         plans = {one.path: search_plan(one, steps, profile, match, blocks, round_to) for one in chosen}
     else:
         plans = given_plans(plan, chosen)
-    _check_taps(model, chosen, plans)
+    replaced = [one for one in chosen if not plans[one.path].is_of(one)]
+    _check_taps(model, replaced)
+    _check_ties(model, replaced)
     if is_transformer:
         return in_steps(model, found[0], plans[found[0].path], stream_scale)
     result = build_in_steps(model, found, plans, stream_scale)
@@ -187,22 +192,33 @@ def example_of(model: nn.Module, given: Tensor | None = None) -> Example:
             f"stepify: {type(model).__name__} is not a timm model, expected example=, a batch that it takes"
         )
     if built_for:
-        height, width = built_for
+        height, width = (built_for, built_for) if isinstance(built_for, int) else built_for
     size = 1, getattr(model, "in_chans", chans), height, width
     return Example((torch.empty(size, device="meta", dtype=next(model.parameters()).dtype),))
 
 
-def _check_taps(model: nn.Module, chosen: Sequence[Container], plans: Mapping[str, ContainerPlan]) -> None:
+def _check_taps(model: nn.Module, replaced: Sequence[Container]) -> None:
     """Raises UserError where the model reads its stream behind some of its blocks, which in steps are other places."""
-    for one in chosen:
-        plan, inner = plans[one.path], range(one.lead, len(one.blocks) - 1)
-        is_as_before = (plan.widths, plan.depths) == ((one.width,), (one.depth,))
-        if one.read_behind and len(one.read_behind) < len(inner) and not is_as_before:
+    for one in replaced:
+        if one.read_behind and len(one.read_behind) < len(one.blocks) - 1 - one.lead:
             places = ", ".join(map(str, one.read_behind[:4])) + ", …" * (len(one.read_behind) > 4)
             raise UserError(
                 f"stepify: {type(model).__name__} reads its stream behind some blocks of {one.path} ({places}), which "
                 "are other places in steps; expected a model that reads it behind the last one, or behind each"
             )
+
+
+def _check_ties(model: nn.Module, replaced: Sequence[Container]) -> None:
+    """Raises UserError where something else has a parameter of a block: the new blocks would not share it."""
+    for one in replaced:
+        inside = {parameter: path for path, parameter in nn.ModuleList(one.blocks[one.lead :]).named_parameters()}
+        within = f"{one.path}." if one.path else ""
+        for name, parameter in model.named_parameters(remove_duplicate=False):
+            if parameter in inside and not name.startswith(within):
+                raise UserError(
+                    f"stepify: {type(model).__name__}.{name} is also a parameter of the blocks in {one.path}, expected "
+                    "blocks with weights of their own"
+                )
 
 
 def _check_that_it_runs(result: nn.Module, call: Example) -> None:
@@ -217,8 +233,8 @@ def _check_that_it_runs(result: nn.Module, call: Example) -> None:
             for block in (block for _, sequence in sequences for block in sequence.blocks):
                 stack.callback(block.register_forward_hook(lambda block, *_: called.add(block)).remove)
             call.run(traced)
-    except (AssertionError, IndexError, RuntimeError, TypeError, ValueError) as error:
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
+    except OF_MODULES as error:
+        reason = in_a_line(error)[:200]
         raise UserError(
             f"stepify: {type(result).__name__} does not run with its blocks in steps, since a part of it is made for "
             f"so many blocks or heads ({reason})"

@@ -186,7 +186,7 @@ def in_steps(model: Any, container: Container, plan: ContainerPlan, stream_scale
     Raises:
         UserError: the given model has other parameters there than its configuration makes.
     """
-    is_one_step = (plan.widths, plan.depths) == ((container.width,), (container.depth,))
+    is_one_step = plan.is_of(container)
     if is_one_step and stream_scale == 1.0:
         return copy.deepcopy(model)
     result = built_like(model, steps_class(model.__class__), steps_config_of(model.config, plan, stream_scale))

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ...errors import UserError
+from ...errors import UserError, in_a_line
 from ...plan import USUAL_HEADS, Profile, StepPlan, arrange_steps, check_steps, heads_for, search_depths, step_widths
-from .adapters import rebuilt
+from .adapters import OF_MODULES, rebuilt
 from .containers import Container
 
 __all__ = ["ContainerPlan", "check_heads", "check_plan", "given_plans", "heads_at", "read_plan", "search_plan"]
@@ -28,6 +28,10 @@ class ContainerPlan:
 
     def __str__(self) -> str:
         return ", ".join(f"{width}×{depth}" for width, depth in zip(self.widths, self.depths))
+
+    def is_of(self, container: Container) -> bool:
+        """Whether it leaves a container as it is."""
+        return (self.widths, self.depths) == ((container.width,), (container.depth,))
 
     @property
     def shapes(self) -> list[tuple[int, int | None]]:
@@ -56,7 +60,13 @@ def search_plan(
         different = _widths(container, steps, profile, round_to)
         costs = [_cost(container, width, heads_at(container, width), match) for width in different]
         least = 1 if blocks is None else 0
-        found = search_depths(costs, container.depth * costs[-1], blocks, least, _TOLERANCE)
+        given = container.depth * costs[-1]
+        if blocks is None and sum(costs) > (1 + _TOLERANCE) * given:
+            raise ValueError(
+                f"steps: got {steps}, of which one block each costs {sum(costs) / given:.2f} times as much, expected "
+                "fewer steps, or a plan"
+            )
+        found = search_depths(costs, given, blocks, least, _TOLERANCE)
         widths, depths = arrange_steps(different, found, profile)
     except ValueError as error:
         raise UserError(f"stepify: {where}: {error}") from None
@@ -244,8 +254,8 @@ def _cost(container: Container, width: int, heads: int | None, match: Match) -> 
         return sum(parameter.numel() for parameter in block.parameters())
     try:
         return container.call_at(width).macs(block)
-    except (IndexError, RuntimeError, TypeError, ValueError) as error:
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
+    except OF_MODULES as error:
+        reason = in_a_line(error)[:200]
         raise UserError(
             f"stepify: {container.path}: {type(block).__name__} does not run at width {width} with what the model "
             f"gives its blocks, such as positions for each head ({reason})"

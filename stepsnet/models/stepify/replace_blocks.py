@@ -12,7 +12,7 @@ from torch import nn
 
 from ...errors import UserError
 from ...macs import HOOKS
-from .adapters import BlockAdapter, rebuilt, signature_of
+from .adapters import BlockAdapter, initializer_of, rebuilt, signature_of
 from .containers import Container
 from .plan import ContainerPlan
 from .roles import get_path, has_path, set_path
@@ -25,7 +25,7 @@ def build_in_steps(
     model: nn.Module, found: list[Container], plans: dict[str, ContainerPlan], stream_scale: float
 ) -> nn.Module:
     """A copy of the model with a StepSequence in each container's place, those without a plan in one step."""
-    as_it_is = {c.path for c in found if c.path not in plans or _is_as_before(c, plans[c.path])}
+    as_it_is = {c.path for c in found if c.path not in plans or plans[c.path].is_of(c)}
     replaced = [block for c in found if c.path not in as_it_is for block in c.blocks[c.lead :]]
     result = copy.deepcopy(model, {id(block): nn.Identity() for block in replaced})
     for container in found:
@@ -48,10 +48,6 @@ def build_in_steps(
     _check_initialized(result, new)
     _note_features(result, new)
     return result
-
-
-def _is_as_before(container: Container, plan: ContainerPlan) -> bool:
-    return (plan.widths, plan.depths) == ((container.width,), (container.depth,))
 
 
 def _put(model: nn.Module, path: str, sequence: nn.Module) -> nn.Module:
@@ -157,7 +153,7 @@ def _around(model: nn.Module, path: str) -> nn.Module:
     while path:
         path = path.rpartition(".")[0]
         inner = get_path(model, path) if path else model
-        if hasattr(inner, "init_weights") or hasattr(inner, "_init_weights"):
+        if initializer_of(inner) is not None:
             return inner
     return model
 

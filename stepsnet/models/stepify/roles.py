@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import UserError
+from ...macs import HOOKS
 
 __all__ = ["Roles", "get_path", "has_path", "note_sizes", "rebuild", "set_path", "sizes_of"]
 
@@ -79,7 +80,9 @@ def sizes_of(roles: Roles, block: nn.Module) -> Sizes:
 
 
 def rebuild(roles: Roles, block: nn.Module, width: int, heads: int | None, keep_head_size: bool) -> nn.Module:
-    """A copy of the block for a stream of ``width`` channels. Its parameters are NaN until they are initialized.
+    """A copy of the block for a stream of ``width`` channels, without its hooks, which are for the block itself.
+
+    Its parameters are NaN until they are initialized.
 
     Args:
         heads: N of the new block.
@@ -91,8 +94,11 @@ def rebuild(roles: Roles, block: nn.Module, width: int, heads: int | None, keep_
     own = sizes_of(roles, block)
     new = _scaled(own, width, heads, keep_head_size, type(block).__name__)
     _fit_groups(roles, block, own, new)
-    shared = {id(tensor): tensor for tensor in (*block.parameters(), *block.buffers())}
-    copied = copy.deepcopy(block, shared)  # deepcopy does not copy what this memo holds: each tensor is made anew
+    # deepcopy does not copy what this memo holds: each tensor is made anew
+    memo: dict[int, Any] = {id(tensor): tensor for tensor in (*block.parameters(), *block.buffers())}
+    for module in block.modules():
+        memo |= {id(hooks): type(hooks)() for name, hooks in vars(module).items() if name in HOOKS}
+    copied = copy.deepcopy(block, memo)
     for path, module in copied.named_modules():
         if isinstance(module, _CONVOLUTIONS) and module.groups == module.in_channels:
             module.groups = _inputs(roles, module, path, new)  # depthwise
@@ -102,6 +108,8 @@ def rebuild(roles: Roles, block: nn.Module, width: int, heads: int | None, keep_
                 shape[1] = _inputs(roles, module, path, new) // module.groups
             _replace(module, name, tensor, shape, keep=all(role == "*" for role in dims))
         note_sizes(module)
+        if isinstance(module, nn.LayerNorm) and module.weight is None and (role := _match(roles, path)):
+            module.normalized_shape = (_value(role, new, module.normalized_shape[-1]),)
     for path, role in roles.attributes.items():
         if has_path(block, path):
             set_path(copied, path, _evaluated(role, new, get_path(block, path)))

@@ -135,7 +135,7 @@ class StepSequence(StepsNet):
             yield from network
 
     def __getitem__(self, index: int | slice) -> StreamBlock | StepsNet:
-        if isinstance(index, slice) and len(range(len(self))[index]) == len(self):
+        if isinstance(index, slice) and range(len(self))[index] == range(len(self)):
             return self  # as transformers' models slice theirs in each forward pass
         return super().__getitem__(index)
 

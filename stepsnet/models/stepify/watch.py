@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from ...macs import on_meta
 
-__all__ = ["Watched", "has_shortcut", "reached"]
+__all__ = ["BlockUses", "has_shortcut", "reached"]
 
 # the nodes of autograd's graph that multiply with a weight
 _PRODUCTS = ("Addmm", "Mm", "Bmm", "Baddbmm", "Addbmm", "Mv", "Addmv", "Linear", "MkldnnLinear", "Convolution")
@@ -22,12 +22,13 @@ _NO_VALUES = ("__get__", "size", "dim", "ndimension", "numel", "stride", "is_flo
 _SUMS = ("add", "add_", "__add__", "__radd__", "__iadd__")
 
 
-class Watched(TorchFunctionMode):
-    """While it is entered, notes the blocks whose input is added to what they return, and those whose output is read.
+class BlockUses(TorchFunctionMode):
+    """While it is entered, notes what a model does with its blocks beside running one after another.
 
     Attributes:
         summed: blocks whose input is added to their output outside of them.
         read: blocks whose output something else has read than a block of the same container.
+        beside: blocks that get what another of the same container got, as experts do.
     """
 
     def __init__(self, containers: Mapping[str, Sequence[nn.Module]]):
@@ -35,12 +36,13 @@ class Watched(TorchFunctionMode):
         self.container_of = {block: path for path, blocks in containers.items() for block in blocks}
         self.summed: set[nn.Module] = set()
         self.read: set[nn.Module] = set()
+        self.beside: set[nn.Module] = set()
         self._inside: list[nn.Module] = []  # the blocks that run at this moment
         self._taken: dict[nn.Module, Tensor] = {}
         self._returned: dict[int, tuple[Tensor, nn.Module]] = {}  # kept, so that no other tensor takes its place
         self._hooks = ExitStack()
 
-    def __enter__(self) -> Watched:
+    def __enter__(self) -> BlockUses:
         for block in self.container_of:
             self._hooks.callback(block.register_forward_pre_hook(self._begin, with_kwargs=True).remove)
             self._hooks.callback(block.register_forward_hook(self._end).remove)
@@ -76,6 +78,11 @@ class Watched(TorchFunctionMode):
     def _begin(self, block: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         self._inside.append(block)
         if args and isinstance(args[0], Tensor):
+            own = self.container_of[block]
+            has_passed = self._block_of(args[0]) is not None  # through a block that returned it as it was
+            for other, taken in self._taken.items():
+                if taken is args[0] and other is not block and self.container_of[other] == own and not has_passed:
+                    self.beside.add(block)
             self._taken[block] = args[0]
 
     def _end(self, block: nn.Module, args: tuple[Any, ...], output: Any) -> None:

@@ -1,0 +1,119 @@
+"""stepify around a user's own code: what their models and blocks may do, and one line for what they may not."""
+
+import pytest
+import timm
+import torch
+from timm.models.vision_transformer import Block
+from torch import nn
+
+import stepsnet
+from stepsnet import UserError
+from stepsnet.models.stepify.adapters import ADAPTERS
+
+X = torch.randn(2, 5, 32)
+PLAN = {"widths": (16, 32), "depths": (4, 2)}
+
+
+class Residual(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.fc = nn.Linear(width, width)
+
+    def forward(self, x):
+        return x + self.fc(x)
+
+
+def residuals(count=4, kind=Residual):
+    return nn.Sequential(*(kind(32) for _ in range(count)))
+
+
+def timm_blocks(count=4):
+    return nn.Sequential(*(Block(32, 2) for _ in range(count)))
+
+
+class Around(nn.Module):
+    """A user's model around blocks of timm; its own initialization wants an argument."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = timm_blocks()
+
+    def init_weights(self, std):
+        raise AssertionError("never called")
+
+    def forward(self, x):
+        return self.blocks(x)
+
+
+def test_an_initialization_that_wants_arguments_is_not_called():
+    result = stepsnet.stepify(Around(), 2, example=X, plan=PLAN)
+    assert result(X).shape == X.shape and all(bool(p.isfinite().all()) for p in result.parameters())
+
+
+def test_hooks_of_old_blocks_are_not_on_new_ones():
+    model, called = timm_blocks(), []
+    model[0].register_forward_hook(lambda *_: called.append(0))
+    model[0].mlp.register_forward_pre_hook(lambda *_: called.append(1))
+    result = stepsnet.stepify(model, 2, example=X, plan=PLAN)
+    result(X)
+    assert not called
+    model(X)
+    assert called == [1, 0]
+
+
+def test_a_norm_without_weights_gets_the_new_width():
+    model = timm_blocks()
+    for block in model:
+        block.norm1 = nn.LayerNorm(32, elementwise_affine=False)
+    result = stepsnet.stepify(model, 2, example=X, plan=PLAN)
+    assert [block.block.norm1.normalized_shape for block in result] == [(16,)] * 4 + [(32,)] * 2
+    assert result(X).shape == X.shape
+
+
+@pytest.mark.parametrize("function", [stepsnet.stepify, stepsnet.grow])
+def test_a_model_made_in_inference_mode_can_be_trained(function):
+    model = timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=16, depth=4, embed_dim=32, num_heads=2)
+    with torch.inference_mode():
+        result = function(model, steps=2)
+    result(torch.randn(2, 3, 32, 32)).sum().backward()
+    assert all(parameter.grad is not None for parameter in result.parameters())
+
+
+class OfSquares(nn.Module):
+    """Its patches say their size as timm's do, but as one number."""
+
+    def __init__(self):
+        super().__init__()
+        self.patch_embed = nn.Module()
+        self.patch_embed.img_size, self.patch_embed.proj = 32, nn.Conv2d(3, 32, 16, 16)
+        self.blocks = timm_blocks()
+
+    def forward(self, x):
+        return self.blocks(self.patch_embed.proj(x).flatten(2).mT)
+
+
+def test_the_size_of_images_may_be_one_number():
+    assert stepsnet.stepify(OfSquares(), 2, plan=PLAN)(torch.randn(2, 3, 32, 32)).shape == (2, 4, 32)
+
+
+class Unfinished(Residual):
+    def forward(self, x):
+        return x + self.fc(x) * self.scale
+
+
+def test_what_a_users_code_gets_wrong_is_one_line():
+    with pytest.raises(UserError, match=r"Sequential does not take the example input .*no attribute 'scale'"):
+        stepsnet.stepify(residuals(kind=Unfinished), 2, example=X)
+    with pytest.raises(UserError, match=r"steps: got 3, of which one block each costs 1\.\d\d times as much"):
+        stepsnet.stepify(residuals(1), 3, example=X)
+    try:
+        stepsnet.register_block(Residual, lambda block, width, heads: None)
+        with pytest.raises(UserError, match=r"Residual at width .*: rebuild returned NoneType, expected a block"):
+            stepsnet.stepify(residuals(), 2, example=X)
+        stepsnet.register_block(Residual, lambda block, width, heads: Residual(width), heads="attn.num_heads")
+        with pytest.raises(
+            UserError, match=r"heads='attn.num_heads': there is no such attribute in Residual, expected"
+        ):
+            stepsnet.stepify(residuals(), 2, example=X)
+    finally:
+        del ADAPTERS[Residual]
