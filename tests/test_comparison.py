@@ -224,6 +224,18 @@ def test_a_run_that_goes_on_alone_keeps_its_place_in_the_comparison(both, tmp_pa
     assert read_json(folder / "comparison.json") == read_json(both / "comparison.json")
 
 
+def test_a_pair_that_was_made_longer_at_different_updates_is_named(both, tmp_path, capsys):
+    folder = shutil.copytree(both, tmp_path / "both")
+    late = folder / "stepsnet-seed1"  # as it is where it was stopped after its first epoch
+    for name in ("summary.json", "model.safetensors", "report.html"):
+        (late / name).unlink()
+    shutil.rmtree(late / "checkpoints" / "step-00000022")
+    status, out, err = run("resume", folder, "epochs=3", capsys=capsys)
+    assert status == 0 and "seeds 1: the epochs were changed when one of the two had got further" in out, err
+    assert read_json(folder / "comparison.json")["unlike_schedules"] == [1]
+    assert "unlike_schedules" not in read_json(both / "comparison.json")
+
+
 def test_what_is_no_comparison_is_one_line(both, tmp_path):
     folder = shutil.copytree(both, tmp_path / "both")
     for text, said in (

@@ -92,6 +92,17 @@ def test_fsdp_is_killed_and_goes_on_in_one_process(tmp_path, alone):
     assert_same(folder, alone)
 
 
+def test_a_sharded_run_that_diverges_ends_on_both_ranks_with_one_line(tmp_path):
+    folder = tmp_path / "fsdp"
+    process = start(folder, 2, "parallel=fsdp", "lr=1e6", "warmup_epochs=0", "clip_grad=null", "ema_decay=null")
+    out, _ = process.communicate(timeout=300)  # a rank that waited for the other's part would not end
+    assert process.returncode != 0
+    assert out.count("expected a finite number") == 1 and "a new run may have a lower lr (now 1e+06)" in out, out
+    (line,) = [line for line in (folder / "metrics.jsonl").read_text().splitlines() if '"diverged"' in line]
+    assert f"at update {json.loads(line)['step']}, expected a finite number" in out
+    assert not (folder / "summary.json").exists()
+
+
 def test_every_design_of_the_stream_trains_on_two_ranks_as_on_one():
     script = Path(__file__).parent / "residual_ranks.py"
     launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]

@@ -60,6 +60,13 @@ class DistributedContext:
             dist.broadcast_object_list(values, device=self.device)
         return values[0]
 
+    def gather_objects(self, value: T) -> list[T]:
+        """The value of each rank, on every rank."""
+        everyone = [value] * self.world_size
+        if self.world_size > 1:
+            dist.all_gather_object(everyone, value)
+        return everyone
+
     def on_main(self, function: Callable[[], T]) -> T:
         """What ``function`` returns on rank 0, on every rank.
 
@@ -89,8 +96,7 @@ class DistributedContext:
         """Raises UserError on every rank if one of them was started with other values than rank 0."""
         if self.world_size == 1:
             return
-        everyone: list[Any] = [None] * self.world_size
-        dist.all_gather_object(everyone, json.dumps(values, default=str))
+        everyone = self.gather_objects(json.dumps(values, default=str))
         for rank, theirs in enumerate(map(json.loads, everyone)):
             for key, value in json.loads(everyone[0]).items():
                 if theirs.get(key) != value:

@@ -122,7 +122,8 @@ class Updater:
 
     def _not_finite(self, step: int, batches: Sequence[Any], loss: float, norm: float) -> Diverged:
         what, value = ("loss", loss) if not math.isfinite(loss) else ("gradient", norm)
-        return diverged(what, value, step + 1, self.settings, f"; {self._first_not_finite(step, batches)}")
+        where = dict.fromkeys(self.context.gather_objects(self._first_not_finite(step, batches)))
+        return diverged(what, value, step + 1, self.settings, "; " + "; ".join(where))
 
     def _first_not_finite(self, step: int, batches: Sequence[Any]) -> str:
         """Run the forward passes again and find the first module whose output is not finite."""

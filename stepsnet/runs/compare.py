@@ -53,6 +53,10 @@ def compare(
         result = summarize(trained.summaries())
         if diverged := [run.name for run in trained.runs if diverged_at(run) is not None]:
             result["diverged"] = diverged  # earlier, and in no mean
+        if unlike := trained.seeds_of_unlike_schedules():
+            result["unlike_schedules"] = unlike
+            text = f"seeds {', '.join(map(str, unlike))}: the epochs were changed when one of the two had got further"
+            display.show({"run": folder.name, "kind": "note", "text": f"{text}, so they had different schedules"})
         write_atomically(folder / COMPARISON_FILE, json.dumps(result, indent=2) + "\n")
     trained.write_report(folder / "report.html", f"{recipe.name}: StepsNet and its baseline", display)
     return result

@@ -53,6 +53,15 @@ class Trained:
                 found.append(summary)
         return found
 
+    def seeds_of_unlike_schedules(self) -> list[int]:
+        """Those whose runs had their epochs changed at different updates, as where one had ended before the other."""
+        from ..run_folder import has_begun, read_run_recipe
+
+        changed: dict[int, set[tuple[tuple[int, int], ...]]] = {}
+        for run in filter(has_begun, self.runs):
+            changed.setdefault(_parts_of(run.name)[1], set()).add(read_run_recipe(run).earlier_epochs)
+        return sorted(seed for seed, schedules in changed.items() if len(schedules) > 1)
+
     def write_report(self, page: Path, title: str, display: Display) -> None:
         """Write the page of all runs that have begun; a file of the user's that is in its place stays there.
 

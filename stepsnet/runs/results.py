@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Sequence
 from functools import cached_property
@@ -160,12 +161,10 @@ class Comparison:
         # one of seeds that were added since may not have ended
         ended = [run for run in map(load_run, find_runs([self.folder])) if run.summary]
         runs = {(run.summary["label"], run.seed): Run(run.folder) for run in ended}
-        for seed in self.seeds:
-            for name in (STEPS, BASELINE):
-                if (name, seed) not in runs:
-                    raise UserError(f"comparison: {self.folder} has no ended run of the {name} with seed {seed}")
-        self.steps = [runs[STEPS, seed] for seed in self.seeds]
-        self.baseline = [runs[BASELINE, seed] for seed in self.seeds]
+        for name, seed in itertools.product((STEPS, BASELINE), self.seeds):
+            if (name, seed) not in runs:
+                raise UserError(f"comparison: {self.folder} has no ended run of the {name} with seed {seed}")
+        self.steps, self.baseline = ([runs[name, seed] for seed in self.seeds] for name in (STEPS, BASELINE))
 
     def __repr__(self) -> str:
         return f"Comparison({str(self.folder)!r})"

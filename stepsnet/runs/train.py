@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -99,12 +100,15 @@ def _train(
 
     def report(event: dict[str, Any]) -> None:
         while to_tell:  # with the first event, when the training loop has found no mistake
-            display.show({"run": label or folder.name, "kind": "note", "text": to_tell.pop(0)})
+            note(to_tell.pop(0))
         display.show({"run": label or folder.name, **event})
+
+    def note(text: str) -> None:
+        display.show({"run": label or folder.name, "kind": "note", "text": text})
 
     recipe, model, task = prepared.recipe, prepared.model, prepared.task
     lines = [*prepared.lines, *_new_length(recipe, folder, task)]
-    with ExitStack() as held, _divergence_noted(folder, context.is_main):
+    with ExitStack() as held:
 
         def begin() -> tuple[Recipe, bool]:
             held.enter_context(lock_folder(folder))
@@ -117,20 +121,22 @@ def _train(
 
         recipe, ended = context.on_main(begin)
 
-        def inspect(weights: Mapping[str, torch.Tensor]) -> None:
-            note = {"kind": "note"}
-            inspect_run(recipe, folder, task, weights, context.device, lambda text: report({**note, "text": text}))
-
         page, title = folder / "report.html", f"{recipe.name}, seed {recipe.seed}"
         if ended:
             if context.is_main and not page.exists():  # it was killed before that, maybe while it looked at its model
                 if has_weights(folder):
-                    inspect(read_weights(folder))
+                    inspect_run(recipe, folder, task, read_weights(folder), context.device, note)
                 report_or_tell([folder], page, title, report)
             return read_summary(folder) if context.is_main else None
         to_tell += lines if context.is_main else []
         started = time.monotonic()
-        result = train(model, task, recipe, folder, context, report)
+        try:
+            result = train(model, task, recipe, folder, context, report)
+        except Diverged as error:  # on every rank; torchrun stops all as soon as one ends
+            context.on_main(functools.partial(_note_divergence, folder, error))
+            if context.is_main:
+                raise
+            raise SystemExit(2) from None
         if not context.is_main:
             return None
         seconds = round(result.earlier_seconds + time.monotonic() - started, 1)
@@ -141,22 +147,15 @@ def _train(
             summary["metrics"] |= _score_test(recipe, folder, result.weights)
         summary = _finite(summary)
         write_atomically(folder / "summary.json", json.dumps(summary, indent=2, allow_nan=False) + "\n")
-        inspect(result.weights)
+        inspect_run(recipe, folder, task, result.weights, context.device, note)
         report_or_tell([folder], page, title, report)
         return summary
 
 
-@contextmanager
-def _divergence_noted(folder: Path, is_main: bool) -> Iterator[None]:
+def _note_divergence(folder: Path, error: Diverged) -> None:
     """A run that diverges says so in its folder, for reports; one that goes on from a checkpoint loses the line."""
-    try:
-        yield
-    except Diverged as error:
-        with suppress(UserError):  # a full disk does not hide why the run has ended
-            MetricsLog(folder / "metrics.jsonl", is_main).add(
-                {"kind": "diverged", "step": error.step, "text": str(error)}
-            )
-        raise
+    with suppress(UserError):  # a full disk does not hide why the run has ended
+        MetricsLog(folder / "metrics.jsonl", True).add({"kind": "diverged", "step": error.step, "text": str(error)})
 
 
 @contextmanager
@@ -260,5 +259,7 @@ def _score_test(recipe: Recipe, folder: Path, weights: dict[str, torch.Tensor]) 
     with autocast(recipe.amp_dtype, device):  # as the validation split is scored
         scores = task.evaluate(model.to(device).eval(), BatchShard(), device)
     if not math.isfinite(scores.get("loss", 0.0)):
-        raise diverged("test_loss", scores["loss"], updates_done(folder), recipe)
+        error = diverged("test_loss", scores["loss"], updates_done(folder), recipe)
+        _note_divergence(folder, error)
+        raise error
     return {f"test_{name}": value for name, value in scores.items()}
