@@ -47,7 +47,7 @@ def notebook(tmp_path_factory):
     tagged = {"tags": ["raises-exception"]}
     content.cells.append(nbformat.v4.new_code_cell(INTERRUPTED, metadata=tagged))
     content.cells.append(nbformat.v4.new_code_cell(RESUMED))
-    nbclient.NotebookClient(content, timeout=300, resources={"metadata": {"path": str(folder)}}).execute()
+    nbclient.NotebookClient(content, timeout=900, resources={"metadata": {"path": str(folder)}}).execute()
     return folder, [cell for cell in content.cells if cell.cell_type == "code"]
 
 
