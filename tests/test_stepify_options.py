@@ -250,6 +250,25 @@ def test_blocks_that_are_called_by_keyword_are_refused():
         stepsnet.stepify(ByKeyword(), 2, example=torch.randn(2, 5, 32))
 
 
+def test_blocks_that_return_more_than_the_stream_are_refused():
+    class WithWeights(Activated):
+        def forward(self, x):
+            return super().forward(x), x.mean()
+
+    class OfTuples(ByKeyword):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(WithWeights(32) for _ in range(4))
+
+        def forward(self, x):
+            for layer in self.layers:
+                x, _ = layer(x)
+            return x
+
+    with pytest.raises(UserError, match=r"layers.0 \(WithWeights\) returns a tuple, expected one tensor"):
+        stepsnet.stepify(OfTuples(), 2, example=torch.randn(2, 5, 32))
+
+
 def test_convolutions_along_a_line_have_their_channels_in_front():
     x = torch.randn(2, 32, 9)
     ours = stepsnet.stepify(nn.Sequential(*(Along(32) for _ in range(4))), 2, example=x)

@@ -20,7 +20,7 @@ from stepsnet.runs.train import train_run
 from stepsnet.study import conductor
 from stepsnet.study.declare import Cell, find_study, studies
 from stepsnet.study.leaderboard import leaderboard
-from stepsnet.study.render import render_study
+from stepsnet.study.render import render_study, rows_of
 from stepsnet.study.results import flatness_of, settings_of
 from stepsnet.study.run_plan import Planned, check_models, choice_of, due, progress, recipe_of
 from stepsnet.study.verdict import interval, judge, judge_study
@@ -200,15 +200,18 @@ def test_tuning_is_a_shorter_run_and_a_final_one_is_scored(tmp_path):
     assert tuning.milestones == pytest.approx((3.2, 5.6))
 
 
-def test_variants_are_tuned_beside_the_rates(tmp_path):
+def with_variants(tmp_path):
     contender = {
         "name": "plain",
         "points": {1: {}},
         "variants": {"a": {"model.args.depths": [1]}, "b": {"model.args.depths": [2]}},
+        "unequal": "a toy",
     }
-    contender["unequal"] = "a toy"
-    study = study_of(tmp_path, contenders=[contender], criteria=[], claims=[])
-    cell = Cell("plain", 1)
+    return study_of(tmp_path, contenders=[contender], criteria=[], claims=[])
+
+
+def test_variants_are_tuned_beside_the_rates(tmp_path):
+    study, cell = with_variants(tmp_path), Cell("plain", 1)
     assert [(p.variant, p.rate) for p in due(study, {})] == [(v, r) for v in "ab" for r in (0.001, 0.002, 0.004)]
     there = {p.name: {"metrics": {"val_top1": (p.variant == "b") - abs(p.rate - 0.002)}} for p in due(study, {})}
     found = choice_of(study, cell, there)
@@ -432,6 +435,19 @@ def test_a_page_that_cannot_be_written_ends_no_sweep_and_replaces_no_file(tmp_pa
     for _ in range(2):  # those of its own are replaced
         status, out, err = run(*arguments, capsys=capsys)
         assert status == 0 and (folder / "study.md").read_text().strip() == out.strip(), err
+
+
+def test_a_row_tells_of_the_variant_that_was_chosen(tmp_path):
+    study = with_variants(tmp_path)
+    there = {}
+    for p in due(study, {}):
+        score = (p.variant == "b") - abs(p.rate - 0.002)
+        there[p.name] = {
+            **{"kind": "tuning", "contender": "plain", "point": 1, "variant": p.variant, "rate": p.rate},
+            **{"blocks": {"a": 1, "b": 2}[p.variant], "params": 100, "macs": 1000, "metrics": {"val_top1": score}},
+        }
+    [row] = rows_of(study, there)
+    assert (row["variant"], row["blocks"]) == ("b", 2)
 
 
 def test_a_table_says_what_is_there(tmp_path):

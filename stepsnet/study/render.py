@@ -31,7 +31,8 @@ def rows_of(study: Study, results: Results) -> list[dict[str, Any]]:
     for cell in study.cells:
         choice, finals = choice_of(study, cell, results), finals_of(study, cell, results)
         tuned = [record for record in results.values() if _is_tuning(record, cell)]
-        facts: Mapping[str, Any] = next((r for r in [*finals.values(), *tuned] if "macs" in r), {})
+        chosen = [record for record in tuned if choice and record["variant"] == choice.variant]
+        facts: Mapping[str, Any] = next((r for r in [*finals.values(), *chosen, *tuned] if "macs" in r), {})
         moved = [flatness_of(study, record.get("curve", [])) for record in finals.values()]
         rows.append(
             {

@@ -98,10 +98,10 @@ def find_containers(model: nn.Module, example: Example) -> list[Container]:
     traced = on_meta(model)
     original = dict(zip(traced.modules(), model.modules()))
     candidates = dict(_candidates(traced))
-    by_keyword: set[nn.Module] = set()
+    unfit: dict[nn.Module, str] = {}
     every = [block for blocks in candidates.values() for block in blocks]
     with BlockUses(candidates) as uses:
-        calls, outputs = _trace(traced, every, example, by_keyword)
+        calls, outputs = _trace(traced, every, example, unfit)
     uses.note_read(outputs)
     found: list[Container] = []
     refused: list[tuple[int, str]] = []  # (parameters, reason)
@@ -111,11 +111,9 @@ def find_containers(model: nn.Module, example: Example) -> list[Container]:
         refused.append((sum(parameter.numel() for block in blocks for parameter in block.parameters()), reason))
 
     for path, blocks in candidates.items():
-        if blocks[0] in by_keyword:
-            kind = type(blocks[0]).__name__
-            refuse(
-                blocks, f"{path}.0 ({kind}) gets its input by keyword, expected it as the first argument of the call"
-            )
+        if blocks[0] in unfit:
+            refuse(blocks, f"{path}.0 ({type(blocks[0]).__name__}) {unfit[blocks[0]]}")
+            continue
         if blocks[0] in inside or not all(block in calls for block in blocks):
             continue
         if len(set(blocks)) < len(blocks):
@@ -188,26 +186,28 @@ def trace_blocks(model: nn.Module, blocks: list[nn.Module], example: Example) ->
     """How each block is called, with one tensor first, in a forward pass without data of a copy of the model."""
     traced = on_meta(model)
     copies = dict(zip(model.modules(), traced.modules()))
-    calls, _ = _trace(traced, [copies[block] for block in blocks], example, set())
+    calls, _ = _trace(traced, [copies[block] for block in blocks], example, {})
     return {block: calls[copies[block]] for block in blocks if copies[block] in calls}
 
 
 def _trace(
-    traced: nn.Module, blocks: list[nn.Module], example: Example, by_keyword: set[nn.Module]
+    traced: nn.Module, blocks: list[nn.Module], example: Example, unfit: dict[nn.Module, str]
 ) -> tuple[dict[nn.Module, _Call], Any]:
     """How each block is called in a model on the meta device, and what the model returns.
 
     Args:
-        by_keyword: gets the blocks that are called with keywords alone.
+        unfit: gets what keeps a block from being one of a StepsNet, y = F(x) of one tensor.
     """
     calls: dict[nn.Module, _Call] = {}
 
     def note(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        output = output[0] if isinstance(output, tuple) else output
+        if isinstance(output, tuple):  # a family of transformers knows its blocks and takes the first
+            unfit[block] = "returns a tuple, expected one tensor"
+            output = output[0]
         if args and isinstance(args[0], Tensor) and isinstance(output, Tensor):
             calls.setdefault(block, _Call(args, kwargs, args[0].shape, output.shape))
         elif not args:
-            by_keyword.add(block)
+            unfit[block] = "gets its input by keyword, expected it as the first argument of the call"
 
     with ExitStack() as stack:
         for block in blocks:
