@@ -13,8 +13,9 @@ from residual_networks import JOINED, stirred, vit
 from timm.layers import GluMlp, SwiGLU, SwiGLUPacked
 from timm.models.vision_transformer import Block
 from torch import nn
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig
+from transformers import GPT2Config, GPT2LMHeadModel, GPTNeoXConfig, LlamaConfig
 from transformers.models.gpt2.modeling_gpt2 import GPT2Block
+from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXLayer, GPTNeoXRotaryEmbedding
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 import stepsnet
@@ -297,3 +298,18 @@ def test_what_stands_in_front_of_the_last_layer_of_a_language_model():
     heads = torch.randn(2, 5, 64)
     scaled = attention.inner(heads).unflatten(-1, (4, 16))
     torch.testing.assert_close(scaled, heads.unflatten(-1, (4, 16)) * attention.inner.gain[:, None])
+
+
+@pytest.mark.parametrize("is_parallel", [True, False])
+def test_branches_of_gpt_neox_are_side_by_side_or_in_a_row(is_parallel):
+    config = GPTNeoXConfig(
+        hidden_size=32, num_attention_heads=2, intermediate_size=64, use_parallel_residual=is_parallel
+    )
+    config._attn_implementation = "eager"
+    block = GPTNeoXLayer(config, 0).eval()
+    x, positions = torch.randn(2, 5, 32), torch.arange(5)[None]
+    kwargs = {"position_embeddings": GPTNeoXRotaryEmbedding(config)(x, positions), "attention_mask": None}
+    branches = stepsnet.branches_of(block)
+    assert len(branches) == (1 if is_parallel else 2)
+    z = x + branches[0](x, **kwargs)
+    torch.testing.assert_close(z if is_parallel else z + branches[1](z), block(x, **kwargs))

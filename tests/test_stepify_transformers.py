@@ -67,8 +67,28 @@ MODELS = {
         transformers.Gemma2Config(**SIZES, **GROUPED, head_dim=16, sliding_window=4),
         AutoModelForCausalLM,
     ),
+    "olmo3": (
+        transformers.Olmo3ForCausalLM,
+        transformers.Olmo3Config(**SIZES, **GROUPED, sliding_window=4),
+        AutoModelForCausalLM,
+    ),
+    "gemma3_text": (
+        transformers.Gemma3ForCausalLM,
+        transformers.Gemma3TextConfig(**SIZES, **GROUPED, head_dim=16, sliding_window=4),
+        AutoModelForCausalLM,
+    ),
+    "gpt_neox": (
+        transformers.GPTNeoXForCausalLM,
+        transformers.GPTNeoXConfig(**SIZES, intermediate_size=256),
+        AutoModelForCausalLM,
+    ),
     "gpt2": (GPT2LMHeadModel, GPT2Config(**GPT2, **WET), AutoModelForCausalLM),
     "bert": (BertForMaskedLM, BertConfig(**SIZES, **DRY, intermediate_size=256), AutoModelForMaskedLM),
+    "roberta": (
+        transformers.RobertaForMaskedLM,
+        transformers.RobertaConfig(**SIZES, **DRY, intermediate_size=256),
+        AutoModelForMaskedLM,
+    ),
     "mamba": (
         MambaForCausalLM,
         MambaConfig(vocab_size=101, hidden_size=64, num_hidden_layers=4, state_size=4),
@@ -80,6 +100,7 @@ MODELS = {
         AutoModelForSequenceClassification,
     ),
 }
+ENCODERS = ("bert", "roberta")
 EVERY = pytest.mark.parametrize("name", MODELS)
 IDS = torch.randint(3, 101, (2, 9), generator=torch.Generator().manual_seed(1))
 
@@ -149,7 +170,7 @@ def test_contract(name, tmp_path):
         assert torch.equal(copied(IDS).logits, expected)
 
 
-@pytest.mark.parametrize("name", [name for name in FAMILIES if name != "bert"])
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name not in ENCODERS])
 def test_generation_with_the_cache_equals_that_without(name):
     ours = stir(in_steps(make(name), profile="bowtie"))
     how = dict(max_new_tokens=5, do_sample=False, pad_token_id=0, attention_mask=torch.ones_like(IDS))
@@ -176,7 +197,7 @@ def test_a_layer_is_the_librarys_at_its_width(name):
         same = {key: value for key, value in vars(theirs).items() if isinstance(value, numbers)}
         assert same == {key: value for key, value in vars(mine).items() if isinstance(value, numbers)}
     branches = stepsnet.branches_of(native)
-    if name == "bert":
+    if name in ENCODERS:
         assert branches is None  # post-norm
         return
     native.eval()
@@ -185,8 +206,9 @@ def test_a_layer_is_the_librarys_at_its_width(name):
     x = torch.randn(2, 5, 32)
     kwargs = {}
     if hasattr(model.base_model, "rotary_emb"):
-        rotary = model.model.rotary_emb
-        kwargs = {"position_embeddings": rotary(x, torch.arange(5)[None]), "attention_mask": None}
+        of_type = config.layer_types[:1] if name in ("olmo3", "gemma3_text") else []  # theirs differ by the type
+        rotary = model.base_model.rotary_emb(x, torch.arange(5)[None], *of_type)
+        kwargs = {"position_embeddings": rotary, "attention_mask": None}
     z = x + branches[0](x, **kwargs)
     z = z + branches[1](z) if len(branches) > 1 else z
     torch.testing.assert_close(z, native(x, **kwargs))

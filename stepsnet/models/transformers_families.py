@@ -55,8 +55,8 @@ class Family:
 
     @property
     def layer_class(self) -> Any:
-        model_type = self.config_class.model_type
-        return getattr(importlib.import_module(f"transformers.models.{model_type}.modeling_{model_type}"), self.layer)
+        module = self.config_class.__module__.replace(".configuration_", ".modeling_")
+        return getattr(importlib.import_module(module), self.layer)
 
 
 def _in_proportion(config: Any, size: int, width: int) -> int:
@@ -81,7 +81,7 @@ def _gpt2_sizes(config: Any, width: int, heads: int | None) -> dict[str, Any]:
     return {"hidden_size": width, "num_attention_heads": heads, "n_inner": inner}
 
 
-def _bert_sizes(config: Any, width: int, heads: int | None) -> dict[str, Any]:
+def _usual_sizes(config: Any, width: int, heads: int | None) -> dict[str, Any]:
     hidden = _in_proportion(config, config.intermediate_size, width)
     return {"hidden_size": width, "num_attention_heads": heads, "intermediate_size": hidden}
 
@@ -101,9 +101,13 @@ FAMILIES: dict[str, Family] = {
     "phi3": Family("Phi3Config", "Phi3DecoderLayer", "layers", _rotary_sizes, "any", _OUTPUTS),
     "granite": Family("GraniteConfig", "GraniteDecoderLayer", "layers", _rotary_sizes, "any", _OUTPUTS),
     "olmo2": Family("Olmo2Config", "Olmo2DecoderLayer", "layers", _rotary_sizes, "any"),
+    "olmo3": Family("Olmo3Config", "Olmo3DecoderLayer", "layers", _rotary_sizes, "any"),
     "gemma2": Family("Gemma2Config", "Gemma2DecoderLayer", "layers", _rotary_sizes, "any"),
+    "gemma3_text": Family("Gemma3TextConfig", "Gemma3DecoderLayer", "layers", _rotary_sizes, "any"),
     "gpt2": Family("GPT2Config", "GPT2Block", "h", _gpt2_sizes, "divide"),
-    "bert": Family("BertConfig", "BertLayer", "encoder.layer", _bert_sizes, "divide"),
+    "gpt_neox": Family("GPTNeoXConfig", "GPTNeoXLayer", "layers", _usual_sizes, "multiple"),
+    "bert": Family("BertConfig", "BertLayer", "encoder.layer", _usual_sizes, "divide"),
+    "roberta": Family("RobertaConfig", "RobertaLayer", "encoder.layer", _usual_sizes, "divide"),
     "mamba": Family("MambaConfig", "MambaBlock", "layers", _mamba_sizes, "divide"),
 }
 

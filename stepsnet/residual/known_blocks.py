@@ -184,6 +184,21 @@ _GEMMA2 = (
     "pre_feedforward_layernorm mlp post_feedforward_layernorm",
 )
 _GRANITE = ("input_layernorm self_attn* residual_multiplier", "post_attention_layernorm mlp residual_multiplier")
+
+
+def _gpt_neox(block: Any) -> Sequence[Branch]:
+    """GPT-NeoX has attention and MLP side by side, unless its configuration says otherwise."""
+    if block.use_parallel_residual:
+        return (_gpt_neox_both,)
+    return ("input_layernorm attention* post_attention_dropout", "post_attention_layernorm mlp post_mlp_dropout")
+
+
+def _gpt_neox_both(block: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    attended = through(block.attention, block.input_layernorm(x), *args, **kwargs)
+    mlp = block.mlp(block.post_attention_layernorm(x))
+    return block.post_mlp_dropout(mlp) + block.post_attention_dropout(attended)
+
+
 _CONV1D = ("attn.c_attn", 0, 3), ("attn.c_attn", 1, 3), ("attn.c_attn", 2, 3)
 _GPT2 = (
     BranchParts("ln_1", "attn", takes_arguments=True, projections=_CONV1D, last="attn.c_proj"),
@@ -211,7 +226,10 @@ _ROWS: dict[str, Sequence[Branch] | Callable[[Any], Sequence[Branch]]] = {
     "transformers.models.phi3.modeling_phi3.Phi3DecoderLayer": _PHI3,
     "transformers.models.granite.modeling_granite.GraniteDecoderLayer": _GRANITE,
     "transformers.models.olmo2.modeling_olmo2.Olmo2DecoderLayer": _OLMO2,
+    "transformers.models.olmo3.modeling_olmo3.Olmo3DecoderLayer": _OLMO2,
     "transformers.models.gemma2.modeling_gemma2.Gemma2DecoderLayer": _GEMMA2,
+    "transformers.models.gemma3.modeling_gemma3.Gemma3DecoderLayer": _GEMMA2,
+    "transformers.models.gpt_neox.modeling_gpt_neox.GPTNeoXLayer": _gpt_neox,
     "transformers.models.gpt2.modeling_gpt2.GPT2Block": _GPT2,
     "transformers.models.mamba.modeling_mamba.MambaBlock": ("norm mixer*",),
 }
