@@ -442,10 +442,9 @@ def test_a_row_tells_of_the_variant_that_was_chosen(tmp_path):
     there = {}
     for p in due(study, {}):
         score = (p.variant == "b") - abs(p.rate - 0.002)
-        there[p.name] = {
-            **{"kind": "tuning", "contender": "plain", "point": 1, "variant": p.variant, "rate": p.rate},
-            **{"blocks": {"a": 1, "b": 2}[p.variant], "params": 100, "macs": 1000, "metrics": {"val_top1": score}},
-        }
+        run = {"kind": "tuning", "contender": "plain", "point": 1, "variant": p.variant, "rate": p.rate}
+        facts = {"blocks": {"a": 1, "b": 2}[p.variant], "params": 100, "macs": 1000}
+        there[p.name] = {**run, **facts, "metrics": {"val_top1": score}}
     [row] = rows_of(study, there)
     assert (row["variant"], row["blocks"]) == ("b", 2)
 

@@ -184,19 +184,17 @@ _GEMMA2 = (
     "pre_feedforward_layernorm mlp post_feedforward_layernorm",
 )
 _GRANITE = ("input_layernorm self_attn* residual_multiplier", "post_attention_layernorm mlp residual_multiplier")
+_GPT_NEOX = ("input_layernorm attention* post_attention_dropout", "post_attention_layernorm mlp post_mlp_dropout")
 
 
 def _gpt_neox(block: Any) -> Sequence[Branch]:
     """GPT-NeoX has attention and MLP side by side, unless its configuration says otherwise."""
-    if block.use_parallel_residual:
-        return (_gpt_neox_both,)
-    return ("input_layernorm attention* post_attention_dropout", "post_attention_layernorm mlp post_mlp_dropout")
+    return (_gpt_neox_side_by_side,) if block.use_parallel_residual else _GPT_NEOX
 
 
-def _gpt_neox_both(block: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    attended = through(block.attention, block.input_layernorm(x), *args, **kwargs)
-    mlp = block.mlp(block.post_attention_layernorm(x))
-    return block.post_mlp_dropout(mlp) + block.post_attention_dropout(attended)
+def _gpt_neox_side_by_side(block: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    attended, mixed = (_along(paths.split(), block, x, *args, **kwargs) for paths in _GPT_NEOX)
+    return mixed + attended
 
 
 _CONV1D = ("attn.c_attn", 0, 3), ("attn.c_attn", 1, 3), ("attn.c_attn", 2, 3)
