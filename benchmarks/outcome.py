@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from stepsnet.provenance import provenance, without_folders
+from stepsnet.provenance import provenance
+from stepsnet.redact import public_command
 from stepsnet.summary_stats import quartiles
 
 __all__ = ["conclude", "rounded_quartiles"]
@@ -26,7 +27,7 @@ def rounded_quartiles(values: Sequence[float], digits: int = 4) -> dict[str, Any
 
 
 def conclude(benchmark: str, result: dict[str, Any], out: Path | None = None) -> None:
-    command = shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *map(without_folders, sys.argv[1:])])
+    command = public_command(shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]]))
     whole = {"benchmark": benchmark, **result, **provenance(), "command": command}
     if out:
         out.parent.mkdir(parents=True, exist_ok=True)

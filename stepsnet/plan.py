@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from numbers import Integral
 from typing import Any, Literal
 
-from .markdown import markdown_table
-
 __all__ = [
     "Profile",
     "StepPlan",
@@ -24,7 +22,6 @@ __all__ = [
     "check_widths",
     "heads_for",
     "plan_steps",
-    "render_plan",
     "search_depths",
     "step_widths",
     "usual_heads",
@@ -324,27 +321,3 @@ def search_depths(
     if (best := min(candidates, key=misfit, default=None)) is None:
         raise ValueError(f"blocks: got {blocks}, expected a number near {round(sum(target))} at this compute")
     return best
-
-
-def render_plan(plan: StepPlan, base: StepPlan, tokens: int) -> str:
-    """A plan as a Markdown table, one row per step, compared with its 1-step network."""
-    headers = ["step", "width", "heads × size", "blocks", "layers", "params (M)", "MACs (G)"]
-
-    def row(name: str, width, heads, blocks: int, params: float, macs: float) -> list:
-        return [name, width, heads, blocks, 5 * blocks, f"{params / 1e6:.2f}", f"{macs / 1e9:.3f}"]
-
-    rows = []
-    steps = zip(plan.widths, plan.num_heads, plan.head_dims, plan.depths, plan.step_params, plan.step_macs(tokens))
-    for number, (width, heads, size, depth, params, macs) in enumerate(steps, 1):
-        rows.append(row(f"F_{number}", width, f"{heads} × {size}", depth, params, macs))
-    rows.append(row("all steps", max(plan.widths), "", plan.blocks, plan.params, plan.macs(tokens)))
-    rows.append(row(f"1 step, {base}", base.widths[0], "", base.blocks, base.params, base.macs(tokens)))
-    ratios = [
-        f"{plan.blocks / base.blocks:.2f}×",
-        f"{plan.layers / base.layers:.2f}×",
-        f"{plan.params / base.params:.3f}×",
-        f"{plan.macs(tokens) / base.macs(tokens):.3f}×",
-    ]
-    rows.append(["ratio", "", "", *ratios])
-    title = f"{plan}    (blocks alone, {tokens} tokens; MACs are multiply-accumulates)"
-    return f"{title}\n\n{markdown_table(headers, rows, 'lrrrrrr')}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import re
 import shlex
 import subprocess
 import sys
@@ -16,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from . import __version__
+from .redact import public_command
 
-__all__ = ["provenance", "recorded_command", "without_folders"]
-
+__all__ = ["command_line", "provenance", "recorded_command"]
 
 _command: ContextVar[Sequence[str] | None] = ContextVar("command", default=None)
 
@@ -36,12 +35,17 @@ def recorded_command(*arguments: str) -> Iterator[None]:
         _command.reset(token)
 
 
+def command_line() -> str:
+    """The command that this process is, without what says where on this machine files are."""
+    return public_command(shlex.join(["stepsnet", *(_command.get() or sys.argv[1:])]))
+
+
 def provenance() -> dict[str, Any]:
     """Hardware, versions, commit and command, without absolute paths."""
     import torch
 
     return {
-        "command": shlex.join(["stepsnet", *map(without_folders, _command.get() or sys.argv[1:])]),
+        "command": command_line(),
         "commit": _commit(),
         "hardware": {
             "cpu": _cpu(),
@@ -58,11 +62,6 @@ def provenance() -> dict[str, Any]:
     }
 
 
-def without_folders(argument: str) -> str:
-    """An argument with the last part of each absolute path: ``folder:/home/me/cifar10/`` -> ``folder:cifar10``."""
-    return re.sub(r"(^|(?<=[:=\s]))/(?:[^/\s]+/)*?([^/\s]+)/*(?=[\s@]|$)", r"\2", argument)
-
-
 def _cpu() -> str:
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
@@ -76,7 +75,8 @@ def _cpu() -> str:
 def _commit() -> str | None:
     """The commit of the source tree, with a plus if it was changed since; None for an installed package.
 
-    ``STEPSNET_COMMIT`` names it for a copy of the tree that git does not know.
+    An installed one may lie in a repository of the user's, such as in its ``.venv``, which does not track it.
+    ``STEPSNET_COMMIT`` names the commit for a copy of the tree that git does not know.
     """
 
     def git(*arguments: str) -> str:
@@ -86,6 +86,7 @@ def _commit() -> str | None:
         ).stdout.strip()
 
     try:
+        git("ls-files", "--error-unmatch", "--", str(Path(__file__)))
         changed = git("status", "--porcelain", "--untracked-files=no", "--", "stepsnet")
         return git("rev-parse", "--short=12", "HEAD") + ("+" if changed else "")
     except (OSError, subprocess.SubprocessError):

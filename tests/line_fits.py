@@ -25,7 +25,7 @@ CLOCKS = ("samples_per_second", "memory_gib")
 class Points(Task):
     """A line to be fitted; a dropout in the model shows whether randomness is a function of the step."""
 
-    steps_per_epoch, batch_size, monitor = 5, 4, "score"
+    steps_per_epoch, batch_size, monitor = 5, 4, "loss"
     unit, units_per_sample = "points", 1
 
     def __init__(self, die_at=None, poison_at=None):
@@ -56,7 +56,7 @@ class Points(Task):
     @torch.no_grad()
     def evaluate(self, model, shard, device):
         error = ((model(self.x) - self.y) ** 2).mean().item()
-        return {"loss": error, "score": -error}
+        return {"loss": error}
 
 
 class Stopping(Points):

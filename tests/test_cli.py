@@ -232,27 +232,6 @@ def test_unreadable_inputs_are_named(trained, tmp_path, capsys):
     assert status == 2 and "cannot read" in err and len(err.splitlines()) == 1
 
 
-@pytest.mark.parametrize(
-    ("argument", "expected"),
-    [
-        ("/home/me/runs/a", "a"),
-        ("folder:/data/cifar10", "folder:cifar10"),
-        ("model.args.x=/a/b/c.yaml", "model.args.x=c.yaml"),
-        ("folder:/home/me/cifar10/", "folder:cifar10"),
-        ("folder:/home/me/cifar10/@test", "folder:cifar10@test"),
-        ("run: /home/me/a is there, 3/4", "run: a is there, 3/4"),
-        ("/", "/"),
-        ("runs/b", "runs/b"),
-        ("digits/tiny", "digits/tiny"),
-        ("lr=2e-3", "lr=2e-3"),
-    ],
-)
-def test_results_name_no_folder_of_this_machine(argument, expected):
-    from stepsnet.provenance import without_folders
-
-    assert without_folders(argument) == expected
-
-
 def test_debug_shows_the_traceback():
     from stepsnet.errors import UserError
 

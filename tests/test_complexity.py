@@ -3,12 +3,14 @@
 import pytest
 import timm
 import torch
+from small_detectors import build
 from timm.layers import set_fused_attn
 from torch import nn
 
 import stepsnet
-from stepsnet.analysis.complexity import count_complexity, count_language_model, count_macs
+from stepsnet.analysis.complexity import count_complexity, count_detector, count_language_model, count_macs
 from stepsnet.macs import count_forward
+from stepsnet.models.blocks import is_in_steps
 
 SIZES = {
     "resnet18": (3, 64, 64),
@@ -125,3 +127,16 @@ def test_macs_of_a_language_model_count_attention_over_the_context():
     for width, depth, inner in zip(widths, depths, hidden):
         macs += depth * (4 * width**2 + 3 * width * inner + 2 * context * width)
     assert count_language_model(model, context).macs == macs
+
+
+def test_the_blocks_of_a_detector_are_its_backbones():
+    """None where they cannot be told, and not 0."""
+    found = [count_detector(build("mask_rcnn", name), (3, 64, 96)).blocks for name in ("resnet18", "convnext_atto")]
+    assert found == [8, None]
+
+
+def test_stages_of_one_width_each_are_not_in_steps():
+    plain = {"widths": ((16,), (32,), (64,), (128,)), "depths": ((2,), (2,), (2,), (2,))}
+    assert is_in_steps(timm.create_model("test_steps_swin"))
+    assert not is_in_steps(timm.create_model("test_steps_swin", **plain))
+    assert not is_in_steps(timm.create_model("test_steps_deit", widths=(32,), depths=(2,)))

@@ -364,3 +364,19 @@ def test_a_model_of_timm_without_its_create_model(depth):
     done = stepsnet.compress(given, IMAGES, 1)
     torch.testing.assert_close(done.model(IMAGES), given(IMAGES), atol=1e-4, rtol=1e-4)
     assert compressed_shape(given.train(), 1).training
+
+
+def test_a_norm_is_folded_by_what_it_does():
+    class RmsNormOfGemma(nn.Module):
+        def __init__(self, width):
+            super().__init__()
+            self.weight = nn.Parameter(torch.zeros(width))
+
+        def forward(self, x):
+            return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * (1 + self.weight)
+
+    model = vit()
+    for owner, name in [(model, "norm"), *((block, name) for block in model.blocks for name in ("norm1", "norm2"))]:
+        setattr(owner, name, RmsNormOfGemma(model.embed_dim))
+    with pytest.raises(UserError, match="RmsNormOfGemma, expected a LayerNorm or RMSNorm with gains"):
+        stepsnet.compress(model, IMAGES, steps=2)

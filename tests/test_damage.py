@@ -116,7 +116,7 @@ def test_metrics_that_were_lost_are_said_and_cost_no_weights(tmp_path, whole, sp
         log.write_text(spoiled)
     model, metrics, told = fit(run, settings=ONE)  # it has come to its end, and its result is still to be written
     assert all(torch.equal(tensor, whole[0][name]) for name, tensor in model.state_dict().items())
-    assert metrics == fit(whole[1], settings=ONE)[1] and metrics["val_score"]
+    assert metrics == fit(whole[1], settings=ONE)[1] and metrics["val_loss"]
     assert [event["text"] for event in told if "has lost lines of the 10 updates" in event["text"]]
     assert len(read_metrics(run)) == left and "\0" not in log.read_text()
     assert "lost" not in str(fit(run, settings=dataclasses.replace(ONE, epochs=3))[2][3:])
@@ -137,7 +137,7 @@ def test_a_disk_that_fills_up_is_one_line_and_the_run_goes_on_later(tmp_path):
     with pytest.raises(UserError, match=r"metrics: cannot write .*metrics\.jsonl: No space left on device"):
         fit(tmp_path / "run", Filling())
     (tmp_path / "written").rename(log)
-    assert fit(tmp_path / "run")[1]["val_score"]
+    assert fit(tmp_path / "run")[1]["val_loss"]
 
 
 @pytest.mark.parametrize("what", ["weights", "val_loss"])

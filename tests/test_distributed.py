@@ -206,6 +206,29 @@ def test_ranks_that_disagree_are_told(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+def test_ranks_go_on_from_one_checkpoint_or_not_at_all(tmp_path):
+    folder = tmp_path / "run"
+    finish(start(folder, 1))
+    latest = max((folder / "checkpoints").iterdir())
+    code = (
+        "import os, pathlib, sys\n"
+        "from stepsnet import checkpoint\n"
+        "from stepsnet.engine import train_state\n"
+        "def of_rank(folder, kept=train_state.checkpoint_folders):\n"
+        f"    return [path for path in kept(folder) if os.environ['RANK'] == '0' or path.name != {latest.name!r}]\n"
+        "checkpoint.checkpoint_folders = of_rank\n"  # of a machine whose disk has not got the newest
+        "from stepsnet.cli import main\n"
+        f"sys.exit(main(['resume', {str(folder)!r}, 'epochs=3']))\n"
+    )
+    script = tmp_path / "script.py"
+    script.write_text(code)
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29537"]
+    result = subprocess.run([*command, str(script)], capture_output=True, text=True, timeout=240)
+    assert result.returncode != 0 and "after 3 epochs" not in result.stdout + result.stderr
+    assert "rank 1 cannot read that of update 22" in result.stderr
+    assert max((folder / "checkpoints").iterdir()) == latest  # nothing was trained
+
+
 SCORED = """
 import dataclasses, json, sys, torch
 from stepsnet.engine.distributed import init_distributed, parallelize

@@ -14,7 +14,7 @@ from stepsnet.device import pick_device
 from stepsnet.engine.interrupt import Interrupted
 from stepsnet.engine.optim import build_optimizer
 from stepsnet.engine.train import train
-from stepsnet.engine.train_state import TrainState, recover_checkpoints
+from stepsnet.engine.train_state import TrainState, find_checkpoint
 from stepsnet.errors import UserError
 
 
@@ -117,7 +117,7 @@ def test_a_copy_beside_the_checkpoints_stays_as_it_is(tmp_path):
     for step in (10, 20):
         saved(tmp_path, step)
     copy = shutil.copytree(tmp_path / "step-00000010", tmp_path / "step-00000010-mine")
-    recover_checkpoints(tmp_path)
+    find_checkpoint(tmp_path, ALONE)
     saved(tmp_path, 30)
     assert sorted(path.name for path in tmp_path.iterdir()) == [copy.name, "step-00000020", "step-00000030"]
 
@@ -197,3 +197,10 @@ def test_a_batch_that_does_not_fit_says_what_to_lower(tmp_path):
 
     with pytest.raises(UserError, match=r"memory: a forward pass of 4 samples does not fit .*accumulation_steps"):
         fit(made(tmp_path), Huge())
+
+
+def test_a_monitored_metric_has_to_be_listed(tmp_path):
+    task = Points()
+    task.monitor = "lossy"
+    with pytest.raises(UserError, match="monitor of Points: got 'lossy', expected a listed metric"):
+        train(make_model(), task, SETTINGS, tmp_path, ALONE, report=print)

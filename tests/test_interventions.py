@@ -156,7 +156,10 @@ def test_a_language_model_is_taken_apart_alike():
     assert [row["blocks"] for row in drop_steps(model, evaluate)] == [[], [0, 1], [2]]
 
 
-def test_a_residual_network_has_no_paths(images):
-    model = timm.create_model("test_vit").eval()
-    with pytest.raises(UserError, match="expected a StepsNet of several"):
-        mask_paths(model, evaluation(images))
+@pytest.mark.parametrize("args", [{}, {"widths": ((16,), (32,), (64,), (128,)), "depths": ((2,), (2,), (2,), (2,))}])
+def test_a_residual_network_has_no_paths(images, args):
+    """Also one of stages, each wider than the one before."""
+    model = timm.create_model("test_steps_swin" if args else "test_vit", **args).eval()
+    for analyze in (mask_paths, drop_steps):
+        with pytest.raises(UserError, match="expected a StepsNet of several"):
+            analyze(model, evaluation(images))

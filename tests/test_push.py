@@ -28,9 +28,9 @@ from stepsnet.config import ClassificationRecipe, ModelSpec
 from stepsnet.errors import UserError
 from stepsnet.models.build import build_model
 from stepsnet.overrides import override, read_recipe, to_yaml
-from stepsnet.publish.redact import public_command, public_value
 from stepsnet.publish.repository import WRITTEN, write_repository
 from stepsnet.recipes import find_recipe
+from stepsnet.redact import public_command, public_value
 from stepsnet.tasks.assets import save_classes
 from stepsnet.tasks.classification.data import evaluation_transform
 from stepsnet.tasks.classification.task import input_spec
@@ -251,6 +251,14 @@ def test_nothing_says_where_the_run_was(tmp_path, monkeypatch):
         ("hfds:me/cats", "hfds:me/cats"),
         ("digits/tiny", "digits/tiny"),
         ("Sec. 5.3: 24 / 48 blocks", "Sec. 5.3: 24 / 48 blocks"),
+        ("/home/me/runs/a", "a"),
+        ("model.args.x=/a/b/c.yaml", "model.args.x=c.yaml"),
+        ("folder:/home/me/cifar10/", "folder:cifar10"),
+        ("folder:/home/me/cifar10/@test", "folder:cifar10@test"),
+        ("run: /home/me/a is there, 3/4", "run: a is there, 3/4"),
+        ("/", "/"),
+        ("runs/b", "runs/b"),
+        ("lr=2e-3", "lr=2e-3"),
     ],
 )
 def test_what_is_public_of_a_value(given, expected):

@@ -313,3 +313,13 @@ def test_branches_of_gpt_neox_are_side_by_side_or_in_a_row(is_parallel):
     assert len(branches) == (1 if is_parallel else 2)
     z = x + branches[0](x, **kwargs)
     torch.testing.assert_close(z if is_parallel else z + branches[1](z), block(x, **kwargs))
+
+
+def test_blocks_stay_in_the_mode_that_they_are_in():
+    steps = [nn.Sequential(Block(16, 2), Block(16, 2)), nn.Sequential(Block(32, 2))]
+    container = stepsnet.StepsNet(steps, widths=(16, 32)).train()
+    frozen = steps[0][1].eval()
+    joined = connect(container, "mhc")
+    assert joined.training and joined.networks[0].training and frozen.connections.training
+    assert not frozen.training and not frozen.attn.training
+    assert joined.networks[0][0:2].training and not frozen.training

@@ -12,9 +12,12 @@ import time
 from pathlib import Path
 
 import pytest
+from segmentation_images import write_camvid
+from segmentation_tasks import tiny_recipe
 from toy_study import TOY, declared, run
 
-from stepsnet.overrides import read_recipe
+from stepsnet.files import write_atomically
+from stepsnet.overrides import read_recipe, to_yaml
 from stepsnet.residual import DESIGNS
 from stepsnet.runs.train import train_run
 from stepsnet.study import conductor
@@ -406,6 +409,9 @@ def test_a_run_that_fails_is_named_and_one_that_diverges_is_a_result(tmp_path, m
         for job in list(waiting):
             if job.name in said:
                 waiting.remove(job)
+                if "got nan" in said[job.name]:  # of which a run tells in its own log
+                    line = {"kind": "diverged", "step": 3, "text": said[job.name]}
+                    write_atomically(Path(job.folder) / "metrics.jsonl", json.dumps(line) + "\n")
                 ended(job, 2, said[job.name])
         left.extend(job.name for job in waiting)
 
@@ -461,3 +467,29 @@ def test_a_table_says_what_is_there(tmp_path):
     assert text.startswith("5 of 12 runs.") and "| plain | 1 |" in text and "51.0 ± 1.4" in text
     assert "plain, 1 blocks: 0.001: 1.0, 0.002: 2.0, 0.004: 1.0" in text
     assert "| not yet: 2 of 6 final runs are there |" in text
+
+
+def test_a_study_of_segmentation_is_tuned_and_scored(tmp_path, capsys, in_process):
+    write_camvid(tmp_path / "data", train=6, val=2)
+    recipe = tiny_recipe(tmp_path / "data", "holdout=2")
+    (tmp_path / "recipe.yaml").write_text(to_yaml(recipe))
+    declaration = TOY | {
+        "recipe": "recipe.yaml",
+        "settings": {},
+        "metric": "miou",
+        "tuning": {"rates": [0.0001, 0.001, 0.01], "most_rates": 3, "length": 1.0},
+        "flatness": {"key": "train_loss", "share": 0.5, "within": 10.0},
+        "contenders": [{"name": "plain", "points": {1: {}}}],
+        "criteria": [],
+        "claims": [],
+    }
+    file = declared(tmp_path, **declaration)
+    status, _out, err = run("sweep", file, "--run", tmp_path / "run", capsys=capsys)
+    assert status == 0, err
+    records = [json.loads(path.read_text()) for path in (tmp_path / "run" / "results").glob("*.json")]
+    finals = [record for record in records if record["kind"] == "final"]
+    assert len(records) == 5 and [len(finals), finals[0]["images"]["train"]] == [2, 4]
+    assert all("test_miou" in record["metrics"] and record["macs"] > 0 for record in finals)
+    wrong = declared(tmp_path, **declaration | {"metric": "top1"})
+    status, _, err = run("sweep", wrong, "--run", tmp_path / "other", capsys=capsys)
+    assert status == 2 and "metric: got 'top1' of plain@1, segmentation, expected one of pixel_accuracy, miou" in err

@@ -85,7 +85,7 @@ def count_language_model(model: Any, context: int) -> Complexity:
 def count_detector(model: Any, input_size: tuple[int, int, int] = (3, 800, 1280)) -> Complexity:
     """A whole detector on one image, by :func:`detector_macs`; blocks are the backbone's."""
     return Complexity(
-        blocks=sum(isinstance(module, RESIDUAL_BLOCKS) for module in model.modules()),
+        blocks=_count_blocks(model),
         layers=count_layers(model),
         params=sum(parameter.numel() for parameter in model.parameters()),
         macs=sum(detector_macs(model, input_size).values()),

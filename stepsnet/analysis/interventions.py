@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import UserError
-from ..models.blocks import blocks_of, is_steps_transformer, step_sequences, widths_of
+from ..models.blocks import blocks_of, is_in_steps, is_steps_transformer, step_sequences, widths_of
 from ..residual.connected import ConnectedBlock
 
 __all__ = ["OneStep", "drop_each", "drop_steps", "dropped", "mask_paths", "masked"]
@@ -87,7 +87,7 @@ def mask_paths(model: nn.Module, evaluate: Evaluate, parts: int = 6) -> list[dic
     Raises:
         OneStep: the model has a single step.
     """
-    _several_widths(model)
+    _check_in_steps(model)
     streams = [sequence.widths for sequence in step_sequences(model) if len(sequence.widths) > 1]
     if is_steps_transformer(model):
         streams = [cast(Any, model).config.widths]
@@ -115,7 +115,7 @@ def drop_steps(model: nn.Module, evaluate: Evaluate) -> list[dict[str, Any]]:
     Raises:
         OneStep: the model has a single step.
     """
-    _several_widths(model)
+    _check_in_steps(model)
     blocks, widths = blocks_of(model), widths_of(model)
     params = [sum(parameter.numel() for parameter in block.parameters()) for block in blocks]
     rows: list[dict[str, Any]] = [{"dropped": "nothing", "blocks": [], "metrics": evaluate(model)}]
@@ -151,11 +151,9 @@ def _identity(scale: float, x: Tensor, *arguments: Any, **kwargs: Any) -> Tensor
     return x if scale == 1.0 else x * scale
 
 
-def _several_widths(model: nn.Module) -> list[int]:
-    widths = widths_of(model)
-    if len(set(widths)) < 2:
-        raise OneStep(f"analyze: the model has {len(set(widths))} step, expected a StepsNet of several")
-    return widths
+def _check_in_steps(model: nn.Module) -> None:
+    if not is_in_steps(model):
+        raise OneStep("analyze: the model has 1 step, expected a StepsNet of several")
 
 
 def _stages(model: nn.Module) -> list[tuple[int, int]]:

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
+from typing import TYPE_CHECKING
 
 from ..errors import UserError
+from ..markdown import markdown_table
 from ..terminal import say
+
+if TYPE_CHECKING:
+    from ..plan import StepPlan
 
 HELP = "plan the widths and depths of a StepsNet"
 _MEMORY_SETTINGS = (
@@ -65,7 +70,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _plan_widths(options: argparse.Namespace) -> None:
-    from ..plan import plan_steps, render_plan
+    from ..plan import plan_steps
 
     round_to = options.round_to
     if round_to != "heads":
@@ -85,7 +90,7 @@ def _plan_widths(options: argparse.Namespace) -> None:
     if options.json:
         say(json.dumps({name: p.as_dict(options.tokens) for name, p in (("plan", plan), ("one_step", base))}))
     else:
-        say(render_plan(plan, base, options.tokens))
+        say(_render_plan(plan, base, options.tokens))
 
 
 def _plan_memory(options: argparse.Namespace) -> None:
@@ -93,3 +98,27 @@ def _plan_memory(options: argparse.Namespace) -> None:
 
     plan = plan_memory(options.model, **{name: getattr(options, name) for name in _MEMORY_SETTINGS})
     say(json.dumps(plan) if options.json else render_memory(plan))
+
+
+def _render_plan(plan: StepPlan, base: StepPlan, tokens: int) -> str:
+    """A plan as a Markdown table, one row per step, compared with its 1-step network."""
+    headers = ["step", "width", "heads × size", "blocks", "layers", "params (M)", "MACs (G)"]
+
+    def row(name: str, width, heads, blocks: int, params: float, macs: float) -> list:
+        return [name, width, heads, blocks, 5 * blocks, f"{params / 1e6:.2f}", f"{macs / 1e9:.3f}"]
+
+    rows = []
+    steps = zip(plan.widths, plan.num_heads, plan.head_dims, plan.depths, plan.step_params, plan.step_macs(tokens))
+    for number, (width, heads, size, depth, params, macs) in enumerate(steps, 1):
+        rows.append(row(f"F_{number}", width, f"{heads} × {size}", depth, params, macs))
+    rows.append(row("all steps", max(plan.widths), "", plan.blocks, plan.params, plan.macs(tokens)))
+    rows.append(row(f"1 step, {base}", base.widths[0], "", base.blocks, base.params, base.macs(tokens)))
+    ratios = [
+        f"{plan.blocks / base.blocks:.2f}×",
+        f"{plan.layers / base.layers:.2f}×",
+        f"{plan.params / base.params:.3f}×",
+        f"{plan.macs(tokens) / base.macs(tokens):.3f}×",
+    ]
+    rows.append(["ratio", "", "", *ratios])
+    title = f"{plan}    (blocks alone, {tokens} tokens; MACs are multiply-accumulates)"
+    return f"{title}\n\n{markdown_table(headers, rows, 'lrrrrrr')}"

@@ -145,12 +145,12 @@ def _contenders(
     recipes: Sequence[Recipe], seeds: Sequence[int] | None, jobs: int
 ) -> tuple[list[Contender], list[Checked]]:
     """Raises UserError for the mistakes that :func:`sweep` finds before it trains."""
-    from ..models.blocks import widths_of
+    from ..models.blocks import is_in_steps
     from ..report.load_runs import BASELINE, STEPS
 
     if not recipes:
         raise UserError("sweep: got no recipe, expected at least one")
     checked = check_grid(recipes, [0] if seeds is None else seeds, jobs)
-    labels = [STEPS if len(set(widths_of(one.model))) > 1 else BASELINE for one in checked]
+    labels = [STEPS if is_in_steps(one.model) else BASELINE for one in checked]
     named = zip(recipes, labels, checked)
     return [Contender(recipe.name, label, recipe, one.data_counts) for recipe, label, one in named], checked

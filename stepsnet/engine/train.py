@@ -16,10 +16,10 @@ import torch
 from torch import nn
 
 from ..analysis.residual_stream import stream_line, stream_line_of
-from ..checkpoint import latest
 from ..config import TrainingSettings
 from ..device import autocast
-from ..metrics import higher_is_better
+from ..errors import UserError, nearest
+from ..metrics import METRICS, higher_is_better
 from ..models.blocks import blocks_of
 from .distributed import DistributedContext, broadcast_buffers, unwrap
 from .interrupt import Interrupted, catch_signals
@@ -29,7 +29,7 @@ from .prepare import prepare
 from .randomness import seed_step
 from .task import BatchShard, Task, data_counts
 from .tracking import open_trackers
-from .train_state import full_state_dict, recover_checkpoints
+from .train_state import find_checkpoint, full_state_dict
 from .update import Update, Updater, diverged
 
 __all__ = ["TrainResult", "describe_batch", "train"]
@@ -76,7 +76,8 @@ def train(
 
     Raises:
         Interrupted: on SIGINT or SIGTERM, after the update and a checkpoint, or at once where the update fails then.
-        UserError: the loss or a weight is not finite, a batch does not fit, or the folder cannot be written.
+        UserError: the loss or a weight is not finite, a batch does not fit, the folder cannot be written, or the task's
+            monitored metric is not listed.
     """
     with catch_signals() as caught:
         try:
@@ -104,6 +105,9 @@ class Trainer:
         self.report: Report = report if context.is_main else lambda event: None
         self.shard = BatchShard(context.rank, context.world_size, settings.accumulation_steps)
         self.shard.micro_batch_size(task.batch_size)
+        if task.monitor not in METRICS:  # whether more of it is better could only be guessed
+            hint = nearest(task.monitor, METRICS)
+            raise UserError(f"monitor of {type(task).__name__}: got {task.monitor!r}, expected a listed metric{hint}")
         self.state, wrapped = prepare(model, settings, context)
         schedule = Schedule(self.state.optimizer, settings, task.steps_per_epoch)
         self.updater = Updater(wrapped, task, self.state.optimizer, schedule, settings, context, self.state.averages)
@@ -155,10 +159,7 @@ class Trainer:
 
     def restore(self) -> None:
         """Go on from the latest valid checkpoint, where there is one."""
-        if self.context.is_main:
-            recover_checkpoints(self.checkpoints)
-        self.context.barrier()
-        found, skipped = latest(self.checkpoints)
+        found, skipped = find_checkpoint(self.checkpoints, self.context)
         for reason in skipped:
             self.note(reason)
         if found:

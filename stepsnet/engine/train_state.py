@@ -1,4 +1,5 @@
-"""What a run trains, and how it is saved: written under a temporary name and renamed, so that none is half-written.
+"""What a run trains, how it is saved, and from which checkpoint its ranks go on. None is ever half-written: it gets its
+name when it is whole.
 
 checkpoint.py describes the files and reads them. A checkpoint of one process, of DDP or of FSDP loads into any
 number of ranks.
@@ -9,6 +10,7 @@ from __future__ import annotations
 import errno
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,7 @@ from ..checkpoint import (
     STATE,
     Checkpoint,
     check_fit,
+    latest,
     load_weights,
     retied,
     save_weights,
@@ -42,7 +45,7 @@ from ..files import SUMS, flush, is_whole, write_sums
 from ..run_records import checkpoint_folders, step_of
 from .distributed import DistributedContext, unwrap
 
-__all__ = ["TrainState", "full_state_dict", "recover_checkpoints"]
+__all__ = ["TrainState", "find_checkpoint", "full_state_dict"]
 
 _GATHERED = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
@@ -151,8 +154,38 @@ def full_state_dict(model: nn.Module) -> dict[str, Any]:
     return untied(model, get_model_state_dict(model, options=_GATHERED))
 
 
-def recover_checkpoints(folder: Path) -> None:
-    """Give whole checkpoints that a killed process has left under a temporary name their own. Rank 0 calls it.
+def find_checkpoint(folder: Path, context: DistributedContext) -> tuple[Checkpoint | None, list[str]]:
+    """The checkpoint that all ranks go on from, rank 0's latest valid one, and a line for each that it skipped.
+
+    Raises:
+        UserError: on every rank, there are some and rank 0 finds none valid, or another rank cannot read rank 0's, as
+            where the folder is on a disk of each machine's own.
+    """
+    found: Checkpoint | None = None
+
+    def of_main() -> tuple[int | None, list[str]]:
+        nonlocal found
+        _recover(folder)
+        found, skipped = latest(folder)
+        return None if found is None else step_of(found.path), skipped
+
+    step, skipped = context.on_main(of_main)
+    if step is None:
+        return None, skipped
+    if not context.is_main:
+        with suppress(UserError):
+            found, _ = latest(folder, step)
+    readable = context.gather_objects(found is not None)
+    if not all(readable):
+        raise UserError(
+            f"checkpoint: rank {readable.index(False)} cannot read that of update {step} in {folder}, from which "
+            "rank 0 goes on; expected one folder that all ranks see"
+        )
+    return found, skipped
+
+
+def _recover(folder: Path) -> None:
+    """Give whole checkpoints that a killed process has left under a temporary name their own.
 
     A damaged one of the same update, such as one that the process was replacing, is removed.
 

@@ -15,6 +15,7 @@ from ..steps import StepsNet, StreamBlock, recomputed
 
 __all__ = [
     "blocks_of",
+    "is_in_steps",
     "is_of_transformers",
     "is_steps_transformer",
     "recompute_blocks",
@@ -70,6 +71,13 @@ def widths_of(model: nn.Module) -> list[int]:
         config = cast(Any, model).config
         return [width for width, depth in zip(config.widths, config.depths) for _ in range(depth)]
     return [_width_of(block) for container in step_sequences(model) for block in container]
+
+
+def is_in_steps(model: nn.Module) -> bool:
+    """Whether blocks of one container are of several widths, as in no plain network of stages."""
+    if is_steps_transformer(model):
+        return len(set(cast(Any, model).config.widths)) > 1
+    return any(len(set(container.widths)) > 1 for container in step_sequences(model))
 
 
 def method_of_its_own(model: Any) -> str:

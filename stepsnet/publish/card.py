@@ -11,19 +11,23 @@ from typing import Any
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
+from ..config import Recipe
 from ..errors import UserError
 from ..markdown import markdown_table
 from ..metrics import find_metric, format_metric, metric_label, split_of
+from ..overrides import to_plain
 from ..reading import dump_yaml
+from ..redact import public, public_command, public_value
 from ..report.load_runs import Run, load_run, steps_of
 from ..report.words import count, duration, in_steps, key_in_words
 from ..run_folder import read_run_recipe
 from ..summary_stats import format_mean_std
 from ..tasks.publication import Publication
-from .redact import public_command, public_recipe, public_value
 
-__all__ = ["render_card"]
+__all__ = ["public_recipe", "render_card"]
 
+_LOCAL_ARGUMENTS = ("checkpoint_path", "cache_dir")  # of timm.create_model: files of this machine
+_LOCAL_SETTINGS = {"import_from": None, "device": "auto", "workers": 0, "tracker": None}
 _HUB_METRICS = {"top1": "accuracy", "miou": "mean_iou"}  # by their names on the hub; others keep ours
 
 
@@ -124,3 +128,11 @@ def _results(metrics: Mapping[str, float], data: str, pipeline: str) -> list[Eva
                 )
             )
     return found
+
+
+def public_recipe(recipe: Recipe) -> dict[str, Any]:
+    """A recipe as its ``config.yaml`` holds it, for another machine; its baseline is left out."""
+    values = public(to_plain(recipe))
+    model = values["model"]
+    args = {key: value for key, value in model["args"].items() if key not in _LOCAL_ARGUMENTS}
+    return values | {"model": {**model, "args": args}, "baseline": None} | _LOCAL_SETTINGS

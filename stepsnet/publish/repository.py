@@ -17,8 +17,7 @@ from ..run_folder import read_run_recipe
 from ..run_records import read_summary
 from ..runs.grid import COMPARISON_FILE
 from ..tasks import publish
-from .card import render_card
-from .redact import public_recipe
+from .card import public_recipe, render_card
 
 if TYPE_CHECKING:
     from ..tasks.publication import Publication

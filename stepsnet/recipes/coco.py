@@ -16,8 +16,8 @@ __all__ = ["COCO", "RECIPES"]
 
 _IMAGES = 117_266  # of train2017 that have objects
 
-# Swin's settings, which the paper refers to (facts.md): 16 images per batch, AdamW 1e-4, weight decay 0.05, 1,000
-# updates of warmup, the rate down tenfold twice. The backbone is meant to start from ImageNet.
+# Swin's settings (arXiv 2103.14030, A2.2), which the paper refers to: 16 images per batch, AdamW 1e-4, weight decay
+# 0.05, 1,000 updates of warmup, the rate down tenfold twice. The backbone is meant to start from ImageNet.
 COCO = DetectionRecipe(
     name="coco",
     model=ModelSpec("mask_rcnn"),

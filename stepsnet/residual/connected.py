@@ -137,7 +137,8 @@ class ConnectedSequence(StepsNet):
         kept = [block for block, chosen in zip(self.blocks, keep) if chosen]
         selected = ConnectedSequence(kept, self.wiring)
         selected.grad_checkpointing = self.grad_checkpointing
-        return selected.train(self.training)
+        selected.training = self.training  # not that of the blocks, which are shared
+        return selected
 
     def extra_repr(self) -> str:
         return ""

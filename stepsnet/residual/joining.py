@@ -84,13 +84,16 @@ def connect_steps(
     if any(isinstance(network, StepsNet) for network in container.networks):
         raise UserError(f"residual: {design}: got a StepsNet within a StepsNet, expected steps of blocks")
     steps = [list(n) if isinstance(n, nn.Sequential) else [n] for n in container.networks]
+    shared = set(container.modules())  # which stay in the mode that they are in
     wirings = wire_steps(steps, container.widths, design, options, first, num_blocks)
     if wirings is None:
         return container
     networks = [ConnectedSequence(blocks, wiring) for blocks, wiring in zip(steps, wirings)]
     connected = type(container)(networks, container.widths, container.dim)
     connected.set_grad_checkpointing(container.grad_checkpointing)
-    return connected.train(container.training)
+    for module in set(connected.modules()) - shared:
+        module.training = container.training
+    return connected
 
 
 def wire_steps(

@@ -32,15 +32,17 @@ class Checked:
     model: nn.Module  # on the meta device
     lines: list[str]  # to be told before the training
     data_counts: dict[str, int] | None  # None of data that the runs alone open
+    macs: int | None = None  # of a forward pass, where they were asked for and the data are opened
 
 
 def check_grid(
-    recipes: Sequence[Recipe], seeds: Sequence[int], jobs: int, data: DataOnce | None = None
+    recipes: Sequence[Recipe], seeds: Sequence[int], jobs: int, data: DataOnce | None = None, with_macs: bool = False
 ) -> list[Checked]:
     """Find mistakes before anything is written or trained. Data that several recipes share are opened once.
 
     Args:
         data: what earlier calls have opened.
+        with_macs: count each model's multiply-accumulates too.
 
     Raises:
         UserError: too few jobs, seeds that repeat, a model that cannot be built, or data or weights that do not exist
@@ -61,7 +63,7 @@ def check_grid(
         raise UserError(f"--jobs and --seeds: got {got}, expected at least 1 job and distinct seeds of at least 0")
     found, data = [], data or DataOnce()
     for recipe in map(with_sources, recipes):
-        opened, counts = data.open(recipe), None
+        opened, counts, macs = data.open(recipe), None, None
         recipe, lines = resolve(recipe, opened)
         check_settings(recipe)
         if opened is None:
@@ -73,7 +75,8 @@ def check_grid(
                 model, task = build_opened(recipe, opened)
             lines += [*start_grown(model, recipe), *task.load_pretrained(model), *task.remarks()]
             counts = data_counts(task)
-        found.append(Checked(recipe, model, [*lines, *on_settings(recipe)], counts))
+            macs = task.complexity(model).macs if with_macs else None
+        found.append(Checked(recipe, model, [*lines, *on_settings(recipe)], counts, macs))
     return found
 
 

@@ -30,7 +30,8 @@ from ..files import write_atomically
 from ..models.blocks import widths_of
 from ..models.build import build_model
 from ..models.grow.spec import with_sources
-from ..provenance import provenance, without_folders
+from ..provenance import provenance
+from ..redact import public_value
 from ..run_folder import (
     Resume,
     check_data,
@@ -77,14 +78,18 @@ def train_run(
     with init_distributed(recipe.device) as context:
         context.check_same(dataclasses.asdict(recipe))
         # at first without the folder's lock: what does not fit is said before data and model are read
-        checked, goes_on = context.on_main(
-            lambda: (check_run_folder(folder, recipe, resume), bool(resume) and has_begun(folder))
+        checked, goes_on, has_checkpoints = context.on_main(
+            lambda: (
+                check_run_folder(folder, recipe, resume),
+                bool(resume) and has_begun(folder),
+                updates_done(folder) > 0,
+            )
         )
         with _threads(checked, context.device) as threads:
             prepared = prepare_run(
                 dataclasses.replace(checked, threads=threads),
                 goes_on=goes_on,
-                has_checkpoints=updates_done(folder) > 0,
+                has_checkpoints=has_checkpoints,
             )
             context.check_same(dataclasses.asdict(prepared.recipe))
             if told:
@@ -219,7 +224,7 @@ def _summarize(
         "epochs": recipe.epochs,
         "lr": recipe.lr,
         "batch_size": recipe.batch_size,
-        "data": without_folders(recipe.data),
+        "data": public_value(recipe.data),
         "model": dataclasses.asdict(recipe.model),
         **({"import": list(recipe.imports)} if recipe.imports else {}),
         **dataclasses.asdict(task.complexity(model)),

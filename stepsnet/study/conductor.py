@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,8 +10,9 @@ from ..console import Display
 from ..errors import UserError
 from ..files import write_atomically
 from ..overrides import override, to_yaml
-from ..provenance import without_folders
+from ..provenance import command_line
 from ..run_folder import lock_folder
+from ..run_records import diverged_at
 from ..runs.launch import Failure, Job, error_of, run_all
 from .declare import Cell, Study
 from .results import (
@@ -29,9 +28,6 @@ from .results import (
 from .run_plan import Planned, check_models, choice_of, due, is_planned, recipe_of
 
 __all__ = ["check_results", "conduct"]
-
-# what a run says whose loss is not finite, in training or on the test split
-_NOT_FINITE = tuple(f": got {value} at" for value in ("nan", "inf", "-inf"))
 
 
 def conduct(
@@ -70,7 +66,7 @@ def conduct(
         if not resume and place.exists() and any(place.iterdir()):
             raise UserError(f"{option}: {place} is not empty, expected a new folder (--resume runs what is missing)")
     there = check_results(study, results, data or study.data or None)
-    command = " ".join(["stepsnet", *map(shlex.quote, map(without_folders, sys.argv[1:]))])
+    command = command_line()
     planned: dict[str, Planned] = {}
     failed: list[Failure] = []
     run_here: list[str] = []  # those that have ended, whichever way
@@ -87,10 +83,11 @@ def conduct(
             if run.name in started or any(planned[failure.name].cell == run.cell for failure in failed):
                 continue
             config = folder / "recipes" / f"{run.name}.yaml"
-            write_atomically(config, to_yaml(recipe(run)))
-            if run.kind == "final":
-                note_criteria(config, folder / run.name, study, run.cell)
-            planned[run.name] = run
+            if run.name not in planned:
+                write_atomically(config, to_yaml(recipe(run)))
+                if run.kind == "final":
+                    note_criteria(config, folder / run.name, study, run.cell)
+                planned[run.name] = run
             contender = study.contender(run.cell.contender)
             waiting.append(Job(run.name, contender.label or contender.name, str(config), str(folder / run.name)))
 
@@ -105,7 +102,7 @@ def conduct(
                 failed.append(Failure(name, 2, str(error)))
                 fill()
                 return
-        elif any(words in said for words in _NOT_FINITE):
+        elif diverged_at(folder / name) is not None:
             record = diverged_record(study, run, recipe(run), said, command)
         else:
             failed.append(Failure(name, status, said))

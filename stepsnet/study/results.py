@@ -16,8 +16,8 @@ from ..analysis.block_statistics import StreamMeasurement
 from ..config import MAY_CHANGE_ON_RESUME, Recipe
 from ..errors import UserError
 from ..files import write_atomically
-from ..provenance import without_folders
 from ..reading import read_json
+from ..redact import public_value
 from ..report.load_runs import load_run
 from ..run_folder import has_begun
 from .declare import Cell, Study
@@ -37,7 +37,8 @@ __all__ = [
 ]
 
 # of summary.json; the widths, one a block, are in the recipe
-_KEPT = ("seed", "epochs", "lr", "batch_size", "data", "split", "samples", "text", "blocks", "layers", "params", "macs")
+_OF_DATA_SIZE = ("samples", "text", "images")  # each task says it in its own way
+_KEPT = ("seed", "epochs", "lr", "batch_size", "data", "split", *_OF_DATA_SIZE, "blocks", "layers", "params", "macs")
 _KEPT_TOO = ("metrics", "seconds", "samples_per_second", "hardware", "versions", "commit")
 _CURVE = (
     "epoch",
@@ -92,7 +93,7 @@ def check_one_data_set(records: Mapping[str, Mapping[str, Any]], data: str | Non
     Args:
         data: what further runs are to be trained on.
     """
-    expected = without_folders(data) if data else None
+    expected = public_value(data) if data else None
     sizes: dict[str, tuple[Any, str]] = {}
     for run, record in records.items():
         if "data" not in record:  # of one that diverged
@@ -101,7 +102,7 @@ def check_one_data_set(records: Mapping[str, Mapping[str, Any]], data: str | Non
         if _without_place(record["data"]) != _without_place(expected):
             raise UserError(f"results: {run} was trained on {record['data']}, expected one data set, {expected}")
         of_data = json.dumps([record["settings"].get(key) for key in _OF_DATA])
-        size = {key: record[key] for key in ("samples", "text") if key in record}
+        size = {key: record[key] for key in _OF_DATA_SIZE if key in record}
         first, of = sizes.setdefault(of_data, (size, run))
         if size != first:
             raise UserError(f"results: {run} was trained on {size}, {of} on {first}, expected one data set")
@@ -133,7 +134,7 @@ def record_of(study: Study, planned: Planned, recipe: Recipe, run: Path, command
     if needed not in loaded.summary.get("metrics", {}):
         given = ", ".join(loaded.summary.get("metrics", {})) or "none"
         raise UserError(f"metric: {planned.name} has no {needed}, expected one of what it measured: {given}")
-    keys = dict.fromkeys((*_CURVE, study.flatness.key))
+    keys = dict.fromkeys((*_CURVE, f"val_{study.metric}", study.flatness.key))
     curve = [{key: _short(line[key]) for key in keys if key in line} for line in loaded.epochs.values()]
     measured = loaded.stream_at_updates
     kept = [measured[step] for step in _spaced(sorted(measured), _MEASUREMENTS[planned.kind])]
@@ -149,7 +150,7 @@ def record_of(study: Study, planned: Planned, recipe: Recipe, run: Path, command
 
 def diverged_record(study: Study, planned: Planned, recipe: Recipe, said: str, command: str) -> dict[str, Any]:
     """The record of a run that stopped because its loss was not finite. It counts as the worst result."""
-    return {**_head(study, planned, command), "settings": settings_of(recipe), "diverged": without_folders(said)}
+    return {**_head(study, planned, command), "settings": settings_of(recipe), "diverged": public_value(said)}
 
 
 def note_criteria(recipe: Path, run: Path, study: Study, cell: Cell) -> None:

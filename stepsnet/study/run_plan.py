@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from torch import nn
 
-from ..config import ClassificationRecipe, LanguageRecipe, Recipe
+from ..config import ClassificationRecipe, DenseRecipe, LanguageRecipe, Recipe
 from ..engine.optim import check_rates
 from ..errors import UserError
 from ..from_data import leaves_open
@@ -35,9 +34,12 @@ __all__ = [
     "recipe_of",
 ]
 
-_GIVEN = {  # the metrics of a task's runs, the one of its training batches first
+_PRECISIONS = ("ap", "ap50", "ap75", "ap_small", "ap_medium", "ap_large")
+_GIVEN = {  # the metrics of a task's runs, the one of its training batches, if any, first
     "classification": ("top1", "top5", "loss"),
     "language": ("loss", "perplexity", "bits_per_character", "word_perplexity"),
+    "segmentation": ("pixel_accuracy", "miou", "macc", "loss"),
+    "detection": ("loss", *(f"{of}_{kind}" for of in ("box", "mask") for kind in _PRECISIONS)),
 }
 
 
@@ -90,7 +92,7 @@ def recipe_of(study: Study, planned: Planned, data: str | None = None) -> Recipe
     except UserError as error:
         raise UserError(f"{planned.cell}: {error}") from None
     if not hasattr(recipe, "score_test"):
-        raise UserError(f"{planned.cell}: {recipe.task} has no test split, expected classification or language")
+        raise UserError(f"{planned.cell}: a recipe of {recipe.task} has no score_test, expected one that can be scored")
     changes: dict[str, Any] = {"lr": planned.rate, "seed": planned.seed, "score_test": planned.kind == "final"}
     if planned.kind == "tuning":
         length = study.tuning.length
@@ -110,7 +112,7 @@ def check_models(study: Study, data: str | None = None, open_data: bool = True) 
     Args:
         data: in place of the declaration's.
         open_data: whether the data are opened, once where several cells have the same; otherwise models are not built
-            of which a recipe leaves something to them.
+            of which a recipe leaves something to them, and none of detection or segmentation.
 
     Raises:
         UserError: a recipe, data or a model that cannot be made or do not fit, what the study rests on and its runs do
@@ -124,18 +126,18 @@ def check_models(study: Study, data: str | None = None, open_data: bool = True) 
         for variant in study.contender(cell.contender).variants or {"": {}}:
             final = Planned(cell, "final", variant, study.tuning.rates[0], study.seeds[0])
             recipe_of(study, dataclasses.replace(final, kind="tuning"), data)  # it can be made
-            recipe, model = recipe_of(study, final, data), None
+            recipe, macs = recipe_of(study, final, data), None
             _check_gives(study, cell, recipe)
             _check_lowest_rate(study, cell, recipe)
             if open_data:
                 try:
-                    checked = check_grid([recipe], [0], 1, opened)[0]
+                    checked = check_grid([recipe], [0], 1, opened, with_macs=True)[0]
                 except UserError as error:
                     raise UserError(f"{cell}: {error}") from None
-                recipe, model = checked.recipe, checked.model
-            elif leaves_open(recipe):
+                recipe, macs = checked.recipe, checked.macs
+            elif leaves_open(recipe) or isinstance(recipe, DenseRecipe):
                 continue
-            found[cell, variant] = macs_of(recipe, model)
+            found[cell, variant] = macs_of(recipe) if macs is None else macs
     for (cell, variant), macs in found.items():
         first, first_macs = next((other, found[other, v]) for other, v in found if other.point == cell.point)
         off = macs / first_macs - 1
@@ -188,15 +190,14 @@ def _check_lowest_rate(study: Study, cell: Cell, recipe: Recipe) -> None:
         raise UserError(f"{cell}: {error}, the lowest rate that the grid may grow to") from None
 
 
-def macs_of(recipe: Recipe, model: nn.Module | None = None) -> int:
-    """Of the recipe's model, which is built on the meta device where it is not given."""
+def macs_of(recipe: Recipe) -> int:
+    """Of a classifier or a language model, without its data."""
     from ..analysis.complexity import count_complexity, count_language_model
     from ..models.build import input_size_of
     from ..tasks.classification.input_size import input_size
 
-    if model is None:
-        with torch.device("meta"):
-            model = build_model(recipe.model)
+    with torch.device("meta"):
+        model = build_model(recipe.model)
     if isinstance(recipe, LanguageRecipe):
         return count_language_model(model, recipe.seq_len).macs
     size = input_size(recipe, model) if isinstance(recipe, ClassificationRecipe) else input_size_of(recipe.model, model)

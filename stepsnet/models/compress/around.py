@@ -150,7 +150,7 @@ def fold_norms(model: nn.Module) -> Any:
 def _fold(owner: Any, name: str, layers: list[nn.Linear]) -> None:
     norm = getattr(owner, name)
     gain, bias = getattr(norm, "weight", None), getattr(norm, "bias", None)
-    if gain is None or not (isinstance(norm, nn.LayerNorm) or "rms" in type(norm).__name__.lower()):
+    if gain is None or not (isinstance(norm, nn.LayerNorm) or _is_rms_norm(norm, gain)):
         raise UserError(
             f"compress: {name} of {type(owner).__name__}: got {type(norm).__name__}, expected a LayerNorm or RMSNorm "
             "with gains"
@@ -169,6 +169,13 @@ def _fold(owner: Any, name: str, layers: list[nn.Linear]) -> None:
         setattr(owner, name, folded)
     else:
         nn.init.ones_(gain)
+
+
+def _is_rms_norm(norm: nn.Module, gain: Tensor) -> bool:
+    """Whether a norm gives x / RMS(x) times its gains: that of Gemma, for one, has gains of 1 + weight."""
+    x = torch.linspace(-3, 5, 2 * gain.numel()).view(2, -1).to(gain)
+    expected = gain * x * x.square().mean(-1, keepdim=True).rsqrt()
+    return (norm(x) - expected).norm() <= 1e-2 * expected.norm()
 
 
 def _fold_scales(parts: Around) -> None:

@@ -40,7 +40,7 @@ from .transforms import training_transform
 
 __all__ = ["AUXILIARY_WEIGHT", "Segmentation", "build", "inference_of", "open_data", "resolve"]
 
-AUXILIARY_WEIGHT = 0.4  # of the auxiliary head's loss (facts.md)
+AUXILIARY_WEIGHT = 0.4  # of the auxiliary head's loss, as in Swin's UPerNet
 _EXAMPLES = 8
 _IGNORED_SHARE = 0.25  # of the training images' pixels, above which it is told
 

@@ -1,6 +1,7 @@
 """From an image and its labels to a model's input: the augmentation of training, and the size of evaluation.
 
-These are torchvision's transforms and four that it does not have, with Swin's settings (facts.md).
+These are torchvision's transforms and four that it does not have, with Swin's settings; recipes/ade20k.py has their
+source.
 """
 
 from __future__ import annotations

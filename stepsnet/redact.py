@@ -1,4 +1,4 @@
-"""What leaves this machine with a published run: nothing that says where its files were."""
+"""Commands and settings without what says where on this machine files are: for what is recorded and published."""
 
 from __future__ import annotations
 
@@ -9,16 +9,11 @@ from typing import Any
 
 import yaml
 
-from ..config import Recipe
-from ..overrides import to_plain
+__all__ = ["public", "public_command", "public_value"]
 
-__all__ = ["public_command", "public_recipe", "public_value"]
-
-_LOCAL_ARGUMENTS = ("checkpoint_path", "cache_dir")  # of timm.create_model: files of this machine
 # a home, a root, a drive, or a way out of the current folder
 _LOCAL_PATH = re.compile(r"~|[/\\]|[A-Za-z]:[/\\]|([^/\\]+[/\\])*\.\.([/\\]|$)")
 _LOCAL_FOLDERS = re.compile(r"(?<![\w.~/\\-])(~|[A-Za-z]:)?[/\\]([^/\\\s]+[/\\])+")  # inside of other text
-_LOCAL_SETTINGS = {"import_from": None, "device": "auto", "workers": 0, "tracker": None}
 
 
 def public_value(text: str) -> str:
@@ -35,7 +30,7 @@ def public_value(text: str) -> str:
     if re.match(r"\w+://", path):
         path = "URL"  # which may hold hosts and passwords
     elif _LOCAL_PATH.match(path):
-        path = re.split(r"[/\\]", path.rstrip("/\\"))[-1]
+        path = re.split(r"[/\\]", re.sub(r"[/\\]+(?=@|$)", "", path))[-1] or path
     return _LOCAL_FOLDERS.sub("", f"{kind}{colon}{path}")
 
 
@@ -47,8 +42,8 @@ def _public_structure(text: str) -> str:
         given = None
     if not isinstance(given, (list, dict)):  # no structure after all
         return "…" if re.search(r"[/\\]|~", text) else text
-    public = _public(given)
-    return text if public == given else json.dumps(public, ensure_ascii=False, default=str)
+    cleaned = public(given)
+    return text if cleaned == given else json.dumps(cleaned, ensure_ascii=False, default=str)
 
 
 def public_command(command: str) -> str:
@@ -57,17 +52,10 @@ def public_command(command: str) -> str:
     return shlex.join(f"{found[1] or ''}{public_value(found[2])}" for found in parts if found)
 
 
-def public_recipe(recipe: Recipe) -> dict[str, Any]:
-    """A recipe as its ``config.yaml`` holds it, for another machine; its baseline is left out."""
-    values = _public(to_plain(recipe))
-    model = values["model"]
-    args = {key: value for key, value in model["args"].items() if key not in _LOCAL_ARGUMENTS}
-    return values | {"model": {**model, "args": args}, "baseline": None} | _LOCAL_SETTINGS
-
-
-def _public(value: Any) -> Any:
+def public(value: Any) -> Any:
+    """A value of YAML or JSON with each text in it as :func:`public_value` makes it."""
     if isinstance(value, dict):
-        return {key: _public(inner) for key, inner in value.items()}
+        return {key: public(inner) for key, inner in value.items()}
     if isinstance(value, list):
-        return [_public(inner) for inner in value]
+        return [public(inner) for inner in value]
     return public_value(value) if isinstance(value, str) else value
