@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -49,6 +50,8 @@ class StepsNet(nn.Module):
             input of another width, or a network that changes its width.
         TypeError: a network that is not an ``nn.Module``, or one without a forward pass.
     """
+
+    _stream_hooks = ()  # of stream_hook
 
     def __init__(self, networks: Iterable[nn.Module], widths: Sequence[int], dim: int = -1):
         super().__init__()
@@ -108,10 +111,12 @@ class StepsNet(nn.Module):
 
     def __iter__(self) -> Iterator[StreamBlock]:
         """The blocks in the order of execution, as functions of the whole residual stream."""
+        begin = self._begin_stream
         for network, width in zip(self.networks, self.widths):
             for block in _blocks_in(network):
                 checkpointed = self.grad_checkpointing and not isinstance(block, StreamBlock)
-                yield StreamBlock(block, width, self.width, self.dim, checkpointed)
+                yield StreamBlock(block, width, self.width, self.dim, checkpointed, begin)
+                begin = None
 
     def __getitem__(self, index: int | slice) -> StreamBlock | StepsNet:
         """A block as a function of the stream, or a container with some of the blocks (shared, not copied)."""
@@ -121,6 +126,23 @@ class StepsNet(nn.Module):
             kept = set(range(len(self))[index])
             return self._select([i in kept for i in range(len(self))])
         return list(self)[index]
+
+    @contextmanager
+    def stream_hook(self, hook: Callable[[StepsNet, Tensor], Tensor]) -> Iterator[None]:
+        """Put ``hook(self, x)`` in the place of the input x, (…, C), whether the container is called or looped over."""
+        handle = self.register_forward_pre_hook(lambda module, inputs: (hook(module, inputs[0]), *inputs[1:]))
+        self._stream_hooks = (*self._stream_hooks, hook)
+        try:
+            yield
+        finally:
+            handle.remove()
+            self._stream_hooks = tuple(other for other in self._stream_hooks if other is not hook)
+
+    def _begin_stream(self, x: Tensor) -> Tensor:
+        """What the first block of a loop does with the whole stream before it."""
+        for hook in self._stream_hooks:
+            x = hook(self, x)
+        return x
 
     def _select(self, keep: Sequence[bool]) -> StepsNet:
         """The same steps with only the blocks for which ``keep`` (one entry per block) is true."""
@@ -132,7 +154,7 @@ class StepsNet(nn.Module):
             if isinstance(network, StepsNet):
                 networks.append(network._select(keep_here))
             elif _is_plain_sequence(network):
-                named = zip(network.named_children(), keep_here)
+                named = zip(network._modules.items(), keep_here)  # named_children leaves out a block that repeats
                 part = nn.Sequential(OrderedDict(child for child, kept in named if kept))
                 part.training = network.training
                 networks.append(part)
@@ -141,6 +163,7 @@ class StepsNet(nn.Module):
         selected = type(self)(networks, self.widths, self.dim)
         selected.grad_checkpointing = self.grad_checkpointing
         selected.training = selected.networks.training = self.training  # not that of the blocks, which are shared
+        selected._stream_hooks = self._stream_hooks if any(keep[:1]) else ()
         return selected
 
     def extra_repr(self) -> str:
@@ -171,17 +194,25 @@ class StreamBlock:
     the block can be read through it; assign them on ``.block``.
     """
 
-    __slots__ = ("block", "checkpointed", "dim", "scale", "stream_width", "width")
+    __slots__ = ("begin", "block", "checkpointed", "dim", "stream_width", "width")
 
-    def __init__(self, block, width: int, stream_width: int, dim: int, checkpointed: bool = False, scale: float = 1.0):
+    def __init__(
+        self,
+        block,
+        width: int,
+        stream_width: int,
+        dim: int,
+        checkpointed: bool = False,
+        begin: Callable[[Tensor], Tensor] | None = None,
+    ):
         self.block, self.width, self.stream_width, self.dim = block, width, stream_width, dim
         self.checkpointed = checkpointed
-        self.scale = scale  # of the whole stream, before the block
+        self.begin = begin  # of the first block: what is done with the whole stream before it
 
     def __call__(self, z: Tensor, *args, **kwargs) -> Tensor:
         """z: (…, C), channels along ``dim`` -> the stream after this block, (…, C)."""
-        if self.scale != 1.0:
-            z = z * self.scale
+        if self.begin is not None:
+            z = self.begin(z)
         untouched = self.stream_width - self.width
         if untouched == 0:
             return self._run(z, *args, **kwargs)

@@ -156,6 +156,26 @@ def test_a_language_model_is_taken_apart_alike():
     assert [row["blocks"] for row in drop_steps(model, evaluate)] == [[], [0, 1], [2]]
 
 
+def test_a_model_that_loops_over_its_blocks_is_masked_as_one_that_calls_them():
+    torch.manual_seed(0)
+    model = stepsnet.stepify("eva02_tiny_patch14_224", 3, img_size=28, depth=4, embed_dim=96, num_heads=3).eval()
+    x, seen = torch.randn(2, 3, 28, 28), []
+    begin = model.blocks._begin_stream
+    model.blocks._begin_stream = lambda z: seen.append((z, begin(z))) or seen[-1][1]
+    narrow = min(model.blocks.widths)
+    for path, zeros in (("slow", range(narrow // 2)), ("fast", range(96 - narrow // 2, 96))):
+        with masked(model, 0.5, path):
+            model(x)
+        z, masked_z = seen.pop()
+        expected = z.clone()
+        expected[..., list(zeros)] = 0
+        assert torch.equal(masked_z, expected) and z.abs().min() > 0
+    losses = [
+        row["metrics"]["loss"] for row in mask_paths(model, lambda model: {"loss": model(x).square().sum().item()})
+    ]
+    assert len(set(losses)) == len(losses) - 1  # both paths begin with no channel masked
+
+
 @pytest.mark.parametrize("args", [{}, {"widths": ((16,), (32,), (64,), (128,)), "depths": ((2,), (2,), (2,), (2,))}])
 def test_a_residual_network_has_no_paths(images, args):
     """Also one of stages, each wider than the one before."""

@@ -17,6 +17,7 @@ from stepsnet.errors import UserError
 from stepsnet.models.blocks import step_sequences
 from stepsnet.models.build import build_model
 from stepsnet.models.compilation import compile_blocks
+from stepsnet.models.stepify.convert import stepify
 from stepsnet.models.steps_transformer import create
 from stepsnet.overrides import override
 from stepsnet.recipes import find_recipe
@@ -95,6 +96,48 @@ def test_each_quantity_written_out(make, side, num_blocks, request):
         tokens = zip(*(z.movedim(dim, -1).reshape(-1, whole) for z in (start, after)))
         expected = torch.stack([torch.corrcoef(torch.stack(pair))[0, 1] for pair in tokens]).mean()
         assert block.correlation == pytest.approx(expected.item(), abs=1e-4)
+
+
+class _Block(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.norm, self.linear = nn.LayerNorm(width), nn.Linear(width, width)
+
+    def forward(self, x):
+        return x + 3 * self.linear(self.norm(x))
+
+
+@pytest.mark.parametrize("loop", ["all", "slice"])
+@pytest.mark.parametrize("scale", [1.0, 5.0])
+def test_blocks_that_a_model_loops_over_are_measured_as_those_that_it_calls(loop, scale):
+    """With γ written out for the loop, whose first block alone sees where the stream begins."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(10, 64), nn.Sequential(*(_Block(64) for _ in range(6))))
+    x = torch.randn(8, 7, 10)
+    model = stepify(model, 3, example=x, stream_scale=scale)
+    blocks = model[1]
+    expected = measure_stream(model, lambda model: model(x).square().mean())
+
+    def looped(model):
+        z = model[0](x)
+        for block in blocks if loop == "all" else blocks[: len(blocks) - 1]:
+            z = block(z)
+        return z.square().mean()
+
+    got = measure_stream(model, looped)
+    with torch.no_grad():
+        z = model[0](x)
+        sigma, by_hand = scale * z.std(-1).mean(), []
+        for block in blocks:
+            z = block(z)
+            by_hand.append((sigma / z.std(-1).mean()).item())
+    assert len(blocks) > 6 and len(got) == len(blocks) - (loop == "slice")
+    for ours, theirs, gamma in zip(got, expected, by_hand):
+        assert ours.gamma == pytest.approx(gamma, rel=1e-5) and ours.width == theirs.width
+        assert [ours.gamma, ours.gamma_read, ours.correlation] == pytest.approx(
+            [theirs.gamma, theirs.gamma_read, theirs.correlation], rel=1e-5
+        )
+    assert not blocks._stream_hooks and not blocks._forward_pre_hooks
 
 
 def test_gradients_are_those_of_what_each_block_writes():

@@ -222,6 +222,14 @@ def test_a_slice_holds_the_same_modules_under_the_same_names(design, widths, ind
     assert all(dict(part.named_parameters())[name] is parameter for name, parameter in kept.items())
 
 
+def test_a_slice_keeps_blocks_that_repeat():
+    shared = nn.Linear(4, 4)
+    container = StepsNet([nn.Sequential(shared, shared, shared), nn.Sequential(nn.Linear(6, 6))], widths=(4, 6))
+    x = torch.randn(2, 6)
+    assert len(container[:]) == len(container) == 4 and len(container[:2]) == 2
+    assert torch.equal(container[:](x), container(x))
+
+
 def test_a_slice_keeps_training_mode_and_checkpointing():
     net = make(WIDTHS).eval()
     net.set_grad_checkpointing()

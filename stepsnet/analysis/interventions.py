@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from ..errors import UserError
 from ..models.blocks import blocks_of, is_in_steps, is_steps_transformer, step_sequences, widths_of
 from ..residual.connected import ConnectedBlock
+from ..steps import StepsNet
 
 __all__ = ["OneStep", "drop_each", "drop_steps", "dropped", "mask_paths", "masked"]
 
@@ -39,18 +40,18 @@ def masked(model: Any, share: float, path: str) -> Iterator[None]:
         kept[slice(0, count) if path == "slow" else slice(full - count, None)] = 0
         return x * (kept if dim == -1 else kept.view(-1, *[1] * (x.ndim - dim - 1)))
 
-    def before(sequence, arguments):
+    def before(sequence: StepsNet, x: Tensor) -> Tensor:
         if getattr(sequence, "lead", 0):
             raise UserError(
                 f"analyze: a stream of {type(model).__name__} begins behind the first block of its stage, expected "
                 "stages whose blocks all keep the width"
             )
-        return (mask(arguments[0], sequence.widths, sequence.dim), *arguments[1:])
+        return mask(x, sequence.widths, sequence.dim)
 
     with ExitStack() as stack:
         for sequence in step_sequences(model):
             if len(sequence.widths) > 1:
-                stack.callback(sequence.register_forward_pre_hook(before).remove)
+                stack.enter_context(sequence.stream_hook(before))
         if is_steps_transformer(model):
             widths, first = model.config.widths, blocks_of(model)[0]
             if hasattr(first, "read_width"):  # a layer that reads the whole stream

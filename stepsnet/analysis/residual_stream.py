@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from ..errors import UserError
 from ..models.blocks import blocks_of, is_steps_transformer, step_sequences
 from ..residual.connected import ConnectedBlock
+from ..steps import StepsNet
 from .block_statistics import BlockStatistics, as_line
 
 __all__ = ["measure_stream", "observe_stream", "stream_line", "stream_line_of"]
@@ -74,7 +75,7 @@ def observe_stream(model: nn.Module, loss_scale: float = 1.0) -> Iterator[list[B
     with ExitStack() as stack:
         for sequence in step_sequences(model):
             if not getattr(sequence, "lead", 0):  # else the stream begins behind a block, which is observed
-                stack.callback(sequence.register_forward_pre_hook(observer.before_sequence).remove)
+                stack.enter_context(sequence.stream_hook(observer.before_sequence))
         if is_steps_transformer(model) and not hasattr(modules[0], "read_width"):
             embedding: Any = model.get_input_embeddings()  # type: ignore[operator]
             stack.callback(embedding.register_forward_hook(observer.after_embedding).remove)
@@ -131,8 +132,9 @@ class _Observer:
         self.input = self.stream = z.detach()
         self.dim = dim
 
-    def before_sequence(self, sequence: nn.Module, arguments: tuple) -> None:
-        self.start_stream(arguments[0] * getattr(sequence, "stream_scale", 1.0), sequence.dim)  # type: ignore[arg-type]
+    def before_sequence(self, sequence: StepsNet, x: Tensor) -> Tensor:
+        self.start_stream(x * getattr(sequence, "stream_scale", 1.0), sequence.dim)
+        return x
 
     def after_embedding(self, embedding: nn.Module, arguments: tuple, output: Tensor) -> None:
         self.start_stream(output, -1)

@@ -121,9 +121,13 @@ class StepSequence(StepsNet):
         for width, depth in zip(self.widths, self.depths):
             widths += [width] * depth
         for i, (block, width) in enumerate(zip(self._functions(), widths)):
-            scale = self.stream_scale if i == self.lead else 1.0
+            begin = self._begin_stream if i == self.lead else None
             checkpointed = self.grad_checkpointing and isinstance(block, nn.Module)
-            yield StreamBlock(block, width, self.width, self.dim, checkpointed, scale)
+            yield StreamBlock(block, width, self.width, self.dim, checkpointed, begin)
+
+    def _begin_stream(self, x: Tensor) -> Tensor:
+        x = super()._begin_stream(x)
+        return x if self.stream_scale == 1.0 else x * self.stream_scale
 
     def _functions(self) -> Iterator[Any]:
         """The blocks as functions of their step's stream."""
@@ -152,6 +156,7 @@ class StepSequence(StepsNet):
         selected.grad_checkpointing = self.grad_checkpointing
         selected.wirings = self.wirings
         selected.training = self.training  # not that of the blocks, which are shared
+        selected._stream_hooks = self._stream_hooks if any(keep[:1]) else ()
         return selected
 
     def extra_repr(self) -> str:
