@@ -113,6 +113,8 @@ def read_recipe(path: Path) -> Recipe:
         UserError: the file cannot be read, is not YAML, or has a wrong key or value.
     """
     values = read_yaml(path, "recipe")
+    if "contenders" in values:
+        raise UserError(f"{path}: got a study, expected a recipe; `stepsnet sweep {path}` conducts it")
     values.setdefault("task", "classification")
     if values.get("import") and isinstance(folder := values.get("import_from") or ".", str):
         values["import_from"] = str((path.parent / folder).resolve())
@@ -190,7 +192,8 @@ def first_mistake(
         known: the keys there are, those inside of others as ``augment.mixup``.
         unknown: what is said of a key that is none of them.
     """
-    first = error.errors()[0]
+    errors = error.errors()  # a misspelt key first, since another one is then missing
+    first = next((one for one in errors if one["type"] == "unexpected_keyword_argument"), errors[0])
     kind, context, got = first["type"], first.get("ctx", {}), repr(first["input"])
     parts = [str(part) for part in first["loc"]]
     if kind == "unexpected_keyword_argument":

@@ -51,7 +51,7 @@ class StepsNet(nn.Module):
         TypeError: a network that is not an ``nn.Module``, or one without a forward pass.
     """
 
-    _stream_hooks = ()  # of stream_hook
+    _stream_hooks: Any = ()  # functions, see stream_hook
 
     def __init__(self, networks: Iterable[nn.Module], widths: Sequence[int], dim: int = -1):
         super().__init__()
@@ -111,7 +111,7 @@ class StepsNet(nn.Module):
 
     def __iter__(self) -> Iterator[StreamBlock]:
         """The blocks in the order of execution, as functions of the whole residual stream."""
-        begin = self._begin_stream
+        begin: Callable[[Tensor], Tensor] | None = self._begin_stream
         for network, width in zip(self.networks, self.widths):
             for block in _blocks_in(network):
                 checkpointed = self.grad_checkpointing and not isinstance(block, StreamBlock)
@@ -155,7 +155,9 @@ class StepsNet(nn.Module):
                 networks.append(network._select(keep_here))
             elif _is_plain_sequence(network):
                 named = zip(network._modules.items(), keep_here)  # named_children leaves out a block that repeats
-                part = nn.Sequential(OrderedDict(child for child, kept in named if kept))
+                part = nn.Sequential(
+                    OrderedDict((name, block) for (name, block), kept in named if kept and block is not None)
+                )
                 part.training = network.training
                 networks.append(part)
             else:

@@ -1,5 +1,7 @@
 """What a design refuses, in one line: options, blocks and places that it is not for; nothing is changed then."""
 
+import copy
+
 import pytest
 import timm
 import torch
@@ -15,7 +17,7 @@ from stepsnet.analysis.design_costs import design_costs
 from stepsnet.config import ModelSpec
 from stepsnet.errors import UserError
 from stepsnet.models.build import build_model
-from stepsnet.residual import DESIGNS, BranchParts, Connection, connect
+from stepsnet.residual import DESIGNS, BranchParts, Connection, connect, declare_branches
 
 
 @pytest.mark.parametrize(
@@ -233,3 +235,49 @@ def test_a_design_that_cannot_be_made_leaves_the_blocks_as_they_were(monkeypatch
     assert all(torch.equal(value, weights[key]) for key, value in model.state_dict().items())
     model.blocks = connect(model.blocks, name)  # and another joins them
     assert model(torch.randn(2, 3, 32, 32)).isfinite().all()
+
+
+class Masked(nn.Module):
+    """A block of one's own, whose mixer takes a mask."""
+
+    def __init__(self, width=8):
+        super().__init__()
+        self.norm1, self.mixer = nn.LayerNorm(width), Mixer(width)
+        self.norm2, self.mlp = nn.LayerNorm(width), nn.Linear(width, width)
+
+    def forward(self, x, mask=None):
+        x = x + self.mixer(self.norm1(x), mask)
+        return x + self.mlp(self.norm2(x))
+
+
+class Mixer(nn.Linear):
+    def __init__(self, width):
+        super().__init__(width, width)
+
+    def forward(self, x, mask=None):
+        return super().forward(x if mask is None else x * mask)
+
+
+def test_an_argument_that_no_branch_takes_is_refused():
+    """A causal mask that is lost lets a language model see what it is to predict."""
+    x, mask = torch.randn(2, 5, 8), torch.rand(5, 1)
+    declare_branches(Masked, ["norm1 mixer", "norm2 mlp"])
+    blocks = [Masked() for _ in range(2)]
+    joined = connect(copy.deepcopy(blocks), "laurel", rank=2)
+    assert joined.blocks[0](x, mask=None).shape == x.shape
+    for args, kwargs, what in (((mask,), {}, "1 arguments"), ((), {"mask": mask}, "mask")):
+        with pytest.raises(UserError, match=f"Masked got {what}.*, which none of its declared branches takes"):
+            joined.blocks[0](x, *args, **kwargs)
+    declare_branches(Masked, ["norm1 mixer*", "norm2 mlp"])
+    joined = connect(copy.deepcopy(blocks), "laurel", rank=2)
+    torch.testing.assert_close(joined.blocks[0](x, mask=mask), blocks[0](x, mask))
+
+
+@pytest.mark.parametrize("branches", [["norm1 mixer*"], ["norm2 mlp", "norm1 mixer*"], [lambda block, x, mask=None: x]])
+def test_declared_branches_have_to_add_up_to_the_block(branches):
+    declare_branches(Masked, branches)
+    with pytest.raises(UserError, match="declared for Masked are not all that it adds to the stream, or not in this"):
+        connect([Masked() for _ in range(2)], "laurel", width=8)
+    stepsnet.register_block(Masked, lambda block, width, heads: Masked(width))
+    with pytest.raises(UserError, match="declared for Masked are not all that it adds"):
+        stepsnet.stepify(nn.Sequential(*(Masked(32) for _ in range(4))), 2, example=torch.randn(2, 5, 32))

@@ -13,6 +13,7 @@ from stepsnet.engine.task import BatchShard
 from stepsnet.errors import UserError
 from stepsnet.recipes.imagenet import IMAGENET
 from stepsnet.tasks.classification.data import InputSpec, load_images
+from stepsnet.tasks.classification.sources import SOURCES
 from stepsnet.tasks.classification.task import Classification
 
 SPEC = InputSpec((3, 16, 16), (0.5,) * 3, (0.25,) * 3, crop_pct=1.0)
@@ -178,3 +179,23 @@ def test_members_of_every_image_format_count(shards):
     samples = [(f"{n}", {suffix: content.getvalue(), "cls": b"0"}) for n, suffix in enumerate(("gif", "tif", "BMP"))]
     write_shard(shards / "more-train.tar", samples)
     assert len(load_images(f"wds:{shards}", SPEC).train) == 6 + 3
+
+
+def test_what_a_users_source_cannot_open_or_leaves_empty_is_one_line(tmp_path, monkeypatch):
+    class Images:
+        def __init__(self, labels):
+            self.labels = labels
+
+        def read(self, index):
+            return Image.new("RGB", (16, 16))
+
+    def mine(path, mode):
+        open(path).close()
+        return ("a", "b"), Images([0, 1, 0, 1]), Images([])
+
+    monkeypatch.setitem(SOURCES, "mine", mine)
+    with pytest.raises(UserError, match=r"^data: mine:.*nothing: No such file or directory$"):
+        load_images(f"mine:{tmp_path / 'nothing'}", SPEC)
+    (tmp_path / "there").touch()
+    with pytest.raises(UserError, match=r"^data: mine: got no images in val, expected at least one$"):
+        load_images(f"mine:{tmp_path / 'there'}", SPEC)

@@ -117,3 +117,80 @@ def test_what_a_users_code_gets_wrong_is_one_line():
             stepsnet.stepify(residuals(), 2, example=X)
     finally:
         del ADAPTERS[Residual]
+
+
+class Numbered(Residual):
+    """A block with its number, under the name that transformers has for it."""
+
+    def __init__(self, width, layer_idx):
+        super().__init__(width)
+        self.layer_idx = layer_idx
+
+
+def test_the_number_of_a_block_of_ones_own_goes_on_to_the_new_ones():
+    stepsnet.register_block(Numbered, lambda block, width, heads: Numbered(width, block.layer_idx))
+    model = nn.Sequential(*(Numbered(32, index) for index in range(6)))
+    result = stepsnet.stepify(model, 3, example=X)
+    numbers = [block.block.layer_idx for block in result]
+    assert numbers == sorted(numbers) and set(numbers) == set(range(6))
+
+
+class Conditioned(nn.Module):
+    """A model of two arguments, with tokens beside numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.blocks = nn.Embedding(9, 32), residuals()
+
+    def forward(self, x, token):
+        return self.blocks(x + 0.01 * self.embedding(token).unsqueeze(1))
+
+
+@pytest.mark.parametrize("kind", [tuple, list, dict])
+def test_an_example_may_have_several_arguments(kind):
+    token = torch.tensor([3, 8])
+    example = {"x": X, "token": token} if kind is dict else kind((X, token))
+    result = stepsnet.stepify(Conditioned(), 2, example=example, plan=PLAN)
+    assert result(X, token).shape == X.shape and result.blocks.widths == (16, 32)
+    report = stepsnet.describe_stepify(Conditioned(), 2, example=example, plan=PLAN)
+    assert report.streams[0].sigma == pytest.approx(1, rel=0.2)
+
+
+class Characters(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.blocks = nn.Embedding(9, 32), residuals()
+        nn.init.normal_(self.embedding.weight, std=0.02)
+
+    def forward(self, ids):
+        return self.blocks(self.embedding(ids))
+
+
+def test_a_model_of_token_ids_is_described_on_those_of_the_example():
+    (stream,) = stepsnet.describe_stepify(Characters(), 2, example=torch.randint(9, (2, 7)), plan=PLAN).streams
+    assert stream.sigma == pytest.approx(0.02, rel=0.2) and stream.suggested_scale == pytest.approx(50, rel=0.2)
+
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = residuals()
+
+    def forward(self, x):
+        for _ in range(3):
+            x = self.blocks(x)
+        return 0.01 * x
+
+
+def test_a_stream_that_begins_several_times_is_not_scaled():
+    (stream,) = stepsnet.describe_stepify(Recurrent(), 2, example=X, plan=PLAN).streams
+    assert stream.passes == 3 and stream.suggested_scale is None
+    assert stepsnet.stepify(Recurrent(), 2, example=X, plan=PLAN)(X).shape == X.shape
+    with pytest.raises(UserError, match="stream_scale: got 5, but Recurrent runs blocks 3 times"):
+        stepsnet.stepify(Recurrent(), 2, example=X, plan=PLAN, stream_scale=5)
+
+
+@pytest.mark.parametrize("example", ["x", (), [1], {1: X}, torch.tensor(1.0)])
+def test_what_is_no_example_is_one_line(example):
+    with pytest.raises(UserError, match=r"^example: got "):
+        stepsnet.stepify(residuals(), 2, example=example)

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import yaml
 from toy_study import TOY, declared, run
 
 from stepsnet.errors import UserError
@@ -236,3 +237,19 @@ def test_a_study_declares_all_but_the_machine(tmp_path, capsys):
     assert status == 2 and "did you mean evidence/cifar10-depth" in err
     status, out, _ = run("sweep", capsys=capsys)
     assert status == 0 and out.split() == list(studies())
+
+
+def test_a_recipe_is_no_study_and_a_study_no_recipe(tmp_path, capsys):
+    study, recipe = declared(tmp_path), tmp_path / "recipe.yaml"
+    recipe.write_text("name: mine\nmodel: {name: test_vit}\ndata: digits\n")
+    status, _, err = run("train", study, capsys=capsys)
+    assert status == 2 and f"{study}: got a study, expected a recipe; `stepsnet sweep" in err
+    status, _, err = run("sweep", recipe, capsys=capsys)
+    assert status == 2 and f"{recipe}: got a recipe, expected a study; `stepsnet train" in err
+
+
+def test_a_misspelt_key_is_named_before_the_one_that_it_was_meant_to_be(tmp_path, capsys):
+    values = {key.removesuffix("s") if key == "contenders" else key: value for key, value in TOY.items()}
+    (tmp_path / "toy.yaml").write_text(yaml.safe_dump(values))
+    status, _, err = run("sweep", tmp_path / "toy.yaml", capsys=capsys)
+    assert status == 2 and "unknown key 'contender'" in err and "did you mean contenders" in err

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -60,6 +60,7 @@ class Stream:
     path: str
     sigma: float
     branch: float
+    passes: int = 1  # how often the model runs these blocks; the first time counts
 
     @property
     def is_small(self) -> bool:
@@ -68,7 +69,7 @@ class Stream:
     @property
     def suggested_scale(self) -> float | None:
         """A ``stream_scale`` that brings sigma to 1, where the stream is small."""
-        return float(f"{1 / self.sigma:.2g}") if self.is_small and self.sigma > 0 else None
+        return float(f"{1 / self.sigma:.2g}") if self.is_small and self.sigma > 0 and self.passes == 1 else None
 
 
 @dataclass(frozen=True)
@@ -185,25 +186,29 @@ def _streams(model: Any, example: Example) -> tuple[Stream, ...]:
         if isinstance(module, _BatchNorm):
             module.train()  # its statistics are not those of any data yet
     begins = _first_blocks(model)
-    found: list[Stream] = []
+    found: dict[str, Stream] = {}
 
     def note(path: str, dim: int):
         def hook(block: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+            if path in found:
+                found[path] = replace(found[path], passes=found[path].passes + 1)
+                return
             width = getattr(block, "read_width", args[0].shape[dim])
             before = args[0] * getattr(block, "stream_scale", 1.0)
             after = output[0] if isinstance(output, tuple) else output
             added = (after - before).narrow(dim, 0, width)
-            found.append(Stream(path, _sigma(before.narrow(dim, 0, width), dim), _sigma(added, dim)))
+            found[path] = Stream(path, _sigma(before.narrow(dim, 0, width), dim), _sigma(added, dim))
 
         return hook
 
     with ExitStack() as stack:
         for path, (block, dim) in begins.items():
             stack.callback(block.register_forward_hook(note(path, dim)).remove)
-        model(
-            *(_random(value, model, device) for value in example.args), **_random_tokens(model, example.kwargs, device)
-        )
-    return tuple(found)
+        args, kwargs = example.given or (example.args, example.kwargs or {})
+        rows = next((len(value) for value in (*args, *kwargs.values()) if isinstance(value, Tensor) and value.dim()), 1)
+        kwargs = {name: _sample(value, rows, model) for name, value in kwargs.items()}
+        model(*(_sample(value, rows, model) for value in args), **_random_tokens(model, kwargs, device))
+    return tuple(found.values())
 
 
 def _first_blocks(model: Any) -> dict[str, tuple[nn.Module, int]]:
@@ -215,11 +220,17 @@ def _first_blocks(model: Any) -> dict[str, tuple[nn.Module, int]]:
     return {paths[one]: (list(one)[getattr(one, "lead", 0)].block, one.dim) for one in streams}
 
 
-def _random(value: Any, model: nn.Module, device: torch.device) -> Any:
+def _sample(value: Any, rows: int, model: nn.Module) -> Any:
+    """Four samples of an argument: random numbers, or of what is no real number, such as token ids, the given ones."""
     if not isinstance(value, Tensor):
         return value
-    dtype = next(model.parameters()).dtype
-    return torch.randn(4, *value.shape[1:], generator=torch.Generator().manual_seed(0)).to(device, dtype)
+    parameter, is_batch = next(model.parameters()), value.dim() > 0 and len(value) == rows
+    if value.is_floating_point():
+        shape = (4, *value.shape[1:]) if is_batch else value.shape
+        return torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(parameter)
+    if value.device.type == "meta":  # of transformers, which _random_tokens has
+        return value
+    return (value[torch.arange(4) % rows] if is_batch else value).to(parameter.device)
 
 
 def _random_tokens(model: Any, kwargs: Mapping[str, Any] | None, device: torch.device) -> dict[str, Any]:

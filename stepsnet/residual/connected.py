@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ..errors import UserError
 from ..steps import StepsNet, StreamBlock, check_stream, recomputed
 from .branches import BoundBranch, BranchParts, SilentBranch
 from .design import State, Unit, Wiring
@@ -36,12 +37,24 @@ class ConnectedBlock:
         if self.unit == "block":
             whole: Callable[..., Tensor] = super().forward  # type: ignore[misc]
             return self.connections[0](state, lambda x: whole(x, *args, **kwargs))
+        if (args or kwargs) and not any(one.takes_arguments or one.function for one in self.branch_parts):
+            self._refuse(args, kwargs)
         branches = [BoundBranch(self, parts, args, kwargs) for parts in self.branch_parts]  # type: ignore[arg-type]
         if self.unit == "branches":
             return self.connections[0](state, branches)
         for connection, branch in zip(self.connections, branches, strict=True):
             state = connection(state, branch)
         return state
+
+    def _refuse(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Raises UserError for arguments, such as a mask, that a branch would have to take and none takes."""
+        given = [name for name, value in kwargs.items() if value is not None]
+        if given or any(value is not None for value in args):
+            what = ", ".join(given) or f"{len(args)} arguments beside the stream"
+            raise UserError(
+                f"residual: {self.block_class.__name__} got {what}, which none of its declared branches takes; "
+                'a * marks the part that does, as in "norm1 attn*"'
+            )
 
     def without_branches(self, state: State, *args: Any, **kwargs: Any) -> State:
         """As ``forward`` if all branches gave zero: what is left where a block is dropped."""

@@ -16,7 +16,7 @@ from ..steps import StepsNet
 from .branches import BranchParts
 from .connected import ConnectedBlock, ConnectedSequence, connected_class
 from .design import Connection, Place, Wiring, check_design, check_options
-from .known_blocks import parts_of
+from .known_blocks import check_declared, parts_of
 from .linears import heads_of, inputs_of_last, misses_linear
 from .table import DESIGNS
 
@@ -175,6 +175,8 @@ def _checked(
     _check_places(blocks, width, first, num_blocks)
     options = check_options(name, design, options)
     parts = [_parts_for(block, name, design) for block in blocks]
+    for block in {type(block): block for block in blocks}.values():
+        check_declared(block)
     total = max(num_blocks or 0, first - 1 + len(blocks))
     stream = _Stream(blocks, design, options, parts, _width_of(blocks, parts, width), first, total)
     design.check(stream.width, sum(stream.connections), options)

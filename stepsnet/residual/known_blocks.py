@@ -6,17 +6,19 @@ norm, as those of ResNet and BERT, have no row.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from functools import partial
 from operator import attrgetter
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ..errors import UserError
 from .branches import BoundBranch, BranchParts, Projection, through
 
-__all__ = ["Branch", "branches_of", "declare_branches", "parts_of"]
+__all__ = ["Branch", "branches_of", "check_declared", "declare_branches", "parts_of"]
 
 # F by its parts; as the paths that the stream goes through, such as "norm1 attn* ls1 drop_path1", where "*" marks what
 # takes the block's other arguments, and a parameter or a number is multiplied; or as a function (block, x, …) -> F(x)
@@ -61,6 +63,35 @@ def parts_of(block: nn.Module) -> Sequence[BranchParts] | None:
     for path in (path for one in found for path in (one.norm, one.layer, *one.after) if path):
         _at(block, path)
     return found
+
+
+@torch.no_grad()
+def check_declared(block: nn.Module) -> None:
+    """Raises UserError where the branches that a user has declared do not add up to the block on a random stream.
+
+    Nothing is said of blocks that do not run on a stream alone, or whose weights are not there.
+    """
+    if type(block) not in _DECLARED or any(parameter.is_meta for parameter in block.parameters()):
+        return
+    parts_of(block)  # whose paths lead somewhere
+    block = copy.deepcopy(block).cpu().double().eval()  # a branch may be a millionth of the stream
+    generator = torch.Generator().manual_seed(0)
+    for shape in ((2, 16), (2, 4, 4)):  # of tokens, and of images
+        for width in dict.fromkeys(one.shape[0] for one in block.parameters() if one.ndim == 1):
+            x = torch.randn(*shape, width, generator=generator, dtype=torch.float64)
+            try:
+                expected, y = block(x), x
+                for branch in branches_of(block) or ():
+                    y = y + branch(y)
+                off = (y - expected).norm() / (expected - x).norm().clamp_min(1e-12)
+            except (AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError):
+                continue
+            if off > 1e-2:
+                raise UserError(
+                    f"residual: the branches that are declared for {type(block).__name__} are not all that it adds to "
+                    f"the stream, or not in this order: their sum is off by {100 * off:.0f}%"
+                )
+            return
 
 
 def branches_of(block: nn.Module) -> list[Callable[..., Tensor]] | None:

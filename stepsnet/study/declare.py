@@ -228,6 +228,8 @@ def find_study(name: str) -> Study | None:
 def read_study(path: Path) -> Study:
     """Raises UserError if the file cannot be read, is not YAML, or has a wrong key or value."""
     values = read_yaml(path, "study")
+    if "model" in values:
+        raise UserError(f"{path}: got a recipe, expected a study; `stepsnet train {path}` trains it")
     try:
         study = pydantic.TypeAdapter(Study).validate_json(json.dumps(values))
     except pydantic.ValidationError as error:

@@ -114,6 +114,7 @@ def _source(args: Mapping[str, Any]) -> str:
     of_design = [] if design is None else [design.source.split(",")[0]]
     widths = args.get("widths", ())
     in_steps = any(len(set(stage)) > 1 for stage in (widths if _has_stages(args) else [widths]))
+    in_steps |= args.get("steps", 1) > 1  # of stepify
     return ", ".join([_STEPS] * in_steps + of_design) or _PLAIN
 
 

@@ -132,14 +132,16 @@ def signature_of(block: nn.Module, ignored: Sequence[str] = ()) -> list[Any]:
         (
             path,
             type(module),
-            {k: v for k, v in vars(module).items() if isinstance(v, plain) and k not in _PER_BLOCK},
+            {k: v for k, v in vars(module).items() if isinstance(v, plain) and k not in _numbers_of(module)},
             {k: v if v is None else v.shape for k, v in (module._parameters | module._buffers).items()},
         )
         for path, module in kept
     ]
 
 
-_PER_BLOCK = {"training", "layer_idx"}
+def _numbers_of(module: nn.Module) -> set[str]:
+    """Attributes in which like blocks differ; of transformers' layers their number, which each new one gets anew."""
+    return {"training", "layer_idx"} if type(module).__module__.startswith("transformers.") else {"training"}
 
 
 def rebuilt(adapter: BlockAdapter, block: nn.Module, width: int, heads: int | None, where: str) -> nn.Module:

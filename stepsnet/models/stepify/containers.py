@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ...errors import UserError, in_a_line
 from ...macs import count_on_meta, on_meta
+from ...residual.known_blocks import check_declared
 from ...steps import StepsNet
 from .adapters import OF_MODULES, BlockAdapter
 from .find_adapter import adapter_of
@@ -25,10 +26,15 @@ TEN_LINES = "stepsnet.register_block(%s, rebuild), with a function rebuild(block
 
 @dataclass(frozen=True)
 class Example:
-    """What a model is called with, on the meta device."""
+    """What a model is called with, on the meta device.
+
+    Args:
+        given: args and kwargs with the values that they were given with, where a user has.
+    """
 
     args: tuple[Any, ...] = ()
     kwargs: Any = None
+    given: tuple[tuple[Any, ...], dict[str, Any]] | None = None
 
     @torch.no_grad()
     def run(self, model: nn.Module) -> Any:
@@ -52,6 +58,7 @@ class Container:
     call: Example  # what the first block behind the leading ones is called with
     read_behind: tuple[int, ...] = ()  # of the blocks before the last one, those whose output the model reads as well
     stage: int = 1  # of the model, counted from 1, with those that cannot be in steps
+    passes: int = 1  # how often the model runs it
 
     @property
     def depth(self) -> int:
@@ -75,6 +82,7 @@ class _Call:
     kwargs: dict[str, Any]
     shape_in: torch.Size
     shape_out: torch.Size
+    times: int = 1
 
     @property
     def keeps_shape(self) -> bool:
@@ -139,6 +147,7 @@ def find_containers(model: nn.Module, example: Example) -> list[Container]:
             refuse(blocks, f"{path} has parameters that its blocks share, expected blocks with weights of their own")
             continue
         dim = adapter.dim or dim
+        check_declared(originals[lead])
         if uses.summed.intersection(blocks):
             raise UserError(
                 f"stepify: {type(model).__name__} adds what goes into {kind} to what comes out of it, expected blocks "
@@ -149,7 +158,9 @@ def find_containers(model: nn.Module, example: Example) -> list[Container]:
             continue
         read = tuple(i for i in range(lead, len(blocks) - 1) if blocks[i] in uses.read)
         call = Example(first.args, first.kwargs)
-        found.append(Container(path, originals, adapter, lead, first.shape_in[dim], dim, call, read))
+        found.append(
+            Container(path, originals, adapter, lead, first.shape_in[dim], dim, call, read, passes=first.times)
+        )
         inside |= {module for block in blocks for module in block.modules()}
     if not found:
         if refused:
@@ -205,7 +216,10 @@ def _trace(
             unfit[block] = "returns a tuple, expected one tensor"
             output = output[0]
         if args and isinstance(args[0], Tensor) and isinstance(output, Tensor):
-            calls.setdefault(block, _Call(args, kwargs, args[0].shape, output.shape))
+            if block in calls:
+                calls[block].times += 1
+            else:
+                calls[block] = _Call(args, kwargs, args[0].shape, output.shape)
         elif not args:
             unfit[block] = "gets its input by keyword, expected it as the first argument of the call"
 

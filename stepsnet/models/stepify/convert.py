@@ -40,7 +40,7 @@ def stepify(
     plan: Mapping[str, Any] | StepPlan | None = None,
     round_to: Literal["heads"] | int = "heads",
     stream_scale: float = 1.0,
-    example: Tensor | None = None,
+    example: Tensor | Sequence[Any] | Mapping[str, Any] | None = None,
     tokens: int = 256,
     **model_args: Any,
 ) -> nn.Module:
@@ -68,7 +68,8 @@ def stepify(
             multiples of 8, or of 4 below a width of 64.
         stream_scale: factor of the stream where it enters each container of several steps, see
             :func:`stepsnet.describe_stepify`.
-        example: a batch that the model takes, for a model of neither library; only its shape counts.
+        example: a batch that the model takes, for a model of neither library: a tensor, or a list of its arguments or
+            a mapping of its keyword arguments with tensors of the same batch among them. Only shapes count.
         tokens: the sequence length at which the compute of a model of transformers is matched.
         **model_args: of the model, where a name is given.
 
@@ -96,6 +97,11 @@ def stepify(
     else:
         plans = given_plans(plan, chosen)
     replaced = [one for one in chosen if not plans[one.path].is_of(one)]
+    if repeated := [one for one in chosen if one.passes > 1 and stream_scale != 1.0]:
+        raise UserError(
+            f"stream_scale: got {stream_scale}, but {type(model).__name__} runs {repeated[0].path} "
+            f"{repeated[0].passes} times, and its stream would be multiplied each time; expected 1"
+        )
     _check_taps(model, replaced)
     _check_ties(model, replaced)
     if is_transformer:
@@ -133,8 +139,23 @@ def _check_options(
     is_number = isinstance(stream_scale, (int, float)) and not isinstance(stream_scale, bool)
     if not is_number or not 1e-6 <= stream_scale <= 1e6:
         raise UserError(f"stream_scale: got {stream_scale}, expected a number from 1e-6 to 1e6")
-    if example is not None and not (isinstance(example, Tensor) and example.dim() > 0):
-        raise UserError(f"example: got {type(example).__name__}, expected a batch, a tensor of at least one dimension")
+    _check_example(example)
+
+
+def _check_example(example: Any) -> None:
+    """Raises UserError for what is no batch: a tensor of at least one dimension, or arguments with such tensors."""
+    if example is None or (isinstance(example, Tensor) and example.dim() > 0):
+        return
+    values = (
+        [*example.values()] if isinstance(example, Mapping) else example if isinstance(example, list | tuple) else []
+    )
+    if not any(isinstance(value, Tensor) and value.dim() > 0 for value in values):
+        raise UserError(
+            f"example: got {type(example).__name__}, expected a batch, a tensor of at least one dimension, or a list "
+            "or a mapping of the model's arguments with such tensors"
+        )
+    if isinstance(example, Mapping) and not all(isinstance(name, str) for name in example):
+        raise UserError("example: got a mapping whose keys are no names, expected those of the model's arguments")
 
 
 OPTIONS = frozenset(inspect.signature(stepify).parameters) - {"model", "model_args"}
@@ -175,10 +196,20 @@ def model_and_example(model: nn.Module | str, options: Mapping[str, Any]) -> tup
     return model, example_of(model, options.get("example")), options
 
 
-def example_of(model: nn.Module, given: Tensor | None = None) -> Example:
+def example_of(model: nn.Module, given: Any = None) -> Example:
     """What a model is called with, on the meta device. Raises UserError where it is not known."""
     if given is not None:
-        return Example((given[:1].to("meta"),))
+        args = () if isinstance(given, Mapping) else tuple(given) if isinstance(given, list | tuple) else (given,)
+        kwargs = dict(given) if isinstance(given, Mapping) else {}
+        rows = len(next(v for v in (*args, *kwargs.values()) if isinstance(v, Tensor) and v.dim() > 0))
+
+        def one_of(value: Any) -> Any:
+            if not isinstance(value, Tensor):
+                return value
+            return (value[:1] if value.dim() > 0 and len(value) == rows else value).to("meta")
+
+        one = {name: one_of(value) for name, value in kwargs.items()}
+        return Example(tuple(map(one_of, args)), one or None, (args, kwargs))
     from timm.data import resolve_model_data_config
 
     patches = getattr(model, "patch_embed", None) or getattr(model, "stem", None)

@@ -199,7 +199,11 @@ def _open_source(data: str, mode: str) -> Splits:
     if kind not in SOURCES or not path:
         known = ["digits", *(f"{kind}:…" for kind in SOURCES)]
         raise UserError(f"data: got {data!r}, expected a folder or one of {', '.join(known)}{nearest(kind, known)}")
-    return _checked(kind, SOURCES[kind](path, mode))
+    try:
+        splits = SOURCES[kind](path, mode)
+    except OSError as error:  # of a user's function; those here say it themselves
+        raise UserError(f"data: {data}: {error.strerror or error}") from None
+    return _checked(kind, splits)
 
 
 def _checked(kind: str, splits: Any) -> Splits:
@@ -210,6 +214,8 @@ def _checked(kind: str, splits: Any) -> Splits:
     classes = len(splits.classes)
     for name, images in (("train", splits.train), ("val", splits.val)):
         _checked_images(kind, name, images, classes)
+        if not len(images.labels):
+            raise UserError(f"data: {kind}: got no images in {name}, expected at least one")
     if not (splits.test is None or callable(splits.test)):
         raise UserError(f"data: {kind}: got {type(splits.test).__name__} as test, expected a function that opens it")
     if open_test := splits.test:
