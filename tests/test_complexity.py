@@ -135,6 +135,19 @@ def test_the_blocks_of_a_detector_are_its_backbones():
     assert found == [8, None]
 
 
+def test_the_mlps_of_each_stage_may_have_a_ratio_of_their_own():
+    plain = {"widths": ((16,), (32,), (64,), (128,)), "depths": ((2,), (2,), (2,), (2,)), "mlp_ratio": (2, 2, 4, 3)}
+    model = timm.create_model("test_steps_swin", **plain)
+    ratios = [
+        block.mlp.fc1.out_features / block.mlp.fc1.in_features
+        for block in model.layers.modules()
+        if hasattr(block, "mlp")
+    ]
+    assert ratios == [2, 2, 2, 2, 4, 4, 3, 3]
+    with pytest.raises(ValueError, match=r"mlp_ratio: got .*, expected a number or 4, one per stage"):
+        timm.create_model("test_steps_swin", **{**plain, "mlp_ratio": (2, 2)})
+
+
 def test_stages_of_one_width_each_are_not_in_steps():
     plain = {"widths": ((16,), (32,), (64,), (128,)), "depths": ((2,), (2,), (2,), (2,))}
     assert is_in_steps(timm.create_model("test_steps_swin"))

@@ -15,7 +15,7 @@ from stepsnet.config import ModelSpec
 from stepsnet.errors import UserError
 from stepsnet.models.compilation import FrozenForward
 from stepsnet.models.optimize import PURPOSES
-from stepsnet.models.windows import PermutedWindows
+from stepsnet.models.windows import PermutedWindows, restore_windows
 from stepsnet.runs import evaluate
 from stepsnet.tasks.prediction import PredictInputs
 
@@ -39,6 +39,35 @@ def images(model, batch=2):
 @torch.no_grad()
 def differs(model, expected, x):
     return ((model(x) - expected).norm() / expected.norm()).item()
+
+
+def test_windows_follow_weights_that_a_call_is_given():
+    """Which may lie where those of the call before were."""
+    model = stepsnet.optimize(made("test_steps_swin", img_size=64), compile=False)
+    plain, x = made("test_steps_swin", img_size=64), torch.randn(2, 3, 64, 64)
+    with torch.no_grad():
+        for step in range(6):
+            weights = {name: p * (1 + 0.2 * step) for name, p in plain.named_parameters()}
+            expected = torch.func.functional_call(plain, weights, (x,))
+            got = torch.func.functional_call(model, weights, (x,))
+            del weights
+            torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_windows_with_hooks_inside_attend_as_they_were_built():
+    model, seen = made("test_steps_swin", img_size=64), []
+    x = torch.randn(2, 3, 64, 64)
+    attention = model.layers[0].blocks.networks[0][0].attn
+    attention.fused_attn = False
+    attention.register_forward_hook(lambda *_: seen.append("attention"))
+    attention.attn_drop.register_forward_hook(lambda *_: seen.append("weights"))
+    with torch.no_grad():
+        expected = model(x)
+        seen.clear()
+        assert differs(stepsnet.optimize(model, compile=False), expected, x) < 1e-5
+    assert seen == ["weights", "attention"] and attention.fused_attn
+    restore_windows(model)
+    assert not attention.fused_attn
 
 
 @pytest.mark.parametrize("name", NAMES)

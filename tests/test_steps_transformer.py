@@ -8,6 +8,8 @@ from torch import nn
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedTokenizerFast,
@@ -251,6 +253,56 @@ def test_lora(ids):
     assert len(trained) == 2 * 2 * 4 and all("lora_" in name for name in trained)
     merged = model.merge_and_unload()
     assert type(merged) is StepsTransformerForCausalLM
+
+
+@pytest.mark.parametrize("adapter", [{"trainable_token_indices": [5]}, {"target_modules": ["embed_tokens"]}])
+def test_adapters_of_a_scaled_embedding_know_its_scale(ids, adapter):
+    """An untrained one changes nothing, and merging a trained one neither."""
+    from peft import LoraConfig, get_peft_model
+
+    model = make(embedding_scale=50.0, tie_word_embeddings=False)
+    expected = model(ids).logits
+    trained = "target_modules" in adapter
+    config = LoraConfig(
+        r=4, task_type="CAUSAL_LM", init_lora_weights=not trained, **{"target_modules": ["q_proj"], **adapter}
+    )
+    adapted = get_peft_model(model, config).eval()
+    got = adapted(ids).logits
+    if trained:
+        assert (got - expected).abs().max() > 1e-2
+        expected = adapted.merge_and_unload()(ids).logits
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("changes", [{"hidden_size": 512}, {"num_hidden_layers": 9}, {"head_dim": 64}])
+def test_sizes_that_follow_from_the_steps_are_not_taken_in_silence(changes):
+    with pytest.raises(ValueError, match=f"{next(iter(changes))}: got {next(iter(changes.values()))}, expected widths"):
+        StepsTransformerConfig(**{**ARGS, **changes})
+
+
+def test_fewer_layers_end_the_stream_as_in_llama(ids, tmp_path):
+    model = make(depths=(2, 2, 1))
+    seen = []
+    handle = model.model.layers[2].register_forward_hook(lambda layer, inputs, output: seen.append(output))
+    states = model(ids, output_hidden_states=True).hidden_states
+    handle.remove()
+    model.save_pretrained(tmp_path)
+    short = AutoModelForCausalLM.from_pretrained(tmp_path, num_hidden_layers=3).eval()
+    expected = model.lm_head(model.model.norm(states[3]))  # behind three layers, with the channels that wait
+    torch.testing.assert_close(short(ids).logits, expected)
+    drafted = model.generate(ids[:1], max_new_tokens=5, do_sample=False, assistant_early_exit=3)
+    assert torch.equal(drafted, model.generate(ids[:1], max_new_tokens=5, do_sample=False)) and seen
+
+
+def test_texts_and_tokens_are_classified(ids, tmp_path):
+    model = make()
+    model.save_pretrained(tmp_path)
+    hidden = model.model(ids).last_hidden_state
+    texts = AutoModelForSequenceClassification.from_pretrained(tmp_path, num_labels=3).eval()
+    torch.testing.assert_close(texts(ids).logits, texts.score(hidden)[:, -1])
+    assert texts(ids, labels=torch.tensor([0, 2])).loss.isfinite()
+    tokens = AutoModelForTokenClassification.from_pretrained(tmp_path, num_labels=3).eval()
+    torch.testing.assert_close(tokens(ids).logits, tokens.score(hidden))
 
 
 def test_trainer_takes_two_steps(ids, tmp_path):

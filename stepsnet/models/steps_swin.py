@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from timm.layers import ClassifierHead, calculate_drop_path_rates, to_2tuple
+from timm.layers import ClassifierHead, calculate_drop_path_rates, to_2tuple, to_ntuple
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
 from timm.models.swin_transformer import (
     PatchMerging,
@@ -132,6 +132,7 @@ class StepsSwin(SwinTransformer):
         depths: blocks of each step, nested in the same way.
         num_heads: attention heads of each step; by default those whose size is nearest to 32.
         block_fn: timm's ``SwinTransformerBlock``, or another block of its signature.
+        mlp_ratio: hidden size of the MLPs over their width, a number or one for each stage.
         **kwargs: the rest of what :class:`timm.models.SwinTransformer` takes.
 
     Shape: (B, in_chans, H, W) -> (B, num_classes); features are (B, H, W, C).
@@ -150,7 +151,7 @@ class StepsSwin(SwinTransformer):
         global_pool: str = "avg",
         head_dim: int | None = None,
         always_partition: bool = False,
-        mlp_ratio: float = 4.0,
+        mlp_ratio: float | Sequence[float] = 4.0,
         qkv_bias: bool = True,
         drop_rate: float = 0.0,
         proj_drop_rate: float = 0.0,
@@ -181,6 +182,9 @@ class StepsSwin(SwinTransformer):
             dtype=dtype,
             **kwargs,
         )
+        mlp_ratios = to_ntuple(len(widths))(mlp_ratio)
+        if len(mlp_ratios) != len(widths):
+            raise ValueError(f"mlp_ratio: got {mlp_ratio}, expected a number or {len(widths)}, one per stage")
         drop_paths = calculate_drop_path_rates(drop_path_rate, [sum(stage) for stage in depths], stagewise=True)
         stage_width = self.embed_dim
         stages = []
@@ -200,7 +204,7 @@ class StepsSwin(SwinTransformer):
                     head_dim=head_dim,
                     always_partition=always_partition,
                     dynamic_mask=self.dynamic_img_size,
-                    mlp_ratio=mlp_ratio,
+                    mlp_ratio=mlp_ratios[index],
                     qkv_bias=qkv_bias,
                     proj_drop=proj_drop_rate,
                     attn_drop=attn_drop_rate,

@@ -15,10 +15,17 @@ import torch
 from huggingface_hub.dataclasses import strict
 from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+)
 from transformers.cache_utils import Cache, DynamicCache
 from transformers.generation import GenerationMixin
 from transformers.masking_utils import create_causal_mask
+from transformers.modeling_layers import GenericForSequenceClassification, GenericForTokenClassification
 from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.models.llama.configuration_llama import LlamaConfig
 from transformers.models.llama.modeling_llama import (
@@ -100,9 +107,15 @@ class StepsTransformerConfig(PerLayer, LlamaConfig):
         self.num_attention_heads = list(resolve_heads(self.widths, None if heads is None else _per_step(heads), 64))
         self.num_key_value_heads = _per_step(self.num_key_value_heads or self.num_attention_heads)
         self.intermediate_size = _per_step(self.intermediate_size or [round(8 * c / 3) for c in self.widths])
-        self.hidden_size, embedding_heads = max(zip(self.widths, self.num_attention_heads))
-        self.num_hidden_layers = sum(self.depths)
-        self.head_dim = self.hidden_size // embedding_heads
+        width, embedding_heads = max(zip(self.widths, self.num_attention_heads))
+        following = {"hidden_size": width, "num_hidden_layers": sum(self.depths), "head_dim": width // embedding_heads}
+        for name, value in following.items():
+            if getattr(self, name) not in (LlamaConfig.__dataclass_fields__[name].default, value):
+                raise ValueError(
+                    f"{name}: got {getattr(self, name)}, expected widths, depths and num_attention_heads, from which "
+                    f"it follows: {value}"
+                )
+            setattr(self, name, value)
         super().__post_init__(**kwargs)
         self.validate_architecture()  # here it raises the plain ValueError
 
@@ -164,6 +177,11 @@ class ScaledEmbedding(nn.Embedding):
         self.scale = config.embedding_scale
         self.initializer_range = config.embedding_initializer_range
 
+    @property
+    def embed_scale(self) -> Tensor:
+        """The scale by the name that transformers' scaled embeddings have for it, which PEFT looks for."""
+        return torch.tensor(self.scale, device=self.weight.device)
+
     def init_weights(self) -> None:
         """Where the embedding starts at a standard deviation of its own; else it starts as transformers starts it."""
         if self.initializer_range is None or getattr(self.weight, "_is_hf_initialized", False):  # weights of a file
@@ -181,7 +199,8 @@ class StepsTransformerModel(StepsTransformerPreTrainedModel):
     """The decoder: token ids (B, N) -> (B, N, C).
 
     ``layers`` is one list over all steps, as LLaMA's. ``hidden_states`` are the whole residual stream after each
-    layer, what it wrote and the channels that wait, so that all have the width C.
+    layer, what it wrote and the channels that wait, so that all have the width C. As in LLaMA, a
+    ``config.num_hidden_layers`` below the number of layers ends the stream behind so many of them.
     """
 
     def __init__(self, config: StepsTransformerConfig):
@@ -243,7 +262,9 @@ class StepsTransformerModel(StepsTransformerPreTrainedModel):
         hidden_states = [x] if keep_states else None
         y = x
         waiting: list[Tensor] = []
+        left = self.config.num_hidden_layers
         for step, layers in enumerate(self.layers_of_steps()):
+            layers, left = layers[:left], max(0, left - len(layers))
             y, waiting = change_width(y, waiting, self.slices_read[step], self.slice_widths, -1)  # y: (B, N, C_i)
             position_embeddings = self.rotary_embs[step](y, position_ids=position_ids)
             wiring: Any = self.streams[step] if self.streams is not None else None
@@ -286,6 +307,14 @@ class StepsTransformerForCausalLM(StepsTransformerPreTrainedModel, GenerationMix
         self.post_init()
 
 
+class StepsTransformerForSequenceClassification(GenericForSequenceClassification, StepsTransformerPreTrainedModel):
+    """A class for each text, from the decoder's output at its last token: (B, N) -> logits (B, num_labels)."""
+
+
+class StepsTransformerForTokenClassification(GenericForTokenClassification, StepsTransformerPreTrainedModel):
+    """A class for each token: (B, N) -> logits (B, N, num_labels)."""
+
+
 def create(**kwargs: Any) -> StepsTransformerForCausalLM:
     """A new model from the arguments of :class:`StepsTransformerConfig`.
 
@@ -310,3 +339,5 @@ def create(**kwargs: Any) -> StepsTransformerForCausalLM:
 AutoConfig.register("steps_transformer", StepsTransformerConfig)
 AutoModel.register(StepsTransformerConfig, StepsTransformerModel)
 AutoModelForCausalLM.register(StepsTransformerConfig, StepsTransformerForCausalLM)
+AutoModelForSequenceClassification.register(StepsTransformerConfig, StepsTransformerForSequenceClassification)
+AutoModelForTokenClassification.register(StepsTransformerConfig, StepsTransformerForTokenClassification)

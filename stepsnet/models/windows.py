@@ -21,7 +21,7 @@ def permute_windows(model: nn.Module) -> None:
     """Let the Swin blocks of a model attend through :class:`PermutedWindows`."""
     for module in model.modules():
         if isinstance(made := module.__dict__.get("_attn"), PermutedWindows):
-            made.biases.clear()  # a write through .data leaves no trace in their keys
+            made.bias = None  # a write through .data leaves no trace in its key
         elif isinstance(module, SwinTransformerBlock) and made is None:
             module._attn = PermutedWindows(module)
             module.attn.fused_attn = True  # timm's own, where an image has to be padded
@@ -29,30 +29,37 @@ def permute_windows(model: nn.Module) -> None:
 
 def restore_windows(model: nn.Module) -> None:
     """Let them attend as in timm again, which exporters can trace."""
+    module: Any
     for module in model.modules():
-        if isinstance(module.__dict__.get("_attn"), PermutedWindows):
+        if isinstance(made := module.__dict__.get("_attn"), PermutedWindows):
+            module.attn.fused_attn = made.was_fused
             del module._attn
 
 
 class PermutedWindows:
     """``SwinTransformerBlock._attn`` of one block, without gradients: (B, H, W, C) -> (B, H, W, C).
 
-    It leaves to timm's own what it does not cover: gradients, training, and an image that windows do not divide.
+    It leaves to timm's own what it does not cover: gradients, training, an image that windows do not divide, and an
+    attention with hooks inside.
     """
 
     def __init__(self, block: Any):
-        self.block = block
-        self.orders: dict[Any, tuple[Tensor, Tensor]] = {}  # what is last of a shape, a device and a type
-        self.biases: dict[Any, Tensor] = {}
+        self.block, self.was_fused = block, block.attn.fused_attn
+        self.orders: dict[Any, tuple[Tensor, Tensor]] = {}  # the last one, by shape and device
+        self.bias: tuple[Any, Tensor, Tensor] | None = None  # the last one: its key, the table that it is of, and it
 
     def __call__(self, x: Tensor) -> Tensor:
         block, attention = self.block, self.block.attn
         _, height, width, _ = x.shape
         rows, columns = block.window_size
         divided = height % rows == 0 and width % columns == 0
+        if not torch.compiler.is_compiling() and any(
+            part._forward_hooks or part._forward_pre_hooks for part in attention.modules()
+        ):
+            return self._as_built(x)
         if torch.is_grad_enabled() or block.training or not divided:
             return type(block)._attn(block, x)
-        batch, area = len(x), rows * columns
+        batch, area = x.shape[0], rows * columns
         order, back = self._order(x)
         windows = x.flatten(1, 2).index_select(1, order)  # (B, H·W, C), a window after the other
         qkv = attention.qkv(windows).reshape(batch * height * width // area, area, 3, attention.num_heads, -1)
@@ -63,6 +70,15 @@ class PermutedWindows:
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=bias.to(q.dtype), scale=attention.scale)
         y = attention.proj(y.transpose(1, 2).reshape(batch, height * width, -1))
         return y.index_select(1, back).view(batch, height, width, -1)
+
+    def _as_built(self, x: Tensor) -> Tensor:
+        """By the modules whose outputs hooks may want, such as that of the softmax."""
+        attention = self.block.attn
+        attention.fused_attn = self.was_fused
+        try:
+            return type(self.block)._attn(self.block, x)
+        finally:
+            attention.fused_attn = True
 
     def _order(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The positions of the image in the order of the shifted windows, and the way back."""
@@ -83,10 +99,9 @@ class PermutedWindows:
             return self._made_bias(x)
         version = 0 if table.is_inference() else table._version
         key = (*x.shape[1:3], table.device, table.dtype, table.data_ptr(), version, self.block.shift_size)
-        if key not in self.biases:
-            self.biases.clear()
-            self.biases[key] = self._made_bias(x)
-        return self.biases[key]
+        if self.bias is None or self.bias[0] != key or self.bias[1] is not table:  # a freed one's place is used again
+            self.bias = key, table, self._made_bias(x)
+        return self.bias[2]
 
     def _made_bias(self, x: Tensor) -> Tensor:
         bias = self.block.attn._get_rel_pos_bias()  # (1, heads, area, area)
