@@ -281,11 +281,11 @@ def test_blocks_of_ones_own():
     own = nn.Sequential(*(Own(32, 0.5) for _ in range(4)))
     with pytest.raises(UserError, match=r"4 blocks of Own, which has no adapter.*register_block\(Own, rebuild\)"):
         stepsnet.stepify(own, example=x)
-    stepsnet.register_block(Own, lambda block, width, heads: Own(width, block.factor), branches=["fc"])
+    stepsnet.register_block(Own, lambda block, width, heads: Own(width, block.factor), branches=["fc factor"])
     ours = stepsnet.stepify(own.double(), example=x.double())
     assert {block.factor for block in ours} == {0.5} and ours(x.double()).dtype == torch.float64
     (branch,) = stepsnet.branches_of(own[0])
-    torch.testing.assert_close(branch(x.double()), own[0].fc(x.double()))
+    torch.testing.assert_close(branch(x.double()), 0.5 * own[0].fc(x.double()))
 
 
 WRONG = [

@@ -140,7 +140,7 @@ def find_containers(model: nn.Module, example: Example) -> list[Container]:
         originals = [original[block] for block in blocks]
         adapter = adapter_of(originals[lead], width, originals[lead + 1 :])
         if adapter is None or changing:
-            refuse(blocks, _refusal(path, blocks, changing))
+            refuse(blocks, _refusal(path, blocks, changing, width, dim))
             continue
         each = sum(parameter.numel() for block in blocks for parameter in block.parameters())
         if each > sum(parameter.numel() for parameter in nn.ModuleList(blocks).parameters()):
@@ -240,7 +240,7 @@ def _channel_dim(block: nn.Module, ndim: int) -> int:
     return 1 if has_convolutions else -1
 
 
-def _refusal(path: str, blocks: list[nn.Module], changing: list[int]) -> str:
+def _refusal(path: str, blocks: list[nn.Module], changing: list[int], width: int, dim: int) -> str:
     name = type(blocks[-1]).__name__
     if changing:
         return (
@@ -248,6 +248,7 @@ def _refusal(path: str, blocks: list[nn.Module], changing: list[int]) -> str:
             "keep them, behind those at the beginning of their container; a StepsNet stands between such blocks"
         )
     return (
-        f"{path} holds {len(blocks)} blocks of {name}, which has no adapter, and whose constructor takes more than "
-        f"the width; {TEN_LINES % name}, see docs/your-model.md"
+        f"{path} holds {len(blocks)} blocks of {name}, which has no adapter, and {name}({width}) is not the same "
+        f"block: its constructor takes more than the width, or the width is not in dimension {dim}; "
+        f"{TEN_LINES % name}, and dim=, see docs/your-model.md"
     )
