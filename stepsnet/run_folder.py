@@ -143,6 +143,8 @@ def _continued(folder: Path, recipe: Recipe, resume: Resume) -> Recipe:
             hint = ""
             if key == "epochs":
                 hint = f" (`stepsnet resume {folder} epochs={ours[key]}` changes its length)"
+                if ours[key] < theirs.get(key, 0):  # which was changed since
+                    hint = f" (`stepsnet resume {folder}` goes on with it)"
             elif resume == "extend":
                 hint = f"; what may change is {', '.join(sorted(free - {'earlier_epochs'}))}"
             raise UserError(f"--run: {folder} holds a run with {key} {theirs.get(key)!r}, got {ours[key]!r}{hint}")

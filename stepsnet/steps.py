@@ -48,7 +48,8 @@ class StepsNet(nn.Module):
     Raises:
         ValueError: widths that are not positive integers, or not one network per width; in the forward pass, an
             input of another width, or a network that changes its width.
-        TypeError: a network that is not an ``nn.Module``, or one without a forward pass.
+        TypeError: a network that is not an ``nn.Module``, or one without a forward pass; in the forward pass, a
+            network that returns no tensor, such as a tuple.
     """
 
     _stream_hooks: Any = ()  # functions, see stream_hook
@@ -274,7 +275,10 @@ def _is_plain_sequence(network: nn.Module) -> bool:
 
 @torch.fx.wrap  # a leaf in symbolic traces, where a shape cannot be compared; what returned nothing would be left out
 def check_stream(y: Tensor, dim: int, width: int, step: int) -> Tensor:
-    """y as it is. Step 0 is the input. Raises ValueError where it has not so many channels."""
+    """y as it is. Step 0 is the input. Raises ValueError where it has not so many channels, TypeError for no tensor."""
+    if not isinstance(y, Tensor):
+        where = f"output of step {step}" if step > 0 else "input"
+        raise TypeError(f"{where} of the StepsNet: got {type(y).__name__}, expected one tensor")
     if y.shape[dim] != width:
         where = f"output of step {step}" if step > 0 else "input"
         raise ValueError(f"{where} of the StepsNet: got {y.shape[dim]} channels, expected {width}")

@@ -113,6 +113,8 @@ def test_only_what_changes_no_result_may_change(trained, copy, tmp_path, capsys)
     assert f"{copy} holds a run with lr 0.004, got 0.5; what may change is accumulation_steps, " in err
     err = refused(*TRAIN, "epochs=4", "--run", copy, "--resume", capsys=capsys)
     assert f"holds a run with epochs 2, got 4 (`stepsnet resume {copy} epochs=4` changes its length)" in err
+    err = refused(*TRAIN, "epochs=1", "--run", copy, "--resume", capsys=capsys)
+    assert f"holds a run with epochs 2, got 1 (`stepsnet resume {copy}` goes on with it)" in err
     err = refused("train", "python-docs/tiny", "--run", copy, "--resume", capsys=capsys)
     assert "holds a run with task 'classification', got 'language'" in err
     assert (copy / "config.yaml").read_bytes() == (trained / "config.yaml").read_bytes()

@@ -387,3 +387,12 @@ def test_adjacent_widths_add_up():
     net = make(WIDTHS)
     assert net.slice_widths == [WIDTHS[0], *(wide - narrow for narrow, wide in pairwise(WIDTHS))]
     assert sum(net.slice_widths) == net.width and net.slices_read == [1, 2, 3]
+
+
+def test_a_network_that_returns_a_tuple_is_refused():
+    class Pair(nn.Linear):
+        def forward(self, x):
+            return super().forward(x), None
+
+    with pytest.raises(TypeError, match=r"^output of step 1 of the StepsNet: got tuple, expected one tensor$"):
+        StepsNet([Pair(4, 4), nn.Linear(6, 6)], widths=(4, 6))(torch.randn(2, 6))
