@@ -7,8 +7,12 @@ import pytest
 import timm
 import torch
 from residual_networks import train
+from torch import nn
+from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 import stepsnet
+from stepsnet.residual.design import reset_norm
 
 DEPTH_METHODS = ["layer_scale", "rezero", "deepnorm", "fixup", "normformer"]
 SMALL = dict(img_size=8, patch_size=4, num_classes=5, class_token=False, global_pool="avg")
@@ -93,3 +97,14 @@ def test_a_method_begins_again(method):
     for key in drawn:
         again, first = (one.state_dict()[key].std().item() for one in (model, eager))
         assert again == pytest.approx(first, rel=0.3), key
+
+
+@pytest.mark.parametrize(("kind", "weight"), [(nn.LayerNorm, 1), (LlamaRMSNorm, 1), (Gemma3RMSNorm, 0)])
+def test_a_norm_starts_with_gains_of_1_however_it_writes_them(kind, weight):
+    norm, x = kind(16), torch.randn(4, 16)
+    for parameter in norm.parameters():
+        nn.init.normal_(parameter)
+    reset_norm(norm)
+    assert bool((norm.weight == weight).all())
+    centred = x - x.mean(-1, keepdim=True) if kind is nn.LayerNorm else x
+    torch.testing.assert_close(norm(x), centred / centred.square().mean(-1, keepdim=True).sqrt(), rtol=1e-3, atol=1e-3)

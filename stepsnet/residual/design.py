@@ -220,12 +220,18 @@ def precise(x: Tensor) -> Tensor:
     return x if x.dtype == torch.float64 else x.float()
 
 
+@torch.no_grad()
 def reset_norm(norm: Any) -> None:
-    """The start of any norm: gains 1, biases 0, where it has them."""
-    if getattr(norm, "weight", None) is not None:
-        nn.init.ones_(norm.weight)
+    """The start of any norm: gains 1, biases 0, where it has them; Gemma's gains are 1 + its weight."""
     if getattr(norm, "bias", None) is not None:
         nn.init.zeros_(norm.bias)
+    if getattr(norm, "weight", None) is not None:
+        nn.init.ones_(norm.weight)
+        if (
+            not norm.weight.is_meta
+            and norm(torch.linspace(-3, 5, len(norm.weight)).to(norm.weight)).square().mean() > 2
+        ):
+            nn.init.zeros_(norm.weight)
 
 
 def without_autocast(x: Tensor) -> AbstractContextManager[Any]:
