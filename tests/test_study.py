@@ -324,6 +324,23 @@ def test_a_contender_may_be_declared_later_than_the_one_it_is_held_against(tmp_p
     assert judged.reason == "declared, changed or given seeds when 4 of its final runs had begun" and judged.mean > 0
 
 
+def test_a_denial_waits_for_no_verdict_that_could_not_change_it(tmp_path):
+    """A claim does: it needs all of its criteria."""
+    points = {point: {"model.args.depths": [point]} for point in (1, 2, 3)}
+    more = {"name": "more", "left": "plain@3", "right": "plain@1"}
+    rules = {"seeds": [1, 2, 3], "flatness": {"share": 0.5, "within": 0.02}}
+    rules |= {"contenders": [{"name": "plain", "points": points}], "criteria": [TOY["criteria"][0], more]}
+    study = study_of(tmp_path, **rules, claims=[TOY["claims"][0] | {"criteria": ["gain", "more"]}])
+    low, high = Cell("plain", 1), Cell("plain", 2)
+    there = tuned(low, MIDDLE) | tuned(high, MIDDLE) | final(low, 0.002, (50.0, 51.0, 52.0))
+    for scores, verdict, text in (
+        ((40.0, 41.0, 42.1), "against", "Depth does not help. (Against: gain.)"),
+        ((60.0, 61.0, 62.1), "not yet", "Nothing is claimed yet: no verdict for more."),
+    ):
+        said = judge_study(study, there | final(high, 0.002, scores)).claims[0]
+        assert (said.verdict, said.text) == (verdict, text)
+
+
 def test_a_claim_is_not_cut_down_to_what_came_out_well(tmp_path):
     other = {"name": "other", "left": "plain@1", "right": "plain@2", "margin": 1.0}
     rules = {"seeds": [1, 2, 3], "flatness": {"share": 0.5, "within": 0.02}, "criteria": [TOY["criteria"][0], other]}

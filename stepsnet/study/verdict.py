@@ -170,18 +170,18 @@ def _unsound(study: Study, cells: Sequence[Cell], finals: Sequence[Mapping[int, 
 
 
 def judge_claim(study: Study, claim: Claim, judged: Sequence[Judged], results: Results) -> Said:
-    """The claim if all of its criteria are met, its denial if one is met the other way, otherwise neither.
+    """The claim once all of its criteria are met, its denial once one is met the other way, otherwise neither.
 
     Neither also where the study has too few seeds, or an interval or flatness that asks for too little, or where the
     claim was made when final runs of one of its criteria were there.
     """
     verdicts = {found.name: found.verdict for found in judged if found.name in claim.criteria}
-    if any(verdict == "not yet" for verdict in verdicts.values()):
-        waiting = [name for name, verdict in verdicts.items() if verdict == "not yet"]
+    against = [name for name, verdict in verdicts.items() if verdict == "against"]
+    waiting = [name for name, verdict in verdicts.items() if verdict == "not yet"]
+    if waiting and not against:  # which no further verdict would change
         return Said("not yet", f"Nothing is claimed yet: no verdict for {', '.join(waiting)}.")
     if reason := _too_lenient(study, claim) or _claimed_late(study, claim, results):
         return Said("undecided", f"Nothing is claimed: {reason}.")
-    against = [name for name, verdict in verdicts.items() if verdict == "against"]
     if against:
         return Said("against", f"{claim.denial} (Against: {', '.join(against)}.)")
     open_ones = [name for name, verdict in verdicts.items() if verdict == "undecided"]
