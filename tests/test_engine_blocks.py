@@ -75,7 +75,7 @@ def test_the_blocks_of_chosen_steps_are_recomputed(tmp_path):
             return nn.functional.cross_entropy(model(batch[0]), batch[1]), {}
 
         def evaluate(self, model, shard, device):
-            return {"score": 0.0}
+            return {"loss": 0.0}
 
     settings = dataclasses.replace(SETTINGS, epochs=1, warmup_epochs=0, grad_checkpointing=(2,))
     train(model, Images(), settings, made(tmp_path), ALONE, report=lambda event: None)
