@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from itertools import islice
 from pathlib import Path
 
 import torch
@@ -19,8 +18,6 @@ from .data import evaluation_transform
 from .inputs import input_spec
 
 __all__ = ["classes_of", "predict"]
-
-_BATCH = 32  # images at a time
 
 
 @torch.no_grad()
@@ -55,9 +52,7 @@ def _classify(
         return transform(open_image(file))
 
     images = read_files(files, read)
-    batches = iter(lambda: [*islice(images, _BATCH)], [])
-    logits = torch.cat([model(torch.stack(batch).to(device)) for batch in batches])  # (files, classes)
-    probabilities = logits.softmax(-1)
+    probabilities = torch.cat([model(image[None].to(device)).softmax(-1) for image in images])  # (files, classes)
     ranked = probabilities.topk(min(inputs.top, len(classes)))
     predictions = []
     for file, values, indices in zip(files, ranked.values.tolist(), ranked.indices.tolist()):
