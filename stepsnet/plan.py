@@ -133,7 +133,8 @@ def plan_steps(
             narrow and back to wide.
         blocks: total number of blocks to reach at the same compute (Table 9: 14, 18, 24, 30, 34).
         macs: compute of all blocks together for one sequence, in place of that of the residual network.
-        head_dim: the attention head size to stay near to: 64 as in DeiT, 32 as in Swin.
+        head_dim: the attention head size to stay near to: 64 as in DeiT, 32 as in Swin. The full width keeps just this
+            size where it is a multiple of it.
         round_to: "heads" rounds W/√2ᵏ as the paper does, to a multiple of its number of heads;
             a number rounds to a multiple of it (8, 16 or 64 suit hardware better).
         mlp_ratio: hidden width of the MLP over the block's width.
@@ -163,7 +164,8 @@ def plan_steps(
             costs, budget = [block_macs(w, tokens, mlp_ratio) for w in widths], macs
         depths = search_depths(costs, budget, blocks)
     arranged_widths, arranged_depths = arrange_steps(widths, depths, profile)
-    heads = tuple(heads_for(w, head_dim) for w in arranged_widths)
+    own = width // head_dim if width % head_dim == 0 else heads_for(width, head_dim)  # of the residual network
+    heads = tuple(own if w == width else heads_for(w, head_dim) for w in arranged_widths)
     return StepPlan(arranged_widths, arranged_depths, heads, mlp_ratio)
 
 

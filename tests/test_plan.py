@@ -156,6 +156,15 @@ def test_heads_divide_and_are_near_the_head_size(width, head_dim):
     assert plan.head_dims == tuple(w // heads for w, heads in zip(plan.widths, plan.num_heads))
 
 
+@pytest.mark.parametrize("width, head_dim, heads", [(1280, 64, 20), (1600, 64, 25), (896, 64, 14), (5120, 128, 40)])
+def test_the_full_width_has_the_heads_of_the_residual_network(width, head_dim, heads):
+    """GPT-2 large and XL, Qwen2 0.5B and LLaMA 13B: not powers of two, nor three times those."""
+    assert plan_steps(width, 24, 1, head_dim=head_dim).num_heads == (heads,)
+    for profile, place in {"steps": [-1], "reverse": [0], "bowtie": [0, -1]}.items():
+        plan = plan_steps(width, 24, 3, head_dim=head_dim, profile=profile)
+        assert [plan.num_heads[i] for i in place] == [heads] * len(place)
+
+
 def test_half_a_width_stays_half_where_heads_divide_it():
     assert [plan_steps(width, 12, 3).widths[0] for width in (320, 640, 768, 1280)] == [160, 320, 384, 640]
 
