@@ -12,6 +12,7 @@ A block between ``<!-- begin: NAME … -->`` and ``<!-- end -->`` is replaced by
     study NAME, leaderboard NAME   a declared study as far as its runs have ended: by cell, or a row a contender
     study-keys                     the keys of a study's declaration
     verdicts NAME…                 the criteria of declared studies that have a verdict
+    answers NAME…                  a row a declared study: its question, and what may be said by now
     analysis FILE TABLE            what ``stepsnet analyze --json`` printed
     speed FILE                     what ``stepsnet bench`` wrote
     memory FILE                    what benchmarks/memory.py wrote
@@ -52,6 +53,7 @@ TABLES = {
     "leaderboard": render_runs.leaderboard_table,
     "study-keys": render_runs.study_keys,
     "verdicts": render_runs.verdicts_table,
+    "answers": render_runs.answers_table,
     "paper-depths": render_runs.paper_depths,
     "benchmarks": render_benchmarks.benchmarks_table,
     "language": render_benchmarks.language_table,

@@ -305,6 +305,20 @@ def verdicts_table(*names: str) -> str:
     return "\n".join([markdown_table(headers, rows, "lrrrl"), *([""] if notes else []), *notes])
 
 
+def answers_table(*names: str) -> str:
+    """One row a declared study: what it asks, how many of its runs have ended, and what may be said by now."""
+    rows = []
+    for name in names:
+        study, results = _study(name)
+        there, all_of = progress(study, results)
+        said = [
+            f"**{one.verdict}**" + (f": {one.text}" if one.verdict in ("for", "against") else "")
+            for one in judge_study(study, results).claims
+        ]
+        rows.append([f"`{name}`", study.question, f"{there} of {all_of}", " ".join(dict.fromkeys(said))])
+    return markdown_table(["study", "question", "runs", "claimed so far"], rows, "llrl")
+
+
 def study_table(name: str) -> str:
     """A declared study, as far as its runs have ended."""
     study, results = _study(name)

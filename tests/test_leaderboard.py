@@ -123,3 +123,22 @@ def test_until_the_last_point_is_run_the_one_before_ranks(pages, tmp_path):
     assert [row.split(" | ")[0].strip("| ") for row in rows[:2]] == ["other", "plain"]
     assert all(row.split(" | ")[3:6] == ["12.00 k", "3.00 M", "1.00"] for row in rows[:2])  # its costs too
     assert "Costs at 4 blocks;" in "".join(rows)
+
+
+def test_the_page_of_evidence_answers_for_every_study_of_it():
+    page = (Path(__file__).parent.parent / "docs" / "evidence.md").read_text(encoding="utf-8")
+    answers = page.split("<!-- begin: answers ")[1].split("<!-- end -->")[0].splitlines()
+    ours = {name for name in studies() if name.startswith(("evidence/", "stepify/"))}
+    assert set(answers[0].removesuffix(" -->").split()) == ours == {row.split("`")[1] for row in answers[3:]}
+
+
+def test_answers_say_what_may_be_claimed(pages, tmp_path):
+    module, _ = pages
+    criterion = {"name": "ours is ahead", "left": "steps@8", "right": "plain@8"}
+    claim = {"text": "Ours is ahead.", "denial": "Ours is not ahead.", "criteria": ["ours is ahead"]}
+    study = str(declared(tmp_path, contenders=CONTENDERS, criteria=[criterion], claims=[claim], seeds=[1, 2, 3]))
+    assert module.answers_table(study).splitlines()[-1].endswith("| 0 of 30 | **not yet** |")
+    found = [*records(Cell("plain", 8), [50.0, 51.0, 50.5]), *records(Cell("steps", 8), [40.0, 40.5, 41.0])]
+    for record in found:
+        (tmp_path / "results" / "toy" / f"{record['run']}.json").write_text(json.dumps(record))
+    assert "| 12 of 30 | **against**: Ours is not ahead." in module.answers_table(study)

@@ -1,11 +1,14 @@
 """What the residual stream carries after each block, against formulas written out."""
 
+import gc
 import json
 import math
+import weakref
 
 import pytest
 import timm
 import torch
+from timm.models.vision_transformer import Block
 from torch import nn
 
 from stepsnet.analysis.block_statistics import as_line, read_line, statistics_of
@@ -21,6 +24,7 @@ from stepsnet.models.stepify.convert import stepify
 from stepsnet.models.steps_transformer import create
 from stepsnet.overrides import override
 from stepsnet.recipes import find_recipe
+from stepsnet.residual import DESIGNS, connect
 from stepsnet.runs.train import train_run
 from stepsnet.tasks import build_task
 
@@ -218,6 +222,34 @@ def test_compiled_blocks_are_measured_eagerly():
     loss(compiled)
     assert calls  # outside it runs as compiled
     assert as_line(measure_stream(compiled, loss), "epoch_end") == as_line(expected, "epoch_end")
+
+
+@pytest.mark.parametrize("design", [None, *DESIGNS])
+def test_nothing_of_a_pass_is_kept_once_it_was_measured(design):
+    """In a training that measures every hundredth update, each such graph would stay until its end."""
+
+    class Saved:
+        def __init__(self, tensor):
+            self.tensor = tensor
+
+    saved = weakref.WeakSet()
+
+    def pack(tensor):
+        saved.add(one := Saved(tensor))
+        return one
+
+    torch.manual_seed(0)
+    blocks = nn.Sequential(*(Block(16, num_heads=2) for _ in range(3)))
+    model = nn.Sequential(nn.Linear(4, 16), blocks if design is None else connect(blocks, design), nn.LayerNorm(16))
+    x = torch.randn(2, 5, 4)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda one: one.tensor):
+        value = model(x).square().mean()
+        assert saved  # the hooks see what a pass keeps
+        value.backward()
+        del value
+        measure_stream(model, lambda model: model(x).square().mean())
+    gc.collect()
+    assert not len(saved)
 
 
 def test_what_has_no_stream_or_no_loss_is_refused():

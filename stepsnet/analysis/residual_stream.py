@@ -146,8 +146,8 @@ class _Observer:
         of_stream: Callable[[Tensor], Tensor] = _as_it_is
         if isinstance(block, ConnectedBlock):  # its stream is several tensors, or one of several streams
             y = output[-1] if isinstance(output, tuple) else output  # what the gradient is taken of
-            with torch.no_grad():
-                before, after = block.wiring.as_sum(arguments[0]), block.wiring.as_sum(output)
+            with torch.no_grad():  # detached all the same: the sum of one stream is that tensor, with its graph
+                before, after = block.wiring.as_sum(arguments[0]).detach(), block.wiring.as_sum(output).detach()
             of_stream = block.wiring.gradient_of_stream
         else:
             before, after = arguments[0].detach(), y.detach()
