@@ -1,11 +1,17 @@
 """Backbones of dense tasks: their maps are the classifier's, at any size, and they start from its weights."""
 
+import copy
 import math
+import pickle
 
 import pytest
 import timm
 import torch
+from timm.models.swin_transformer import SwinTransformerBlock
+from timm.models.swin_transformer_v2 import SwinTransformerV2Block
+from timm.models.swin_transformer_v2_cr import SwinTransformerV2CrBlock
 from torch import nn
+from torchvision.models.swin_transformer import shifted_window_attention
 
 import stepsnet  # noqa: F401 - registers the models
 from stepsnet.checkpoint import save_weights
@@ -13,6 +19,8 @@ from stepsnet.config import ModelSpec
 from stepsnet.errors import UserError
 from stepsnet.models.backbone import STRIDES, create_backbone, load_backbone
 from stepsnet.models.build import build_model
+from stepsnet.models.optimize import optimize
+from stepsnet.models.windows import PaddedWindows, restore_windows
 
 NAMES = ["test_steps_swin", "test_steps_swin_baseline", "test_steps_swinpp", "test_steps_resnet", "test_steps_deit"]
 SWIN = {"embed_dim": 12, "depths": (2, 2, 2, 2), "num_heads": (1, 2, 2, 2)}
@@ -184,3 +192,73 @@ def test_an_unknown_or_unsuitable_backbone():
             f"model {name}: backbone beit_base_patch16_224: got a model that refuses 331×245 pixels "
             "(Input height (336) doesn't match model (224).), expected one of any size"
         )
+
+
+def swin_blocks(name, **arguments):
+    """The second block of a stage shifts its windows."""
+    kinds = (SwinTransformerBlock, SwinTransformerV2Block, SwinTransformerV2CrBlock)
+    model = create_backbone(name, **arguments).eval()
+    return model, [module for module in model.modules() if isinstance(module, kinds)]
+
+
+def attend(block, x):
+    return block._shifted_window_attn(x) if isinstance(block, SwinTransformerV2CrBlock) else block._attn(x)
+
+
+@pytest.mark.parametrize("size", [(14, 21), (16, 25), (32, 14)])
+def test_windows_that_do_not_divide_a_map_are_torchvisions(size):
+    """As in the detectors of Swin's authors: padded, then shifted."""
+    _, blocks = swin_blocks("swin_tiny_patch4_window7_224")
+    for block in blocks[:2]:
+        torch.nn.init.normal_(block.attn.relative_position_bias_table)
+        x, attention = torch.randn(2, *size, 96), block.attn
+        expected = shifted_window_attention(
+            x,
+            attention.qkv.weight,
+            attention.proj.weight,
+            attention._get_rel_pos_bias(),
+            [7, 7],
+            attention.num_heads,
+            list(block.shift_size),
+            qkv_bias=attention.qkv.bias,
+            proj_bias=attention.proj.bias,
+        )
+        torch.testing.assert_close(attend(block, x), expected, rtol=1e-4, atol=1e-5)
+        optimized = optimize(copy.deepcopy(block), compile=False)
+        with torch.no_grad():
+            torch.testing.assert_close(attend(optimized, x), expected, rtol=1e-4, atol=1e-5)
+        assert type(restored := optimized.__dict__["_attn"].padded) is PaddedWindows and restored.block is optimized
+        restore_windows(optimized)
+        assert optimized.__dict__["_attn"] is restored
+
+
+@pytest.mark.parametrize("name", ["swinpp_tiny_window7_224", "test_steps_swin", *(n for n in SMALL if "swin" in n)])
+def test_opposite_edges_of_a_map_do_not_see_one_another(name):
+    _, blocks = swin_blocks(name)
+    of_shift = {any(block.shift_size): block for block in blocks}
+    assert True in of_shift
+    for block in of_shift.values():
+        rows = block.window_size[0]
+        x = torch.randn(1, 2 * rows + 2, 3 * rows - 1, block.attn.qkv.in_features)
+        for edge in ((slice(None), 0), (slice(None), slice(None), 0)):
+            other = x.clone()
+            other[edge] += 3
+            with torch.no_grad():
+                moved = (attend(block, other) - attend(block, x)).abs().amax((0, 3))
+            assert moved[:rows, :rows].max() > 1e-4
+            assert moved[rows:, rows:].max() < 1e-6
+
+
+def test_a_backbone_of_windows_is_copied_compiled_and_recomputed():
+    model, _ = swin_blocks("test_steps_swin")
+    x = torch.randn(1, 3, 72, 100)
+    expected = [x.detach() for x in model(x)]
+    twin = copy.deepcopy(model)
+    with torch.no_grad():
+        next(model.parameters()).zero_()
+    for got, other in zip(twin(x), expected, strict=True):
+        torch.testing.assert_close(got, other)
+    twin = pickle.loads(pickle.dumps(twin))
+    compiled = torch.compile(twin, backend="aot_eager", fullgraph=True)
+    for got, other in zip(compiled(x), expected, strict=True):
+        torch.testing.assert_close(got, other)

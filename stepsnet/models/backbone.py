@@ -23,6 +23,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from ..errors import UserError
 from .blocks import blocks_of
 from .transfer import read_pretrained, resized
+from .windows import pad_windows
 
 __all__ = ["PyramidBackbone", "create_backbone", "load_backbone", "mean_and_std_of"]
 
@@ -46,7 +47,7 @@ class PyramidBackbone(nn.Module):
     Args:
         features: a timm model created with ``features_only`` and four outputs.
         patch_size: in pixels; the image is padded at the bottom and on the right to a multiple of it. Incomplete
-            windows are padded by timm's blocks, map by map, as in Swin's detectors.
+            windows are padded map by map, as in Swin's detectors (:class:`~stepsnet.models.windows.PaddedWindows`).
         normalised: put a LayerNorm after each output; the residual stream of a pre-norm model has none.
         frozen_stages: number of stages, 0 to 4, whose weights are not trained; from 1 on the stem is frozen too.
         frozen_norms: the batch norms keep their weights and their statistics.
@@ -163,8 +164,10 @@ def create_backbone(
     settings = {"features_only": True, "out_indices": indices, **(of_family or {}), **arguments}
     patch_size = to_2tuple(getattr(getattr(classifier, "patch_embed", None), "patch_size", 1))[0]
     exempt: set[str] = getattr(classifier, "no_weight_decay", set)()
+    features = timm.create_model(name, **settings)
+    pad_windows(features)
     return PyramidBackbone(
-        timm.create_model(name, **settings),
+        features,
         patch_size=_accepted_multiple(name, settings, patch_size) if any_size else patch_size,
         normalised=of_family is not None,
         frozen_stages=frozen_stages,

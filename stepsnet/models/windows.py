@@ -1,50 +1,93 @@
-"""Swin's window attention in inference: one permutation in place of shift and partition, one fused attention.
+"""Swin's window attention in two other ways: on maps that windows do not divide, and quicker in inference.
 
-timm's block rolls the image, cuts it into windows, attends with a bias and a mask that are gathered and added in
-every pass, puts the windows together and rolls back. Here the positions of roll and windows are one index, made once
-a shape, and so is the sum of bias and mask; the attention is torch's ``scaled_dot_product_attention``.
+timm's block rolls the map, cuts it into windows, attends with a bias and a mask that are gathered and added in
+every pass, puts the windows together and rolls back.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from timm.models.swin_transformer import SwinTransformerBlock, window_partition
+from timm.models.swin_transformer_v2 import SwinTransformerV2Block
+from timm.models.swin_transformer_v2_cr import SwinTransformerV2CrBlock
 from torch import Tensor, nn
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-__all__ = ["PermutedWindows", "permute_windows", "restore_windows"]
+__all__ = ["PaddedWindows", "PermutedWindows", "pad_windows", "permute_windows", "restore_windows"]
+
+_ATTENDS = {  # the method of a block that attends in windows
+    SwinTransformerBlock: "_attn",
+    SwinTransformerV2Block: "_attn",
+    SwinTransformerV2CrBlock: "_shifted_window_attn",
+}
+
+
+def pad_windows(model: nn.Module) -> None:
+    """Let all kinds of Swin blocks of a model attend through :class:`PaddedWindows`."""
+    for module in model.modules():
+        for kind, method in _ATTENDS.items():
+            if isinstance(module, kind) and method not in module.__dict__:
+                setattr(module, method, PaddedWindows(module, method))
+
+
+class PaddedWindows:
+    """The window attention of one block on a map of any size, (B, H, W, C) -> (B, H, W, C).
+
+    The map is padded with zeros first and shifted then, as in the detectors of Swin's authors, so that the mask keeps
+    opposite edges apart. timm (1.0.31) shifts first: the rows that come around lie in front of the padding, where its
+    mask expects their neighbours. Where windows divide the map, this is timm's attention.
+    """
+
+    def __init__(self, block: Any, method: str):
+        self.block, self.method = block, method
+
+    def __call__(self, x: Tensor) -> Tensor:
+        attend = getattr(type(self.block), self.method)
+        height, width = x.shape[1:3]
+        rows, columns = self.block.window_size
+        if statically_known_true(height % rows == 0) and statically_known_true(width % columns == 0):
+            return attend(self.block, x)
+        below, right = (rows - height % rows) % rows, (columns - width % columns) % columns
+        return attend(self.block, F.pad(x, (0, 0, 0, right, 0, below)))[:, :height, :width].contiguous()
 
 
 def permute_windows(model: nn.Module) -> None:
     """Let the Swin blocks of a model attend through :class:`PermutedWindows`."""
     for module in model.modules():
-        if isinstance(made := module.__dict__.get("_attn"), PermutedWindows):
+        made = module.__dict__.get("_attn")
+        if isinstance(made, PermutedWindows):
             made.bias = None  # a write through .data leaves no trace in its key
-        elif isinstance(module, SwinTransformerBlock) and made is None:
+        elif isinstance(module, SwinTransformerBlock) and isinstance(made, PaddedWindows | None):
             module._attn = PermutedWindows(module)
             module.attn.fused_attn = True  # timm's own, where an image has to be padded
 
 
 def restore_windows(model: nn.Module) -> None:
-    """Let them attend as in timm again, which exporters can trace."""
+    """Let them attend as they were built again, which exporters can trace."""
     module: Any
     for module in model.modules():
         if isinstance(made := module.__dict__.get("_attn"), PermutedWindows):
             module.attn.fused_attn = made.was_fused
             del module._attn
+            if made.padded is not None:
+                module._attn = made.padded
 
 
 class PermutedWindows:
     """``SwinTransformerBlock._attn`` of one block, without gradients: (B, H, W, C) -> (B, H, W, C).
 
-    It leaves to timm's own what it does not cover: gradients, training, an image that windows do not divide, and an
-    attention with hooks inside.
+    The positions of roll and windows are one index, made once a shape, and so is the sum of bias and mask; the
+    attention is torch's ``scaled_dot_product_attention``. It leaves to the block as it was built what it does not
+    cover: gradients, training, a map that windows do not divide, and an attention with hooks inside.
     """
 
     def __init__(self, block: Any):
         self.block, self.was_fused = block, block.attn.fused_attn
+        self.padded: PaddedWindows | None = block.__dict__.get("_attn")
         self.orders: dict[Any, tuple[Tensor, Tensor]] = {}  # the last one, by shape and device
         self.bias: tuple[Any, Tensor, Tensor] | None = None  # the last one: its key, the table that it is of, and it
 
@@ -58,7 +101,7 @@ class PermutedWindows:
         ):
             return self._as_built(x)
         if torch.is_grad_enabled() or block.training or not divided:
-            return type(block)._attn(block, x)
+            return self._attend(x)
         batch, area = x.shape[0], rows * columns
         order, back = self._order(x)
         windows = x.flatten(1, 2).index_select(1, order)  # (B, H·W, C), a window after the other
@@ -71,12 +114,17 @@ class PermutedWindows:
         y = attention.proj(y.transpose(1, 2).reshape(batch, height * width, -1))
         return y.index_select(1, back).view(batch, height, width, -1)
 
+    @property
+    def _attend(self) -> Callable[[Tensor], Tensor]:
+        """That of the block as it was built."""
+        return self.padded or type(self.block)._attn.__get__(self.block)
+
     def _as_built(self, x: Tensor) -> Tensor:
         """By the modules whose outputs hooks may want, such as that of the softmax."""
         attention = self.block.attn
         attention.fused_attn = self.was_fused
         try:
-            return type(self.block)._attn(self.block, x)
+            return self._attend(x)
         finally:
             attention.fused_attn = True
 
