@@ -1,5 +1,6 @@
 """COCO data: what a sample is, and in which order they come."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 import torch
 from coco_images import SIZES, write_coco
 from detection_tasks import load
+from pycocotools.coco import COCO as CocoTool
 
 from stepsnet.config import DetectionAugment
 from stepsnet.errors import UserError
@@ -41,6 +43,27 @@ def test_objects_of_every_kind_of_segmentation(coco):
         assert image[:, 6, 8 + index].min() > 0.9 and image[:, 20 + index // 2, 30].max() < 0.1
     crowds = [a for a in data.train.split.content()["annotations"] if a["iscrowd"]]
     assert len(crowds) == 1  # the evaluation knows of it
+
+
+@pytest.mark.parametrize("sliver", [[3, 5, 9, 9], [2, 2], [0, 5, 0, 9, 0, 12], [60, 1, 60, 9, 60, 12]])
+@pytest.mark.parametrize("place", [0, 1])
+def test_parts_that_cover_nothing_are_left_out_beside_others(coco, sliver, place):
+    """Such as annotation programs write; [60, …] is the right edge."""
+    before = load(coco).train
+    file = coco / "instances_train.json"
+    content = json.loads(file.read_text())
+    ours = next(a for a in content["annotations"] if isinstance(a["segmentation"], list))
+    index = next(i for i, image in enumerate(content["images"]) if image["id"] == ours["image_id"])
+    width = content["images"][index]["width"]
+    ours["segmentation"].insert(place, [width if x == 60 else x for x in sliver])
+    file.write_text(json.dumps(content))
+    after = load(coco).train
+    assert torch.equal(after[0, index][1]["masks"], before[0, index][1]["masks"])
+    ground_truth = CocoTool()
+    ground_truth.dataset = after.split.content()
+    ground_truth.createIndex()
+    masks = [ground_truth.annToMask(a) for a in ground_truth.imgToAnns[ours["image_id"]] if not a["iscrowd"]]
+    assert torch.equal(torch.from_numpy(np.stack(masks)), before[0, index][1]["masks"])
 
 
 def inner_box(mask):

@@ -1,7 +1,9 @@
 """What a classifier's data decide where the recipe leaves it open, and what is told before the training."""
 
 import dataclasses
+import importlib
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,6 +19,7 @@ from stepsnet.recipes import find_recipe
 from stepsnet.runs.advice import on_settings
 from stepsnet.tasks import build_opened, build_task, open_data, resolve
 from stepsnet.tasks.classification import task as classification
+from stepsnet.tasks.classification.inputs import Normalization
 from stepsnet.tasks.classification.sources import SOURCES
 
 SHALLOW = ["model.args.depths=[1,1,1]", "baseline.args.depths=[1]", "train_samples=null", "batch_size=4"]
@@ -251,6 +254,32 @@ def test_settings_that_are_seldom_meant():
     for fine in (["batch_size=128"], ["batch_size=256", "lr=0.004"], ["batch_size=256", "lr_base_size=64"]):
         assert on_settings(override(recipe, fine)) == []
     assert on_settings(override(find_recipe("imagenet/deit_tiny"), ["batch_size=64"])) == []  # scaled
+    coco = find_recipe("coco/mask_rcnn_swin_tiny")
+    (line,) = on_settings(coco)
+    assert line.startswith("backbone: none is given, so it starts from random weights; the numbers that coco/mask_rcnn")
+    assert on_settings(override(coco, ["backbone=timm:swin_tiny_patch4_window7_224"])) == []
+    assert on_settings(find_recipe("pennfudan/mask_rcnn")) == []  # which is meant to
+
+
+@pytest.mark.parametrize("task", ["detection", "segmentation"])
+def test_a_backbone_whose_weights_saw_other_images_is_told(task, monkeypatch):
+    """timm's plain ViT has 0.5 as mean and deviation, its weights of MAE those of ImageNet."""
+    module = importlib.import_module(f"stepsnet.tasks.{task}.task")
+    monkeypatch.setattr(module, "load_backbone", lambda *arguments: None)
+    of_vit = Normalization((0.5,) * 3, (0.5,) * 3)
+    model = SimpleNamespace(
+        backbone=SimpleNamespace(body=None), transform=SimpleNamespace(image_mean=[0.5] * 3, image_std=[0.5] * 3)
+    )
+    asked = SimpleNamespace(
+        backbone="timm:vit_base_patch16_224.mae", backbone_key="backbone", inference=SimpleNamespace(**of_vit._asdict())
+    )
+    kind = module.Detection if task == "detection" else module.Segmentation
+    (line,) = kind.load_pretrained(asked, model)
+    assert line.startswith(
+        "backbone: the weights of timm:vit_base_patch16_224.mae were trained on images with mean (0.485"
+    )
+    asked.backbone = "timm:vit_base_patch16_224.augreg_in1k"
+    assert kind.load_pretrained(asked, model) == []
 
 
 def test_a_single_class_is_refused_before_training(tmp_path):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from ..config import ClassificationRecipe, DetectionRecipe, LanguageRecipe, Recipe, SegmentationRecipe
+from ..config import ClassificationRecipe, DenseRecipe, DetectionRecipe, LanguageRecipe, Recipe, SegmentationRecipe
 from ..errors import UserError
 from ..recipes import RECIPES
 
@@ -28,9 +28,10 @@ def check_settings(recipe: Recipe) -> None:
 
 
 def on_settings(recipe: Recipe) -> list[str]:
-    """A line for a schedule that does not do what it seems to, and for a rate that is meant for another batch size.
+    """A line for a schedule that does not do what it seems to, for a rate that is meant for another batch size, and
+    for a backbone without weights where the paper's numbers are of one with them.
 
-    What a rate is meant for is known of a recipe that has a shipped one's name and rate.
+    What is meant is known of a recipe that has a shipped one's name.
     """
     lines = []
     if recipe.sched == "multistep" and not any(milestone < recipe.epochs for milestone in recipe.milestones):
@@ -48,6 +49,11 @@ def on_settings(recipe: Recipe) -> list[str]:
                 f"lr {recipe.lr:g} is {shipped.name}'s for batches of {shipped.batch_size}, and batch_size is "
                 f"{recipe.batch_size}: lr_base_size={shipped.batch_size} scales it"
             )
+    if isinstance(recipe, DenseRecipe) and shipped and shipped.expected and not recipe.backbone:
+        lines.append(
+            f"backbone: none is given, so it starts from random weights; the numbers that {shipped.name} expects are "
+            "of one that was trained on ImageNet (backbone=RUN, a file of weights, or timm:NAME)"
+        )
     return lines
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import signal
 from collections.abc import Iterator, Sequence
@@ -41,7 +42,7 @@ def loaded(
         samples,
         num_workers=min(workers, batches),
         pin_memory=device.type == "cuda",
-        worker_init_fn=_ignore_signals,
+        worker_init_fn=_prepare_worker,
         generator=torch.Generator().manual_seed(0),  # otherwise it would draw from the run's generator
         **settings,
     )
@@ -92,7 +93,9 @@ def _end(workers: Sequence[BaseProcess]) -> None:
         worker.join()
 
 
-def _ignore_signals(worker: int) -> None:
+def _prepare_worker(worker: int) -> None:
+    # a collection would write into the header of each record of the data, so that each worker had a copy of them all
+    gc.freeze()
     # a terminal sends Ctrl-C and its end to the workers too, torchrun and schedulers send SIGTERM; the run ends its
     # workers itself
     for number in SIGNALS:

@@ -27,7 +27,7 @@ from ...errors import UserError, nearest
 from ..images import UnreadableImage, open_image
 from ..splits import hold_out, sources_of, split_of
 from .transforms import Target, augmented, clamped
-from .validate import Record, check_split, encode_segmentation, read_annotations
+from .validate import Record, check_split, encode_segmentation, read_annotations, without_slivers
 
 __all__ = [
     "CocoData",
@@ -288,7 +288,7 @@ def _open_split(root: Path, name: str, max_invalid: int, masks: bool) -> CocoSpl
     annotations: dict[int, list[Record]] = defaultdict(list)
     for annotation in content["annotations"]:
         if annotation["id"] not in invalid:
-            annotations[annotation["image_id"]].append(annotation)
+            annotations[annotation["image_id"]].append(without_slivers(annotation) if masks else annotation)
     categories = sorted(content["categories"], key=lambda category: category["id"])
     left_out = (LeftOut(file.name, "annotations", len(invalid), total, first),) if invalid else ()
     return CocoSplit(file, folder, tuple(categories), tuple(content["images"]), dict(annotations), masks, left_out)

@@ -27,6 +27,7 @@ from ...models.backbone import load_backbone
 from ...models.build import DETECTORS, build_model
 from ...models.mask_rcnn import Detector
 from ...reading import read_json
+from ..classification.inputs import Normalization, on_other_normalization
 from ..loading import loaded
 from ..pictures import spread_over
 from ..remarks import on_classes
@@ -191,7 +192,10 @@ class Detection(Task):
 
     def load_pretrained(self, model: nn.Module) -> list[str]:
         if self.backbone:
-            load_backbone(cast(Detector, model).backbone.body, self.backbone, self.backbone_key)
+            detector = cast(Detector, model)
+            load_backbone(detector.backbone.body, self.backbone, self.backbone_key)
+            own = Normalization(tuple(detector.transform.image_mean), tuple(detector.transform.image_std))
+            return on_other_normalization(self.backbone, self.backbone_key, own)
         return []
 
     def remarks(self) -> list[str]:

@@ -23,12 +23,13 @@ from ...files import cached_json
 from ...reading import read_json
 from ..images import UnreadableImage, each_in_threads, image_sizes, open_image
 
-__all__ = ["MIN_SIDE", "Checked", "check_split", "encode_segmentation", "read_annotations"]
+__all__ = ["MIN_SIDE", "Checked", "check_split", "encode_segmentation", "read_annotations", "without_slivers"]
 
-_CHECK_VERSION = 7  # a new number discards the results that are kept
+_CHECK_VERSION = 8  # a new number discards the results that are kept
 _SLACK = 1.0  # pixels that a box may reach beyond its image, by rounding
 MIN_SIDE = 0.01  # pixels of a box: float32 may find no area below it, at the far side of a large image
 
+_LEAST_NUMBERS = 6  # of a polygon that covers something: three points
 _NO_SEGMENTATION: tuple[Any, ...] = (None, [], [[]], {})  # what programs write beside a box that has no mask
 
 Record = Mapping[str, Any]
@@ -117,6 +118,14 @@ def encode_segmentation(segmentation: Any, height: int, width: int) -> dict[str,
         return coco_mask.frPyObjects(segmentation, height, width)
     counts = segmentation["counts"]
     return {"size": [height, width], "counts": counts.encode() if isinstance(counts, str) else counts}
+
+
+def without_slivers(annotation: Record) -> Record:
+    """An annotation without parts of fewer than three points, of which pycocotools would make a box."""
+    parts = annotation.get("segmentation")
+    if not isinstance(parts, list) or all(len(part) >= _LEAST_NUMBERS for part in parts):
+        return annotation
+    return {**annotation, "segmentation": [part for part in parts if len(part) >= _LEAST_NUMBERS]}
 
 
 def _check_images(file: Path, folder: Path, images: Sequence[Record]) -> None:
@@ -221,14 +230,23 @@ def _wrong_segmentation(segmentation: Any, height: int, width: int) -> str:
     if segmentation in _NO_SEGMENTATION:
         return "got no segmentation, expected polygons or RLE"
     if isinstance(segmentation, list):
+        covers_nothing = ""  # why, the first part that does not; beside others such a part is a sliver and left out
+        parts = 0
         for polygon in segmentation:
-            if not isinstance(polygon, list) or len(polygon) < 6 or len(polygon) % 2:
-                return f"got a polygon {str(polygon)[:60]}, expected x and y of at least three points"
+            got = f"got a polygon {str(polygon)[:60]}"
+            if not isinstance(polygon, list) or not polygon or len(polygon) % 2:
+                return f"{got}, expected x and y of at least three points"
             if not all(_is_number(value) for value in polygon):
-                return f"got a polygon {str(polygon)[:60]}, expected finite numbers"
-            if not _reaches(polygon[::2], width) or not _reaches(polygon[1::2], height):
-                return f"got a polygon {str(polygon)[:60]}, expected points in the image of {width}×{height}"
-        return ""
+                return f"{got}, expected finite numbers"
+            if not _is_near(polygon[::2], width) or not _is_near(polygon[1::2], height):
+                return f"{got}, expected points in the image of {width}×{height}"
+            if len(polygon) < _LEAST_NUMBERS:
+                covers_nothing = covers_nothing or f"{got}, expected x and y of at least three points"
+            elif not _meets(polygon[::2], width) or not _meets(polygon[1::2], height):
+                covers_nothing = covers_nothing or f"{got}, expected points in the image of {width}×{height}"
+            else:
+                parts += 1
+        return "" if parts else covers_nothing
     if not isinstance(segmentation, dict) or "counts" not in segmentation:
         return f"got segmentation {str(segmentation)[:60]}, expected polygons or RLE"
     if segmentation.get("size") != [height, width]:
@@ -247,13 +265,16 @@ def _wrong_segmentation(segmentation: Any, height: int, width: int) -> str:
     return ""
 
 
-def _reaches(coordinates: Sequence[float], side: int) -> bool:
-    """Whether coordinates meet the image, and none is further beyond than the image is large.
+def _meets(coordinates: Sequence[float], side: int) -> bool:
+    return max(coordinates) > 0 and min(coordinates) < side
+
+
+def _is_near(coordinates: Sequence[float], side: int) -> bool:
+    """Whether none is further beyond the image than the image is large.
 
     pycocotools clips what is near the image, and ends the process for what is very far.
     """
-    low, high = min(coordinates), max(coordinates)
-    return high > 0 and low < side and low >= -side and high <= 2 * side
+    return min(coordinates) >= -side and max(coordinates) <= 2 * side
 
 
 def _fingerprint(file: Path, folder: Path, content: Record) -> str:

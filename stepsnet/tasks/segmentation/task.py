@@ -28,6 +28,7 @@ from ...models.backbone import load_backbone, mean_and_std_of
 from ...models.build import build_model
 from ...models.upernet import UPerNet
 from ..assets import read_classes, save_classes
+from ..classification.inputs import Normalization, on_other_normalization
 from ..loading import loaded, sample_of_run
 from ..remarks import on_classes
 from ..scoring import mean_loss, shared_by
@@ -226,6 +227,8 @@ class Segmentation(Task):
     def load_pretrained(self, model: nn.Module) -> list[str]:
         if self.backbone:
             load_backbone(cast(UPerNet, model).backbone, self.backbone, self.backbone_key)
+            own = Normalization(tuple(self.inference.mean), tuple(self.inference.std))
+            return on_other_normalization(self.backbone, self.backbone_key, own)
         return []
 
     def remarks(self) -> list[str]:
