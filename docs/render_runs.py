@@ -19,7 +19,7 @@ from stepsnet.study.render import draw_study, render_study
 from stepsnet.study.results import read_results
 from stepsnet.study.run_plan import progress
 from stepsnet.study.verdict import finals_of, judge_study
-from stepsnet.summary_stats import format_mean_std
+from stepsnet.summary_stats import format_mean_std, percent
 
 
 def results_table(folder: str, control: str | None = None, difference_of_control: str = "") -> str:
@@ -284,11 +284,13 @@ def _study(name: str) -> tuple[Study, dict]:
 def verdicts_table(*names: str) -> str:
     """The criteria of studies that have a verdict: one row each, and how many are open."""
     rows, notes = [], []
+    levels: set[float] = set()
     for name in names:
         study, results = _study(name)
         metric = find_metric(study.metric)
         spec = f"+.{metric.decimals + 1}f"  # as the page of the study has it
         margins = {criterion.name: criterion.margin for criterion in study.criteria}
+        levels |= {criterion.level for criterion in study.criteria}
         judged = [one for one in judge_study(study, results).criteria if one.verdict != "not yet"]
         for one in judged:
             between = f"{one.low:{spec}} to {one.high:{spec}}" if one.low is not None else ""
@@ -301,7 +303,8 @@ def verdicts_table(*names: str) -> str:
                 f"- `{name}`: {there} of {all_of} runs have ended; {len(study.criteria) - len(judged)} of "
                 f"{len(study.criteria)} criteria have no verdict yet."
             )
-    headers = ["asked", "difference", "95% interval", "margin", "verdict"]
+    (level,) = levels  # of one table
+    headers = ["asked", "difference", f"{percent(level)} interval", "margin", "verdict"]
     return "\n".join([markdown_table(headers, rows, "lrrrl"), *([""] if notes else []), *notes])
 
 
@@ -324,12 +327,6 @@ def study_table(name: str) -> str:
     study, results = _study(name)
     if not results:
         return "No run has ended yet."
-    machines = sorted({record["hardware"]["cpu"] for record in results.values()})
-    versions = sorted({record["versions"]["torch"] for record in results.values()})
-    commits = sorted({record["commit"] for record in results.values()})
-    note = (
-        f"{', '.join(machines)}, one thread per run; torch {', '.join(versions)}; commit {', '.join(commits)}. "
-        f"The runs are in `results/{study.folder}/`, each with its command."
-    )
+    note = f"One thread per run. The runs are in `results/{study.folder}/`, each with its command."
     figure = [_figure_line(study)] if _has_curve(study, results) else []
     return "\n\n".join([render_study(study, results), *figure, note])

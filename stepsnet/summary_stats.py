@@ -10,7 +10,15 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["format_count", "format_mean_std", "format_number", "format_quartiles", "mean_and_std", "quartiles"]
+__all__ = [
+    "format_count",
+    "format_mean_std",
+    "format_number",
+    "format_quartiles",
+    "mean_and_std",
+    "percent",
+    "quartiles",
+]
 
 
 def format_mean_std(values: Sequence[float], spec: str = ".2f", unit: str = "", std_spec: str | None = None) -> str:
@@ -48,6 +56,11 @@ def format_count(value: float) -> str:
     """Parameters and MACs as 1.23 M."""
     size, unit = next(((s, u) for s, u in ((1e9, "G"), (1e6, "M"), (1e3, "k")) if value >= s), (1, ""))
     return f"{value / size:.2f} {unit}" if unit else str(value)
+
+
+def percent(share: float) -> str:
+    """0.995 as 99.5%, as exactly as it is given."""
+    return f"{100 * share:.10g}%"
 
 
 def format_number(value: float) -> str:

@@ -289,11 +289,22 @@ def test_verdicts(tmp_path, differences, expect, margin, verdict):
 
 
 def test_what_is_due_is_printed_with_what_the_seeds_can_decide(tmp_path, capsys):
-    status, out, _ = run("sweep", declared(tmp_path, seeds=[1, 2, 3]), "--dry-run", "--run", tmp_path, capsys=capsys)
+    rules = {"seeds": [1, 2, 3], "flatness": {"share": 0.5, "within": 0.02}}
+    status, out, _ = run("sweep", declared(tmp_path, **rules), "--dry-run", "--run", tmp_path, capsys=capsys)
     lines = out.splitlines()
     reach = f"{T_95[2] / math.sqrt(3):.1f} standard deviations of the paired differences"
     assert status == 0 and lines[-1] == f"an interval of 95% over 3 seeds reaches {reach} to each side"
     assert lines[0].startswith("0 of 12 runs of toy are there") and len(lines) == 2 + 6
+    criteria = [TOY["criteria"][0] | {"level": 0.949}]
+    for more, reason in (
+        ({"seeds": [1, 2]}, "2 seeds, expected at least 3"),
+        ({"criteria": criteria}, "an interval of 94.9%, expected at least 95%"),
+        ({"flatness": {"share": 0.095, "within": 0.02}}, "2% over their last 9.5%, expected at most 2% over 10%"),
+    ):
+        file = declared(tmp_path, **rules | more)
+        status, out, _ = run("sweep", file, "--dry-run", "--run", tmp_path, capsys=capsys)
+        last = out.splitlines()[-1]
+        assert last.startswith("claims: nothing will be claimed of 'Depth helps.': ") and last.endswith(reason)
 
 
 def test_less_is_better_of_a_loss(tmp_path):
@@ -334,7 +345,7 @@ def test_a_denial_waits_for_no_verdict_that_could_not_change_it(tmp_path):
     low, high = Cell("plain", 1), Cell("plain", 2)
     there = tuned(low, MIDDLE) | tuned(high, MIDDLE) | final(low, 0.002, (50.0, 51.0, 52.0))
     for scores, verdict, text in (
-        ((40.0, 41.0, 42.1), "against", "Depth does not help. (Against: gain.)"),
+        ((40.0, 41.0, 42.1), "against", "Depth does not help. (Against: gain, by 1 point or more.)"),
         ((60.0, 61.0, 62.1), "not yet", "Nothing is claimed yet: no verdict for more."),
     ):
         said = judge_study(study, there | final(high, 0.002, scores)).claims[0]
@@ -359,6 +370,58 @@ def test_a_claim_is_not_cut_down_to_what_came_out_well(tmp_path):
     for record in final(low, 0.002, (0, 0, 0)):
         finals[record]["claims"] = one.claims_of(low)  # one side knows it, as that of a contender declared later
     assert judge_study(one, there).claims[0].verdict == "for"
+
+
+def test_a_claim_that_is_worded_anew_says_so(tmp_path):
+    rules = {"seeds": [1, 2, 3], "flatness": {"share": 0.5, "within": 0.02}}
+    study = study_of(tmp_path, **rules)
+    low, high = Cell("plain", 1), Cell("plain", 2)
+    finals = final(low, 0.002, (50.0, 51.0, 52.0)) | final(high, 0.002, (60.0, 61.0, 62.1))
+    there = tuned(low, MIDDLE) | tuned(high, MIDDLE) | finals
+    assert judge_study(study, there).claims[0].text == "Depth helps."  # records from before sentences were noted
+    for record in finals.values():
+        record["sentences"] = study.sentences_of(low)
+    assert study.sentences_of(low) == ["Depth helps. / Depth does not help."]
+    assert judge_study(study, there).claims[0].text == "Depth helps."
+    other = study_of(tmp_path, **rules, claims=[TOY["claims"][0] | {"text": "Depth helps everybody."}])
+    said = judge_study(other, there).claims[0]
+    assert (said.verdict, said.text) == ("for", "Depth helps everybody. (Worded anew when final runs had begun.)")
+
+
+def placed(records):
+    """With what the tables read of a record, from its name."""
+    for name, record in records.items():
+        _, point, kind, *_ = name.split("-")
+        record |= {"kind": kind, "contender": "plain", "point": int(point), "variant": ""}
+        record["rate"] = float(name.split("-lr")[1].split("-seed")[0])
+    return records
+
+
+def test_one_run_of_unknown_flatness_is_not_hidden_by_the_others(tmp_path):
+    study = study_of(tmp_path, seeds=[1, 2, 3], flatness={"share": 0.5, "within": 0.02})
+    cell = Cell("plain", 1)
+    finals = final(cell, 0.002, (50.0, 51.0, 52.0))
+    there = placed(tuned(cell, MIDDLE) | finals)
+    assert next(row for row in rows_of(study, there) if row["point"] == 1)["moved"] is not None
+    next(iter(finals.values()))["curve"] = []
+    assert next(row for row in rows_of(study, there) if row["point"] == 1)["moved"] is None
+
+
+def test_what_was_run_on_other_machines_is_said(tmp_path):
+    study = study_of(tmp_path, seeds=[1, 2, 3])
+    low, high = Cell("plain", 1), Cell("plain", 2)
+    sides = final(low, 0.002, (50.0, 51.0, 52.0)), final(high, 0.002, (60.0, 61.0, 62.1))
+    for side, cpu, commit in zip(sides, ("this", "that"), ("aaa", "bbb")):
+        for record in side.values():
+            record |= {"hardware": {"cpu": cpu, "gpu": None}, "versions": {"torch": "2"}, "commit": commit}
+    there = placed(tuned(low, MIDDLE) | tuned(high, MIDDLE) | sides[0] | sides[1])
+    lines = render_study(study, there).splitlines()
+    assert "that, this; torch 2; commit aaa, bbb." in lines
+    assert lines[-1] == "The sides were run on different machines (left that, right this): gain."
+    for record in sides[0].values():
+        record["hardware"] = {"cpu": "this", "gpu": None}
+    next(iter(sides[1].values()))["hardware"] = {"cpu": "this", "gpu": None}
+    assert "different machines" not in render_study(study, there)
 
 
 @pytest.mark.parametrize("better", (0.0, 0.3, -0.3))

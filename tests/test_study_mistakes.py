@@ -1,17 +1,20 @@
 """What is wrong with a declaration or a command is one line, before anything is trained."""
 
+import dataclasses
 import json
 
+import numpy as np
 import pytest
 import yaml
+from PIL import Image
 from toy_study import TOY, declared, run
 
 from stepsnet.errors import UserError
 from stepsnet.overrides import to_yaml
 from stepsnet.recipes import find_recipe
-from stepsnet.study.declare import read_study, studies
-from stepsnet.study.results import write_record
-from stepsnet.study.run_plan import check_models
+from stepsnet.study.declare import Cell, read_study, studies
+from stepsnet.study.results import settings_of, write_record
+from stepsnet.study.run_plan import Planned, check_models, data_of, recipe_of
 
 
 def change(**of_contender):
@@ -19,6 +22,7 @@ def change(**of_contender):
 
 
 WIDE = {"name": "wide", "points": {2: {"model.args.widths": [32], "model.args.depths": [1]}}}
+TUNING = Planned(Cell("plain", 1), "tuning", "", 0.001, 0)
 LIKE_PLAIN = {"model.args.widths": [16], "model.args.depths": [2]}
 TWINS = (("a", 1, {"variants": {"2": {}}}), ("a-1", 2, {}))
 
@@ -59,9 +63,10 @@ TWINS = (("a", 1, {"variants": {"2": {}}}), ("a-1", 2, {}))
         (change(settings={"model.args.num_heads": [3]}), "model steps_deit_tiny_patch16_224"),
         (change(settings={"epoch": 3}), "plain@1: unknown key 'epoch'"),
         (change(points={}), "contenders.0.points: got {}, expected at least 1 of them"),
+        (change(points={0: {}}), "contenders.0.points"),
         (change(name="a b"), "contenders.0.name: got 'a b', expected text of the form"),
         (change(pionts={}), "points, variants, unequal (did you mean points"),
-        ({"settings": {**TOY["settings"], "holdout": None}}, "plain@1: got no holdout"),
+        ({"settings": {**TOY["settings"], "holdout": None}}, "plain@1: data: got @test, but that split is the one"),
         ({"metric": "top2"}, "metric: got 'top2'"),
         ({"order": [["plain@2", "plain@2"]]}, "order: got plain@2 twice"),
         (
@@ -122,6 +127,19 @@ RECORD = {
 FINAL = {**RECORD, "run": "plain-1-final-lr0.001-seed1", "kind": "final", "seed": 1}
 
 
+def write(results, study, *records, **others):
+    """With the settings that such a run of the study has."""
+    results.mkdir(exist_ok=True)
+    for record in records:
+        planned = Planned(Cell("plain", 1), record.get("kind", "tuning"), "", record.get("rate"), record.get("seed"))
+        try:
+            settings = settings_of(recipe_of(study, planned)) | others
+        except (ValueError, UserError):  # of a record that is refused for its rate or seed
+            settings = others
+        whole = {**record, "settings": settings} if "settings" in record else record
+        (results / f"{record['run']}.json").write_text(json.dumps(whole))
+
+
 @pytest.mark.parametrize(
     "record, words",
     [
@@ -139,33 +157,29 @@ FINAL = {**RECORD, "run": "plain-1-final-lr0.001-seed1", "kind": "final", "seed"
         ({**RECORD, "variant": "b", "run": "plain-1-b-tuning-lr0.001-seed0"}, "is of the variant 'b', expected one of"),
         ({**FINAL, "seed": 7, "run": "plain-1-final-lr0.001-seed7"}, "is of no rate or seed that the study declares"),
         ({**RECORD, "rate": 0.003, "run": "plain-1-tuning-lr0.003-seed0"}, "what has been run is not left out"),
-        ({**FINAL, "data": "hfds:a/digits"}, "was trained on digits, expected one data set, hfds:a/digits"),
-        ({**FINAL, "data": "folder:b"}, "was trained on digits, expected one data set, folder:b"),
+        ({**FINAL, "data": "hfds:a/digits"}, "digits, expected one data set, "),
+        ({**FINAL, "data": "folder:b"}, "expected one data set, "),
         ({**FINAL, "samples": {"train": 999}}, "was trained on {'samples': {'train': 128"),
     ],
 )
 def test_a_result_that_does_not_belong_is_one_line(tmp_path, capsys, record, words):
     file, results = declared(tmp_path), tmp_path / "results"
-    results.mkdir()
-    for one in (RECORD, record):
-        (results / f"{one['run']}.json").write_text(json.dumps(one))
+    write(results, read_study(file), RECORD, record)
     for option in ("--render", "--dry-run"):
         status, _, err = run("sweep", file, option, "--results", results, "--run", tmp_path / "run", capsys=capsys)
         assert status == 2 and words in err and len(err.splitlines()) == 1, err
 
 
 def test_a_final_run_is_at_the_rate_that_was_chosen(tmp_path, capsys):
-    results = tmp_path / "results"
-    results.mkdir()
+    file, results = declared(tmp_path), tmp_path / "results"
     tuned = [
         {**RECORD, "run": f"plain-1-tuning-lr{rate:g}-seed0", "rate": rate, "metrics": {"val_top1": value}}
         for rate, value in ((0.001, 50.0), (0.002, 60.0), (0.004, 55.0))
     ]
-    arguments = ("sweep", declared(tmp_path), "--results", results, "--run", tmp_path / "run")
-    for record in (*tuned[:2], {**FINAL, "metrics": {"test_top1": 50.0}}):
-        (results / f"{record['run']}.json").write_text(json.dumps(record))
+    arguments = ("sweep", file, "--results", results, "--run", tmp_path / "run")
+    write(results, read_study(file), *tuned[:2], {**FINAL, "metrics": {"test_top1": 50.0}})
     assert run(*arguments, "--dry-run", capsys=capsys)[0] == 0  # what is chosen is not yet known
-    (results / f"{tuned[2]['run']}.json").write_text(json.dumps(tuned[2]))
+    write(results, read_study(file), tuned[2])
     for option in ("--dry-run", "--render"):
         status, _, err = run(*arguments, option, capsys=capsys)
         words = "plain-1-final-lr0.001-seed1 is not at 0.002, which tuning has chosen; what has been run is not left"
@@ -180,8 +194,7 @@ def test_a_record_that_nobody_could_read_is_not_written(tmp_path):
 
 def test_results_of_other_data_are_not_gone_on_with(tmp_path, capsys):
     results = tmp_path / "results"
-    results.mkdir()
-    (results / "a.json").write_text(json.dumps({**RECORD, "data": "folder:a"}))
+    write(results, read_study(declared(tmp_path)), {**RECORD, "data": "folder:a"})
     arguments = (
         "sweep",
         declared(tmp_path, data="digits"),
@@ -193,13 +206,54 @@ def test_results_of_other_data_are_not_gone_on_with(tmp_path, capsys):
     )
     status, _, err = run(*arguments, capsys=capsys)
     assert status == 2 and "was trained on folder:a, expected one data set, digits" in err
-    for option in ("--dry-run", "--render"):
-        file = declared(tmp_path, data="")
-        status, _, err = run("sweep", file, "--results", results, option, "--data", "digits", capsys=capsys)
+    for options in (("--dry-run", "--data", "digits"), ("--render", "--data", "digits"), ("--resume",), ("--dry-run",)):
+        file = declared(tmp_path, data="")  # and those of the recipe are the digits
+        status, _, err = run("sweep", file, "--results", results, "--run", tmp_path / "run", *options, capsys=capsys)
         assert status == 2 and "was trained on folder:a, expected one data set, digits" in err
     declared(tmp_path, data="digits")
     status, _, err = run(*arguments[:2], "--render", "--results", tmp_path / "typo", capsys=capsys)
     assert status == 2 and "typo does not exist, expected a folder with the results of runs" in err
+
+
+def test_a_setting_that_a_result_does_not_know_had_its_default(tmp_path, capsys):
+    """A record may be older than a setting of its recipe."""
+    file, results = declared(tmp_path), tmp_path / "results"
+    write(results, study := read_study(file), RECORD)
+    path = results / f"{RECORD['run']}.json"
+    record = json.loads(path.read_text())
+    assert record["settings"].pop("betas") == settings_of(recipe_of(study, TUNING))["betas"] == [0.9, 0.999]
+    path.write_text(json.dumps(record))
+    arguments = ("--results", results, "--dry-run", "--run", tmp_path / "run")
+    assert run("sweep", file, *arguments, capsys=capsys)[0] == 0
+    file = declared(tmp_path, settings={**TOY["settings"], "betas": [0.8, 0.999]})
+    write(results, read_study(file), RECORD)
+    record = json.loads(path.read_text())
+    del record["settings"]["betas"]
+    path.write_text(json.dumps(record))
+    status, _, err = run("sweep", file, *arguments, capsys=capsys)
+    assert status == 2 and "was made with betas [0.9, 0.999], got [0.8, 0.999]" in err
+
+
+def test_all_runs_of_a_study_have_one_data_set(tmp_path, capsys):
+    (tmp_path / "other.yaml").write_text(to_yaml(dataclasses.replace(find_recipe("digits/tiny"), data="folder:there")))
+    other = {**TOY["contenders"][0], "name": "other", "recipe": "other.yaml"}
+    file = declared(tmp_path, contenders=[*TOY["contenders"], other])
+    status, _, err = run("sweep", file, "--run", tmp_path / "run", capsys=capsys)
+    assert status == 2 and "data: got digits of plain@1 and folder:there of other@1, expected one data set" in err
+    assert data_of(read_study(file), "digits") == "digits"
+
+
+def test_images_with_a_test_split_of_their_own_need_no_holdout(tmp_path):
+    pixels = np.random.default_rng(0).integers(0, 256, (8, 8, 3), dtype=np.uint8)
+    for split in ("train", "val", "test"):
+        for name in ("ant", "bee"):
+            for number in range(40):
+                place = tmp_path / "own" / split / name / f"{number}.png"
+                place.parent.mkdir(parents=True, exist_ok=True)
+                Image.fromarray(pixels).save(place)
+    settings = {**TOY["settings"], "holdout": None, "train_samples": None, "batch_size": 16, "model.args.in_chans": 3}
+    study = read_study(declared(tmp_path, settings=settings, data=f"folder:{tmp_path / 'own'}"))
+    assert len(check_models(study)) == 2
 
 
 def test_a_text_without_a_test_split_is_refused_before_anything_is_trained(tmp_path, capsys):

@@ -15,8 +15,9 @@ from ..study.declare import Cell, Study
 from ..study.pages import write_study
 from ..study.render import render_study
 from ..study.results import OF_THE_MACHINE, read_results
-from ..study.run_plan import check_models, due, progress
-from ..study.verdict import half_width
+from ..study.run_plan import check_models, data_of, due, progress
+from ..study.verdict import cannot_be_made, half_width
+from ..summary_stats import percent
 from ..terminal import say
 
 __all__ = ["run_study"]
@@ -57,8 +58,10 @@ def run_study(study: Study, more: Sequence[str], overrides: Sequence[str], optio
         return
     if options.dry_run:
         check_models(study, options.data)
-        say(_next_runs(study, check_results(study, results, options.data or study.data or None), cells))
+        say(_next_runs(study, check_results(study, results, data_of(study, options.data)), cells))
         return
+    for line in cannot_be_made(study):
+        say(line)
     settings = {"data": options.data, "free": tuple(overrides), "resume": options.resume, "after": write}
     with choose_display() as display:
         conduct(study, folder, results, options.jobs, display, cells=cells, **settings)
@@ -71,5 +74,6 @@ def _next_runs(study: Study, there: Mapping[str, Any], cells: Sequence[Cell]) ->
     lines += [f"  {run.name}" for run in due(study, there, cells)]
     for level in sorted({criterion.level for criterion in study.criteria}):
         half = f"{half_width(len(study.seeds), level):.1f} standard deviations of the paired differences"
-        lines.append(f"an interval of {level:.0%} over {len(study.seeds)} seeds reaches {half} to each side")
+        lines.append(f"an interval of {percent(level)} over {len(study.seeds)} seeds reaches {half} to each side")
+    lines += cannot_be_made(study)
     return "\n".join(lines)

@@ -134,7 +134,7 @@ def _train(
                 report_or_tell([folder], page, title, report)
             return read_summary(folder) if context.is_main else None
         to_tell += lines if context.is_main else []
-        started = time.monotonic()
+        started, made_with = time.monotonic(), provenance()  # of the code that runs, which may be committed meanwhile
         try:
             result = train(model, task, recipe, folder, context, report)
         except Diverged as error:  # on every rank; torchrun stops all as soon as one ends
@@ -145,7 +145,7 @@ def _train(
         if not context.is_main:
             return None
         seconds = round(result.earlier_seconds + time.monotonic() - started, 1)
-        summary = _summarize(recipe, task, result, label, seconds, context.world_size)
+        summary = _summarize(recipe, task, result, label, seconds, context.world_size) | made_with
         (folder / "summary.json").unlink(missing_ok=True)  # which would be of other weights
         summary["weights_sha256"] = write_weights(folder / "model.safetensors", result.weights)
         if getattr(recipe, "score_test", False):
@@ -235,7 +235,6 @@ def _summarize(
         "seconds": seconds,
         "samples_per_second": result.samples_per_second,
         "ranks": ranks,
-        **provenance(),
     }
 
 

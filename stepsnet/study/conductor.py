@@ -17,6 +17,7 @@ from ..runs.launch import Failure, Job, error_of, run_all
 from .declare import Cell, Study
 from .results import (
     check_one_data_set,
+    defaults_of,
     diverged_record,
     note_criteria,
     noted_criteria,
@@ -25,7 +26,7 @@ from .results import (
     settings_of,
     write_record,
 )
-from .run_plan import Planned, check_models, choice_of, due, is_planned, recipe_of
+from .run_plan import Planned, check_models, choice_of, data_of, due, is_planned, recipe_of
 
 __all__ = ["check_results", "conduct"]
 
@@ -65,7 +66,7 @@ def conduct(
     for place, option in ((folder, "--run"), (results, "--results")):
         if not resume and place.exists() and any(place.iterdir()):
             raise UserError(f"{option}: {place} is not empty, expected a new folder (--resume runs what is missing)")
-    there = check_results(study, results, data or study.data or None)
+    there = check_results(study, results, data_of(study, data))
     command = command_line()
     planned: dict[str, Planned] = {}
     failed: list[Failure] = []
@@ -146,10 +147,11 @@ def check_results(study: Study, results: Path, data: str | None = None) -> dict[
             )
         cell = study.cell(f"{record['contender']}@{record['point']}", "results")
         run = Planned(cell, record["kind"], record["variant"], record["rate"], record["seed"])
-        ours = settings_of(recipe_of(study, run))
-        for key, value in ours.items():
-            if record["settings"].get(key, value) != value:
-                raise UserError(f"results: {name} was made with {key} {record['settings'][key]!r}, got {value!r}")
+        recipe = recipe_of(study, run)
+        theirs = {**defaults_of(recipe), **record["settings"]}  # a record may be older than a setting
+        for key, value in settings_of(recipe).items():
+            if theirs.get(key, value) != value:
+                raise UserError(f"results: {name} was made with {key} {theirs[key]!r}, got {value!r}")
         if run.name != name:
             raise UserError(f"results: {name} holds the record of {run.name}, expected its own")
         if not is_planned(study, run, there):

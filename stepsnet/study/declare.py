@@ -57,7 +57,7 @@ class Contender:
     about: str = Field(default="", description="what it is there for")
     recipe: str = Field(default="", description="a recipe's name or a .yaml file; by default the study's")
     settings: Settings = Field(default_factory=dict, description="at every point")
-    points: dict[int, Settings] = Field(min_length=1, description="settings by point")
+    points: dict[Annotated[int, Field(ge=1)], Settings] = Field(min_length=1, description="settings by point")
     variants: dict[Annotated[str, Field(pattern=_PART_OF_NAMES)], Settings] = Field(
         default_factory=dict, description="settings that are tuned beside the rate"
     )
@@ -122,6 +122,10 @@ class Claim:
     text: str = Field(description="printed where all of its criteria are met")
     denial: str = Field(description="printed where one of them is met the other way")
     criteria: tuple[str, ...] = Field(min_length=1, description="by name")
+
+    @property
+    def sentence(self) -> str:
+        return f"{self.text} / {self.denial}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -195,6 +199,11 @@ class Study:
         """By what each claim about a cell is judged: a line of its criteria's rules, whatever these are called."""
         about = {one.name for one in self.criteria if str(cell) in (one.left, one.right)}
         return [self.rule_of_claim(claim) for claim in self.claims if about & {*claim.criteria}]
+
+    def sentences_of(self, cell: Cell) -> list[str]:
+        """The claims about a cell as they are worded."""
+        about = {one.name for one in self.criteria if str(cell) in (one.left, one.right)}
+        return [claim.sentence for claim in self.claims if about & {*claim.criteria}]
 
     def rule_of_claim(self, claim: Claim) -> str:
         return "; ".join(sorted(self.rule(one) for one in self.criteria if one.name in claim.criteria))

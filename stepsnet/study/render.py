@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from matplotlib import style
@@ -14,7 +14,7 @@ from ..markdown import markdown_table
 from ..metrics import find_metric
 from ..report.figure import STYLE, make_panels, scale_by_size
 from ..report.words import count, number
-from ..summary_stats import format_mean_std
+from ..summary_stats import format_mean_std, percent
 from .declare import Cell, Study
 from .results import flatness_of
 from .run_plan import choice_of, never_trained, progress
@@ -34,6 +34,7 @@ def rows_of(study: Study, results: Results) -> list[dict[str, Any]]:
         chosen = [record for record in tuned if choice and record["variant"] == choice.variant]
         facts: Mapping[str, Any] = next((r for r in [*finals.values(), *chosen, *tuned] if "macs" in r), {})
         moved = [flatness_of(study, record.get("curve", [])) for record in finals.values()]
+        known = [each for each in moved if each is not None]
         rows.append(
             {
                 "contender": study.contender(cell.contender).label or cell.contender,
@@ -48,7 +49,7 @@ def rows_of(study: Study, results: Results) -> list[dict[str, Any]]:
                 "val": _values(finals, f"{study.tuned_on}_{study.metric}"),
                 "clean_loss": _values(finals, "train_clean_loss"),
                 "clean_top1": _values(finals, "train_clean_top1"),
-                "moved": max((m for m in moved if m is not None), default=None),
+                "moved": max(known) if known and len(known) == len(moved) else None,
                 "tried": {f"{r['variant']} {r['rate']:g}".strip(): _tuned_value(study, r) for r in tuned},
             }
         )
@@ -68,7 +69,35 @@ def render_study(study: Study, results: Results) -> str:
         lines += ["", _criteria_table(study, outcome.criteria)]
     for claim in outcome.claims:
         lines += ["", f"**{claim.verdict}**: {claim.text}"]
+    if any("hardware" in record for record in results.values()):
+        lines += ["", _made_with(results.values()), *_on_other_machines(study, results)]
     return "\n".join(lines)
+
+
+def _made_with(records: Iterable[Mapping[str, Any]]) -> str:
+    """The machines, the version of torch and the commits that some runs were made with."""
+    known = [record for record in records if "hardware" in record]  # all but those that diverged
+    torch = sorted({record["versions"]["torch"] for record in known})
+    commits = sorted({record["commit"] or "unknown" for record in known})
+    return f"{_machines(known)}; torch {', '.join(torch)}; commit {', '.join(commits)}."
+
+
+def _machines(records: Iterable[Mapping[str, Any]]) -> str:
+    each = (record["hardware"] for record in records if "hardware" in record)
+    return ", ".join(sorted({hardware.get("gpu") or hardware["cpu"] for hardware in each}))
+
+
+def _on_other_machines(study: Study, results: Results) -> list[str]:
+    """A line where the two sides of a criterion have no kind of machine in common, whose rounding differs."""
+    pairs: dict[str, list[str]] = {}
+    for one in study.criteria:
+        cells = (study.cell(text, one.name) for text in (one.left, one.right))
+        sides = [_machines(finals_of(study, cell, results).values()) for cell in cells]
+        if all(sides) and not set(sides[0].split(", ")) & set(sides[1].split(", ")):
+            pairs.setdefault(f"{sides[0]}, right {sides[1]}", []).append(one.name)
+    return [
+        f"\nThe sides were run on different machines (left {which}): {'; '.join(of)}." for which, of in pairs.items()
+    ]
 
 
 def _cells_table(study: Study, rows: Sequence[Mapping[str, Any]]) -> str:
@@ -85,7 +114,7 @@ def _cells_table(study: Study, rows: Sequence[Mapping[str, Any]]) -> str:
         "seeds",
     ]
     headers += [f"test {metric.name}{unit}", f"held-out {metric.name}{unit}", "train loss, clean"]
-    headers += [*["train accuracy, clean (%)"] * with_top1, f"loss moved in the last {study.flatness.share:.0%}"]
+    headers += [*["train accuracy, clean (%)"] * with_top1, f"loss moved in the last {percent(study.flatness.share)}"]
     cells = []
     for row in rows:
         rate = "–" if row["rate"] is None else f"{row['variant']} {row['rate']:g}".strip() + " (edge)" * row["at_edge"]
@@ -110,7 +139,7 @@ def _criteria_table(study: Study, judgements: Sequence[Judged]) -> str:
         mean, interval = "–", "–"
         if judged.mean is not None:
             mean = number(judged.mean, spec)
-            interval = f"{number(judged.low, spec)} to {number(judged.high, spec)} ({criterion.level:.0%})"
+            interval = f"{number(judged.low, spec)} to {number(judged.high, spec)} ({percent(criterion.level)})"
         verdict = judged.verdict + (f": {judged.reason}" if judged.reason else "")
         cells.append([criterion.name, criterion.left, criterion.right, expected, mean, interval, verdict])
     headers = ["criterion", "left", "right", "expected", f"difference{unit}", "interval", "verdict"]

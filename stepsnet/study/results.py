@@ -26,6 +26,7 @@ from .run_plan import Planned
 __all__ = [
     "OF_THE_MACHINE",
     "check_one_data_set",
+    "defaults_of",
     "diverged_record",
     "flatness_of",
     "note_criteria",
@@ -79,7 +80,7 @@ def read_results(folder: Path, study: Study) -> dict[str, dict[str, Any]]:
                 if not isinstance(record.get(key), kind) or isinstance(record[key], bool):
                     got = f"{key} {str(record[key])[:40]!r}" if key in record else f"no {key}"
                     raise UserError(f"results: {file} has {got}, expected a file as a run of the study leaves it")
-            for key in ("criteria", "claims"):
+            for key in ("criteria", "claims", "sentences"):
                 rules = record.get(key, [])
                 if not isinstance(rules, list) or not all(isinstance(rule, str) for rule in rules):
                     raise UserError(f"results: {file} has {key} {str(rules)[:40]!r}, expected a list of sentences")
@@ -123,6 +124,18 @@ def settings_of(recipe: Recipe) -> dict[str, Any]:
     }
 
 
+def defaults_of(recipe: Recipe) -> dict[str, Any]:
+    """The settings of a recipe of this kind that have a default, with it."""
+    fields = type(recipe).__pydantic_fields__  # type: ignore[attr-defined]
+    found = {}
+    for name, field in fields.items():
+        if not field.is_required():
+            value: Any = field.get_default(call_default_factory=True)
+            is_plain = isinstance(value, type) or not dataclasses.is_dataclass(value)
+            found[name] = value if is_plain else dataclasses.asdict(value)
+    return json.loads(json.dumps(found))
+
+
 def record_of(study: Study, planned: Planned, recipe: Recipe, run: Path, command: str) -> dict[str, Any]:
     """The record of a run that has ended, from its folder.
 
@@ -154,10 +167,14 @@ def diverged_record(study: Study, planned: Planned, recipe: Recipe, said: str, c
 
 
 def note_criteria(recipe: Path, run: Path, study: Study, cell: Cell) -> None:
-    """Write beside the recipe of a final run the criteria and the claims that it is started under; once it has begun
-    they stay."""
+    """Write beside the recipe of a final run the criteria and the claims that it is started under, and how these are
+    worded; once it has begun they stay."""
     if not has_begun(run):
-        rules = {"criteria": study.rules_of(cell), "claims": study.claims_of(cell)}
+        rules = {
+            "criteria": study.rules_of(cell),
+            "claims": study.claims_of(cell),
+            "sentences": study.sentences_of(cell),
+        }
         write_atomically(recipe.with_suffix(".criteria.json"), json.dumps(rules))
 
 

@@ -27,6 +27,7 @@ __all__ = [
     "Planned",
     "check_models",
     "choice_of",
+    "data_of",
     "due",
     "is_planned",
     "never_trained",
@@ -120,6 +121,7 @@ def check_models(study: Study, data: str | None = None, open_data: bool = True) 
             a contender that does not say why.
     """
     _check_names(study)
+    data_of(study, data)
     found: dict[tuple[Cell, str], int] = {}
     opened = DataOnce()
     for cell in study.cells:
@@ -149,6 +151,23 @@ def check_models(study: Study, data: str | None = None, open_data: bool = True) 
     return found
 
 
+def data_of(study: Study, data: str | None = None) -> str:
+    """What all runs are trained on: ``data``, else the declaration's, else the recipes'.
+
+    Raises:
+        UserError: recipes of different data, or one that cannot be made.
+    """
+    found: dict[str, Cell] = {}
+    for cell in study.cells:
+        variant = next(iter(study.contender(cell.contender).variants), "")
+        run = Planned(cell, "final", variant, study.tuning.rates[0], study.seeds[0])
+        found.setdefault(recipe_of(study, run, data).data, cell)
+    if len(found) > 1:
+        (first, of), (second, other) = list(found.items())[:2]
+        raise UserError(f"data: got {first} of {of} and {second} of {other}, expected one data set for all")
+    return next(iter(found))
+
+
 def _check_names(study: Study) -> None:
     """Raises UserError where two runs have one name, as those of a-1 at 2 and of a at 1 in its variant 2 would."""
     runs = [
@@ -166,16 +185,19 @@ def _check_names(study: Study) -> None:
 
 
 def _check_gives(study: Study, cell: Cell, recipe: Any) -> None:
-    """Raises UserError where the runs have no images to choose by, or lack the metric or the loss that is declared."""
-    if recipe.task == "classification" and not recipe.holdout:
-        raise UserError(f"{cell}: got no holdout, expected training images to choose by, beside the test split")
+    """Raises UserError where the runs lack the metric or the loss that is declared."""
     given = _GIVEN.get(recipe.task)
     if given and study.metric not in given:
         raise UserError(f"metric: got {study.metric!r} of {cell}, {recipe.task}, expected one of {', '.join(given)}")
     assert study.flatness.parts is not None  # checked when it was read
     split, metric = study.flatness.parts
     if split == "train_clean" and not getattr(recipe, "clean_samples", 0):
-        raise UserError(f"flatness.key: got {study.flatness.key}, and {cell} has clean_samples 0, expected at least 1")
+        key, expected = f"flatness.key: got {study.flatness.key}, and {cell}", "clean_samples 0, expected at least 1"
+        if not hasattr(recipe, "clean_samples"):
+            raise UserError(
+                f"{key} is of {recipe.task}, which scores no clean samples; expected train_loss or val_loss"
+            )
+        raise UserError(f"{key} has {expected}")
     if given and metric not in (given if split == "val" else ("loss", *given[:1])):
         raise UserError(f"flatness.key: got {study.flatness.key}, which the runs of {cell} do not measure")
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from ..metrics import higher_is_better
+from ..metrics import find_metric, higher_is_better
+from ..summary_stats import percent
 from .declare import Cell, Claim, Criterion, Study
 from .results import flatness_of
 from .run_plan import Planned, choice_of, never_trained
@@ -17,6 +18,7 @@ __all__ = [
     "Judged",
     "Outcome",
     "Said",
+    "cannot_be_made",
     "finals_of",
     "half_width",
     "interval",
@@ -165,7 +167,7 @@ def _unsound(study: Study, cells: Sequence[Cell], finals: Sequence[Mapping[int, 
                 return f"{cell} has no {study.flatness.key} to see by that seed {seed} was long enough"
             if moved >= study.flatness.within:
                 key, share = study.flatness.key, study.flatness.share
-                return f"{key} of {cell} still changes by {moved:.1%} over the last {share:.0%} (seed {seed})"
+                return f"{key} of {cell} still changes by {moved:.1%} over the last {percent(share)} (seed {seed})"
     return ""
 
 
@@ -173,7 +175,7 @@ def judge_claim(study: Study, claim: Claim, judged: Sequence[Judged], results: R
     """The claim once all of its criteria are met, its denial once one is met the other way, otherwise neither.
 
     Neither also where the study has too few seeds, or an interval or flatness that asks for too little, or where the
-    claim was made when final runs of one of its criteria were there.
+    claim was made when final runs of one of its criteria were there. One that was worded anew then says so.
     """
     verdicts = {found.name: found.verdict for found in judged if found.name in claim.criteria}
     against = [name for name, verdict in verdicts.items() if verdict == "against"]
@@ -182,12 +184,43 @@ def judge_claim(study: Study, claim: Claim, judged: Sequence[Judged], results: R
         return Said("not yet", f"Nothing is claimed yet: no verdict for {', '.join(waiting)}.")
     if reason := _too_lenient(study, claim) or _claimed_late(study, claim, results):
         return Said("undecided", f"Nothing is claimed: {reason}.")
+    anew = " (Worded anew when final runs had begun.)" if _worded_late(study, claim, results) else ""
     if against:
-        return Said("against", f"{claim.denial} (Against: {', '.join(against)}.)")
+        return Said("against", f"{claim.denial} (Against: {'; '.join(map(_what_is_excluded(study), against))}.){anew}")
     open_ones = [name for name, verdict in verdicts.items() if verdict == "undecided"]
     if open_ones:
         return Said("undecided", f"Nothing is claimed: undecided are {', '.join(open_ones)}.")
-    return Said("for", claim.text)
+    return Said("for", claim.text + anew)
+
+
+def _what_is_excluded(study: Study) -> Callable[[str], str]:
+    """Of a criterion that is against: its name, and that it excludes a lead of the margin, not every lead."""
+    criteria = {criterion.name: criterion for criterion in study.criteria}
+    unit = find_metric(study.metric).difference_unit
+
+    def excluded(name: str) -> str:
+        one = criteria[name]
+        if one.expect == "not_above":
+            return name
+        of_margin = unit.removesuffix("s") if one.margin == 1 else unit
+        return f"{name}, by {one.margin:g}{of_margin} or more" if one.margin else name
+
+    return excluded
+
+
+def cannot_be_made(study: Study) -> list[str]:
+    """A line for each claim that this study cannot make whatever its runs give, nor deny."""
+    reasons = ((claim, _too_lenient(study, claim)) for claim in study.claims)
+    return [f"claims: nothing will be claimed of {claim.text!r}: {reason}" for claim, reason in reasons if reason]
+
+
+def _worded_late(study: Study, claim: Claim, results: Results) -> bool:
+    for criterion in study.criteria:
+        if criterion.name in claim.criteria:
+            sides = [study.cell(text, criterion.name) for text in (criterion.left, criterion.right)]
+            if _unaware([finals_of(study, cell, results) for cell in sides], "sentences", claim.sentence):
+                return True
+    return False
 
 
 def _too_lenient(study: Study, claim: Claim) -> str:
@@ -198,10 +231,10 @@ def _too_lenient(study: Study, claim: Claim) -> str:
     if flat.key != CLEAN_LOSS:
         return f"runs are long enough by {flat.key}, expected {CLEAN_LOSS}"
     if flat.within > MOST_CHANGE or flat.share < LEAST_SHARE:
-        got = f"runs may change by {flat.within:.0%} over their last {flat.share:.0%}"
-        return f"{got}, expected at most {MOST_CHANGE:.0%} over {LEAST_SHARE:.0%}"
+        got = f"runs may change by {percent(flat.within)} over their last {percent(flat.share)}"
+        return f"{got}, expected at most {percent(MOST_CHANGE)} over {percent(LEAST_SHARE)}"
     level = min(criterion.level for criterion in study.criteria if criterion.name in claim.criteria)
-    return f"an interval of {level:.0%}, expected at least {LEAST_LEVEL:.0%}" if level < LEAST_LEVEL else ""
+    return f"an interval of {percent(level)}, expected at least {percent(LEAST_LEVEL)}" if level < LEAST_LEVEL else ""
 
 
 def judge_study(study: Study, results: Results) -> Outcome:
