@@ -21,8 +21,8 @@
 # pair.json. They are written as soon as there is something in them.
 #
 # It needs torch 2.11 or later, torchvision and timm, of this project's requirements those of the extras "detection" and
-# "language", and pytest; pytest-xdist and pytest-timeout help. The project itself need not be installed. STEPSNET_COMMIT
-# names the commit where git does not. --device cpu --quick is a rehearsal on any machine.
+# "language", pytest and hypothesis; pytest-xdist and pytest-timeout help. The project itself need not be installed.
+# STEPSNET_COMMIT names the commit where git does not. --device cpu --quick is a rehearsal on any machine.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 usage="expected --device DEVICE, --quick, --seconds N, --out FOLDER, --data DATA, --work FOLDER, or some of tests, speed, memory, deep"
@@ -52,10 +52,10 @@ export STEPSNET_TEST_DEVICE=$device CUBLAS_WORKSPACE_CONFIG=:4096:8 # read when 
 mkdir -p "$out" || exit 2
 out=$(cd "$out" && pwd)
 modules="torch torchvision timm transformers tokenizers safetensors pydantic yaml rich filelock scipy sklearn matplotlib"
-modules+=" jinja2 torchmetrics pycocotools PIL pytest"
+modules+=" jinja2 torchmetrics pycocotools PIL wrapt pytest hypothesis"
 look='import sys; from importlib.util import find_spec; print(*[name for name in sys.argv[1:] if find_spec(name) is None])'
 if missing=$("$python" -c "$look" $modules) && [ -n "$missing" ]; then
-    echo "gpu.sh: $python cannot import $missing, expected the extras detection and language, and pytest" >&2
+    echo "gpu.sh: $python cannot import $missing, expected the extras detection and language, pytest and hypothesis" >&2
     exit 2
 fi
 if ! said=$("$python" -c "import sys, torch; torch.zeros(1, device=sys.argv[1])" "$device" 2>&1); then
@@ -95,7 +95,7 @@ keep() {
 
 tests() {
     local options=(-vv --tb=short -p no:cacheprovider --durations=10) workers=5
-    if [ -z "$quick" ]; then
+    if [ -z "$quick" ] || [ "$device" != cpu ]; then
         ! "$python" -c "import xdist" 2>/dev/null || options+=(-n $workers --maxschedchunk=1)
         ! "$python" -c "import pytest_timeout" 2>/dev/null || options+=(--timeout=90)
     fi
@@ -133,6 +133,7 @@ deep() {
 }
 
 : >"$out/parts.jsonl"
-: >"$out/log.txt"
+versions='import platform, torch, torchvision, timm, transformers as t; print(platform.python_version(), *(m.__version__ for m in (torch, torchvision, timm, t)))'
+echo "Python, torch, torchvision, timm, transformers: $("$python" -c "$versions" 2>&1 | tail -n 1)" >"$out/log.txt"
 for name in "${parts[@]}"; do $name; done
 exit $failed

@@ -11,7 +11,7 @@ import torch
 
 from .errors import UserError
 
-__all__ = ["AMP_DTYPES", "autocast", "host_memory", "pick_device"]
+__all__ = ["AMP_DTYPES", "autocast", "host_memory", "pick_device", "pick_device_of_run"]
 
 AMP_DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16")}
 
@@ -37,6 +37,14 @@ def pick_device(name: str) -> torch.device:
     if device.type == "cpu" and torch.device(name).index:  # which torch takes, whatever the number
         raise UserError(f"device: got {name!r}, expected cpu, of which there is one")
     return torch.device(name)
+
+
+def pick_device_of_run(name: str) -> torch.device:
+    """The device that a run was trained on; where it is not there, another machine's perhaps, that of "auto"."""
+    try:
+        return pick_device(name)
+    except UserError:
+        return pick_device("auto")
 
 
 @lru_cache

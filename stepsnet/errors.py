@@ -160,6 +160,8 @@ def _line(error: Exception) -> tuple[str, int]:
         return f"{where}{error.strerror}", 2
     if isinstance(error, MemoryError) or is_out_of_memory(error):
         return f"out of memory{f': {in_a_line(error)}' if str(error) else ''}", 2
+    if _is_of_another_rank(error):
+        return f"another rank has ended, and its own line says why ({in_a_line(error)})", 2
     what = " ".join(f"{type(error).__name__}: {error}".split())[:200]
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if frame.filename.startswith(tuple(USER_CODE)):
@@ -173,6 +175,16 @@ def is_out_of_memory(error: Exception) -> bool:
     if torch is None or not isinstance(error, RuntimeError):
         return False
     return isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error)
+
+
+def _is_of_another_rank(error: Exception) -> bool:
+    """Whether a rank of torchrun could not reach another one; gloo raises a plain RuntimeError."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.distributed.is_available() or "RANK" not in os.environ:
+        return False
+    lost = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
+    of_gloo = isinstance(error, RuntimeError) and any(words in str(error) for words in lost)
+    return of_gloo or isinstance(error, torch.distributed.DistError)
 
 
 def _kept(error: Exception) -> str:

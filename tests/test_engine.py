@@ -2,20 +2,23 @@
 
 import shutil
 import signal
+from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
 from line_fits import ALONE, SETTINGS, Killed, Points, Stopping, fit, lines_without_speed, made, make_model
 from torch import nn
 
 from stepsnet.checkpoint import check_fit, latest, load_weights
 from stepsnet.config import TrainingSettings
-from stepsnet.device import pick_device
+from stepsnet.device import pick_device, pick_device_of_run
+from stepsnet.engine.distributed import init_distributed
 from stepsnet.engine.interrupt import Interrupted
 from stepsnet.engine.optim import build_optimizer
 from stepsnet.engine.train import train
 from stepsnet.engine.train_state import TrainState, find_checkpoint
-from stepsnet.errors import UserError
+from stepsnet.errors import UserError, exit_status
 
 
 @pytest.fixture(scope="module")
@@ -204,3 +207,72 @@ def test_a_monitored_metric_has_to_be_listed(tmp_path):
     task.monitor = "lossy"
     with pytest.raises(UserError, match="monitor of Points: got 'lossy', expected a listed metric"):
         train(make_model(), task, SETTINGS, tmp_path, ALONE, report=print)
+
+
+def test_an_evaluation_that_does_not_fit_loses_no_update(tmp_path, whole):
+    class Huge(Points):
+        def evaluate(self, model, shard, device):
+            return {"loss": torch.empty(2**60).sum()}  # more than any machine has
+
+    message = r"memory: the evaluation after epoch 1 does not fit .*its updates are saved, and resuming begins with"
+    with pytest.raises(UserError, match=message):
+        fit(tmp_path, Huge())
+    model, metrics, events = fit(tmp_path)
+    assert {"kind": "note", "text": "resumed after update 5"} in events
+    (expected, expected_metrics, _), folder = whole
+    assert metrics == expected_metrics and lines_without_speed(tmp_path) == lines_without_speed(folder)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), expected.parameters(), strict=True))
+
+
+@pytest.fixture
+def four_ranks(monkeypatch):
+    """torchrun's rank 1 of four on a machine of two accelerators, without NCCL; what is asked of the group."""
+    calls = []
+    for name, value in {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("stepsnet.engine.distributed.pick_device", lambda name: torch.device("cuda"))
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.accelerator, "set_device_index", lambda index: calls.append(index))
+    for name in ("init_process_group", "destroy_process_group"):
+        monkeypatch.setattr(torch.distributed, name, lambda *_, name=name: calls.append(name))
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 4)
+    world = SimpleNamespace(abort=lambda: calls.append("abort"))
+    monkeypatch.setattr(torch.distributed, "group", SimpleNamespace(WORLD=world))
+    return calls
+
+
+def test_a_rank_that_fails_does_not_wait_for_the_others(four_ranks):
+    """NCCL's group is destroyed by all ranks together: the one that failed would never say why."""
+    with init_distributed("cuda") as context:
+        assert (context.rank, context.device) == (1, torch.device("cuda", 1))
+    assert four_ranks == [1, "init_process_group", "destroy_process_group"]
+    four_ranks.clear()
+    with pytest.raises(UserError, match="mine"), init_distributed("cuda"):
+        raise UserError("mine")
+    assert four_ranks == [1, "init_process_group", "abort"]
+
+
+def test_more_ranks_than_devices_are_one_line(four_ranks, monkeypatch):
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    with pytest.raises(UserError, match="torchrun: got 4 ranks on a machine of 2 devices, expected one each"):
+        init_distributed("cuda").__enter__()
+    assert four_ranks == []
+
+
+@pytest.mark.parametrize("error", [RuntimeError("[x.cc:1] Connection closed by peer"), dist.DistBackendError("NCCL")])
+def test_the_end_of_another_rank_is_no_fault_of_this_one(error, monkeypatch, capsys):
+    def run():
+        raise error
+
+    monkeypatch.setenv("RANK", "0")
+    assert exit_status(run) == 2
+    assert capsys.readouterr().err.startswith("stepsnet: another rank has ended, and its own line says why (")
+
+
+def test_a_run_of_another_machines_device_can_be_used(monkeypatch):
+    assert pick_device_of_run("cpu") == torch.device("cpu")
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    assert pick_device_of_run("xpu:3") == torch.device("cpu")
+    with pytest.raises(UserError, match="device: got 'xpu:3', expected one that is there"):
+        pick_device("xpu:3")

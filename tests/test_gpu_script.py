@@ -58,7 +58,7 @@ def test_chosen_parts_and_data(tmp_path):
     options = {"device": "cpu", "out": out, "data": "/cifar10", "work": work, "seconds": 9}
     arguments = [text for key, value in options.items() for text in (f"--{key}", str(value))] + ["deep"]
     done = run_script(tmp_path, *arguments)  # the study is stopped, and what it has is kept
-    assert done.returncode == 1 and "== deep, at most 9 s" in done.stdout
+    assert done.returncode == 1 and "== deep, at most " in done.stdout
     assert "sweep evidence/cifar10-paper-widths --data folder:/cifar10" in (out / "log.txt").read_text()
     assert len((out / "parts.jsonl").read_text().splitlines()) == 1  # of the last call
     with tarfile.open(out / "deep.tgz") as packed:
@@ -71,7 +71,7 @@ def test_no_part_begins_without_what_it_needs(tmp_path):
     done = run_script(tmp_path, "--device", "cpu", "--out", str(tmp_path / "out"), MISSING="pydantic pycocotools")
     assert done.returncode == 2 and not (tmp_path / "out" / "parts.jsonl").exists()
     assert done.stderr.strip().endswith(
-        "cannot import pydantic pycocotools, expected the extras detection and language, and pytest"
+        "cannot import pydantic pycocotools, expected the extras detection and language, pytest and hypothesis"
     )
 
 

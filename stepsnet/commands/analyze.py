@@ -89,7 +89,7 @@ def analyze_shortcut(
     from ..analysis.block_statistics import StreamMeasurement, summarize
     from ..analysis.residual_stream import measure_stream
     from ..checkpoint import load_into, valid_checkpoints
-    from ..device import pick_device
+    from ..device import pick_device_of_run
     from ..files import require_folder, require_new
     from ..report.residual_stream import LabelledMeasurement, draw_stream
     from ..run_folder import read_run_recipe
@@ -101,7 +101,7 @@ def analyze_shortcut(
     for folder, name in zip(folders, _names(folders)):
         recipe = read_run_recipe(folder)
         model, task = build_task(recipe, data, folder)
-        device = pick_device(recipe.device)
+        device = pick_device_of_run(recipe.device)
         model, batch = model.to(device).eval(), task.example_batch(device)
         checkpoints = valid_checkpoints(folder / "checkpoints")
         if not checkpoints:

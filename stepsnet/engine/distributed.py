@@ -108,20 +108,30 @@ def init_distributed(device: str) -> Iterator[DistributedContext]:
     """Join the other processes of ``torchrun``; without torchrun, a context of one rank.
 
     Raises:
-        UserError: the device is not there.
+        UserError: the device is not there, or this machine has fewer of them than ranks.
     """
     if "RANK" not in os.environ or os.environ.get("WORLD_SIZE", "1") == "1":
         yield DistributedContext(0, 1, pick_device(device))
         return
     picked = pick_device(device)
     if picked.type != "cpu":
-        picked = torch.device(picked.type, int(os.environ.get("LOCAL_RANK", "0")))
-        torch.accelerator.set_device_index(picked.index)
+        index, there = int(os.environ.get("LOCAL_RANK", "0")), torch.accelerator.device_count()
+        if index >= there:
+            ranks = os.environ.get("LOCAL_WORLD_SIZE", f"at least {index + 1}")
+            raise UserError(f"torchrun: got {ranks} ranks on a machine of {there} devices, expected one each")
+        picked = torch.device(picked.type, index)
+        torch.accelerator.set_device_index(index)
     dist.init_process_group("gloo" if picked.type == "cpu" else "cpu:gloo,cuda:nccl")
     try:
         yield DistributedContext(dist.get_rank(), dist.get_world_size(), picked)
-    finally:
-        dist.destroy_process_group()
+    except BaseException:
+        # of this rank alone, perhaps: to destroy NCCL's group waits for the others, and they wait for this one
+        if picked.type == "cpu":
+            dist.destroy_process_group()
+        elif dist.group.WORLD is not None:
+            dist.group.WORLD.abort()
+        raise
+    dist.destroy_process_group()
 
 
 def parallelize(model: nn.Module, parallel: Literal["ddp", "fsdp"], context: DistributedContext) -> nn.Module:

@@ -18,7 +18,7 @@ from torch import nn
 from ..analysis.residual_stream import stream_line, stream_line_of
 from ..config import TrainingSettings
 from ..device import autocast
-from ..errors import UserError, nearest
+from ..errors import UserError, is_out_of_memory, nearest
 from ..metrics import METRICS, higher_is_better
 from ..models.blocks import blocks_of
 from .distributed import DistributedContext, broadcast_buffers, unwrap
@@ -140,7 +140,7 @@ class Trainer:
                     self.checkpoint_within_epoch(update)
                     self.report_progress(epoch, update)
             done = 0
-            line, progress = self.evaluate(epoch)
+            line, progress = self.evaluate_or_save(epoch)
             self.report_notices()
             self.measure_stream(epoch + 1)
             self.position.sums = {}
@@ -215,6 +215,27 @@ class Trainer:
             self.stop()
         if interval and self.position.step % interval == 0 and self.position.step % self.task.steps_per_epoch:
             self.save()
+
+    def evaluate_or_save(self, epoch: int) -> tuple[dict[str, Any], dict[str, Any]]:
+        """As :meth:`evaluate`; where it does not fit into memory, the epoch's updates are kept in a checkpoint.
+
+        Raises:
+            UserError: it does not fit. Of several ranks the others may be waiting in it, so that nothing is saved.
+        """
+        try:
+            return self.evaluate(epoch)
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            reason = str(error).splitlines()[0]
+        kept = "its updates were saved after the last checkpoint_interval alone"
+        if self.context.world_size == 1:
+            self.save()
+            kept = "its updates are saved, and resuming begins with the evaluation"
+        raise UserError(
+            f"memory: the evaluation after epoch {epoch + 1} does not fit ({reason}), expected more memory or smaller "
+            f"inputs (img_size, crop_size, seq_len); {kept}"
+        )
 
     def evaluate(self, epoch: int) -> tuple[dict[str, Any], dict[str, Any]]:
         """Score the validation split; returns the epoch's line of metrics, and its progress."""

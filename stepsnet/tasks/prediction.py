@@ -14,7 +14,7 @@ from torch import nn
 from ..checkpoint import load_into
 from ..config import Recipe
 from ..console import progress_bar
-from ..device import pick_device
+from ..device import pick_device_of_run
 from ..errors import UserError
 from ..models.build import build_model
 from ..models.optimize import optimize
@@ -103,13 +103,13 @@ class Prediction:
 
 
 def load_trained(run: Path, recipe: Recipe, model: nn.Module) -> tuple[nn.Module, torch.device]:
-    """Load a run's weights into ``model``, on the recipe's device and in evaluation mode.
+    """Load a run's weights into ``model``, on the recipe's device, if it is there, and in evaluation mode.
 
     Raises:
         UserError: the run has no weights, or they do not fit the model.
     """
     load_into(model, read_weights(run))
-    device = pick_device(recipe.device)
+    device = pick_device_of_run(recipe.device)
     return model.to(device).eval(), device
 
 
