@@ -139,7 +139,8 @@ def parallelize(model: nn.Module, parallel: Literal["ddp", "fsdp"], context: Dis
     if context.world_size == 1:
         return model
     if parallel == "ddp":
-        return DistributedDataParallel(model, gradient_as_bucket_view=True)
+        # rank 0's running statistics are copied before they are used (broadcast_buffers), and not in every forward pass
+        return DistributedDataParallel(model, gradient_as_bucket_view=True, broadcast_buffers=False)
     mesh = dist.init_device_mesh(context.device.type, (context.world_size,))
     for block in blocks_of(model):
         fully_shard(block, mesh=mesh)

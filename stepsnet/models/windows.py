@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from timm.models.swin_transformer import SwinTransformerBlock, window_partition
+from timm.models.swin_transformer import SwinTransformerBlock, window_partition, window_reverse
 from timm.models.swin_transformer_v2 import SwinTransformerV2Block
 from timm.models.swin_transformer_v2_cr import SwinTransformerV2CrBlock
 from torch import Tensor, nn
@@ -52,7 +52,26 @@ class PaddedWindows:
         if statically_known_true(height % rows == 0) and statically_known_true(width % columns == 0):
             return attend(self.block, x)
         below, right = (rows - height % rows) % rows, (columns - width % columns) % columns
-        return attend(self.block, F.pad(x, (0, 0, 0, right, 0, below)))[:, :height, :width].contiguous()
+        padded = F.pad(x, (0, 0, 0, right, 0, below))
+        if isinstance(self.block, SwinTransformerBlock):
+            attended = _attend_in_windows(self.block, padded)
+        else:
+            attended = attend(self.block, padded)
+        return attended[:, :height, :width].contiguous()
+
+
+def _attend_in_windows(block: Any, x: Tensor) -> Tensor:
+    """timm's ``_attn`` on a map that windows divide, without its arithmetic of sizes: to trace it twice is slow."""
+    _, height, width, channels = x.shape
+    back = tuple(block.shift_size)
+    there = tuple(-size for size in back)
+    if any(back):
+        x = torch.roll(x, there, (1, 2))
+    windows = window_partition(x, block.window_size).view(-1, block.window_area, channels)
+    mask = block.get_attn_mask(x) if getattr(block, "dynamic_mask", False) else block.attn_mask
+    windows = block.attn(windows, mask=mask).view(-1, *block.window_size, channels)
+    x = window_reverse(windows, block.window_size, height, width)
+    return torch.roll(x, back, (1, 2)) if any(back) else x
 
 
 def permute_windows(model: nn.Module) -> None:
