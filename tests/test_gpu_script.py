@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import tarfile
 from pathlib import Path
@@ -58,7 +59,7 @@ def test_chosen_parts_and_data(tmp_path):
     options = {"device": "cpu", "out": out, "data": "/cifar10", "work": work, "seconds": 9}
     arguments = [text for key, value in options.items() for text in (f"--{key}", str(value))] + ["deep"]
     done = run_script(tmp_path, *arguments)  # the study is stopped, and what it has is kept
-    assert done.returncode == 1 and "== deep, at most " in done.stdout
+    assert done.returncode == 1 and re.search(r"== deep, at most [1-9] s", done.stdout)  # fewer than 9 under load
     assert "sweep evidence/cifar10-paper-widths --data folder:/cifar10" in (out / "log.txt").read_text()
     assert len((out / "parts.jsonl").read_text().splitlines()) == 1  # of the last call
     with tarfile.open(out / "deep.tgz") as packed:

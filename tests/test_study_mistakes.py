@@ -157,8 +157,21 @@ def write(results, study, *records, **others):
         ({**RECORD, "variant": "b", "run": "plain-1-b-tuning-lr0.001-seed0"}, "is of the variant 'b', expected one of"),
         ({**FINAL, "seed": 7, "run": "plain-1-final-lr0.001-seed7"}, "is of no rate or seed that the study declares"),
         ({**RECORD, "rate": 0.003, "run": "plain-1-tuning-lr0.003-seed0"}, "what has been run is not left out"),
-        ({**FINAL, "data": "hfds:a/digits"}, "digits, expected one data set, "),
-        ({**FINAL, "data": "folder:b"}, "expected one data set, "),
+        # without the data nothing says which of two is meant: the first result's
+        (
+            {**FINAL, "data": "hfds:a/digits"},
+            {
+                "--render": "was trained on digits, expected one data set, hfds:a/digits",
+                "--dry-run": "was trained on hfds:a/digits, expected one data set, digits",
+            },
+        ),
+        (
+            {**FINAL, "data": "folder:b"},
+            {
+                "--render": "was trained on digits, expected one data set, folder:b",
+                "--dry-run": "was trained on folder:b, expected one data set, digits",
+            },
+        ),
         ({**FINAL, "samples": {"train": 999}}, "was trained on {'samples': {'train': 128"),
     ],
 )
@@ -167,7 +180,8 @@ def test_a_result_that_does_not_belong_is_one_line(tmp_path, capsys, record, wor
     write(results, read_study(file), RECORD, record)
     for option in ("--render", "--dry-run"):
         status, _, err = run("sweep", file, option, "--results", results, "--run", tmp_path / "run", capsys=capsys)
-        assert status == 2 and words in err and len(err.splitlines()) == 1, err
+        expected = words[option] if isinstance(words, dict) else words
+        assert status == 2 and expected in err and len(err.splitlines()) == 1, err
 
 
 def test_a_final_run_is_at_the_rate_that_was_chosen(tmp_path, capsys):

@@ -228,7 +228,7 @@ class Trainer:
             if not is_out_of_memory(error):
                 raise
             reason = str(error).splitlines()[0]
-        kept = "its updates were saved after the last checkpoint_interval alone"
+        kept = "of this epoch's updates only those up to the last checkpoint are kept"
         if self.context.world_size == 1:
             self.save()
             kept = "its updates are saved, and resuming begins with the evaluation"

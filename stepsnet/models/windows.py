@@ -82,7 +82,7 @@ def permute_windows(model: nn.Module) -> None:
             made.bias = None  # a write through .data leaves no trace in its key
         elif isinstance(module, SwinTransformerBlock) and isinstance(made, PaddedWindows | None):
             module._attn = PermutedWindows(module)
-            module.attn.fused_attn = True  # timm's own, where an image has to be padded
+            module.attn.fused_attn = True  # the block's own, where a map has to be padded
 
 
 def restore_windows(model: nn.Module) -> None:

@@ -134,7 +134,8 @@ def _train(
                 report_or_tell([folder], page, title, report)
             return read_summary(folder) if context.is_main else None
         to_tell += lines if context.is_main else []
-        started, made_with = time.monotonic(), provenance()  # of the code that runs, which may be committed meanwhile
+        started = time.monotonic()
+        made_with = provenance() if context.is_main else {}  # of the code that runs, which may be committed meanwhile
         try:
             result = train(model, task, recipe, folder, context, report)
         except Diverged as error:  # on every rank; torchrun stops all as soon as one ends

@@ -197,13 +197,15 @@ class Study:
 
     def claims_of(self, cell: Cell) -> list[str]:
         """By what each claim about a cell is judged: a line of its criteria's rules, whatever these are called."""
-        about = {one.name for one in self.criteria if str(cell) in (one.left, one.right)}
-        return [self.rule_of_claim(claim) for claim in self.claims if about & {*claim.criteria}]
+        return [self.rule_of_claim(claim) for claim in self._claims_about(cell)]
 
     def sentences_of(self, cell: Cell) -> list[str]:
         """The claims about a cell as they are worded."""
+        return [claim.sentence for claim in self._claims_about(cell)]
+
+    def _claims_about(self, cell: Cell) -> list[Claim]:
         about = {one.name for one in self.criteria if str(cell) in (one.left, one.right)}
-        return [claim.sentence for claim in self.claims if about & {*claim.criteria}]
+        return [claim for claim in self.claims if about & {*claim.criteria}]
 
     def rule_of_claim(self, claim: Claim) -> str:
         return "; ".join(sorted(self.rule(one) for one in self.criteria if one.name in claim.criteria))

@@ -79,12 +79,12 @@ def _made_with(records: Iterable[Mapping[str, Any]]) -> str:
     known = [record for record in records if "hardware" in record]  # all but those that diverged
     torch = sorted({record["versions"]["torch"] for record in known})
     commits = sorted({record["commit"] or "unknown" for record in known})
-    return f"{_machines(known)}; torch {', '.join(torch)}; commit {', '.join(commits)}."
+    return f"{', '.join(_machines(known))}; torch {', '.join(torch)}; commit {', '.join(commits)}."
 
 
-def _machines(records: Iterable[Mapping[str, Any]]) -> str:
+def _machines(records: Iterable[Mapping[str, Any]]) -> list[str]:
     each = (record["hardware"] for record in records if "hardware" in record)
-    return ", ".join(sorted({hardware.get("gpu") or hardware["cpu"] for hardware in each}))
+    return sorted({hardware.get("gpu") or hardware["cpu"] for hardware in each})
 
 
 def _on_other_machines(study: Study, results: Results) -> list[str]:
@@ -92,9 +92,9 @@ def _on_other_machines(study: Study, results: Results) -> list[str]:
     pairs: dict[str, list[str]] = {}
     for one in study.criteria:
         cells = (study.cell(text, one.name) for text in (one.left, one.right))
-        sides = [_machines(finals_of(study, cell, results).values()) for cell in cells]
-        if all(sides) and not set(sides[0].split(", ")) & set(sides[1].split(", ")):
-            pairs.setdefault(f"{sides[0]}, right {sides[1]}", []).append(one.name)
+        left, right = (_machines(finals_of(study, cell, results).values()) for cell in cells)
+        if left and right and not {*left} & {*right}:
+            pairs.setdefault(f"{', '.join(left)}, right {', '.join(right)}", []).append(one.name)
     return [
         f"\nThe sides were run on different machines (left {which}): {'; '.join(of)}." for which, of in pairs.items()
     ]

@@ -192,12 +192,10 @@ def _check_gives(study: Study, cell: Cell, recipe: Any) -> None:
     assert study.flatness.parts is not None  # checked when it was read
     split, metric = study.flatness.parts
     if split == "train_clean" and not getattr(recipe, "clean_samples", 0):
-        key, expected = f"flatness.key: got {study.flatness.key}, and {cell}", "clean_samples 0, expected at least 1"
+        reason = "has clean_samples 0, expected at least 1"
         if not hasattr(recipe, "clean_samples"):
-            raise UserError(
-                f"{key} is of {recipe.task}, which scores no clean samples; expected train_loss or val_loss"
-            )
-        raise UserError(f"{key} has {expected}")
+            reason = f"is of {recipe.task}, which scores no clean samples; expected train_loss or val_loss"
+        raise UserError(f"flatness.key: got {study.flatness.key}, and {cell} {reason}")
     if given and metric not in (given if split == "val" else ("loss", *given[:1])):
         raise UserError(f"flatness.key: got {study.flatness.key}, which the runs of {cell} do not measure")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -144,15 +144,20 @@ def _unaware(finals: Sequence[Mapping[int, Any]], key: str, rule: str) -> int:
     return sum(late) if all(late) else 0
 
 
-def _claimed_late(study: Study, claim: Claim, results: Results) -> str:
-    """Where a verdict of one of its criteria could be seen before the claim was made of these criteria."""
+def _seen_before(study: Study, claim: Claim, results: Results, key: str, rule: str) -> tuple[str, int] | None:
+    """The first of a claim's criteria whose verdict could be seen before a rule of the claim, and by how many runs."""
     for criterion in study.criteria:
         if criterion.name in claim.criteria:
             sides = [study.cell(text, criterion.name) for text in (criterion.left, criterion.right)]
-            finals = [finals_of(study, cell, results) for cell in sides]
-            if late := _unaware(finals, "claims", study.rule_of_claim(claim)):
-                return f"declared or changed when {late} final runs of {criterion.name} had begun"
-    return ""
+            if late := _unaware([finals_of(study, cell, results) for cell in sides], key, rule):
+                return criterion.name, late
+    return None
+
+
+def _claimed_late(study: Study, claim: Claim, results: Results) -> str:
+    """Where a verdict of one of its criteria could be seen before the claim was made of these criteria."""
+    seen = _seen_before(study, claim, results, "claims", study.rule_of_claim(claim))
+    return f"declared or changed when {seen[1]} final runs of {seen[0]} had begun" if seen else ""
 
 
 def _unsound(study: Study, cells: Sequence[Cell], finals: Sequence[Mapping[int, Any]], results: Results) -> str:
@@ -178,49 +183,36 @@ def judge_claim(study: Study, claim: Claim, judged: Sequence[Judged], results: R
     claim was made when final runs of one of its criteria were there. One that was worded anew then says so.
     """
     verdicts = {found.name: found.verdict for found in judged if found.name in claim.criteria}
-    against = [name for name, verdict in verdicts.items() if verdict == "against"]
+    against = [one for one in study.criteria if verdicts.get(one.name) == "against"]
     waiting = [name for name, verdict in verdicts.items() if verdict == "not yet"]
     if waiting and not against:  # which no further verdict would change
         return Said("not yet", f"Nothing is claimed yet: no verdict for {', '.join(waiting)}.")
     if reason := _too_lenient(study, claim) or _claimed_late(study, claim, results):
         return Said("undecided", f"Nothing is claimed: {reason}.")
-    anew = " (Worded anew when final runs had begun.)" if _worded_late(study, claim, results) else ""
+    worded_late = _seen_before(study, claim, results, "sentences", claim.sentence)
+    anew = " (Worded anew when final runs had begun.)" if worded_late else ""
     if against:
-        return Said("against", f"{claim.denial} (Against: {'; '.join(map(_what_is_excluded(study), against))}.){anew}")
+        excluded = "; ".join(_what_is_excluded(study, one) for one in against)
+        return Said("against", f"{claim.denial} (Against: {excluded}.){anew}")
     open_ones = [name for name, verdict in verdicts.items() if verdict == "undecided"]
     if open_ones:
         return Said("undecided", f"Nothing is claimed: undecided are {', '.join(open_ones)}.")
     return Said("for", claim.text + anew)
 
 
-def _what_is_excluded(study: Study) -> Callable[[str], str]:
+def _what_is_excluded(study: Study, criterion: Criterion) -> str:
     """Of a criterion that is against: its name, and that it excludes a lead of the margin, not every lead."""
-    criteria = {criterion.name: criterion for criterion in study.criteria}
+    if criterion.expect == "not_above" or not criterion.margin:
+        return criterion.name
     unit = find_metric(study.metric).difference_unit
-
-    def excluded(name: str) -> str:
-        one = criteria[name]
-        if one.expect == "not_above":
-            return name
-        of_margin = unit.removesuffix("s") if one.margin == 1 else unit
-        return f"{name}, by {one.margin:g}{of_margin} or more" if one.margin else name
-
-    return excluded
+    unit = unit.removesuffix("s") if criterion.margin == 1 else unit
+    return f"{criterion.name}, by {criterion.margin:g}{unit} or more"
 
 
 def cannot_be_made(study: Study) -> list[str]:
     """A line for each claim that this study cannot make whatever its runs give, nor deny."""
     reasons = ((claim, _too_lenient(study, claim)) for claim in study.claims)
     return [f"claims: nothing will be claimed of {claim.text!r}: {reason}" for claim, reason in reasons if reason]
-
-
-def _worded_late(study: Study, claim: Claim, results: Results) -> bool:
-    for criterion in study.criteria:
-        if criterion.name in claim.criteria:
-            sides = [study.cell(text, criterion.name) for text in (criterion.left, criterion.right)]
-            if _unaware([finals_of(study, cell, results) for cell in sides], "sentences", claim.sentence):
-                return True
-    return False
 
 
 def _too_lenient(study: Study, claim: Claim) -> str:

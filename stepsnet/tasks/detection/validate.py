@@ -230,23 +230,23 @@ def _wrong_segmentation(segmentation: Any, height: int, width: int) -> str:
     if segmentation in _NO_SEGMENTATION:
         return "got no segmentation, expected polygons or RLE"
     if isinstance(segmentation, list):
-        covers_nothing = ""  # why, the first part that does not; beside others such a part is a sliver and left out
-        parts = 0
+        covers_nothing = []  # why, or "" where it does: beside others such a part is a sliver and left out
         for polygon in segmentation:
             got = f"got a polygon {str(polygon)[:60]}"
+            few = f"{got}, expected x and y of at least three points"
+            outside = f"{got}, expected points in the image of {width}×{height}"
             if not isinstance(polygon, list) or not polygon or len(polygon) % 2:
-                return f"{got}, expected x and y of at least three points"
+                return few
             if not all(_is_number(value) for value in polygon):
                 return f"{got}, expected finite numbers"
             if not _is_near(polygon[::2], width) or not _is_near(polygon[1::2], height):
-                return f"{got}, expected points in the image of {width}×{height}"
+                return outside
             if len(polygon) < _LEAST_NUMBERS:
-                covers_nothing = covers_nothing or f"{got}, expected x and y of at least three points"
-            elif not _meets(polygon[::2], width) or not _meets(polygon[1::2], height):
-                covers_nothing = covers_nothing or f"{got}, expected points in the image of {width}×{height}"
+                covers_nothing.append(few)
             else:
-                parts += 1
-        return "" if parts else covers_nothing
+                meets = _meets(polygon[::2], width) and _meets(polygon[1::2], height)
+                covers_nothing.append("" if meets else outside)
+        return "" if "" in covers_nothing else covers_nothing[0]
     if not isinstance(segmentation, dict) or "counts" not in segmentation:
         return f"got segmentation {str(segmentation)[:60]}, expected polygons or RLE"
     if segmentation.get("size") != [height, width]:
