@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import re
 import shlex
 import sys
@@ -84,22 +85,23 @@ def command_output(arguments: list[str]) -> str:
     return out.getvalue().strip()
 
 
-def render(text: str) -> str:
-    """A page with each of its blocks rendered anew."""
+def render(text: str, page: Path) -> str:
+    """Some text of a page with each of its blocks rendered anew."""
+    figures = os.path.relpath(ROOT / "docs" / "figures", page.parent)
 
     def replace(match: re.Match) -> str:
         kind, *arguments = shlex.split(match["name"])
         content = command_output(arguments) if kind == "stepsnet" else TABLES[kind](*arguments)
-        return f"{match[1]}{content}\n{match[3]}"
+        return f"{match[1]}{content.replace('](figures/', f']({figures}/')}\n{match[3]}"
 
     return BLOCK.sub(replace, text)
 
 
 def main() -> int:
     status = 0
-    for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
         text = page.read_text(encoding="utf-8")
-        rendered = render(text)
+        rendered = render(text, page)
         if rendered == text:
             continue
         if "--check" in sys.argv:
@@ -109,7 +111,7 @@ def main() -> int:
             page.write_text(rendered, encoding="utf-8")
             for block in BLOCK.finditer(rendered):
                 kind, *arguments = shlex.split(block["name"])
-                if kind in STUDIES and "](figures/" in block[0]:
+                if kind in STUDIES and "figures/" in block[0]:
                     render_runs.study_figure(*arguments)
     return status
 

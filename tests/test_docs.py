@@ -115,7 +115,7 @@ def test_links_and_files_are_there(page):
 
 
 def test_every_page_is_in_the_site():
-    trees = [(ROOT / "docs" / folder / "index.md").read_text(encoding="utf-8") for folder in ("", "api")]
+    trees = [(ROOT / "docs" / folder / "index.md").read_text(encoding="utf-8") for folder in ("", "api", "evidence")]
     found = [block for tree in trees for block in re.findall(r"{toctree}(.*?)```", tree, re.DOTALL)]
     listed = {line for block in found for line in block.split()}
     pages = {page.stem for page in (ROOT / "docs").rglob("*.md")} - {"index"}

@@ -126,7 +126,7 @@ def test_until_the_last_point_is_run_the_one_before_ranks(pages, tmp_path):
 
 
 def test_the_page_of_evidence_answers_for_every_study_of_it():
-    page = (Path(__file__).parent.parent / "docs" / "evidence.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parent.parent / "docs" / "evidence" / "index.md").read_text(encoding="utf-8")
     answers = page.split("<!-- begin: answers ")[1].split("<!-- end -->")[0].splitlines()
     ours = {name for name in studies() if name.startswith(("evidence/", "stepify/"))}
     assert set(answers[0].removesuffix(" -->").split()) == ours == {row.split("`")[1] for row in answers[3:]}

@@ -14,7 +14,7 @@ from stepsnet.paper.tables import TABLE_1, all_rows, model_of, note_of, printed_
 ROOT = Path(__file__).parent.parent
 compared = functools.cache(compare_table)
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 TABLES = ["1", "5a", "5b", "8", "9", "10", "11", "text 5.2"]
 
 
@@ -94,7 +94,7 @@ def test_results_on_the_pages_are_those_in_results(monkeypatch):
         for block in render.BLOCK.finditer(page.read_text(encoding="utf-8")):
             if not block["name"].startswith("stepsnet"):  # commands are tested elsewhere, and take long
                 found += 1
-                assert render.render(block[0]) == block[0], (page.name, block["name"])
+                assert render.render(block[0], page) == block[0], (page.name, block["name"])
     assert found > 10
 
 

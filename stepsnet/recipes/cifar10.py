@@ -1,8 +1,8 @@
 """CIFAR-10 at small scale: 10,000 of its training images, 16 tokens, minutes per epoch on one core.
 
 `stepsnet compare cifar10/shallow --data cifar10:PATH`, or `folder:PATH` for images in folders;
-`stepsnet sweep 'cifar10/steps_*' 'cifar10/fixed_width_*' --data …` trains all depths. docs/evidence.md has the
-comparison of tuned and converged networks.
+`stepsnet sweep 'cifar10/steps_*' 'cifar10/fixed_width_*' --data …` trains all depths.
+docs/evidence/cifar10-depth.md has the comparison of tuned and converged networks.
 """
 
 from __future__ import annotations
