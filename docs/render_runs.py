@@ -253,6 +253,9 @@ def _default(field: Any) -> str:
 def leaderboard_table(name: str) -> str:
     """A declared study with a row a contender, and its figure once a final run has ended."""
     study, results = _study(name)
+    if not results:
+        designs = "; ".join(contender.label or contender.name for contender in study.contenders)
+        return f"None of its {progress(study, results)[1]} runs has ended yet. Declared are: {designs}."
     drawn = draw_study(study, results) is not None
     return leaderboard(study, results) + ("\n\n" + _figure_line(study) if drawn else "")
 

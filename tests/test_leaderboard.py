@@ -59,8 +59,11 @@ def pages(tmp_path, monkeypatch):
 
 def test_a_leaderboard_says_what_is_there_and_what_is_not(pages, tmp_path):
     module, study = pages
-    before = module.leaderboard_table(study)
-    assert before.count("not yet run") == 5 and "0 of 25 runs have ended" in before and "figures" not in before
+    before = leaderboard(find_study(study), {})
+    assert before.count("not yet run") == 5 and "0 of 25 runs have ended" in before
+    assert (
+        module.leaderboard_table(study) == "None of its 25 runs has ended yet. Declared are: plain; ours; mhc; laurel."
+    )
     found = [
         *records(Cell("plain", 8), [50.0, 51.0]),
         *records(Cell("steps", 8), [60.0, 62.0], moved=0.5),
