@@ -144,6 +144,7 @@ MAY_CHANGE_ON_RESUME = {
     "stream_interval",
     "title",
     "cache",
+    "eval_batch_size",
     "import_from",
 }
 
@@ -195,6 +196,7 @@ class ClassificationRecipe(Recipe):
     clean_samples: int = Field(
         default=0, ge=0, le=2**31, description="training images that are scored without augmentation after every epoch"
     )
+    eval_batch_size: Count = Field(default=256, description="most images in a forward pass of evaluation, on each rank")
     cache: Literal["memory"] | None = Field(default=None, description="memory: keep the images decoded")
     img_size: Side | Literal["data"] | None = Field(
         default=None, description="side of the input; data: of the training images; null: the model's own"
@@ -231,6 +233,7 @@ class LanguageRecipe(Recipe):
     vocab_size: int | None = Field(default=None, ge=2, le=2**24, description="of tokenizer=bpe")
     seq_len: int = Field(default=128, ge=1, le=2**20, description="tokens per sequence")
     epoch_updates: Count | None = Field(default=None, description="updates per epoch; null: one pass over the text")
+    eval_batch_size: Count = Field(default=32, description="most windows in a forward pass of evaluation, on each rank")
     eval_stride: Count | None = Field(
         default=None, description="tokens scored per window of seq_len; null: all of them"
     )

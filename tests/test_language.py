@@ -168,6 +168,15 @@ def test_perplexity_by_a_sliding_window_written_out(stride, count):
     assert got["bits_per_character"] == pytest.approx(nll / math.log(2) / (3 * count), rel=1e-5)
 
 
+def test_smaller_batches_of_evaluation_change_nothing():
+    model, sizes = small_model(), []
+    model.register_forward_pre_hook(lambda _, args, kwargs: sizes.append(len(kwargs["input_ids"])), with_kwargs=True)
+    whole, small = (
+        task_of(range(50), eval_batch_size=size).evaluate(model, BatchShard(), CPU)["loss"] for size in (32, 3)
+    )
+    assert sizes == [7, 3, 3, 1] and small == pytest.approx(whole, rel=1e-6)
+
+
 def test_the_loss_is_transformers(text):
     model, task = small_model(), task_of(range(50))
     batch = next(task.batches(0, 0, BatchShard(), CPU))
@@ -200,7 +209,7 @@ def test_a_run_from_the_command_line(trained, text, tmp_path, capsys):
     assert "drawn at temperature 0.8 with seed 0" in page and printable(first.continuation) in html.unescape(page)
     assert main(["eval", str(run), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["loss"] == pytest.approx(summary["metrics"]["val_loss"], abs=1e-6)
-    assert main(["eval", str(run), "--data", f"text:{text}@test", "--stride", "4"]) == 0
+    assert main(["eval", str(run), "eval_batch_size=2", "--data", f"text:{text}@test", "--stride", "4"]) == 0
     assert "perplexity per word" in capsys.readouterr().out
     (tmp_path / "other.txt").write_text("another text, with other words and another tokenizer. " * 50)
     assert main(["eval", str(run), "--data", f"text:{tmp_path / 'other.txt'}", "--json"]) == 0

@@ -233,8 +233,8 @@ class Trainer:
             self.save()
             kept = "its updates are saved, and resuming begins with the evaluation"
         raise UserError(
-            f"memory: the evaluation after epoch {epoch + 1} does not fit ({reason}), expected more memory or smaller "
-            f"inputs (img_size, crop_size, seq_len); {kept}"
+            f"memory: the evaluation after epoch {epoch + 1} does not fit ({reason}), expected more memory, or less at "
+            f"once (eval_batch_size, img_size, crop_size, seq_len); {kept}"
         )
 
     def evaluate(self, epoch: int) -> tuple[dict[str, Any], dict[str, Any]]:

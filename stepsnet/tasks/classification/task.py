@@ -37,7 +37,6 @@ from .resolve import resolve
 
 __all__ = ["Classification", "build", "input_spec", "open_data", "resolve"]
 
-_EVALUATION_BATCH_SIZE = 256
 _EXAMPLES = 64
 
 Batch = tuple[Tensor, Tensor]  # images (B, C, H, W) and labels (B)
@@ -79,6 +78,7 @@ def build(
         label_smoothing=recipe.label_smoothing,
         augment=recipe.augment,
         workers=recipe.workers,
+        eval_batch_size=recipe.eval_batch_size,
         max_undecodable=recipe.max_undecodable,
         init=recipe.init,
         init_key=key_of_weights(recipe, "init"),
@@ -108,6 +108,7 @@ class Classification(Task):
         label_smoothing: float = 0.0,
         augment: Augment | None = None,
         workers: int = 0,
+        eval_batch_size: int = 256,
         max_undecodable: int = 100,
         init: str | None = None,
         init_key: str = "init",
@@ -118,6 +119,7 @@ class Classification(Task):
             batch_size: samples per update, over all ranks and accumulated parts.
             input_size: channels, height and width of the images.
             workers: processes per rank that decode and augment; the batches are the same with any number.
+            eval_batch_size: the most images in a forward pass of evaluation, on each rank.
             max_undecodable: samples that may be skipped before the run stops; each evaluation counts all ranks' own.
             init: the run, file or model of timm's whose weights a new model starts from.
             init_key: where the recipe names it, for messages.
@@ -130,6 +132,7 @@ class Classification(Task):
             raise UserError(f"batch_size: got {batch_size}, expected 1 to the {len(data.train)} training images")
         self.data, self.batch_size, self.seed, self.workers = data, batch_size, seed, workers
         self.input_size, self.init, self.init_key, self.normalization = input_size, init, init_key, normalization
+        self.eval_batch_size = eval_batch_size
         self.copies = augment.aug_repeats if augment else 1
         self.steps_per_epoch = len(data.train) // batch_size  # the last, smaller batch is dropped
         self.max_undecodable = max_undecodable
@@ -252,7 +255,7 @@ class Classification(Task):
 
         Without padding, and without images that cannot be decoded.
         """
-        batches = shard.evaluation_batches(len(samples), _EVALUATION_BATCH_SIZE)
+        batches = shard.evaluation_batches(len(samples), self.eval_batch_size)
         keys = [[(0, index, 0) for index in batch.indices] for batch in batches]
         with self._loaded(samples, keys, device) as found:
             for batch, (images, labels, failed) in zip(batches, found):

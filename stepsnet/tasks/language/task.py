@@ -26,8 +26,6 @@ from .inspection import continued
 
 __all__ = ["LanguageModelling", "build", "open_data"]
 
-_EVALUATION_BATCH_SIZE = 32  # windows
-
 
 def open_data(recipe: LanguageRecipe, data: str, run: Path | None = None) -> TextData:
     """Raises UserError where the data do not exist, or lack the split that is evaluated now or at the run's end."""
@@ -57,6 +55,7 @@ def build(
         epoch_updates=recipe.epoch_updates,
         stride=recipe.eval_stride,
         evaluated=split,
+        eval_batch_size=recipe.eval_batch_size,
         clean_samples=recipe.clean_samples if split == "val" else 0,
         for_training=run is None,
     )
@@ -99,6 +98,7 @@ class LanguageModelling(Task):
         epoch_updates: int | None = None,
         stride: int | None = None,
         evaluated: str = "val",
+        eval_batch_size: int = 32,
         clean_samples: int = 0,
         for_training: bool = True,
     ):
@@ -108,6 +108,7 @@ class LanguageModelling(Task):
             epoch_updates: updates per epoch, which need not be a pass; None is one pass.
             stride: tokens that are scored in each window of ``seq_len``, its last ones; None is all of them.
             evaluated: the split of the evaluation.
+            eval_batch_size: the most windows in a forward pass of evaluation, on each rank.
             clean_samples: sequences at the beginning of the training text that are evaluated too, without dropout.
             for_training: False where the text is only evaluated, and may have less to train on than these numbers.
 
@@ -117,6 +118,7 @@ class LanguageModelling(Task):
         if stride is not None and stride > seq_len:
             raise UserError(f"eval_stride: got {stride}, expected at most seq_len, {seq_len}")
         self.text, self.batch_size, self.seq_len, self.seed = text, batch_size, seq_len, seed
+        self.eval_batch_size = eval_batch_size
         self.stride, self.evaluated, self.units_per_sample = stride or seq_len, evaluated, seq_len
         tokens = len(text.splits["train"].tokens)
         self.sequences = (tokens - seq_len) // seq_len  # per pass, which begins at an offset below seq_len
@@ -191,7 +193,7 @@ class LanguageModelling(Task):
         """Negative log-likelihood of a split's tokens, and how many of them were scored."""
         windows = list(self._windows(len(split.tokens)))
         total = torch.zeros(2, dtype=torch.float64, device=device)
-        for batch in shard.evaluation_batches(len(windows), _EVALUATION_BATCH_SIZE):
+        for batch in shard.evaluation_batches(len(windows), self.eval_batch_size):
             score = self._score(model, split, [windows[index] for index in batch.indices], device)
             if not batch.is_padding:
                 total += score
