@@ -87,7 +87,10 @@ def __getattr__(name: str):
     if name == "residual":
         return importlib.import_module("stepsnet.residual")
     if name in _HOMES:
-        return getattr(importlib.import_module(f"stepsnet.{_HOMES[name]}"), name)
+        from .errors import naming_extra
+
+        with naming_extra():
+            return getattr(importlib.import_module(f"stepsnet.{_HOMES[name]}"), name)
     raise AttributeError(f"module 'stepsnet' has no attribute {name!r}")
 
 

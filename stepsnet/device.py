@@ -1,17 +1,14 @@
-"""Devices: which is meant by a name, mixed precision on each, and the size of the memory."""
+"""Devices: which is meant by a name, and mixed precision on each."""
 
 from __future__ import annotations
 
-import os
-from contextlib import AbstractContextManager, nullcontext, suppress
-from functools import lru_cache
-from pathlib import Path
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
 from .errors import UserError
 
-__all__ = ["AMP_DTYPES", "autocast", "host_memory", "pick_device", "pick_device_of_run"]
+__all__ = ["AMP_DTYPES", "autocast", "pick_device", "pick_device_of_run"]
 
 AMP_DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16")}
 
@@ -45,12 +42,3 @@ def pick_device_of_run(name: str) -> torch.device:
         return pick_device(name)
     except UserError:
         return pick_device("auto")
-
-
-@lru_cache
-def host_memory() -> int:
-    """Bytes of the machine's memory that this process may use at most."""
-    installed = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    with suppress(OSError, ValueError):  # no control groups, or "max"
-        return min(installed, int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii")))
-    return installed

@@ -20,8 +20,8 @@ import shlex
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from . import __version__
@@ -36,6 +36,7 @@ __all__ = [
     "import_extra",
     "in_a_line",
     "is_out_of_memory",
+    "naming_extra",
     "nearest",
 ]
 
@@ -76,7 +77,19 @@ def import_extra(package: str, key: str = "") -> Any:
         raise UserError(f"{key}: {_not_installed(package)}" if key else _not_installed(package)) from None
 
 
-def _not_installed(package: str) -> str:
+@contextmanager
+def naming_extra() -> Iterator[None]:
+    """Where a package of an extra is missing, the ModuleNotFoundError says how it is installed."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] in EXTRAS:
+            raise ModuleNotFoundError(_not_installed(str(error.name)), name=error.name) from error
+        raise
+
+
+def _not_installed(module: str) -> str:
+    package = module.partition(".")[0]
     return f"{package} is not installed, expected `pip install '.[{EXTRAS[package]}]'` in a clone of stepsnet"
 
 
@@ -163,6 +176,8 @@ def _line(error: Exception) -> tuple[str, int]:
     if _is_of_another_rank(error):
         return f"another rank has ended, and its own line says why ({in_a_line(error)})", 2
     what = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+    if "InvalidCxxCompiler" in what:
+        return "compile: torch finds no C++ compiler that works, expected g++ or clang, or compile=false", 2
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if frame.filename.startswith(tuple(USER_CODE)):
             return f"{frame.filename}, line {frame.lineno}: {what} ({_kept(error)}; --debug shows it)", 70

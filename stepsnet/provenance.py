@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from . import __version__
+from .machine import cores
 from .redact import public_command
 
 __all__ = ["command_line", "provenance", "recorded_command"]
@@ -49,7 +50,7 @@ def provenance() -> dict[str, Any]:
         "commit": _commit(),
         "hardware": {
             "cpu": _cpu(),
-            "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+            "cores": cores(),
             "threads": torch.get_num_threads(),
             "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30),
             "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,

@@ -40,3 +40,20 @@ def test_the_core_needs_torch_and_timm_alone():
     code += "from stepsnet.cli import main\nmain(['plan', '--width', '384', '--depth', '12'])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("names", "use", "said"),
+    [
+        (["pydantic"], "stepsnet.train", "pydantic is not installed, expected `pip install '.[train]'`"),
+        (
+            ["sklearn.datasets"],
+            "stepsnet.deploy.samples.photographs(1, (3, 8, 8), [0], [1])",
+            "sklearn is not installed",
+        ),
+    ],
+)
+def test_a_missing_extra_is_named_in_python_too(names, use, said, tmp_path):
+    code = f"import sys\nfor name in {names!r}: sys.modules[name] = None\nimport stepsnet.deploy.samples\n{use}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 1 and said in done.stderr.splitlines()[-1], done.stderr

@@ -14,7 +14,9 @@ from forks import forked, status_of
 
 from stepsnet.cli import main
 from stepsnet.commands.sweep import sweep
+from stepsnet.engine.interrupt import catch_signals
 from stepsnet.errors import Fault, UserError, exit_status
+from stepsnet.machine import cores
 from stepsnet.overrides import override, read_recipe
 from stepsnet.recipes import find_recipe
 from stepsnet.run_folder import lock_folder, updates_done
@@ -237,3 +239,39 @@ def test_children_end_with_a_parent_that_is_killed_and_the_folder_alone_goes_on(
 def test_a_sweep_takes_the_seed_of_each_recipe(tmp_path, started):
     main(["sweep", "digits/tiny", "seed=3", "--run", str(tmp_path / "sweep")])
     assert [job.folder for job in started.pop()] == [str(tmp_path / "sweep" / "digits-tiny-seed3")]
+
+
+def test_a_module_of_the_current_folder_does_not_stand_in_for_pythons(tmp_path, monkeypatch):
+    """A child starts there, where `python -m` would look first."""
+    (tmp_path / "queue.py").write_text("raise SystemExit('the wrong queue')")
+    monkeypatch.chdir(tmp_path)
+    job = Job("a", "a", str(tmp_path / "config.yaml"), str(tmp_path / "run"))
+    with pytest.raises(UserError, match=r"run a failed: .*config.yaml"):
+        raise error_of(run_all([job], 1, Shown()), 1)
+
+
+def test_no_more_threads_than_the_control_group_has_time_for(tmp_path, monkeypatch):
+    monkeypatch.setattr("stepsnet.machine._LIMITS", tmp_path)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(64)), raising=False)
+    found = []
+    for content in ("max 100000", "150000 100000", "10000 100000", "6400000 100000"):
+        (tmp_path / "cpu.max").write_text(f"{content}\n")
+        found.append(cores())
+    assert found == [64, 2, 1, 64]
+
+
+def test_a_second_interrupt_ends_at_once_but_not_the_same_one_twice():
+    with catch_signals() as caught:
+        for _ in range(2):  # as from the terminal and from the parent
+            os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert caught == [signal.SIGINT, signal.SIGINT, signal.SIGTERM]
+        time.sleep(1.1)
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(1)
+    with catch_signals() as caught:  # after SIGTERM alone the first Ctrl-C is one
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(1.1)
+        os.kill(os.getpid(), signal.SIGINT)
+        assert caught == [signal.SIGTERM, signal.SIGINT]

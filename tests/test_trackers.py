@@ -64,6 +64,8 @@ def test_tensorboard_by_name_is_required(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorboard", None)
     trained_with(tmp_path / "none")
     assert not (tmp_path / "none" / "tensorboard").exists()
+    monkeypatch.setattr("torch.utils.tensorboard.SummaryWriter", None)  # an installation that is broken
+    trained_with(tmp_path / "broken")
     with pytest.raises(UserError, match=r"tensorboard is not installed, .*\[tensorboard\]"):
         trained_with(tmp_path / "missing", tracker="tensorboard")
 

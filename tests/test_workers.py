@@ -1,18 +1,26 @@
 """Workers end with the run, however it ends: they ignore SIGTERM, and Python waits for them when it exits."""
 
 import multiprocessing
+import os
+import pickle
+import signal
 import subprocess
 import sys
 import textwrap
 import time
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from coco_images import write_coco
 from segmentation_images import write_camvid
 from torch.utils.data import Dataset
 
+from stepsnet.errors import UserError
+from stepsnet.tasks.classification.digits import load_digits
+from stepsnet.tasks.classification.sources import Arrays, _picture
 from stepsnet.tasks.loading import loaded
 
 HERE = Path(__file__).parent
@@ -153,3 +161,56 @@ def test_workers_end_where_not_all_of_them_can_be_started(monkeypatch):
     with pytest.raises(OSError, match="Cannot allocate"), loaded(Numbers(), CPU, 2, 8, batch_size=1):
         pytest.fail("it was entered")
     assert begun and not multiprocessing.active_children()
+
+
+class Pictures(Numbers):
+    def __getitem__(self, index):
+        return torch.full((4,), float(index)), torch.zeros(0, 4), index
+
+
+@pytest.mark.parametrize("settings", [{"batch_size": 3}, {"batch_size": None}, {"batch_size": 3, "collate_fn": list}])
+def test_workers_hand_on_what_the_run_itself_would_load(settings):
+    found = []
+    for workers in (0, 2):
+        with loaded(Pictures(), CPU, workers, 8, **settings) as batches:
+            found.append([str(batch) for batch in batches])
+    assert found[0] == found[1] and found[0]
+
+
+def test_shared_memory_that_is_full_is_one_line(monkeypatch):
+    def full(tensor):
+        raise RuntimeError("unable to allocate shared memory(shm) for file </torch_1>: No space left on device (28)")
+
+    monkeypatch.setattr(torch.Tensor, "share_memory_", full)  # before the workers are forked
+    full_line = pytest.raises(UserError, match=r"workers: shared memory \(/dev/shm\) is full, .* or workers=0")
+    with loaded(Pictures(), CPU, 1, 8, batch_size=2) as batches, full_line:
+        next(batches)
+
+
+def test_a_worker_that_is_killed_is_one_line():
+    class Killed(Numbers):
+        def __getitem__(self, index):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    killed_line = pytest.raises(UserError, match=r"workers: a process that loads data was killed, .* expected fewer")
+    with loaded(Killed(), CPU, 1, 8, batch_size=2) as batches, killed_line:
+        next(batches)
+
+
+def test_another_error_of_a_worker_stays_one():
+    class Broken(Numbers):
+        def __getitem__(self, index):
+            raise RuntimeError("of the data")
+
+    with loaded(Broken(), CPU, 1, 8, batch_size=2) as batches, pytest.raises(RuntimeError, match="of the data"):
+        next(batches)
+
+
+def test_data_in_memory_reach_workers_that_are_not_forked():
+    """As on macOS."""
+    images, augmented, _, _ = load_digits(None)
+    array = np.zeros((8, 8, 3), np.uint8)
+    pictures = Arrays([array], [0], partial(_picture, "L"))
+    again, read, other = pickle.loads(pickle.dumps((images.train, augmented, pictures)))
+    assert torch.equal(read(again.read(5)), augmented(images.train.read(5)))
+    assert other.read(0).mode == "L" and other.read(0).size == (8, 8)

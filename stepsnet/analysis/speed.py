@@ -132,6 +132,8 @@ def _peak(function: Callable[[], None], device: torch.device) -> int:
         function()
         torch.cuda.synchronize(device)
         return torch.cuda.max_memory_allocated(device) - before
+    if device.type != "cpu":
+        raise UserError(f"memory: not known on {device.type}, expected device cpu or cuda, or --memory 0")
     try:
         ctypes.CDLL(None).malloc_trim(0)
         before = _resident("VmRSS")
@@ -142,6 +144,11 @@ def _peak(function: Callable[[], None], device: torch.device) -> int:
         raise UserError(
             "memory: the peak of a process is not known on this machine, expected Linux or CUDA, or --memory 0"
         ) from None
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
 
 
 def _resident(key: str) -> int:
@@ -211,12 +218,10 @@ def _cross_entropy(logits: Tensor) -> Tensor:
 def _time(function: _Inference, device: torch.device, what: str) -> float:
     function.model.train(function.training)  # not timed: a deep model has so many modules that this takes a millisecond
     try:
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        _synchronize(device)
         started = time.perf_counter()
         function()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        _synchronize(device)
         return time.perf_counter() - started
     except RuntimeError as error:
         if is_out_of_memory(error):

@@ -121,7 +121,8 @@ def init_distributed(device: str) -> Iterator[DistributedContext]:
             raise UserError(f"torchrun: got {ranks} ranks on a machine of {there} devices, expected one each")
         picked = torch.device(picked.type, index)
         torch.accelerator.set_device_index(index)
-    dist.init_process_group("gloo" if picked.type == "cpu" else "cpu:gloo,cuda:nccl")
+    kind = picked.type
+    dist.init_process_group("gloo" if kind == "cpu" else f"cpu:gloo,{kind}:{dist.get_default_backend_for_device(kind)}")
     try:
         yield DistributedContext(dist.get_rank(), dist.get_world_size(), picked)
     except BaseException:

@@ -1,18 +1,24 @@
-"""SIGINT, SIGTERM and SIGHUP: noticed at once, obeyed after a whole update and a checkpoint."""
+"""SIGINT, SIGTERM and SIGHUP: noticed at once, obeyed after a whole update and a checkpoint; a later SIGINT at once."""
 
 from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ..errors import Stopped
+from ..errors import Stopped, UserError
 
 __all__ = ["SIGNALS", "Interrupted", "catch_signals"]
 
+if not hasattr(signal, "SIGHUP"):
+    raise UserError("training: got Windows, expected Linux or macOS, such as Linux inside of Windows (WSL)")
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_ONE_REQUEST = (
+    1.0  # seconds within which Ctrl-C may reach a process of a grid twice: from the terminal and from the grid
+)
 
 
 class Interrupted(Stopped):
@@ -27,12 +33,25 @@ class Interrupted(Stopped):
 
 @contextmanager
 def catch_signals() -> Iterator[list[int]]:
-    """Collect the numbers of SIGINT, SIGTERM and SIGHUP (of a terminal that is closed) while the block runs."""
+    """Collect the numbers of SIGINT, SIGTERM and SIGHUP (of a terminal that is closed) while the block runs.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C is pressed again, since an update may never end that waits for data.
+    """
     caught: list[int] = []
+    first = 0.0
+
+    def catch(number: int, frame: object) -> None:
+        nonlocal first
+        if number == signal.SIGINT in caught and time.monotonic() - first > _ONE_REQUEST:
+            raise KeyboardInterrupt
+        first = first or time.monotonic()
+        caught.append(number)
+
     numbers = list(SIGNALS) if threading.current_thread() is threading.main_thread() else []
     if numbers and signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # under nohup
         numbers.remove(signal.SIGHUP)
-    previous = {number: signal.signal(number, lambda received, frame: caught.append(received)) for number in numbers}
+    previous = {number: signal.signal(number, catch) for number in numbers}
     try:
         yield caught
     finally:

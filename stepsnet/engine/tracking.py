@@ -8,7 +8,7 @@ from __future__ import annotations
 import secrets
 import threading
 from collections.abc import Callable, Mapping
-from importlib.util import find_spec
+from contextlib import suppress
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,8 @@ def open_trackers(tracker: str | None, folder: Path, step: int, config: Mapping[
     """A function for each place that metrics go to, from ``step`` on.
 
     Args:
-        tracker: "tensorboard", which is then required and not only used where it is installed, "trackio", "wandb" or
-            None.
+        tracker: "tensorboard", which is then required and not only used where it is installed and works, "trackio",
+            "wandb" or None.
 
     Raises:
         UserError: ``tracker`` is not installed, or would not start.
@@ -34,8 +34,11 @@ def open_trackers(tracker: str | None, folder: Path, step: int, config: Mapping[
     opened = []
     if tracker == "tensorboard":
         import_extra(tracker, "tracker")
-    if find_spec("tensorboard"):
         opened.append(_tensorboard(folder / "tensorboard", step))
+    else:
+        with suppress(Exception):  # nobody asked for it
+            import_extra("tensorboard")
+            opened.append(_tensorboard(folder / "tensorboard", step))
     if tracker in ("trackio", "wandb"):
         opened.append(_service(tracker, folder, _name_of(folder), config))
     return opened

@@ -12,8 +12,8 @@ from timm.data import resolve_model_data_config
 from torch import nn
 
 from ..config import ModelSpec
-from ..device import host_memory
 from ..errors import UserError, in_a_line, nearest
+from ..machine import host_memory
 from ..plan import MOST_BLOCKS
 
 __all__ = ["DETECTORS", "build_model", "check_model_name", "context_of", "input_size_of"]

@@ -59,7 +59,7 @@ def on_settings(recipe: Recipe) -> list[str]:
 
 def _check_batch(recipe: Recipe) -> None:
     """Raises UserError where one image, the inputs of one forward pass or a language model's outputs exceed memory."""
-    from ..device import host_memory
+    from ..machine import host_memory
 
     batch = -(-recipe.batch_size // recipe.accumulation_steps)
     most = host_memory() * int(os.environ.get("WORLD_SIZE", "1"))

@@ -1,6 +1,6 @@
 """Many runs as processes side by side: the parent's threads and queue, and what each child runs.
 
-A child is ``python -m stepsnet.runs.launch``. It reads one :class:`Job`, a line of JSON, from its standard input and
+A child runs this module. It reads one :class:`Job`, a line of JSON, from its standard input and
 writes what it reports, a JSON object per line, to its standard output. Its standard input stays open for as long as the
 parent lives: when it closes, however the parent has ended, the child stops as after SIGTERM.
 """
@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import Fault, UserError, exit_status
+from ..machine import cores
 
 if TYPE_CHECKING:
     from ..console import Display
@@ -60,8 +61,7 @@ Ended = Callable[[Job, int, str], None]
 
 def share_of_cores(processes: int) -> int:
     """Threads of each of so many processes: as many as OMP_NUM_THREADS says, but no more than an equal share."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    share, asked = max(1, cores // processes), os.environ.get("OMP_NUM_THREADS", "")
+    share, asked = max(1, cores() // processes), os.environ.get("OMP_NUM_THREADS", "")
     return min(share, int(asked)) if asked.isdecimal() and int(asked) else share
 
 
@@ -120,7 +120,7 @@ class _Launcher:
 
     def start(self, job: Job) -> None:
         process = subprocess.Popen(
-            [sys.executable, "-m", "stepsnet.runs.launch"],
+            _command(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -186,6 +186,19 @@ class _Launcher:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, until - time.monotonic()))
             process.kill()
+
+
+def _command() -> list[str]:
+    """What starts a run in a process of its own.
+
+    The current folder is not on its path: a queue.py there would be taken for Python's. That of this package, which
+    need not be installed, is at the end of it.
+    """
+    program = (
+        "import runpy, sys; sys.path.append(sys.argv.pop()); "
+        "runpy.run_module('stepsnet.runs.launch', run_name='__main__', alter_sys=True)"
+    )
+    return [sys.executable, "-P", "-c", program, str(Path(__file__).parents[2])]
 
 
 def _run_job() -> Any:

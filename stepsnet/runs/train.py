@@ -27,6 +27,7 @@ from ..engine.train import TrainResult, train
 from ..engine.update import Diverged, diverged
 from ..errors import UserError
 from ..files import write_atomically
+from ..machine import cores
 from ..models.blocks import widths_of
 from ..models.build import build_model
 from ..models.grow.spec import with_sources
@@ -168,10 +169,10 @@ def _note_divergence(folder: Path, error: Diverged) -> None:
 def _threads(recipe: Recipe, device: torch.device) -> Iterator[int | None]:
     """Compute with the recipe's number of threads, on which results depend in their rounding; yields what to record."""
     before = torch.get_num_threads()
-    if recipe.threads:
-        torch.set_num_threads(recipe.threads)
+    threads = recipe.threads or min(before, cores())  # torch knows no share of processor time, as a container has
+    torch.set_num_threads(threads)
     try:
-        yield recipe.threads or (before if device.type == "cpu" else None)
+        yield recipe.threads or (threads if device.type == "cpu" else None)
     finally:
         torch.set_num_threads(before)
 

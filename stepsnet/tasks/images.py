@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ..console import progress_bar
 from ..errors import UserError
+from ..machine import cores
 
 __all__ = [
     "UnreadableImage",
@@ -183,7 +184,7 @@ def _files_below(folder: Path, visited: set[str]) -> Iterator[Path]:
 
 def each_in_threads(do: Callable[[T], R], items: Sequence[T], description: str) -> Iterator[R]:
     """What a function that decodes images returns for each item, in order, with a bar; what is raised ends all."""
-    with ThreadPoolExecutor(os.cpu_count()) as pool:  # decoding releases the interpreter's lock
+    with ThreadPoolExecutor(cores()) as pool:  # decoding releases the interpreter's lock
         try:
             yield from progress_bar(pool.map(do, items), description, len(items))
         except BaseException:  # a mistake of the caller's and Ctrl-C too end it at once

@@ -5,7 +5,8 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import signal
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from multiprocessing.process import BaseProcess
@@ -15,10 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from ..engine.interrupt import SIGNALS
 from ..engine.randomness import data_order
+from ..errors import UserError, in_a_line
 
 __all__ = ["loaded", "order_of_pass", "sample_of_run"]
 
@@ -37,15 +39,21 @@ def loaded(
         workers: processes that decode and augment; no more than ``batches`` are started.
         batches: the number of batches that will be loaded.
         **settings: further arguments of DataLoader, such as ``batch_sampler``.
+
+    Raises:
+        UserError: a worker was killed, or there is no shared memory for its batches.
     """
+    workers = min(workers, batches)
     loader: DataLoader = DataLoader(
         samples,
-        num_workers=min(workers, batches),
+        num_workers=workers,
+        multiprocessing_context=_start_method() if workers else None,
         pin_memory=device.type == "cuda",
         worker_init_fn=_prepare_worker,
         generator=torch.Generator().manual_seed(0),  # otherwise it would draw from the run's generator
         **settings,
     )
+    loader.collate_fn = _Shared(loader.collate_fn)
 
     def to_device(tensor: Tensor) -> Tensor:
         return tensor.to(device, non_blocking=True)
@@ -58,7 +66,7 @@ def loaded(
         raise
     started = _all_but(others)
     try:
-        yield (tree_map_only(Tensor, to_device, batch) for batch in found)
+        yield (tree_map_only(Tensor, to_device, batch) for batch in _told(found))
     finally:
         # torch does this when the iterator is collected, which a kept traceback delays
         if shut_down := getattr(found, "_shutdown_workers", None):  # there are workers
@@ -80,6 +88,45 @@ def sample_of_run(seed: int, number: int, samples: int) -> tuple[int, int]:
 def order_of_pass(seed: int, number_of_pass: int, samples: int) -> np.ndarray:
     """The same as :func:`~stepsnet.engine.randomness.data_order`; the last orders are kept."""
     return data_order(seed, number_of_pass, samples)
+
+
+class _Shared:
+    """Collates, and in a worker moves the batch to shared memory.
+
+    Torch would do that in a thread of the worker's, and where the memory is full it loses the batch there: the run
+    would wait for it for ever.
+    """
+
+    def __init__(self, collate: Callable[[Any], Any]):
+        self.collate = collate
+
+    def __call__(self, samples: Any) -> Any:
+        batch = self.collate(samples)
+        return tree_map_only(Tensor, Tensor.share_memory_, batch) if get_worker_info() else batch
+
+
+def _start_method() -> str | None:
+    """Forked workers start at once, whatever Python's default; torch's own choice elsewhere, or where one is set."""
+    return "fork" if sys.platform == "linux" and multiprocessing.get_start_method(allow_none=True) is None else None
+
+
+def _told(batches: Iterator[Any]) -> Iterator[Any]:
+    """Raises UserError where the machine has ended a worker or left it without memory."""
+    try:
+        yield from batches
+    except RuntimeError as error:
+        said = in_a_line(error)
+        if "shared memory" in said or "Bus error" in said:
+            raise UserError(
+                "workers: shared memory (/dev/shm) is full, expected more of it (such as `docker run --shm-size=8g`) "
+                "or workers=0"
+            ) from error
+        if "DataLoader worker" in said and ("exited unexpectedly" in said or "killed by signal" in said):
+            raise UserError(
+                "workers: a process that loads data was killed, perhaps for lack of memory, expected fewer "
+                f"({said[:150]})"
+            ) from error
+        raise
 
 
 def _all_but(others: Sequence[BaseProcess]) -> list[BaseProcess]:

@@ -218,5 +218,5 @@ def _apply(parts: Around, m: Tensor, to_readers: bool) -> None:
 
 def _along(weight: Tensor, m: Tensor, dim: int) -> None:
     """w -> wM along one dimension, computed in float64."""
-    rotated = weight.double().movedim(dim, -1) @ m.to(weight.device)
-    weight.copy_(rotated.movedim(-1, dim))
+    rotated = weight.cpu().double().movedim(dim, -1) @ m.cpu()  # some accelerators have no float64
+    weight.copy_(rotated.movedim(-1, dim).to(weight.dtype))

@@ -152,7 +152,7 @@ def _unit(parts: Around) -> int:
 def _orthogonal(rotation: Any, width: int) -> Tensor:
     if not isinstance(rotation, Tensor):
         raise UserError(f"rotation: got {type(rotation).__name__}, expected an orthogonal matrix of {width} by {width}")
-    rotation = rotation.detach().double().cpu()
+    rotation = rotation.detach().cpu().double()
     eye = torch.eye(width, dtype=torch.float64)
     if rotation.shape != eye.shape or not torch.allclose(rotation.T @ rotation, eye, atol=1e-4):
         raise UserError(f"rotation: got {tuple(rotation.shape)}, expected an orthogonal matrix of {width} by {width}")

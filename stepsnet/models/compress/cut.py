@@ -36,7 +36,7 @@ def cut_block(block: nn.Module, whole: nn.Module, inner: list[Tensor], width: in
     filled: set[str] = set()
     for parts, moment in zip(branches(whole), inner):
         last: Any = whole.get_submodule(parts.last)
-        to_channels = last.weight[:width].double()  # (C_i, K)
+        to_channels = last.weight[:width].cpu().double()  # (C_i, K)
         if parts.projections:
             rows, columns = _of_heads(block, whole, parts, moment.to(to_channels), to_channels)
         else:

@@ -65,7 +65,7 @@ class _Reads:
         self._add("written", _second(relative.float().flatten(0, -2)))
 
     def _add(self, name: str, found: Tensor) -> None:
-        self.sums[name] = self.sums.get(name, 0.0) + found.double().cpu()
+        self.sums[name] = self.sums.get(name, 0.0) + found.cpu().double()
 
     def moment(self) -> Tensor:
         return torch.stack([self.sums[name] / self.sums[name].trace() for name in ("read", "written")]).sum(0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -42,8 +43,7 @@ def load_digits(augment: Augment | None) -> tuple[Splits, Transform, Transform, 
     train_images, val_images, train_labels, val_labels = split
     mean, std = float(train_images.mean()), float(train_images.std())
 
-    def normalize(values: np.ndarray) -> Tensor:
-        return torch.from_numpy((values - mean) / std).float().unsqueeze(0)  # (1, 8, 8)
+    normalize = partial(_normalized, mean, std)  # which can be pickled
 
     def read(image: Image.Image) -> Tensor:
         gray = image.convert("L").resize((8, 8), Image.Resampling.BOX)
@@ -52,6 +52,10 @@ def load_digits(augment: Augment | None) -> tuple[Splits, Transform, Transform, 
     classes = tuple(str(digit) for digit in range(10))
     splits = Splits(classes, Arrays(train_images, train_labels), Arrays(val_images, val_labels))
     return splits, normalize, normalize, read
+
+
+def _normalized(mean: float, std: float, values: np.ndarray) -> Tensor:
+    return torch.from_numpy((values - mean) / std).float().unsqueeze(0)  # (1, 8, 8)
 
 
 def data_config() -> dict[str, Any]:

@@ -51,11 +51,11 @@ Source = Callable[[str, str], Splits]  # of a path and a mode of Pillow's
 class Arrays:
     """Images in memory."""
 
-    def __init__(self, images: Any, labels: Sequence[int], convert: Callable[[Any], Any] = lambda image: image):
+    def __init__(self, images: Any, labels: Sequence[int], convert: Callable[[Any], Any] | None = None):
         self.images, self.labels, self.convert = images, labels, convert
 
     def read(self, index: int) -> Any:
-        return self.convert(self.images[index])
+        return self.convert(self.images[index]) if self.convert else self.images[index]
 
     def name(self, index: int) -> str:
         return f"sample {index}"
@@ -166,12 +166,13 @@ def _kinds_of(files: Sequence[Path]) -> str:
     return ", ".join(sorted({path.suffix.lower() or path.name for path in files})[:5])
 
 
+def _picture(mode: str, array: np.ndarray) -> Image.Image:
+    return Image.fromarray(array).convert(mode)
+
+
 def _cifar(name: Literal["CIFAR10", "CIFAR100"]) -> Callable[[str, str], Splits]:
     def load(path: str, mode: str) -> Splits:
         from torchvision import datasets
-
-        def convert(array: np.ndarray) -> Image.Image:
-            return Image.fromarray(array).convert(mode)
 
         kind = getattr(datasets, name)
         try:
@@ -182,6 +183,7 @@ def _cifar(name: Literal["CIFAR10", "CIFAR100"]) -> Callable[[str, str], Splits]
                 f"data: {path} has no {name} in torchvision's form, and it cannot be downloaded: {error}"
             ) from None
         train, val = splits
+        convert = partial(_picture, mode)  # which can be pickled
         return Splits(
             tuple(train.classes),
             Arrays(train.data, train.targets, convert),

@@ -192,7 +192,7 @@ class LanguageModelling(Task):
     ) -> tuple[float, float]:
         """Negative log-likelihood of a split's tokens, and how many of them were scored."""
         windows = list(self._windows(len(split.tokens)))
-        total = torch.zeros(2, dtype=torch.float64, device=device)
+        total = torch.zeros(2, dtype=torch.float64)  # on the CPU, since some accelerators have no float64
         for batch in shard.evaluation_batches(len(windows), self.eval_batch_size):
             score = self._score(model, split, [windows[index] for index in batch.indices], device)
             if not batch.is_padding:
@@ -223,7 +223,8 @@ class LanguageModelling(Task):
         batch, counted = batch.to(device), counted.to(device)
         logits = model(input_ids=batch[:, :-1], use_cache=False).logits  # windows are padded at their end
         nll = nn.functional.cross_entropy(logits.flatten(0, 1).float(), batch[:, 1:].flatten(), reduction="none")
-        return torch.stack(((nll * counted.flatten()).sum(dtype=torch.float64), counted.sum(dtype=torch.float64)))
+        scored = nll * counted.flatten(), counted
+        return torch.stack([values.cpu().sum(dtype=torch.float64) for values in scored])
 
     def complexity(self, model: nn.Module) -> Complexity:
         return count_language_model(model, self.seq_len)
