@@ -146,6 +146,20 @@ def test_a_segmenter_and_a_backbone(here, own_cache):
             torch.testing.assert_close(ours, expected, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("features", [False, True])
+def test_a_trained_bias_of_attention(features, here):
+    """BEiT's relative positions are an attention mask made of parameters."""
+    small = {"embed_dim": 32, "depth": 4, "num_heads": 2, "img_size": 32}
+    model = timm.create_model("beit_base_patch16_224", num_classes=3, **small)
+    with torch.no_grad():
+        for block in model.blocks:
+            block.attn.relative_position_bias_table.normal_()  # timm's are zeros
+    save_weights(here / "w.safetensors", model.state_dict())
+    given = {"features": features, "fixed_size": True, "weights": here / "w.safetensors", "num_classes": 3}
+    exported = stepsnet.export("beit_base_patch16_224", "beit.onnx", **given, **small)
+    assert exported.metadata["inputs"][0]["shape"] == ["batch", 3, 32, 32]
+
+
 @pytest.mark.parametrize(
     ("model", "name"),
     [("test_steps_resnet", "maps.onnx"), ("test_steps_resnet", "maps.xml"), ("test_convnext", "maps.onnx")],

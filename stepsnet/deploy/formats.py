@@ -87,7 +87,8 @@ def _write_onnx(captured: Captured, outputs: Sequence[str], metadata: str, path:
     size = sum(value.nbytes for value in weights if isinstance(value, torch.Tensor))
     if size > _ONNX_LIMIT:
         raise UserError(f"the weights take {size / 2**30:.1f} GiB, expected at most the 2 GiB of one ONNX file")
-    with quiet():
+    # as at capture: with gradients, attention takes another path when its mask is a parameter, with other strides
+    with torch.no_grad(), quiet():
         program: Any = torch.onnx.export(
             captured.program, dynamo=True, input_names=[captured.input], output_names=list(outputs), verbose=False
         )
