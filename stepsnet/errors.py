@@ -83,14 +83,23 @@ def naming_extra() -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] in EXTRAS:
-            raise ModuleNotFoundError(_not_installed(str(error.name)), name=error.name) from error
+        if said := _missing_extra(error):
+            raise ModuleNotFoundError(said, name=error.name) from error
         raise
 
 
+def _missing_extra(error: ModuleNotFoundError) -> str:
+    """What is said of it, or nothing where the module belongs to no extra."""
+    return _not_installed(error.name) if error.name and _package_of(error.name) in EXTRAS else ""
+
+
 def _not_installed(module: str) -> str:
-    package = module.partition(".")[0]
+    package = _package_of(module)
     return f"{package} is not installed, expected `pip install '.[{EXTRAS[package]}]'` in a clone of stepsnet"
+
+
+def _package_of(module: str) -> str:
+    return module.partition(".")[0]
 
 
 class UserError(Exception):
@@ -166,8 +175,8 @@ def _line(error: Exception) -> tuple[str, int]:
         return str(error), 2
     if isinstance(error, Stopped):
         return str(error), error.status
-    if isinstance(error, ModuleNotFoundError) and (package := (error.name or "").partition(".")[0]) in EXTRAS:
-        return _not_installed(package), 2
+    if isinstance(error, ModuleNotFoundError) and (said := _missing_extra(error)):
+        return said, 2
     if isinstance(error, OSError) and error.errno in _REFUSED:
         where = f"{os.fspath(error.filename)!s}: " if error.filename is not None else ""
         return f"{where}{error.strerror}", 2

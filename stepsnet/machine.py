@@ -24,7 +24,7 @@ def cores() -> int:
 
 @lru_cache
 def host_memory() -> int:
-    """Bytes."""
+    """Bytes, of the machine or of its control group."""
     installed = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     with suppress(OSError, ValueError):
         return min(installed, int((_LIMITS / "memory.max").read_text(encoding="ascii")))

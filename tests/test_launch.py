@@ -273,5 +273,6 @@ def test_a_second_interrupt_ends_at_once_but_not_the_same_one_twice():
     with catch_signals() as caught:  # after SIGTERM alone the first Ctrl-C is one
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(1.1)
-        os.kill(os.getpid(), signal.SIGINT)
-        assert caught == [signal.SIGTERM, signal.SIGINT]
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGINT)
+        assert caught == [signal.SIGTERM, signal.SIGINT, signal.SIGINT]

@@ -177,14 +177,18 @@ def test_workers_hand_on_what_the_run_itself_would_load(settings):
     assert found[0] == found[1] and found[0]
 
 
+def assert_a_worker_ends_the_run(samples, error, match):
+    with loaded(samples, CPU, 1, 8, batch_size=2) as batches, pytest.raises(error, match=match):
+        next(batches)
+
+
 def test_shared_memory_that_is_full_is_one_line(monkeypatch):
     def full(tensor):
         raise RuntimeError("unable to allocate shared memory(shm) for file </torch_1>: No space left on device (28)")
 
     monkeypatch.setattr(torch.Tensor, "share_memory_", full)  # before the workers are forked
-    full_line = pytest.raises(UserError, match=r"workers: shared memory \(/dev/shm\) is full, .* or workers=0")
-    with loaded(Pictures(), CPU, 1, 8, batch_size=2) as batches, full_line:
-        next(batches)
+    line = r"workers: shared memory \(/dev/shm\) is full, .* or workers=0"
+    assert_a_worker_ends_the_run(Pictures(), UserError, line)
 
 
 def test_a_worker_that_is_killed_is_one_line():
@@ -192,9 +196,8 @@ def test_a_worker_that_is_killed_is_one_line():
         def __getitem__(self, index):
             os.kill(os.getpid(), signal.SIGKILL)
 
-    killed_line = pytest.raises(UserError, match=r"workers: a process that loads data was killed, .* expected fewer")
-    with loaded(Killed(), CPU, 1, 8, batch_size=2) as batches, killed_line:
-        next(batches)
+    line = r"workers: a process that loads data was killed, .* expected fewer"
+    assert_a_worker_ends_the_run(Killed(), UserError, line)
 
 
 def test_another_error_of_a_worker_stays_one():
@@ -202,8 +205,7 @@ def test_another_error_of_a_worker_stays_one():
         def __getitem__(self, index):
             raise RuntimeError("of the data")
 
-    with loaded(Broken(), CPU, 1, 8, batch_size=2) as batches, pytest.raises(RuntimeError, match="of the data"):
-        next(batches)
+    assert_a_worker_ends_the_run(Broken(), RuntimeError, "of the data")
 
 
 def test_data_in_memory_reach_workers_that_are_not_forked():

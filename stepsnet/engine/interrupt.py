@@ -16,9 +16,8 @@ __all__ = ["SIGNALS", "Interrupted", "catch_signals"]
 if not hasattr(signal, "SIGHUP"):
     raise UserError("training: got Windows, expected Linux or macOS, such as Linux inside of Windows (WSL)")
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_ONE_REQUEST = (
-    1.0  # seconds within which Ctrl-C may reach a process of a grid twice: from the terminal and from the grid
-)
+# seconds within which one Ctrl-C may reach a process of a grid twice, from the terminal and from the grid
+_ONE_REQUEST = 1.0
 
 
 class Interrupted(Stopped):
@@ -39,14 +38,14 @@ def catch_signals() -> Iterator[list[int]]:
         KeyboardInterrupt: Ctrl-C is pressed again, since an update may never end that waits for data.
     """
     caught: list[int] = []
-    first = 0.0
+    requested: list[float] = []  # when Ctrl-C came
 
     def catch(number: int, frame: object) -> None:
-        nonlocal first
-        if number == signal.SIGINT in caught and time.monotonic() - first > _ONE_REQUEST:
-            raise KeyboardInterrupt
-        first = first or time.monotonic()
         caught.append(number)
+        if number == signal.SIGINT:
+            requested.append(time.monotonic())
+            if requested[-1] - requested[0] > _ONE_REQUEST:
+                raise KeyboardInterrupt
 
     numbers = list(SIGNALS) if threading.current_thread() is threading.main_thread() else []
     if numbers and signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # under nohup

@@ -8,7 +8,7 @@ from __future__ import annotations
 import secrets
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -32,13 +32,9 @@ def open_trackers(tracker: str | None, folder: Path, step: int, config: Mapping[
         UserError: ``tracker`` is not installed, or would not start.
     """
     opened = []
-    if tracker == "tensorboard":
-        import_extra(tracker, "tracker")
+    with nullcontext() if tracker == "tensorboard" else suppress(Exception):  # where nobody has asked for it
+        import_extra("tensorboard", "tracker")
         opened.append(_tensorboard(folder / "tensorboard", step))
-    else:
-        with suppress(Exception):  # nobody asked for it
-            import_extra("tensorboard")
-            opened.append(_tensorboard(folder / "tensorboard", step))
     if tracker in ("trackio", "wandb"):
         opened.append(_service(tracker, folder, _name_of(folder), config))
     return opened

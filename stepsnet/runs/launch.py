@@ -1,8 +1,8 @@
 """Many runs as processes side by side: the parent's threads and queue, and what each child runs.
 
-A child runs this module. It reads one :class:`Job`, a line of JSON, from its standard input and
-writes what it reports, a JSON object per line, to its standard output. Its standard input stays open for as long as the
-parent lives: when it closes, however the parent has ended, the child stops as after SIGTERM.
+A child runs this module. It reads one :class:`Job`, a line of JSON, from its standard input and writes what it reports,
+a JSON object per line, to its standard output. Its standard input stays open for as long as the parent lives: when it
+closes, however the parent has ended, the child stops as after SIGTERM.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ def loaded(
         raise
     started = _all_but(others)
     try:
-        yield (tree_map_only(Tensor, to_device, batch) for batch in _told(found))
+        yield (tree_map_only(Tensor, to_device, batch) for batch in _naming_lost_workers(found))
     finally:
         # torch does this when the iterator is collected, which a kept traceback delays
         if shut_down := getattr(found, "_shutdown_workers", None):  # there are workers
@@ -110,7 +110,7 @@ def _start_method() -> str | None:
     return "fork" if sys.platform == "linux" and multiprocessing.get_start_method(allow_none=True) is None else None
 
 
-def _told(batches: Iterator[Any]) -> Iterator[Any]:
+def _naming_lost_workers(batches: Iterator[Any]) -> Iterator[Any]:
     """Raises UserError where the machine has ended a worker or left it without memory."""
     try:
         yield from batches
