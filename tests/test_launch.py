@@ -13,7 +13,6 @@ import pytest
 from forks import forked, status_of
 
 from stepsnet.cli import main
-from stepsnet.commands.sweep import sweep
 from stepsnet.engine.interrupt import catch_signals
 from stepsnet.errors import Fault, UserError, exit_status
 from stepsnet.machine import cores
@@ -25,6 +24,7 @@ from stepsnet.runs import grid as grids
 from stepsnet.runs import launch
 from stepsnet.runs.grid import Contender, train_grid
 from stepsnet.runs.launch import Failure, Job, error_of, run_all
+from stepsnet.runs.sweep import sweep
 
 
 class Shown(list):

@@ -4,27 +4,20 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..errors import UserError, nearest
-from ..runs.check import Checked, check_grid, tell
-from ..runs.grid import SWEEP_FILE, Contender, train_grid
 from ..terminal import counted, say
 from .options import add_grid_options, add_run_options, say_forecasts
 
 if TYPE_CHECKING:
     from ..config import Recipe
-    from ..console import Display
     from ..run_folder import Resume
 
-__all__ = ["sweep"]
-
 HELP = "run a declared study, or train a grid of recipes and seeds (Fig. 1)"
-KEPT = ("recipe", "label", "seed", "blocks", "layers", "params", "macs", "metrics")  # of each run, in sweep.json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -79,8 +72,9 @@ def run(options: argparse.Namespace) -> None:
     folder = options.run or Path("runs") / "sweep"
     if options.dry_run:
         from ..runs.grid import plan_grid
+        from ..runs.sweep import contenders_of
 
-        contenders, _ = _contenders(recipes, options.seeds, options.jobs)
+        contenders, _ = contenders_of(recipes, options.seeds, options.jobs)
         plan_grid(contenders, folder, options.seeds, options.jobs, options.resume)
         runs = f"{counted(len(options.seeds or [0]) * len(recipes), 'run')}, {options.jobs} at once,"
         named = [(contender.recipe, f"{contender.name} ({contender.label})") for contender in contenders]
@@ -94,63 +88,9 @@ def sweep_and_tell(
 ) -> None:
     """Sweep, or go on with it, and print what has come of it."""
     from ..console import choose_display
+    from ..runs.sweep import sweep
 
     with choose_display() as display:
         rows = sweep(recipes, folder, seeds, jobs, display, resume)
     names = len({row["recipe"] for row in rows})
     say(f"report: {folder / 'report.html'} — {counted(len(rows), 'run')} of {counted(names, 'recipe')}")
-
-
-def sweep(
-    recipes: Sequence[Recipe],
-    folder: Path,
-    seeds: Sequence[int] | None,
-    jobs: int,
-    display: Display,
-    resume: Resume = False,
-) -> list[dict[str, Any]]:
-    """Train every recipe with every seed, ``jobs`` at once, and write ``sweep.json`` and ``report.html``.
-
-    The report has the figure of Fig. 1 where the recipes are of several depths.
-
-    Each run is an ordinary ``stepsnet train`` in a folder of its own. A sweep that was stopped, or that grows by
-    recipes or seeds, trains only what is missing. Where a run fails, such as one that diverges, the others are trained
-    and reported.
-
-    Args:
-        seeds: of every recipe; None: each has its own.
-
-    Returns:
-        A row for each run: recipe, label (StepsNet or baseline), seed, blocks, layers, params, macs, metrics.
-
-    Raises:
-        UserError: no recipe or seed, the folder is not empty and not resumed, a run in it is of
-            another recipe, or a run failed.
-    """
-    from ..files import write_atomically
-
-    contenders, checked = _contenders(recipes, seeds, jobs)
-    if not (folder.exists() and any(folder.iterdir())):
-        tell(display, [contender.name for contender in contenders], checked)
-    trained = train_grid(contenders, folder, seeds, jobs, display, resume)
-    rows = [{key: summary[key] for key in KEPT} for summary in trained.summaries()]
-    write_atomically(folder / SWEEP_FILE, json.dumps(rows, indent=1) + "\n")
-    names = dict.fromkeys([*(row["recipe"] for row in rows), *(recipe.name for recipe in recipes)])
-    families = dict.fromkeys(name.partition("/")[0] for name in names)
-    trained.write_report(folder / "report.html", f"{', '.join(families)}: {len(names)} recipes", display)
-    return rows
-
-
-def _contenders(
-    recipes: Sequence[Recipe], seeds: Sequence[int] | None, jobs: int
-) -> tuple[list[Contender], list[Checked]]:
-    """Raises UserError for the mistakes that :func:`sweep` finds before it trains."""
-    from ..models.blocks import is_in_steps
-    from ..report.load_runs import BASELINE, STEPS
-
-    if not recipes:
-        raise UserError("sweep: got no recipe, expected at least one")
-    checked = check_grid(recipes, [0] if seeds is None else seeds, jobs)
-    labels = [STEPS if is_in_steps(one.model) else BASELINE for one in checked]
-    named = zip(recipes, labels, checked)
-    return [Contender(recipe.name, label, recipe, one.data_counts) for recipe, label, one in named], checked
