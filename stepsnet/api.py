@@ -20,7 +20,7 @@ from .errors import UserError
 from .overrides import override_values, read_recipe, to_plain
 from .provenance import recorded_command
 from .recipes import find_or_read
-from .run_folder import RECIPES, Resume, folder_name, names_in, read_run_recipe
+from .run_folder import RECIPES, Resume, folder_of, names_in, read_run_recipe
 from .runs.compare import compare as run_comparison
 from .runs.results import Comparison, Run
 from .runs.train import train_run
@@ -38,7 +38,7 @@ def train(
 
     Args:
         recipe: a name that ``stepsnet recipes`` lists, a YAML file, or a recipe.
-        folder: of the run; by default ``runs/`` and the recipe's name.
+        folder: of the run; by default ``runs/`` and the recipe's name, or that of a run whose ``config.yaml`` goes on.
         resume: True: go on with the run in this folder; one that has ended is left as it is. "auto": where there is
             none, start one, so that a cell of a notebook can be run again.
         **changes: to the recipe's fields, such as ``epochs=2`` or ``data="folder:PATH"``. A mapping changes what it
@@ -48,7 +48,7 @@ def train(
     Raises:
         UserError: bad input, in one line. KeyboardInterrupt: an interrupt, after a checkpoint.
     """
-    changed, folder = _recipe_and_folder(recipe, folder, changes)
+    changed, folder = _recipe_and_folder(recipe, folder, changes, resume)
     with (
         recorded_command(*_command("train", recipe, changed, folder)),
         _interruptible(folder),
@@ -81,7 +81,7 @@ def compare(
     Raises:
         UserError: bad input, or a run failed. KeyboardInterrupt: an interrupt, after a checkpoint of each run.
     """
-    changed, folder = _recipe_and_folder(recipe, folder, changes)
+    changed, folder = _recipe_and_folder(recipe, folder, changes, resume)
     if seeds is not None and (isinstance(seeds, (str, bytes)) or not isinstance(seeds, Sequence)):
         raise UserError(f"seeds: got {seeds!r}, expected a list of whole numbers")
     with _interruptible(folder), choose_display() as display:
@@ -134,17 +134,19 @@ def _path(folder: Any) -> Path:
 
 
 def _recipe_and_folder(
-    recipe: str | Path | Recipe, folder: str | Path | None, changes: Mapping[str, Any]
+    recipe: str | Path | Recipe, folder: str | Path | None, changes: Mapping[str, Any], resume: Resume
 ) -> tuple[Recipe, Path]:
     if not isinstance(recipe, (str, Path, Recipe)):
         raise UserError(f"recipe: got {recipe!r}, expected a name, a YAML file or a Recipe")
     base = recipe if isinstance(recipe, Recipe) else find_or_read(recipe)
     changed = override_values(base, changes)
-    if isinstance(recipe, Path) or (isinstance(recipe, str) and recipe.endswith((".yaml", ".yml"))):
-        check_asked_for(changed, Path(recipe), changes)
+    is_file = isinstance(recipe, Path) or (isinstance(recipe, str) and recipe.endswith((".yaml", ".yml")))
+    file = Path(str(recipe)) if is_file else None
+    if file:
+        check_asked_for(changed, file, changes)
     else:
         ask_for(changed)
-    return changed, _path(folder) if folder else Path("runs") / folder_name(changed.name)
+    return changed, _path(folder) if folder else folder_of(changed, file, resume)
 
 
 def _command(verb: str, recipe: str | Path | Recipe, changed: Recipe, folder: Path) -> list[str]:

@@ -64,8 +64,8 @@ def with_baseline(recipe: R, of_baseline: Recipe) -> R:
     """The recipe of a comparison, from that of each model with what the data decide."""
     both = dataclasses.replace(recipe, baseline=of_baseline.model)
     if isinstance(both, ClassificationRecipe) and isinstance(of_baseline, ClassificationRecipe):
-        # none where a model's arguments have it
-        size = both.img_size or of_baseline.img_size
+        # the arguments of one model may have it and those of the other not; each decides again when it goes on
+        size = both.img_size if both.img_size == of_baseline.img_size else "data"
         mode = both.crop_mode if both.crop_mode == of_baseline.crop_mode else None  # each has its own
         return dataclasses.replace(both, img_size=size, crop_mode=mode)
     return both

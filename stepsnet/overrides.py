@@ -95,6 +95,8 @@ def _changed(recipe: Recipe, changes: Mapping[str, Any], merge: bool) -> Recipe:
         if last not in inner and not path.endswith("args.") and key not in known:  # args are the model's own
             raise UserError(_unknown(key, {*known, *_keys(values)}))
         inner[last] = _merged(inner.get(last), value) if merge else value
+    if "epochs" in changes and "earlier_epochs" not in changes:  # those of the run whose config this is
+        values["earlier_epochs"] = []
     return _validated(values, "override")
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from filelock import FileLock, Timeout
 
-from .config import MAY_CHANGE_ON_RESUME, Recipe
+from .config import MAY_CHANGE_ON_RESUME, OF_A_RUN, Recipe
 from .consent import check_asked_for
 from .errors import UserError
 from .files import is_temporary, remove_temporaries, sha256, write_atomically
@@ -39,6 +39,7 @@ __all__ = [
     "each_once",
     "find_runs",
     "folder_name",
+    "folder_of",
     "has_begun",
     "has_ended",
     "has_weights",
@@ -68,6 +69,18 @@ _OF_A_START = re.compile(
 def folder_name(name: str) -> str:
     """What a run of that name is called among others: one folder, whatever the name holds, and not a hidden one."""
     return re.sub(r"[^\w.+=@-]", "-", name).lstrip(".-")[:60] or "run"
+
+
+def folder_of(recipe: Recipe, file: Path | None, resume: Resume) -> Path:
+    """Where a recipe is trained when no folder is named: in ``runs/``, by its name.
+
+    Args:
+        file: that the recipe was read from. A run goes on where its ``config.yaml`` is.
+    """
+    of_run = (_LOCK, "metrics.jsonl", "checkpoints")
+    if resume and file and file.name == _CONFIG and any((file.parent / name).exists() for name in of_run):
+        return file.parent
+    return Path("runs") / folder_name(recipe.name)
 
 
 def check_run_folder(folder: Path, recipe: Recipe, resume: Resume, is_grid: bool = False) -> Recipe:
@@ -131,12 +144,22 @@ def _is_untrained(folder: Path, names: set[str]) -> bool:
     return not any(line["step"] and line["kind"] != "diverged" for line in read_metrics(folder))
 
 
+def _clear_failed_start(folder: Path) -> None:
+    """Remove what a start that came to no update has left, maybe that of another recipe or under another label.
+
+    Faults that it has recorded stay.
+    """
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if _OF_A_START.fullmatch(path.name) and path.name != _LOCK and not path.name.startswith("fault-"):
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+
+
 def _continued(folder: Path, recipe: Recipe, resume: Resume) -> Recipe:
     """The recipe under which the run in a folder goes on. Raises UserError where it is not this one's."""
     there = read_recipe(folder / _CONFIG)
     recipe = as_begun(recipe, there)
     theirs, ours = to_plain(there), to_plain(recipe)
-    free = MAY_CHANGE_ON_RESUME | {"data", "earlier_epochs"}  # the same data may have moved
+    free = MAY_CHANGE_ON_RESUME | OF_A_RUN
     free |= {"epochs"} if resume == "extend" else set()
     for key in ("task", *ours):
         if key not in free and theirs.get(key) != ours[key]:
@@ -205,6 +228,8 @@ def open_run_folder(folder: Path, recipe: Recipe, resume: Resume = False, is_gri
     resolved = check_run_folder(folder, recipe, resume, is_grid)
     if folder.is_dir():
         remove_temporaries(folder)
+    if not (resume and has_begun(folder)):
+        _clear_failed_start(folder)
     config, summary = folder / _CONFIG, read_summary(folder)
     is_over = summary is not None and _is_of(summary, resolved)  # what it was trained with stays as it is
     if not (config.exists() and (is_over or (resume and to_plain(read_recipe(config)) == to_plain(resolved)))):

@@ -197,6 +197,9 @@ def test_images_that_cannot_be_decoded_are_left_out_of_the_scores(folder):
     assert scores["loss"] == pytest.approx(nn.functional.cross_entropy(logits[kept], labels[kept]).item(), abs=1e-5)
     assert scores["top1"] == pytest.approx((logits.argmax(1) == labels)[kept].float().mean().item() * 100, abs=1e-3)
     assert len(task.notices()) == task.facts()["undecodable"] == 3
+    later = make_task(folder, augment=None)  # of a process that goes on from a checkpoint
+    later.load_state_dict(task.state_dict())
+    assert later.facts() == task.facts() and later.notices() == []
     for index in kept:
         Path(task.data.val.images.name(index)).unlink()
         Path(task.data.val.images.name(index)).touch()

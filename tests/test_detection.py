@@ -125,6 +125,10 @@ def test_a_run_is_resumed_bit_for_bit_and_scored(run, coco, tmp_path):
         train_run(tiny(coco), tmp_path / "half", display, resume=True)
     ours, theirs = (load_weights(place / "model.safetensors") for place in (folder, tmp_path / "half"))
     assert ours.keys() == theirs.keys() and all(torch.equal(ours[key], theirs[key]) for key in ours)
+    (tmp_path / "half" / "summary.json").unlink()
+    with Lines() as display:  # it was stopped behind its last checkpoint
+        ended = train_run(tiny(coco), tmp_path / "half", display, resume=True)
+    assert ended["class_box_ap"] == summary["class_box_ap"] and ended["class_mask_ap"] == summary["class_mask_ap"]
     scores = evaluate_run(folder)
     assert scores["box_ap"] == summary["metrics"]["val_box_ap"]
     shutil.copytree(coco, tmp_path / "coco")

@@ -166,6 +166,9 @@ def test_training_in_a_thread_with_a_recipe_as_an_object(tmp_path, monkeypatch):
     again = stepsnet.train("runs/mine/config.yaml", resume="auto")
     assert again.summary == found[0].summary  # it has ended
     assert len(stepsnet.resume("runs/mine", epochs=2).metrics) == 2
+    Path("runs/mine").rename("moved")
+    assert stepsnet.train("moved/config.yaml", resume=True).folder == Path("moved")  # as `stepsnet train` has it
+    Path("moved").rename("runs/mine")
     with pytest.raises(UserError, match="data is 'hfds:me/cats', which is fetched from the network only if you ask"):
         Path("theirs.yaml").write_text(Path("runs/mine/config.yaml").read_text().replace("digits\n", "hfds:me/cats\n"))
         stepsnet.train("theirs.yaml")

@@ -189,8 +189,20 @@ def test_seeds_of_a_version_with_new_fields_stay_together(tmp_path):
     make_run(tmp_path / "old", seed=0)
     make_run(tmp_path / "new", seed=1, grad_checkpointing=0.0, opt="adamw")
     make_run(tmp_path / "other", seed=2, grad_checkpointing=0.5)
-    runs = [load_run(tmp_path / name) for name in ("old", "new", "other")]
-    assert [[run.seed for run in group.runs] for group in group_runs(runs)] == [[0, 1], [2]]
+    assert seeds_of_groups(tmp_path, "old", "new", "other") == [[0, 1], [2]]
+
+
+def test_seeds_stay_together_where_the_data_or_the_length_have_changed(tmp_path):
+    """A comparison of which one seed had ended before the data were moved, and one was made longer later."""
+    make_run(tmp_path / "before", seed=0, data="folder:/scratch/a/cats", earlier_epochs=[[22, 2]])
+    make_run(tmp_path / "after", seed=1, data="folder:/scratch/b/cats/")
+    make_run(tmp_path / "dogs", seed=2, data="folder:/scratch/a/dogs")
+    assert seeds_of_groups(tmp_path, "before", "after", "dogs") == [[0, 1], [2]]
+
+
+def seeds_of_groups(folder, *names):
+    groups = group_runs([load_run(folder / name) for name in names])
+    return [[run.seed for run in group.runs] for group in groups]
 
 
 def test_models_of_one_depth_are_set_in_rows(tmp_path):

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from stepsnet.cli import main
 from stepsnet.engine.optim import rate_at
-from stepsnet.overrides import read_recipe
+from stepsnet.overrides import override, read_recipe
 from stepsnet.run_folder import lock_folder
 
 SMALL = ["batch_size=32", "train_samples=64", "model.args.depths=[1,1,1]", "stream_epochs=0", "warmup_epochs=1"]
@@ -71,7 +71,9 @@ def test_a_run_goes_on_for_more_epochs_and_its_config_alone_replays_that(trained
     )
     assert status_of(process) == KILLED and not (killed / "summary.json").exists()
     assert run("train", killed / "config.yaml", "--resume", capsys=capsys)[0] == 0  # it means that very folder
-    assert run("train", copy / "config.yaml", "--run", tmp_path / "again", capsys=capsys)[0] == 0
+    out = run("train", copy / "config.yaml", "--run", tmp_path / "again", capsys=capsys)[1]
+    assert "earlier_epochs: the schedule is for 4 epochs, but for 2 until update 4, as that run's was" in out
+    assert override(read_recipe(copy / "config.yaml"), ["epochs=6"]).earlier_epochs == ()  # a new length, a new run
     for folder in (killed, tmp_path / "again"):
         assert read_recipe(folder / "config.yaml").earlier_epochs == ((4, 2),)
         assert_same_weights(folder, copy)
@@ -144,11 +146,15 @@ def test_a_folder_in_which_nothing_was_trained_is_as_good_as_new(tmp_path, capsy
     (folder / "diary.txt").write_text("mine")
     assert "is not empty" in refused(*TRAIN, "--run", folder, capsys=capsys)
     (folder / "diary.txt").unlink()
+    for name in ("label.txt", "tokenizer.json", "fault-1.txt"):  # of a start under another label, of another task
+        (folder / name).write_text("{}")
     threads = torch.get_num_threads()
     assert run(*TRAIN, "epochs=1", "threads=2", "lr=0.003", "--run", folder, capsys=capsys)[0] == 0
     config = yaml.safe_load((folder / "config.yaml").read_text())
     assert (config["opt"], config["lr"], config["threads"], torch.get_num_threads()) == ("adamw", 0.003, 2, threads)
     assert "--resume continues" in refused(*TRAIN, "--run", folder, capsys=capsys)
+    assert not (folder / "tokenizer.json").exists() and (folder / "fault-1.txt").exists()
+    assert json.loads((folder / "summary.json").read_text())["label"] == config["model"]["name"]
     (folder / "summary.json").unlink()
     assert run("resume", folder, capsys=capsys)[0] == 0  # with the threads that it began with
     assert json.loads((folder / "summary.json").read_text())["hardware"]["threads"] == 2

@@ -78,6 +78,10 @@ def test_a_run_resumes(trained, tmp_path, capsys):
         again = train_run(recipe, tmp_path / "run", display, resume=True)
     assert "mIoU" in capsys.readouterr().out
     assert again["metrics"] == summary["metrics"]
+    (tmp_path / "run" / "summary.json").unlink()
+    with Lines() as display:  # it was stopped behind its last checkpoint
+        ended = train_run(recipe, tmp_path / "run", display, resume=True)
+    assert ended["class_iou"] == summary["class_iou"] and ended["commonest_class"] == summary["commonest_class"]
 
     def losses(folder):
         lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())

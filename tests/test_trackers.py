@@ -24,6 +24,10 @@ def test_metrics_go_to_tensorboard_and_where_they_are_sent(tmp_path, monkeypatch
         def log(self, values, step):
             sent.append((step, values))
 
+        def finish(self):
+            finished.append(len(sent))
+
+    finished = []
     monkeypatch.setitem(sys.modules, "trackio", Service)
     _, _, _ = trained_with(tmp_path / "run", tracker="trackio", log_interval=2)
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
@@ -39,6 +43,7 @@ def test_metrics_go_to_tensorboard_and_where_they_are_sent(tmp_path, monkeypatch
         and sent[0]["config"]["lr"] == SETTINGS.lr
     )
     assert [(step, values["val_loss"]) for step, values in sent[1:] if "val_loss" in values] == epochs
+    assert finished == [len(sent)]  # once, after the last line
     sent.clear()  # another folder of that name is another run; the same one is found again, wherever it is
     (tmp_path / "other").mkdir()
     trained_with(tmp_path / "other" / "run", tracker="trackio")
@@ -74,3 +79,27 @@ def test_a_tracker_that_is_not_installed_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(UserError, match=r"tracker: wandb is not installed, expected `pip install '\.\[wandb\]'`"):
         trained_with(tmp_path, tracker="wandb")
+
+
+def test_a_service_hears_how_a_run_has_ended(tmp_path, monkeypatch):
+    """Weights & Biases takes a second run of one process, as in a notebook, for the first that was never finished."""
+    finished = []
+
+    class Service:
+        @classmethod
+        def init(cls, **kwargs):
+            return cls()
+
+        def log(self, values, step):
+            if len(finished) == 1:
+                raise RuntimeError("at the second run's first line")
+
+        def finish(self, exit_code):
+            finished.append(exit_code)
+            raise ConnectionError("no network")
+
+    monkeypatch.setitem(sys.modules, "wandb", Service)
+    trained_with(tmp_path / "one", tracker="wandb")
+    with pytest.raises(RuntimeError, match="second run"):
+        trained_with(tmp_path / "two", tracker="wandb")
+    assert finished == [0, 1]

@@ -37,11 +37,12 @@ def run(options: argparse.Namespace) -> None:
 
 def _forecast(recipe: Recipe, folder: Path, seeds: Sequence[int], jobs: int, resume: Resume) -> None:
     """Find the mistakes that :func:`compare_and_tell` would find before it trains, and say what would be trained."""
+    from ..models.grow.spec import with_sources
     from ..run_folder import check_run_folder
     from ..runs.check import check_grid
     from ..runs.compare import contenders_of
 
-    recipe = check_run_folder(folder, recipe, resume, is_grid=True)
+    recipe = check_run_folder(folder, with_sources(recipe), resume, is_grid=True)
     contenders = contenders_of(recipe)
     check_grid([contender.recipe for contender in contenders], seeds, jobs)
     runs = f"{counted(2 * len(seeds), 'run')}, {jobs} at once,"

@@ -140,7 +140,7 @@ def recipe_and_folder(options: argparse.Namespace) -> tuple[Recipe, Path]:
     from ..overrides import override
     from ..recipes import find_or_read
     from ..recipes.any_model import with_like_baseline, with_vocabulary
-    from ..run_folder import folder_name
+    from ..run_folder import folder_of
 
     if getattr(options, "model", None):
         recipe = _pair_of_model(options)
@@ -158,21 +158,12 @@ def recipe_and_folder(options: argparse.Namespace) -> tuple[Recipe, Path]:
         check_asked_for(recipe, Path(options.recipe), typed_keys(options))
     else:
         ask_for(recipe)
-    folder = options.run
-    if folder is None and options.resume and is_file:
-        folder = _run_of(Path(options.recipe))
-    return recipe, folder or Path("runs") / folder_name(recipe.name)
+    return recipe, options.run or folder_of(recipe, Path(options.recipe) if is_file else None, options.resume)
 
 
 def typed_keys(options: argparse.Namespace) -> list[str]:
     """The keys of a recipe that the command line gives."""
     return [text.partition("=")[0] for text in options.overrides] + ["data"] * bool(options.data)
-
-
-def _run_of(file: Path) -> Path | None:
-    """The run folder that a file is the ``config.yaml`` of."""
-    is_run = any((file.parent / name).exists() for name in (".lock", "metrics.jsonl", "checkpoints"))
-    return file.parent if file.name == "config.yaml" and is_run else None
 
 
 def runs_inside(folder: Path) -> list[Path]:

@@ -22,11 +22,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    from ..run_folder import check_run_folder
-
     recipe, folder = recipe_and_folder(options)
     if options.dry_run:
-        say_forecasts([(check_run_folder(folder, recipe, options.resume), "")], "the run", folder)
+        from ..models.grow.spec import with_sources
+        from ..run_folder import check_run_folder
+
+        recipe = check_run_folder(folder, with_sources(recipe), options.resume)
+        say_forecasts([(recipe, "")], "the run", folder)
     else:
         train_and_tell(recipe, folder, options.resume)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ __all__ = ["MetricsLog", "trim_log"]
 
 
 class MetricsLog:
-    """The lines of a run, and the trackers that get their numbers too."""
+    """The lines of a run, and the trackers that get their numbers too, which are closed at the end of ``with``."""
 
     def __init__(self, path: Path, writes: bool, trackers: Sequence[Tracker] = ()):
         """
@@ -37,10 +38,18 @@ class MetricsLog:
         try:
             with self.path.open("a") as file:
                 file.write(json.dumps(line) + "\n")
-            for track in self.trackers:
-                track(scalars(line), line["step"])
+            for tracker in self.trackers:
+                tracker.track(scalars(line), line["step"])
         except OSError as error:
             raise UserError(f"metrics: cannot write {self.path}: {error.strerror or error}") from error
+
+    def __enter__(self) -> MetricsLog:
+        return self
+
+    def __exit__(self, error: type[BaseException] | None, *details: object) -> None:
+        for tracker in self.trackers:
+            with suppress(Exception):  # what a network may raise: the record is here
+                tracker.close(error is not None)
 
 
 def trim_log(path: Path, known_bytes: int, step: int) -> str | None:

@@ -115,6 +115,17 @@ class Task(Protocol):
         """What ``summary.json`` says of the data; by default nothing."""
         return {}
 
+    def state_dict(self) -> dict[str, Any]:
+        """What the task has found so far and :meth:`facts` tells, for a checkpoint; by default nothing.
+
+        Numbers, text, lists and mappings.
+        """
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over what a process before this one has found; of an earlier version's checkpoint, nothing."""
+        return None
+
     def notices(self) -> list[str]:
         """Messages since the last call, such as samples that were skipped; by default none."""
         return []

@@ -9,6 +9,7 @@ import secrets
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
+from dataclasses import dataclass
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,17 @@ from ..files import write_atomically
 
 __all__ = ["Tracker", "open_trackers"]
 
-Tracker = Callable[[Mapping[str, float], int], None]  # values by name, step
+
+@dataclass(frozen=True)
+class Tracker:
+    """A place that metrics go to."""
+
+    track: Callable[[Mapping[str, float], int], object]  # values by name, step
+    close: Callable[[bool], object]  # whether the training has failed
 
 
 def open_trackers(tracker: str | None, folder: Path, step: int, config: Mapping[str, Any]) -> list[Tracker]:
-    """A function for each place that metrics go to, from ``step`` on.
+    """The places that metrics go to, from ``step`` on.
 
     Args:
         tracker: "tensorboard", which is then required and not only used where it is installed and works, "trackio",
@@ -60,7 +67,7 @@ def _tensorboard(folder: Path, step: int) -> Tracker:
             writer.add_scalar(name, value, step)
         writer.flush()
 
-    return track
+    return Tracker(track, lambda failed: writer.close())
 
 
 def _without_tensorboards(arguments: Any, print_it: Callable[[Any], object] = threading.excepthook) -> None:
@@ -88,4 +95,8 @@ def _service(tracker: str, folder: Path, name: str, config: Mapping[str, Any]) -
         run = service.init(project="stepsnet", name=name, config=dict(config), resume="allow", **own)
     except Exception as error:  # what a network or a missing key may raise
         raise UserError(f"tracker: {tracker} would not start: {' '.join(str(error).split())[:300]}") from None
-    return lambda values, step: run.log(dict(values), step=step)
+
+    def close(failed: bool) -> None:  # else the next run of this process, as in a notebook, would be taken for this one
+        run.finish(**({"exit_code": int(failed)} if tracker == "wandb" else {}))
+
+    return Tracker(lambda values, step: run.log(dict(values), step=step), close)

@@ -126,6 +126,10 @@ class Trainer:
         self.shown_at = 0.0
 
     def run(self) -> TrainResult:
+        with self.log:
+            return self.train()
+
+    def train(self) -> TrainResult:
         self.report_notices()  # what the data's check has found
         if self.position.step == 0:
             self.measure_stream(epoch=0)
@@ -166,6 +170,7 @@ class Trainer:
             found.check_data(data_counts(self.task))
             self.state.restore(found)
             self.updater.scaler.load_state_dict(found.state["scaler"])
+            self.task.load_state_dict(found.state.get("task", {}))  # an earlier version's checkpoint has none
             self.position = Position(**found.state["position"])
             self.earlier_seconds = self.position.all_seconds
             self.note(f"resumed after update {self.position.step}")
@@ -269,6 +274,7 @@ class Trainer:
             "position": vars(self.position),
             "scaler": self.updater.scaler.state_dict(),
             "data": data_counts(self.task),
+            "task": self.task.state_dict(),
         }
         keep, best = self.settings.keep_checkpoints, self.position.best_step
         self.state.save(self.checkpoints, self.position.step, state, keep, best)

@@ -13,10 +13,11 @@ from typing import Any
 
 from ..analysis.block_statistics import StreamMeasurement, read_line
 from ..colors import OKABE_ITO
-from ..config import MAY_CHANGE_ON_RESUME, RECIPE_TYPES, ClassificationRecipe, key_of
+from ..config import MAY_CHANGE_ON_RESUME, OF_A_RUN, RECIPE_TYPES, ClassificationRecipe, key_of
 from ..errors import UserError, in_a_line
 from ..metrics import METRICS
 from ..reading import parse_json, read_text, read_yaml
+from ..redact import without_place
 from ..run_records import diverged_at, metrics_text, read_label, read_summary
 
 STEPS, BASELINE = "StepsNet", "baseline"
@@ -43,9 +44,11 @@ class Run:
 
     @property
     def recipe_key(self) -> str:
-        """The recipe without its seed, which is what the seeds of one model have in common."""
-        without = MAY_CHANGE_ON_RESUME | {"seed"}
-        return json.dumps({k: v for k, v in self.config.items() if k not in without}, sort_keys=True, default=str)
+        """The recipe and the name of its data, without its seed: what the seeds of one model have in common."""
+        without = MAY_CHANGE_ON_RESUME | OF_A_RUN | {"seed"}
+        shared = {key: value for key, value in self.config.items() if key not in without}
+        shared["data"] = without_place(str(self.config.get("data")))
+        return json.dumps(shared, sort_keys=True, default=str)
 
     @property
     def widths(self) -> list[int]:

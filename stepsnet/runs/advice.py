@@ -28,12 +28,16 @@ def check_settings(recipe: Recipe) -> None:
 
 
 def on_settings(recipe: Recipe) -> list[str]:
-    """A line for a schedule that does not do what it seems to, for a rate that is meant for another batch size, and
-    for a backbone without weights where the paper's numbers are of one with them.
+    """A line for a schedule that does not do what it seems to, or that was changed on its way in the run that the
+    recipe is of; for a rate that is meant for another batch size; and for a backbone without weights where the paper's
+    numbers are of one with them.
 
     What is meant is known of a recipe that has a shipped one's name.
     """
     lines = []
+    if recipe.earlier_epochs:  # of a run's config that is trained again
+        parts = ", ".join(f"{epochs} until update {until}" for until, epochs in sorted(recipe.earlier_epochs))
+        lines.append(f"earlier_epochs: the schedule is for {recipe.epochs} epochs, but for {parts}, as that run's was")
     if recipe.sched == "multistep" and not any(milestone < recipe.epochs for milestone in recipe.milestones):
         lines.append(f"sched=multistep without milestones before epoch {recipe.epochs}: the learning rate stays at lr")
     if recipe.warmup_epochs >= recipe.epochs:

@@ -36,10 +36,11 @@ def compare(
         Interrupted: a signal.
     """
     from ..files import write_atomically
+    from ..models.grow.spec import with_sources
     from ..run_folder import check_run_folder, has_begun
 
     is_new = not (resume and has_begun(folder))
-    recipe = check_run_folder(folder, recipe, resume, is_grid=True)
+    recipe = check_run_folder(folder, with_sources(recipe), resume, is_grid=True)
     contenders = contenders_of(recipe)
     steps, baseline = check_grid([contender.recipe for contender in contenders], seeds, jobs)
     if is_new:

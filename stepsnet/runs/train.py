@@ -101,7 +101,7 @@ def train_run(
 def _train(
     prepared: Prepared, folder: Path, context: DistributedContext, display: Display, resume: Resume, label: str
 ) -> dict[str, Any] | None:
-    label = label or read_label(folder)
+    label = label or (read_label(folder) if resume else "")  # a new one has nothing of a start that failed here
     to_tell: list[str] = []
 
     def report(event: dict[str, Any]) -> None:

@@ -284,6 +284,13 @@ class Classification(Task):
     def facts(self) -> dict[str, Any]:
         return {"split": self.data.evaluated, "samples": self.sizes(), "undecodable": len(self.undecodable)}
 
+    def state_dict(self) -> dict[str, Any]:
+        return {"undecodable": list(self.undecodable)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.undecodable = dict.fromkeys(state.get("undecodable", ()))
+        self.reported = len(self.undecodable)
+
     def notices(self) -> list[str]:
         new = list(self.undecodable)[self.reported :]
         self.reported = len(self.undecodable)

@@ -231,6 +231,12 @@ class Detection(Task):
             **{f"class_{metric}": of_class for metric, of_class in self.by_class.items()},
         }
 
+    def state_dict(self) -> dict[str, Any]:
+        return {"by_class": self.by_class}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.by_class = state.get("by_class", {})
+
     def notices(self) -> list[str]:
         new = [] if self.is_reported else [str(left_out) for left_out in self._left_out()]
         self.is_reported = True

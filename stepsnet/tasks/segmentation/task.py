@@ -273,6 +273,13 @@ class Segmentation(Task):
             "commonest_class": self.most_common,
         }
 
+    def state_dict(self) -> dict[str, Any]:
+        return {"class_iou": self.class_iou, "commonest_class": self.most_common}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.class_iou = state.get("class_iou", {})
+        self.most_common = state.get("commonest_class", {})
+
     def notices(self) -> list[str]:
         notices, self.new_notices = self.new_notices, []
         return notices
