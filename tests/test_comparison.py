@@ -10,10 +10,11 @@ from run_folders import make_run
 
 import stepsnet
 from stepsnet.cli import main
-from stepsnet.commands.eval import evaluate_runs, render_scores
+from stepsnet.commands.eval import render_scores
 from stepsnet.errors import UserError
 from stepsnet.report.load_runs import group_runs, load_run
 from stepsnet.runs.launch import Failure
+from stepsnet.runs.scores import evaluate_runs
 from stepsnet.tasks.classification.task import Classification
 
 SMALL = ["epochs=2", "batch_size=128", "model.args.depths=[1,1,1]", "baseline.args.depths=[2]"]
@@ -126,7 +127,7 @@ def test_eval_scores_each_run_and_what_differs(both, capsys):
 
 
 def scored_as(scores, monkeypatch):
-    monkeypatch.setattr("stepsnet.runs.evaluate.evaluate_run", lambda folder, *_: scores[folder.name])
+    monkeypatch.setattr("stepsnet.runs.scores.evaluate_run", lambda folder, *_: scores[folder.name])
 
 
 def test_eval_takes_nothing_from_the_training(tmp_path, monkeypatch):

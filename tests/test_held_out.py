@@ -1,6 +1,7 @@
 """What is trained on, what settings are chosen by, and what is opened last."""
 
 import dataclasses
+import shutil
 
 import numpy as np
 import pytest
@@ -143,6 +144,27 @@ def test_other_data_may_have_fewer_images_to_train_on(pictures, tmp_path):
     assert evaluate_run(tmp_path / "run", f"folder:{other}")["top1"] == 50.0
     with pytest.raises(UserError, match="train_samples: got 12, expected 1 to the 2 training images"):
         train_run(recipe_on(other, *changes), tmp_path / "new", Silent())
+
+
+def test_other_data_are_divided_as_they_come(pictures, tmp_path, capsys):
+    """Of their training split nothing was held out; and where the same data have moved, the same part is."""
+    run, other, moved = tmp_path / "run", tmp_path / "other", tmp_path / "elsewhere" / pictures.name
+    for name in ("cat", "dog"):
+        Image.fromarray(np.zeros((8, 8, 3), dtype=np.uint8)).save(pictures / f"test/{name}/0.png")
+        for split in ("train", "val", "test"):
+            (other / split / name).mkdir(parents=True)
+            Image.fromarray(np.zeros((8, 8, 3), dtype=np.uint8)).save(other / split / name / "0.png")
+    metrics = train_run(recipe_on(pictures, "holdout=4"), run, Silent())["metrics"]
+    for split in ("val", "test"):
+        assert evaluate_run(run, f"folder:{other}@{split}")["top1"] == 50.0
+        said = f"stepsnet: holdout 4 is of folder:{pictures.name}; folder:other is divided as it comes"
+        assert said in capsys.readouterr().err
+    shutil.copytree(pictures, moved)
+    for data in (None, f"folder:{moved}", str(moved), f"{moved}/"):
+        assert evaluate_run(run, data)["loss"] == pytest.approx(metrics["val_loss"])
+    assert capsys.readouterr().err == ""
+    _, task = build_task(dataclasses.replace(recipe_on(pictures, "holdout=4"), score_test=True), f"folder:{other}", run)
+    assert task.facts()["split"] == "val"
 
 
 def test_pictures_in_memory_give_the_same_batches(pictures):

@@ -22,6 +22,7 @@ from ..run_folder import read_run_recipe
 from ..tasks import build_opened, build_task, open_data
 from ..tasks.classification.resolve import with_crop_mode
 from ..tasks.prediction import load_trained
+from ..tasks.splits import divided_for
 from ..terminal import say
 
 __all__ = ["evaluate_checkpoint", "evaluate_run", "scored_run"]
@@ -59,6 +60,8 @@ def scored_run(folder: Path, recipe: Recipe, data: str | None) -> tuple[nn.Modul
 
     Raises UserError, as ``evaluate_run``.
     """
+    for line in divided_for(recipe, data)[1]:
+        say(f"stepsnet: {line}", error=True)
     model, task = build_task(recipe, data, folder)
     model, device = load_trained(folder, recipe, model)
 

@@ -29,6 +29,7 @@ from ..run_folder import read_run_recipe
 from .deployment import Deployment
 from .prediction import PredictInputs, Prediction
 from .publication import Publication
+from .splits import divided_for
 
 __all__ = [
     "build_opened",
@@ -50,13 +51,15 @@ def build_task(recipe: Recipe, data: str | None = None, run: Path | None = None)
         data: used in place of the recipe's, such as ``folder:PATH``.
         run: the folder of a run that is evaluated and not trained. Its own assets, such as its tokenizer, are used
             in place of those of the data, and its model is as its recipe says; detection and segmentation open the
-            evaluated split only.
+            evaluated split only. Other data than the recipe's are divided as they come (splits.py).
 
     Raises:
         UserError: the model or the data do not exist, or do not fit each other.
     """
     if run is not None and data is None:
         check_asked_for(recipe, run / "config.yaml", only=["data"])
+    if run is not None:
+        recipe, _ = divided_for(recipe, data)
     opened = open_data(recipe, data, run)
     if run is None:
         recipe, _ = resolve(recipe, opened)

@@ -7,13 +7,19 @@ the training split is validated on, and the data's own validation split is left 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
+from typing import TypeVar
 
 import numpy as np
 
+from ..config import Recipe
 from ..errors import UserError
+from ..redact import without_place
 
-__all__ = ["SPLITS", "hold_out", "require_split", "sources_of", "split_of"]
+__all__ = ["SPLITS", "divided_for", "hold_out", "require_split", "sources_of", "split_of"]
+
+R = TypeVar("R", bound=Recipe)
 
 SPLITS = ("train", "val", "test")
 
@@ -27,6 +33,20 @@ def split_of(data: str) -> tuple[str, str]:
 def sources_of(holdout: int | None) -> dict[str, str]:
     """From which of the data's own splits the samples of each split are taken."""
     return {"train": "train", "val": "train", "test": "val"} if holdout else {name: name for name in SPLITS}
+
+
+def divided_for(recipe: R, data: str | None) -> tuple[R, list[str]]:
+    """The recipe of a run that is evaluated on ``data``, and a line where they are not divided as it was trained.
+
+    Nothing was held out of the training split of other data, so that ``DATA`` is their own validation split. The same
+    data may have moved: they are known by their name.
+    """
+    holdout = getattr(recipe, "holdout", None)
+    trained_on, name = (without_place(split_of(each)[0]) for each in (recipe.data, data or recipe.data))
+    if holdout is None or name.rpartition(":")[2] == trained_on.rpartition(":")[2]:  # a path alone is a folder's
+        return recipe, []
+    said = f"holdout {holdout} is of {trained_on}; {name} is divided as it comes"
+    return dataclasses.replace(recipe, holdout=None), [said]  # type: ignore[call-arg]
 
 
 def require_split(data: str, split: str, known: Iterable[str]) -> None:
