@@ -5,6 +5,9 @@ import hashlib
 import json
 import pickle
 import shutil
+import threading
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
@@ -228,11 +231,15 @@ def test_classes_that_the_head_does_not_have_are_refused(folder, capsys):
     assert status == 2 and "model.args.num_classes: got 10, expected the data's 2" in capsys.readouterr().err
 
 
-def test_cifar_is_read_as_torchvision_reads_it(tmp_path, monkeypatch):
+def test_cifar_is_read_as_torchvision_reads_it(tmp_path, monkeypatch, own_cache):
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "notes.txt").touch()
     with pytest.raises(UserError, match="has no CIFAR10 in torchvision's form"):
-        load_images(f"cifar10:{tmp_path}", SPEC)
-    root = tmp_path / CIFAR10.base_folder
-    root.mkdir()
+        load_images(f"cifar10:{mine}", SPEC)
+    assert [path.name for path in mine.iterdir()] == ["notes.txt"]  # nothing is downloaded among other files
+    root = tmp_path / "cifar" / CIFAR10.base_folder
+    root.mkdir(parents=True)
 
     def store(name, content):
         (root / name).write_bytes(pickle.dumps(content))
@@ -244,12 +251,26 @@ def test_cifar_is_read_as_torchvision_reads_it(tmp_path, monkeypatch):
         monkeypatch.setattr(CIFAR10, f"{name}_list", [[name, store(name, {"data": data, "labels": [1, 0, 1]})]])
     meta = {"filename": "meta", "key": "label_names", "md5": store("meta", {"label_names": ["plane", "car"]})}
     monkeypatch.setattr(CIFAR10, "meta", meta)
-    images = load_images(f"cifar10:{tmp_path}", InputSpec((3, 32, 32), (0.5,) * 3, (0.25,) * 3, crop_pct=1.0))
+    images = load_images(f"cifar10:{root.parent}", InputSpec((3, 32, 32), (0.5,) * 3, (0.25,) * 3, crop_pct=1.0))
     assert images.classes == ("plane", "car") and len(images.train) == len(images.val) == 3
     for samples, data in ((images.train, splits["train"]), (images.val, splits["test"])):
         sample, label, failed = samples[0, 0, 0]
         expected = (torch.from_numpy(data[0].reshape(3, 32, 32) / 255.0).float() - 0.5) / 0.25
         assert (label, failed) == (1, "") and torch.allclose(sample, expected, atol=1e-6)
+
+    # what was cut off while it was downloaded or unpacked is downloaded again, and so is what is not there yet
+    archive = Path(shutil.make_archive(str(tmp_path / "cifar"), "gztar", root.parent))
+    monkeypatch.setattr(CIFAR10, "tgz_md5", hashlib.md5(archive.read_bytes()).hexdigest())
+    monkeypatch.setenv("NO_PROXY", "localhost")
+    (root / "train").write_bytes((root / "train").read_bytes()[:100])
+    (root.parent / CIFAR10.filename).write_bytes(archive.read_bytes()[:100])
+    with ThreadingHTTPServer(("localhost", 0), partial(SimpleHTTPRequestHandler, directory=tmp_path)) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setattr(CIFAR10, "url", f"http://localhost:{server.server_port}/{archive.name}")
+        for path in (root.parent, tmp_path / "new"):
+            pixels = load_images(f"cifar10:{path}", SPEC).train.images.images
+            assert np.array_equal(pixels, images.train.images.images)
+        server.shutdown()
 
 
 def test_a_folder_is_used_by_one_run_at_a_time(folder, capsys):

@@ -12,6 +12,8 @@ import numpy as np
 from PIL import Image
 
 from ...errors import UserError, import_extra
+from ...files import cache_folder, locked_entry
+from ...run_folder import folder_name
 from ...terminal import counted
 from ..images import find_images, image_shape, open_image
 from .shards import find_shards
@@ -175,9 +177,21 @@ def _cifar(name: Literal["CIFAR10", "CIFAR100"]) -> Callable[[str, str], Splits]
         from torchvision import datasets
 
         kind = getattr(datasets, name)
+        its_own = {kind.filename, kind.base_folder}
+
+        def opened() -> list[Any]:
+            return [kind(path, train=train) for train in (True, False)]
+
         try:
-            # every rank may do this at once, so a folder that exists is only read
-            splits = [kind(path, train=train, download=not os.path.isdir(path)) for train in (True, False)]
+            try:
+                splits = opened()
+            except RuntimeError:  # it is not there, or not whole
+                there = set(os.listdir(path)) if os.path.isdir(path) else set()
+                if there and not there & its_own:  # a folder of something else, and no download that was cut off
+                    raise
+                with locked_entry(cache_folder() / "downloads" / folder_name(os.path.abspath(path))):  # one rank's
+                    kind(path, download=True)
+                splits = opened()
         except (RuntimeError, OSError) as error:
             raise UserError(
                 f"data: {path} has no {name} in torchvision's form, and it cannot be downloaded: {error}"
