@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import shlex
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import __version__
+from .errors import UserError
 from .machine import cores
 from .redact import public_command
+from .run_records import metrics_text
 
-__all__ = ["command_line", "provenance", "recorded_command"]
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["command_line", "provenance", "recorded_command", "trained_before", "write_process"]
+
+_PROCESSES = "processes.jsonl"  # of a run's folder: a line for each process that has trained it
+_OF_A_RESULT = ("commit", "hardware", "versions")
 
 _command: ContextVar[Sequence[str] | None] = ContextVar("command", default=None)
 
@@ -41,10 +50,15 @@ def command_line() -> str:
     return public_command(shlex.join(["stepsnet", *(_command.get() or sys.argv[1:])]))
 
 
-def provenance() -> dict[str, Any]:
-    """Hardware, versions, commit and command, without absolute paths."""
+def provenance(device: torch.device | None = None) -> dict[str, Any]:
+    """Hardware, versions, commit and command, without absolute paths.
+
+    Args:
+        device: that was computed on; a GPU that another was left for is not named.
+    """
     import torch
 
+    uses_gpu = torch.cuda.is_available() and (device is None or device.type == "cuda")
     return {
         "command": command_line(),
         "commit": _commit(),
@@ -53,7 +67,7 @@ def provenance() -> dict[str, Any]:
             "cores": cores(),
             "threads": torch.get_num_threads(),
             "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30),
-            "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+            "gpu": torch.cuda.get_device_name(device) if uses_gpu else None,
         },
         "versions": {
             "python": platform.python_version(),
@@ -61,6 +75,38 @@ def provenance() -> dict[str, Any]:
             "stepsnet": __version__,  # its source may run without being installed
         },
     }
+
+
+def write_process(folder: Path, updates_done: int, made_with: dict[str, Any]) -> None:
+    """Note in a run's folder what goes on with it, after so many updates.
+
+    Raises:
+        UserError: it cannot be written.
+    """
+    file = folder / _PROCESSES
+    try:
+        with file.open("a", encoding="utf-8") as lines:
+            lines.write(json.dumps({"from_update": updates_done, **made_with}) + "\n")
+    except OSError as error:
+        raise UserError(f"--run: cannot write {file}: {error.strerror or error}") from None
+
+
+def trained_before(folder: Path) -> list[dict[str, Any]]:
+    """What has trained a run before the latest process: the parts of another commit, hardware or versions than its.
+
+    Each has ``until_update``. Updates that were trained again, since they were in no checkpoint, are the later one's.
+    """
+    lines = []
+    for text in metrics_text(folder / _PROCESSES):
+        with suppress(ValueError):  # a line that a full disk has cut off
+            lines.append(json.loads(text))
+    found = []
+    for number, one in enumerate(lines[:-1]):
+        until = min(later["from_update"] for later in lines[number + 1 :])
+        part = {key: one[key] for key in _OF_A_RESULT}
+        if until > one["from_update"] and part != {key: lines[-1][key] for key in _OF_A_RESULT}:
+            found.append({"until_update": until, **part})
+    return found
 
 
 def _cpu() -> str:

@@ -61,7 +61,7 @@ _RESULTS = ("report.html", "figures", "inspection.json", "model.safetensors")
 _CONFIG, _LOCK = "config.yaml", ".lock"
 # what a start leaves in a folder before the first update, the files of the tasks among it
 _OF_A_START = re.compile(
-    r"config\.yaml|\.lock|metrics\.jsonl|checkpoints|tensorboard|wandb|(tracker|label)\.txt|classes\.json|categories\.json|fault-\w+\.txt|"
+    r"config\.yaml|\.lock|(metrics|processes)\.jsonl|checkpoints|tensorboard|wandb|(tracker|label)\.txt|classes\.json|categories\.json|fault-\w+\.txt|"
     r"(generation_)?config\.json|(tokenizer|tokenizer_config|special_tokens_map)\.json|modeling_stepsnet\.py"
 )
 

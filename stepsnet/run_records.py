@@ -37,6 +37,7 @@ _IN_SUMMARY: dict[str, tuple[Any, str]] = {
     "blocks": (int | None, "a whole number"),
     "hardware": (dict | None, "a mapping"),
     "versions": (dict | None, "a mapping"),
+    "trained_before": (list, "a list of mappings"),
 }
 
 

@@ -110,6 +110,26 @@ def test_a_run_does_not_go_on_with_data_of_another_length(tmp_path, capsys):
     assert json.loads((folder / "summary.json").read_text())["epochs"] == 2
 
 
+def test_what_a_run_was_made_with_before_is_recorded(copy, capsys, monkeypatch):
+    """It began with one version and ended with another; updates that were trained again are of the later one."""
+    first = json.loads((copy / "summary.json").read_text())
+    assert "trained_before" not in first
+    monkeypatch.setattr("stepsnet.provenance._commit", lambda: "other")
+    assert run("resume", copy, "epochs=3", capsys=capsys)[0] == 0
+    summary = json.loads((copy / "summary.json").read_text())
+    kept = {key: first[key] for key in ("commit", "hardware", "versions")}
+    assert summary["commit"] == "other" and summary["trained_before"] == [{"until_update": 4, **kept}]
+    page = (copy / "report.html").read_text()
+    assert f"<dt>Until update 4</dt><dd>{first['commit'] or ''}</dd>" in page and "<dd>other</dd>" in page
+    shutil.rmtree(copy / "checkpoints" / "step-00000006")
+    (copy / "processes.jsonl").write_text((copy / "processes.jsonl").read_text() + '{"torn')
+    monkeypatch.setattr("stepsnet.provenance._commit", lambda: "third")
+    (copy / "summary.json").unlink()
+    assert run("resume", copy, capsys=capsys)[0] == 0
+    (before,) = json.loads((copy / "summary.json").read_text())["trained_before"]
+    assert (before["until_update"], before["commit"]) == (4, first["commit"])
+
+
 def test_only_what_changes_no_result_may_change(trained, copy, tmp_path, capsys):
     err = refused("resume", copy, "lr=0.5", capsys=capsys)
     assert f"{copy} holds a run with lr 0.004, got 0.5; what may change is accumulation_steps, " in err

@@ -7,9 +7,10 @@ The data flow one way: folders -> :class:`Run` -> :class:`Group` (the seeds of o
 from __future__ import annotations
 
 import io
+import json
 import re
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -189,12 +190,24 @@ def _table_of_models(groups: Sequence[Group]) -> list[dict[str, Any]]:
 
 def _origins(groups: Sequence[Group]) -> list[tuple[dict[str, str], list[tuple[Group, Run]]]]:
     """The finished runs, those of the same commit, machine and versions together."""
-    found: dict[tuple[str, ...], list[tuple[Group, Run]]] = {}
+    found: dict[str, list[tuple[Group, Run]]] = {}
     for group, run in members(groups):
         if run.summary:
-            machine, versions = run.summary.get("hardware") or {}, run.summary.get("versions") or {}
-            hardware = [f"{key_in_words(key)}: {value or 'none'}" for key, value in machine.items()]
-            numbers = [f"{name} {version}" for name, version in versions.items()]
-            origin = (str(run.summary.get("commit") or ""), ", ".join(hardware), ", ".join(numbers))
-            found.setdefault(origin, []).append((group, run))
-    return [(dict(zip(("Commit", "Hardware", "Versions"), origin)), runs) for origin, runs in found.items()]
+            found.setdefault(json.dumps(_origin(run.summary)), []).append((group, run))
+    return [(json.loads(origin), runs) for origin, runs in found.items()]
+
+
+def _origin(summary: Mapping[str, Any]) -> dict[str, str]:
+    """What a run was made with; and where it went on with something else, what it was made with before."""
+
+    def made_with(part: Mapping[str, Any]) -> dict[str, str]:
+        hardware = [f"{key_in_words(key)}: {value or 'none'}" for key, value in (part.get("hardware") or {}).items()]
+        versions = [f"{name} {version}" for name, version in (part.get("versions") or {}).items()]
+        commit = str(part.get("commit") or "")
+        return {"Commit": commit, "Hardware": ", ".join(hardware), "Versions": ", ".join(versions)}
+
+    last, before = made_with(summary), {}
+    for part in summary.get("trained_before", []):
+        other = {name: text for name, text in made_with(part).items() if text != last[name]}
+        before[f"Until update {part['until_update']}"] = "; ".join(other.values())
+    return last | before

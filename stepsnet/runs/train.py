@@ -31,7 +31,7 @@ from ..machine import cores
 from ..models.blocks import widths_of
 from ..models.build import build_model
 from ..models.grow.spec import with_sources
-from ..provenance import provenance
+from ..provenance import provenance, trained_before, write_process
 from ..redact import public_value
 from ..run_folder import (
     Resume,
@@ -136,7 +136,10 @@ def _train(
             return read_summary(folder) if context.is_main else None
         to_tell += lines if context.is_main else []
         started = time.monotonic()
-        made_with = provenance() if context.is_main else {}  # of the code that runs, which may be committed meanwhile
+        # of the code that runs, which may be committed meanwhile
+        made_with = provenance(context.device) if context.is_main else {}
+        if context.is_main:
+            write_process(folder, updates_done(folder), made_with)
         try:
             result = train(model, task, recipe, folder, context, report)
         except Diverged as error:  # on every rank; torchrun stops all as soon as one ends
@@ -148,6 +151,8 @@ def _train(
             return None
         seconds = round(result.earlier_seconds + time.monotonic() - started, 1)
         summary = _summarize(recipe, task, result, label, seconds, context.world_size) | made_with
+        if before := trained_before(folder):
+            summary["trained_before"] = before
         (folder / "summary.json").unlink(missing_ok=True)  # which would be of other weights
         summary["weights_sha256"] = write_weights(folder / "model.safetensors", result.weights)
         if getattr(recipe, "score_test", False):
