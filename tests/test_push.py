@@ -156,6 +156,19 @@ def test_transformers_loads_a_language_model(language_run, tmp_path):
     assert "asks whether to run custom code" in card and "validation perplexity | 120.00" in card
 
 
+def test_the_card_of_a_model_of_transformers_own_needs_no_code_of_ours(tmp_path, session_cache):
+    model = {"model_type": "llama", "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1}
+    args = {**model, "num_attention_heads": 2, "num_key_value_heads": 2, "vocab_size": 280}
+    changes = ["model.name=causal_lm", f"model.args={json.dumps(args)}", "vocab_size=280", "seq_len=16"]
+    recipe = override(find_recipe("python-docs/tiny"), changes)
+    run = finished(tmp_path / "run", recipe, val_perplexity=120.0, val_loss=4.8)
+    save_assets(build_model(recipe.model), load_text("python-docs", "bpe", 280).tokenizer, run)
+    assert main(["push", str(run), "--out", str(tmp_path / "out")]) == 0
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "import stepsnet" not in card and "custom code" not in card and "AutoModelForCausalLM" in card
+    assert type(AutoModelForCausalLM.from_pretrained(tmp_path / "out")).__module__.startswith("transformers.")
+
+
 def test_a_push_knows_all_files_that_it_writes(language_run, tmp_path):
     """Of a language model; the upload's test has those of a classifier."""
     write_repository(language_run, tmp_path / "out")

@@ -24,13 +24,16 @@ __all__ = ["publish"]
 _OF_OTHER_WEIGHTS = ("license", "tag", "origin_url", "notes", "paper_ids", "paper_name")
 _USAGE = """\
 import timm
-from PIL import Image
+from PIL import Image, ImageOps
 {imports}
 model = timm.create_model("hf-hub:SOURCE", pretrained=True).eval()
 transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model), is_training=False)
-image = transform(Image.open("picture.jpg").convert("{mode}"))
+image = transform(ImageOps.exif_transpose(Image.open("picture.jpg")).convert("{mode}"))
 print(model.pretrained_cfg["label_names"][model(image[None]).argmax()])
 """
+_NOTE = """\
+A local copy is loaded as `local-dir:FOLDER`. In training pictures were upright, as above, on white where they were
+transparent, and channels of 16 bits were scaled to 8."""
 
 
 def publish(run: Path, recipe: ClassificationRecipe, folder: Path) -> Publication:
@@ -54,4 +57,4 @@ def publish(run: Path, recipe: ClassificationRecipe, folder: Path) -> Publicatio
     imports = "".join(f"\nimport {module}  # registers the model with timm" for module in modules)
     mode = mode_of(spec["input_size"][0])
     usage = _USAGE.format(imports=f"{imports}\n" if imports else "", mode=mode)
-    return Publication("timm", "image-classification", usage, "A local copy is loaded as `local-dir:FOLDER`.")
+    return Publication("timm", "image-classification", usage, _NOTE)

@@ -13,8 +13,7 @@ from .data import load_tokenizer
 __all__ = ["publish"]
 
 _USAGE = """\
-import stepsnet  # registers the model with transformers
-from transformers import AutoModelForCausalLM, AutoTokenizer
+{registers}from transformers import AutoModelForCausalLM, AutoTokenizer
 
 tokenizer = AutoTokenizer.from_pretrained("SOURCE")
 model = AutoModelForCausalLM.from_pretrained("SOURCE")
@@ -33,4 +32,6 @@ def publish(run: Path, recipe: LanguageRecipe, folder: Path) -> Publication:
     model: Any = trained_model(run, recipe)
     save_assets(model, load_tokenizer(run / "tokenizer.json"), folder)
     model.save_pretrained(folder)
-    return Publication("transformers", "text-generation", _USAGE, _NOTE)
+    is_ours = (folder / "modeling_stepsnet.py").exists()  # and not a model of transformers' own
+    usage = _USAGE.format(registers="import stepsnet  # registers the model with transformers\n" if is_ours else "")
+    return Publication("transformers", "text-generation", usage, _NOTE if is_ours else "")
