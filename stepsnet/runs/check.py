@@ -52,9 +52,9 @@ def check_grid(
 
     from ..engine.task import data_counts
     from ..models.build import build_model
-    from ..models.grow.spec import start_grown, with_sources
-    from ..tasks import build_opened, check_recipe, resolve
-    from .advice import check_settings, on_settings
+    from ..tasks import check_recipe
+    from .advice import on_settings
+    from .prepare import build_and_start, open_and_resolve
 
     whole = [isinstance(number, int) and not isinstance(number, bool) for number in (jobs, *seeds)]
     in_bounds = all(whole) and jobs >= 1 and all(0 <= seed < 2**63 for seed in seeds)
@@ -62,18 +62,16 @@ def check_grid(
         got = f"{str(jobs)[:40]} and {str(list(seeds))[:80]}"
         raise UserError(f"--jobs and --seeds: got {got}, expected at least 1 job and distinct seeds of at least 0")
     found, data = [], data or DataOnce()
-    for recipe in map(with_sources, recipes):
-        opened, counts, macs = data.open(recipe), None, None
-        recipe, lines = resolve(recipe, opened)
-        check_settings(recipe)
+    for recipe in recipes:
+        recipe, opened, lines = open_and_resolve(recipe, data.open)
+        counts = macs = None
         if opened is None:
             with torch.device("meta"):
                 model = build_model(recipe.model)
             check_recipe(recipe, model)
         else:
-            with torch.device("meta"):
-                model, task = build_opened(recipe, opened)
-            lines += [*start_grown(model, recipe), *task.load_pretrained(model), *task.remarks()]
+            model, task, of_weights = build_and_start(recipe, opened, on_meta=True)
+            lines += [*of_weights, *task.remarks()]
             counts = data_counts(task)
             macs = task.complexity(model).macs if with_macs else None
         found.append(Checked(recipe, model, [*lines, *on_settings(recipe)], counts, macs))

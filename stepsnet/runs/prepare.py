@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -13,7 +16,7 @@ from ..models.grow.spec import start_grown, with_sources
 from ..tasks import build_opened, open_data, resolve
 from .advice import check_settings, on_settings
 
-__all__ = ["Prepared", "prepare_run"]
+__all__ = ["Prepared", "build_and_start", "open_and_resolve", "prepare_run"]
 
 
 @dataclass(frozen=True)
@@ -36,15 +39,35 @@ def prepare_run(recipe: Recipe, *, goes_on: bool = False, has_checkpoints: bool 
     Raises:
         UserError: the model, the data or the weights do not exist, or do not fit each other.
     """
+    recipe, opened, lines = open_and_resolve(recipe, goes_on=goes_on)
+    torch.manual_seed(recipe.seed)
+    model, task, of_weights = build_and_start(recipe, opened, has_checkpoints=has_checkpoints)
+    lines += of_weights if goes_on else [*of_weights, *task.remarks(), *on_settings(recipe)]
+    return Prepared(recipe, model, task, lines)
+
+
+def open_and_resolve(
+    recipe: Recipe, open_data: Callable[[Recipe], Any] = open_data, *, goes_on: bool = False
+) -> tuple[Recipe, Any, list[str]]:
+    """The recipe with nothing left open, its opened data, and what is to be told of what they have decided."""
     recipe = with_sources(recipe)
     opened, lines = open_data(recipe), list[str]()
     if not goes_on:
         recipe, lines = resolve(recipe, opened)
     check_settings(recipe)
-    torch.manual_seed(recipe.seed)
-    model, task = build_opened(recipe, opened)
-    if not has_checkpoints:  # which the training loop verifies and restores
-        lines += [*start_grown(model, recipe), *task.load_pretrained(model)]
-    if not goes_on:
-        lines += [*task.remarks(), *on_settings(recipe)]
-    return Prepared(recipe, model, task, lines)
+    return recipe, opened, lines
+
+
+def build_and_start(
+    recipe: Recipe, opened: Any, *, has_checkpoints: bool = False, on_meta: bool = False
+) -> tuple[nn.Module, Task, list[str]]:
+    """Model and task, and what is to be told of the weights that the model starts from.
+
+    Args:
+        on_meta: build the model on the meta device, for a check: it is found out whether the weights fit.
+    """
+    with torch.device("meta") if on_meta else nullcontext():
+        model, task = build_opened(recipe, opened)
+    if has_checkpoints:  # which the training loop verifies and restores
+        return model, task, []
+    return model, task, [*start_grown(model, recipe), *task.load_pretrained(model)]
