@@ -18,7 +18,7 @@ __all__ = [
     "headline",
     "higher_is_better",
     "metric_label",
-    "split_of",
+    "split_and_key",
 ]
 
 
@@ -89,7 +89,7 @@ METRICS: dict[str, Metric] = {
 SPLITS = {"train": "training", "val": "validation", "test": "test"}
 
 
-def split_of(name: str) -> tuple[str, str]:
+def split_and_key(name: str) -> tuple[str, str]:
     """``val_top1`` -> ("val", "top1"); the split of a bare key is empty."""
     split, _, key = name.partition("_")
     return (split, key) if split in SPLITS else ("", name)
@@ -97,13 +97,13 @@ def split_of(name: str) -> tuple[str, str]:
 
 def find_metric(name: str) -> Metric:
     """A metric by its key, with or without its split; one that is not listed is its own name."""
-    _, key = split_of(name)
+    _, key = split_and_key(name)
     return METRICS.get(key, Metric(key, key.replace("_", " "), decimals=4))
 
 
 def metric_label(name: str, with_unit: bool = False) -> str:
     """The name with its split: ``val_top1`` -> "validation top-1 accuracy", or "validation top-1 accuracy (%)"."""
-    split, _ = split_of(name)
+    split, _ = split_and_key(name)
     metric = find_metric(name)
     label = f"{SPLITS[split]} {metric.name}" if split else metric.name
     return _with_unit(label, metric) if with_unit else label

@@ -22,7 +22,7 @@ from stepsnet.run_folder import lock_folder, updates_done
 from stepsnet.run_records import diverged_at
 from stepsnet.runs import grid as grids
 from stepsnet.runs import launch
-from stepsnet.runs.grid import Contender, train_grid
+from stepsnet.runs.grid import Entry, train_grid
 from stepsnet.runs.launch import Failure, Job, error_of, run_all
 from stepsnet.runs.sweep import sweep
 
@@ -169,7 +169,7 @@ def started(monkeypatch):
 
 def test_the_threads_of_a_run_are_kept_whatever_is_left_to_run(tmp_path, started, monkeypatch):
     recipe = find_recipe("digits/tiny")
-    pair = [Contender("StepsNet", "StepsNet", recipe), Contender("baseline", "baseline", recipe.of_baseline())]
+    pair = [Entry("StepsNet", "StepsNet", recipe), Entry("baseline", "baseline", recipe.of_baseline())]
 
     def grid(folder, seeds, jobs, resume=False):
         train_grid(pair, folder, seeds, jobs, None, resume, recipe)
@@ -193,8 +193,8 @@ def test_the_threads_of_a_run_are_kept_whatever_is_left_to_run(tmp_path, started
 
 def test_the_kind_of_a_folder_is_not_mistaken(tmp_path, started, capsys):
     recipe = find_recipe("digits/tiny")
-    train_grid([Contender("StepsNet", "", recipe)], tmp_path / "pair", [0], 1, None, False, recipe)
-    train_grid([Contender("digits/tiny", "", recipe)], tmp_path / "sweep", [0], 1, None)
+    train_grid([Entry("StepsNet", "", recipe)], tmp_path / "pair", [0], 1, None, False, recipe)
+    train_grid([Entry("digits/tiny", "", recipe)], tmp_path / "sweep", [0], 1, None)
     for verb, folder, said in (
         ("train", "pair", "is that of a comparison; `stepsnet resume"),
         ("train", "sweep", "is not empty"),

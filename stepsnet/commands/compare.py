@@ -40,13 +40,13 @@ def _forecast(recipe: Recipe, folder: Path, seeds: Sequence[int], jobs: int, res
     from ..models.grow.spec import with_sources
     from ..run_folder import check_run_folder
     from ..runs.check import check_grid
-    from ..runs.compare import contenders_of
+    from ..runs.compare import entries_of
 
     recipe = check_run_folder(folder, with_sources(recipe), resume, is_grid=True)
-    contenders = contenders_of(recipe)
-    check_grid([contender.recipe for contender in contenders], seeds, jobs)
+    entries = entries_of(recipe)
+    check_grid([entry.recipe for entry in entries], seeds, jobs)
     runs = f"{counted(2 * len(seeds), 'run')}, {jobs} at once,"
-    say_forecasts([(contender.recipe, contender.label) for contender in contenders], runs, folder)
+    say_forecasts([(entry.recipe, entry.label) for entry in entries], runs, folder)
 
 
 def compare_and_tell(recipe: Recipe, folder: Path, seeds: Sequence[int], jobs: int, resume: Resume) -> None:

@@ -72,12 +72,12 @@ def run(options: argparse.Namespace) -> None:
     folder = options.run or Path("runs") / "sweep"
     if options.dry_run:
         from ..runs.grid import plan_grid
-        from ..runs.sweep import contenders_of
+        from ..runs.sweep import entries_of
 
-        contenders, _ = contenders_of(recipes, options.seeds, options.jobs)
-        plan_grid(contenders, folder, options.seeds, options.jobs, options.resume)
+        entries, _ = entries_of(recipes, options.seeds, options.jobs)
+        plan_grid(entries, folder, options.seeds, options.jobs, options.resume)
         runs = f"{counted(len(options.seeds or [0]) * len(recipes), 'run')}, {options.jobs} at once,"
-        named = [(contender.recipe, f"{contender.name} ({contender.label})") for contender in contenders]
+        named = [(entry.recipe, f"{entry.name} ({entry.label})") for entry in entries]
         say_forecasts(named, runs, folder)
         return
     sweep_and_tell(recipes, folder, options.seeds, options.jobs, options.resume)

@@ -59,7 +59,6 @@ class TrainResult:
     metrics: dict[str, float]  # of the last epoch
     weights: dict[str, torch.Tensor]  # those that were evaluated, on rank 0; empty elsewhere
     best: float  # value of the task's monitored metric
-    best_step: int | None  # whose checkpoint is kept
     samples_per_second: float
     earlier_seconds: float  # of processes before this one, up to the checkpoint that the next went on from
 
@@ -156,7 +155,6 @@ class Trainer:
             self.position.metrics,
             full_state_dict(self.evaluated_model),
             sign * self.position.best,
-            self.position.best_step,
             self.samples_per_second,
             self.earlier_seconds,
         )

@@ -14,11 +14,11 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from ..config import Recipe
 from ..errors import UserError
 from ..markdown import markdown_table
-from ..metrics import find_metric, format_metric, metric_label, split_of
+from ..metrics import find_metric, format_metric, metric_label, split_and_key
 from ..overrides import to_plain
 from ..reading import dump_yaml
 from ..redact import public, public_command, public_value
-from ..report.load_runs import Run, load_run, steps_of
+from ..report.load_runs import LoadedRun, load_run, steps_of
 from ..report.words import count, duration, in_steps, key_in_words
 from ..run_folder import read_run_recipe
 from ..summary_stats import format_mean_std
@@ -82,10 +82,10 @@ def _metrics(found: Mapping[str, Any]) -> dict[str, float]:
     """The final ones, those of the test split first and of the training split last."""
     names = [name for name in found if not name.startswith("best_") and isinstance(found[name], (int, float))]
     order = {"test": 0, "val": 1, "train": 2}
-    return {name: found[name] for name in sorted(names, key=lambda name: order.get(split_of(name)[0], 1))}
+    return {name: found[name] for name in sorted(names, key=lambda name: order.get(split_and_key(name)[0], 1))}
 
 
-def _seeds(run: Run) -> Sequence[Run]:
+def _seeds(run: LoadedRun) -> Sequence[LoadedRun]:
     """The finished runs beside this one that differ from it in their seed alone, and itself."""
     found = {run.seed: run}
     for config in sorted(run.folder.resolve().parent.glob("*/config.yaml")):
@@ -96,11 +96,11 @@ def _seeds(run: Run) -> Sequence[Run]:
     return list(found.values())
 
 
-def _kind(run: Run) -> tuple[str, Any]:
+def _kind(run: LoadedRun) -> tuple[str, Any]:
     return run.recipe_key, run.summary.get("label")
 
 
-def _table(metrics: Mapping[str, float], seeds: Sequence[Run]) -> str:
+def _table(metrics: Mapping[str, float], seeds: Sequence[LoadedRun]) -> str:
     headers = ["", "these weights", *([f"mean ± standard deviation of {len(seeds)} seeds"] if len(seeds) > 1 else [])]
     rows = []
     for name, value in metrics.items():
@@ -114,7 +114,7 @@ def _table(metrics: Mapping[str, float], seeds: Sequence[Run]) -> str:
 def _results(metrics: Mapping[str, float], data: str, pipeline: str) -> list[EvalResult]:
     found = []
     for name, value in metrics.items():
-        split, key = split_of(name)
+        split, key = split_and_key(name)
         if split != "train" and (find_metric(name).is_headline or key == "loss"):
             found.append(
                 EvalResult(

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from ..inspection import Confusion, read_inspection
 from .figure import ReportFigure, csv_rows, make_panels
-from .load_runs import Group, Run
+from .load_runs import Group, LoadedRun
 from .words import number, sentence
 
 __all__ = ["confusion_figure"]
@@ -47,7 +47,7 @@ def confusion_figure(groups: Sequence[Group]) -> ReportFigure | None:
     )
 
 
-def _recorded(run: Run) -> Confusion | None:
+def _recorded(run: LoadedRun) -> Confusion | None:
     return next((section for section in read_inspection(run.folder) if isinstance(section, Confusion)), None)
 
 
@@ -60,7 +60,7 @@ def _panel_of(group: Group) -> _Panel | None:
     return _Panel(group, classes, np.asarray(counts))
 
 
-def _rows(run: Run) -> list[dict[str, str | int]]:
+def _rows(run: LoadedRun) -> list[dict[str, str | int]]:
     confusion = _recorded(run)
     if not confusion:
         return []

@@ -12,7 +12,7 @@ from matplotlib.ticker import MaxNLocator
 
 from ..metrics import METRICS, SPLITS, format_metric, metric_label
 from .figure import ReportFigure, csv_rows, make_panels
-from .load_runs import Group, Run
+from .load_runs import Group, LoadedRun
 from .words import sentence, values_in_words
 
 __all__ = ["curves_figure"]
@@ -46,7 +46,7 @@ def curves_figure(groups: Sequence[Group], key: str) -> ReportFigure | None:
     )
 
 
-def _curve_over_runs(runs: Sequence[Run], name: str) -> Curve:
+def _curve_over_runs(runs: Sequence[LoadedRun], name: str) -> Curve:
     found: dict[int, list[float]] = {}
     for run in runs:
         for epoch, line in run.epochs.items():

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator, ScalarFormatter
 
 from ..files import write_atomically
-from .load_runs import Group, Run, members
+from .load_runs import Group, LoadedRun, members
 
 __all__ = [
     "STYLE",
@@ -109,7 +109,7 @@ def csv_of(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def csv_rows(
-    groups: Sequence[Group], rows_of: Callable[[Group, Run], Iterable[dict[str, Any]]]
+    groups: Sequence[Group], rows_of: Callable[[Group, LoadedRun], Iterable[dict[str, Any]]]
 ) -> list[dict[str, Any]]:
     """The rows that ``rows_of`` gives for each run, with the run in front of each."""
     return [

@@ -25,7 +25,7 @@ LINESTYLES = ("-", "--", ":", "-.")
 
 
 @dataclass(frozen=True)
-class Run:
+class LoadedRun:
     """What a run folder holds; ``summary`` is empty while the run is unfinished."""
 
     folder: Path
@@ -80,7 +80,7 @@ class Group:
     suffix: str  # distinguishes groups of the same label
     color: str
     linestyle: str
-    runs: tuple[Run, ...]
+    runs: tuple[LoadedRun, ...]
 
     @property
     def name(self) -> str:
@@ -105,7 +105,7 @@ class Group:
         return str(self.runs[0].config.get("name"))
 
     @property
-    def counted(self) -> tuple[Run, ...]:
+    def counted(self) -> tuple[LoadedRun, ...]:
         """The finished runs, or all if none is: a mean over seeds must not jump at the epoch where a run stops."""
         return tuple(run for run in self.runs if run.summary) or self.runs
 
@@ -135,7 +135,7 @@ class Group:
         return {seed: statistics.mean(values) for seed, values in found.items()}
 
 
-def load_run(folder: Path) -> Run:
+def load_run(folder: Path) -> LoadedRun:
     """Read a run folder; a last line of metrics that a crash cut off is left out.
 
     Raises:
@@ -166,7 +166,9 @@ def load_run(folder: Path) -> Run:
     text = read_text(folder / "config.yaml", "run")
     result = read_summary(folder) or {}
     at_ends, at_updates, label = stream["epoch_end"], stream["update"], read_label(folder)
-    return Run(folder, text, _with_defaults(config), result, epochs, at_ends, at_updates, label, diverged_at(folder))
+    return LoadedRun(
+        folder, text, _with_defaults(config), result, epochs, at_ends, at_updates, label, diverged_at(folder)
+    )
 
 
 def _with_numbers(entry: dict[str, Any]) -> dict[str, Any]:
@@ -193,14 +195,14 @@ def steps_of(widths: Sequence[int]) -> list[tuple[int, int]]:
     return [(width, len(list(blocks))) for width, blocks in groupby(widths)]
 
 
-def group_runs(runs: Sequence[Run]) -> list[Group]:
+def group_runs(runs: Sequence[LoadedRun]) -> list[Group]:
     """Put the seeds of each model together, in the order given.
 
     An unfinished run that was started alone takes the label of a finished run of the same recipe and model.
     """
     own = [run.summary.get("label") or run.started_as for run in runs]
     labels = {run.recipe_key: label for run, label in zip(runs, own) if label}
-    found: dict[tuple[str, str], list[Run]] = {}  # by label and recipe
+    found: dict[tuple[str, str], list[LoadedRun]] = {}  # by label and recipe
     for run, label in zip(runs, own):
         label = label or labels.get(run.recipe_key) or run.config.get("name") or run.folder.name
         found.setdefault((str(label), run.recipe_key), []).append(run)
@@ -213,7 +215,7 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
     return groups
 
 
-def _suffixes(found: dict[tuple[str, str], list[Run]]) -> list[str]:
+def _suffixes(found: dict[tuple[str, str], list[LoadedRun]]) -> list[str]:
     """What is added to the label of each group so that no two names are equal: the first of these that does it."""
     recipes = [runs[0].config for runs in found.values()]
     varied = [
@@ -234,10 +236,10 @@ def _suffixes(found: dict[tuple[str, str], list[Run]]) -> list[str]:
     return numbers
 
 
-def _num_blocks(runs: Sequence[Run]) -> int | None:
+def _num_blocks(runs: Sequence[LoadedRun]) -> int | None:
     return next((run.blocks for run in runs if run.blocks), None)
 
 
-def members(groups: Sequence[Group]) -> list[tuple[Group, Run]]:
+def members(groups: Sequence[Group]) -> list[tuple[Group, LoadedRun]]:
     """Every run with its group."""
     return [(group, run) for group in groups for run in group.runs]

@@ -1,6 +1,6 @@
 """The self-contained HTML page of one run, a comparison or a sweep, with its figures beside it.
 
-The data flow one way: folders -> :class:`Run` -> :class:`Group` (the seeds of one model) -> :class:`ReportFigure`
+The data flow one way: folders -> :class:`LoadedRun` -> :class:`Group` (the seeds of one model) -> :class:`ReportFigure`
 -> page. Every sentence that states a result is computed from the numbers of the figure beside it.
 """
 
@@ -27,7 +27,7 @@ from .confusion import confusion_figure
 from .curves import curves_figure
 from .depth import depth_figure, results_figure
 from .figure import STYLE, ReportFigure, csv_of
-from .load_runs import Group, Run, group_runs, load_run, members
+from .load_runs import Group, LoadedRun, group_runs, load_run, members
 from .residual_stream import stream_figure
 from .sections import class_table, data_notes, examples, picture_source
 from .shortcut_ratio import shortcut_ratio_figure
@@ -96,7 +96,7 @@ def write_report(runs: Sequence[Path], out: Path, title: str | None = None, forc
     return page
 
 
-def _about(runs: Sequence[Run]) -> str:
+def _about(runs: Sequence[LoadedRun]) -> str:
     """What their recipe says of itself, where all runs are of one."""
     titles = {str(run.config.get("title") or "") for run in runs}
     return titles.pop() if len(titles) == 1 else ""
@@ -173,7 +173,7 @@ def _table_of_runs(groups: Sequence[Group], columns: Sequence[str]) -> list[dict
     return rows
 
 
-def _samples_per_second(run: Run) -> float | None:
+def _samples_per_second(run: LoadedRun) -> float | None:
     measured = [line["samples_per_second"] for line in run.epochs.values() if line.get("samples_per_second")]
     return run.summary.get("samples_per_second") or (statistics.median(measured) if measured else None)
 
@@ -188,9 +188,9 @@ def _table_of_models(groups: Sequence[Group]) -> list[dict[str, Any]]:
     return rows
 
 
-def _origins(groups: Sequence[Group]) -> list[tuple[dict[str, str], list[tuple[Group, Run]]]]:
+def _origins(groups: Sequence[Group]) -> list[tuple[dict[str, str], list[tuple[Group, LoadedRun]]]]:
     """The finished runs, those of the same commit, machine and versions together."""
-    found: dict[str, list[tuple[Group, Run]]] = {}
+    found: dict[str, list[tuple[Group, LoadedRun]]] = {}
     for group, run in members(groups):
         if run.summary:
             found.setdefault(json.dumps(_origin(run.summary)), []).append((group, run))

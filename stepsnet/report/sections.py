@@ -9,7 +9,7 @@ from typing import Any
 
 from ..inspection import Confusion, Picture, Section, read_inspection
 from ..metrics import find_metric
-from .load_runs import Group, Run, members
+from .load_runs import Group, LoadedRun, members
 from .words import join, mean_std
 
 __all__ = ["class_table", "data_notes", "examples", "picture_source"]
@@ -37,7 +37,7 @@ def class_table(groups: Sequence[Group]) -> dict[str, Any] | None:
     return {"columns": ["class", *(heading for heading, _ in columns)], "rows": rows, "is_long": len(rows) > _LONG}
 
 
-def _by_class(run: Run) -> dict[str, Mapping[str, float | None]]:
+def _by_class(run: LoadedRun) -> dict[str, Mapping[str, float | None]]:
     """What a summary says of each class, by its key, such as ``class_iou``."""
     return {
         key: value
@@ -65,7 +65,7 @@ def examples(groups: Sequence[Group]) -> list[dict[str, Any]]:
     return list(found.values())
 
 
-def _first_recorded(group: Group) -> list[tuple[Run, Section]]:
+def _first_recorded(group: Group) -> list[tuple[LoadedRun, Section]]:
     for run in group.runs:
         if sections := read_inspection(run.folder):
             return [(run, section) for section in sections]

@@ -12,14 +12,14 @@ from ..from_data import with_baseline
 from ..run_records import diverged_at
 from ..summary_stats import mean_and_std
 from .check import check_grid, tell
-from .grid import COMPARISON_FILE, Contender, train_grid
+from .grid import COMPARISON_FILE, Entry, train_grid
 
 if TYPE_CHECKING:
     from ..config import Recipe
     from ..console import Display
     from ..run_folder import Resume
 
-__all__ = ["compare", "contenders_of", "summarize"]
+__all__ = ["compare", "entries_of", "summarize"]
 
 
 def compare(
@@ -41,14 +41,14 @@ def compare(
 
     is_new = not (resume and has_begun(folder))
     recipe = check_run_folder(folder, with_sources(recipe), resume, is_grid=True)
-    contenders = contenders_of(recipe)
-    steps, baseline = check_grid([contender.recipe for contender in contenders], seeds, jobs)
+    entries = entries_of(recipe)
+    steps, baseline = check_grid([entry.recipe for entry in entries], seeds, jobs)
     if is_new:
-        tell(display, [contender.name for contender in contenders], [steps, baseline])
+        tell(display, [entry.name for entry in entries], [steps, baseline])
         recipe = with_baseline(steps.recipe, baseline.recipe)
-    both = zip(contenders, (steps, baseline))
-    contenders = [dataclasses.replace(contender, data_counts=one.data_counts) for contender, one in both]
-    trained = train_grid(contenders, folder, seeds, jobs, display, resume, recipe)
+    both = zip(entries, (steps, baseline))
+    entries = [dataclasses.replace(entry, data_counts=one.data_counts) for entry, one in both]
+    trained = train_grid(entries, folder, seeds, jobs, display, resume, recipe)
     result: dict[str, Any] = {}
     if not trained.failed:
         result = summarize(trained.summaries())
@@ -63,11 +63,11 @@ def compare(
     return result
 
 
-def contenders_of(recipe: Recipe) -> list[Contender]:
+def entries_of(recipe: Recipe) -> list[Entry]:
     """The recipe and its baseline. Raises UserError where it has none."""
     from ..report.load_runs import BASELINE, STEPS
 
-    return [Contender("StepsNet", STEPS, recipe), Contender("baseline", BASELINE, recipe.of_baseline())]
+    return [Entry("StepsNet", STEPS, recipe), Entry("baseline", BASELINE, recipe.of_baseline())]
 
 
 def summarize(summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from ..console import Display
     from ..run_folder import Resume
 
-__all__ = ["Contender", "Trained", "plan_grid", "run_name", "train_grid"]
+__all__ = ["Entry", "Trained", "plan_grid", "run_name", "train_grid"]
 
 # what a grid's folder holds of its runs together
 COMPARISON_FILE, SWEEP_FILE = "comparison.json", "sweep.json"
 
 
 @dataclass(frozen=True)
-class Contender:
+class Entry:
     """A recipe among others that are trained with the same seeds."""
 
     name: str  # of its runs
@@ -78,7 +78,7 @@ class Trained:
 
 
 def train_grid(
-    contenders: Sequence[Contender],
+    entries: Sequence[Entry],
     folder: Path,
     seeds: Sequence[int] | None,
     jobs: int,
@@ -86,13 +86,13 @@ def train_grid(
     resume: Resume = False,
     recipe: Recipe | None = None,
 ) -> Trained:
-    """Train each contender with each seed in a folder of its own, ``jobs`` at once.
+    """Train each entry with each seed in a folder of its own, ``jobs`` at once.
 
     What has ended under this very recipe is left as it is. A run that fails, such as one that diverges, keeps no other
     from its start. Results of runs that now get other epochs are put aside in ``epochs-N/``.
 
     Args:
-        seeds: of every contender; None: each has that of its recipe.
+        seeds: of every entry; None: each has that of its recipe.
         resume: as of a run (run_folder.py).
         recipe: of a comparison, to be written as its ``config.yaml``.
 
@@ -103,23 +103,23 @@ def train_grid(
     from ..files import remove_temporaries
     from ..run_folder import lock_folder, open_run_folder, put_aside, read_summary
 
-    plan_grid(contenders, folder, seeds, jobs, resume, recipe)
+    plan_grid(entries, folder, seeds, jobs, resume, recipe)
     with lock_folder(folder):
-        waiting, runs, texts = plan_grid(contenders, folder, seeds, jobs, resume, recipe)
+        waiting, runs, texts = plan_grid(entries, folder, seeds, jobs, resume, recipe)
         remove_temporaries(folder)
         _write_recipes(folder, texts)
         if recipe:  # where this is, every recipe is
             open_run_folder(folder, recipe, resume, is_grid=True)
         lengths = {(read_summary(Path(job.folder)) or {}).get("epochs", 0) for job in waiting}
-        if earlier := lengths - {0, *(contender.recipe.epochs for contender in contenders)}:
+        if earlier := lengths - {0, *(entry.recipe.epochs for entry in entries)}:
             # where they are there already, a run has failed since, and what there is now is of several lengths
             names = ["report.html", "figures", COMPARISON_FILE, SWEEP_FILE]
             put_aside(folder, max(earlier), names, replaces=False)
-        order = [_contender_part(contender.name) for contender in contenders]
+        order = [_entry_part(entry.name) for entry in entries]
 
         def place(run: Path) -> tuple[int, int]:
-            contender, seed = _parts_of(run.name)
-            return seed, order.index(contender) if contender in order else len(order)
+            entry, seed = _parts_of(run.name)
+            return seed, order.index(entry) if entry in order else len(order)
 
         every = sorted({*runs, *_there(folder)}, key=place)
         count = len(waiting)
@@ -127,7 +127,7 @@ def train_grid(
 
 
 def plan_grid(
-    contenders: Sequence[Contender],
+    entries: Sequence[Entry],
     folder: Path,
     seeds: Sequence[int] | None,
     jobs: int,
@@ -139,21 +139,21 @@ def plan_grid(
     Raises:
         UserError: the mistakes that :func:`train_grid` finds before it starts a run.
     """
-    _check_folder(folder, resume, recipe, {contender.name for contender in contenders} if recipe else None)
-    return _plan(contenders, folder, seeds, jobs, resume)
+    _check_folder(folder, resume, recipe, {entry.name for entry in entries} if recipe else None)
+    return _plan(entries, folder, seeds, jobs, resume)
 
 
 def _check_folder(folder: Path, resume: Resume, recipe: Recipe | None, only: set[str] | None) -> None:
     """Raises UserError where the folder is not that of a comparison with ``recipe``, or else of a sweep.
 
     Args:
-        only: the contenders that may be in it.
+        only: the entries that may be in it.
     """
     from ..run_folder import RECIPES, check_run_folder, check_there, names_in
 
     names = names_in(folder)
     runs = [file.stem for file in (folder / RECIPES).glob("*.yaml")]
-    allowed = {_contender_part(name) for name in only or ()}
+    allowed = {_entry_part(name) for name in only or ()}
     if only and (other := next((run for run in runs if _parts_of(run)[0] not in allowed), None)):
         raise UserError(f"--run: {folder} is that of a sweep, with {other}; `stepsnet resume {folder}` goes on with it")
     if recipe:
@@ -169,34 +169,34 @@ def _check_folder(folder: Path, resume: Resume, recipe: Recipe | None, only: set
 
 
 def _plan(
-    contenders: Sequence[Contender], folder: Path, seeds: Sequence[int] | None, jobs: int, resume: Resume
+    entries: Sequence[Entry], folder: Path, seeds: Sequence[int] | None, jobs: int, resume: Resume
 ) -> tuple[list[Job], list[Path], dict[str, str]]:
     """As :func:`plan_grid`, in a folder that has been checked."""
     from ..overrides import read_recipe, to_yaml
     from ..run_folder import RECIPES, check_data, check_run_folder, has_ended
 
-    own = [(contender, contender.recipe.seed) for contender in contenders]
-    pairs = own if seeds is None else [(contender, seed) for seed in seeds for contender in contenders]
+    own = [(entry, entry.recipe.seed) for entry in entries]
+    pairs = own if seeds is None else [(entry, seed) for seed in seeds for entry in entries]
     share = share_of_cores(min(jobs, len(pairs)))
     waiting: list[Job] = []
     runs: list[Path] = []
     texts: dict[str, str] = {}
-    for contender, seed in pairs:
-        run = folder / run_name(contender.name, seed)
+    for entry, seed in pairs:
+        run = folder / run_name(entry.name, seed)
         if run in runs:
-            raise UserError(f"name: got {contender.name} twice, expected names that differ: both go into {run}")
+            raise UserError(f"name: got {entry.name} twice, expected names that differ: both go into {run}")
         runs.append(run)
         config = folder / RECIPES / f"{run.name}.yaml"
         # kept from the first start on, whatever is left to run then: results depend on it in their rounding
-        threads = contender.recipe.threads or (read_recipe(config).threads if config.exists() else None) or share
-        recipe = dataclasses.replace(contender.recipe, baseline=None, seed=seed, threads=threads)
+        threads = entry.recipe.threads or (read_recipe(config).threads if config.exists() else None) or share
+        recipe = dataclasses.replace(entry.recipe, baseline=None, seed=seed, threads=threads)
         how: Literal["auto", "extend"] = "extend" if resume == "extend" and run.is_dir() else "auto"
         check_run_folder(run, recipe, how)
         texts[config.name] = to_yaml(recipe)
         if not (has_ended(run, recipe) and (run / "report.html").exists()):
-            name = f"{contender.name}, seed {seed}" if len({seed for _, seed in pairs}) > 1 else contender.name
-            waiting.append(Job(name, contender.label, str(config), str(run), how, threads, told=True))
-    by_part = {_contender_part(contender.name): contender for contender in contenders}
+            name = f"{entry.name}, seed {seed}" if len({seed for _, seed in pairs}) > 1 else entry.name
+            waiting.append(Job(name, entry.label, str(config), str(run), how, threads, told=True))
+    by_part = {_entry_part(entry.name): entry for entry in entries}
     for run in _there(folder):  # other seeds among them, which the results would put beside these
         of = by_part.get(_parts_of(run.name)[0])
         if of and of.data_counts:
@@ -204,21 +204,21 @@ def _plan(
     return waiting, runs, texts
 
 
-def run_name(contender: str, seed: int) -> str:
+def run_name(entry: str, seed: int) -> str:
     """The name of a run's folder in a comparison or a sweep."""
-    return f"{_contender_part(contender)}-seed{seed}"
+    return f"{_entry_part(entry)}-seed{seed}"
 
 
-def _contender_part(contender: str) -> str:
+def _entry_part(entry: str) -> str:
     from ..run_folder import folder_name
 
-    return folder_name(contender.lower())
+    return folder_name(entry.lower())
 
 
 def _parts_of(run: str) -> tuple[str, int]:
-    """The contender's part of the name of a run's folder, and its seed."""
-    contender, _, seed = run.rpartition("-seed")
-    return contender, int(seed) if seed.isdecimal() else 0
+    """The entry's part of the name of a run's folder, and its seed."""
+    entry, _, seed = run.rpartition("-seed")
+    return entry, int(seed) if seed.isdecimal() else 0
 
 
 def _there(folder: Path) -> list[Path]:

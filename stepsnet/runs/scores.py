@@ -10,7 +10,7 @@ from typing import Any
 
 from ..checkpoint import latest
 from ..errors import UserError
-from ..report.load_runs import BASELINE, Run, group_runs, load_run, members
+from ..report.load_runs import BASELINE, LoadedRun, group_runs, load_run, members
 from ..report.words import pairs, summarize_results
 from ..run_folder import read_run_recipe
 from ..summary_stats import mean_and_std
@@ -74,7 +74,7 @@ def evaluate_runs(
     return Scores(of_runs, of_models, [row for row in differences if row["seeds"]], in_words)
 
 
-def _progress(run: Run) -> str:
+def _progress(run: LoadedRun) -> str:
     """How far the weights of a run are that has not ended."""
     checkpoint, _ = latest(run.folder / "checkpoints")
     if checkpoint is None:

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
 from .check import Checked, check_grid, tell
-from .grid import SWEEP_FILE, Contender, train_grid
+from .grid import SWEEP_FILE, Entry, train_grid
 
 if TYPE_CHECKING:
     from ..config import Recipe
     from ..console import Display
     from ..run_folder import Resume
 
-__all__ = ["contenders_of", "sweep"]
+__all__ = ["entries_of", "sweep"]
 
 _KEPT = ("recipe", "label", "seed", "blocks", "layers", "params", "macs", "metrics")  # of each run, in sweep.json
 
@@ -49,10 +49,10 @@ def sweep(
     """
     from ..files import write_atomically
 
-    contenders, checked = contenders_of(recipes, seeds, jobs)
+    entries, checked = entries_of(recipes, seeds, jobs)
     if not (folder.exists() and any(folder.iterdir())):
-        tell(display, [contender.name for contender in contenders], checked)
-    trained = train_grid(contenders, folder, seeds, jobs, display, resume)
+        tell(display, [entry.name for entry in entries], checked)
+    trained = train_grid(entries, folder, seeds, jobs, display, resume)
     rows = [{key: summary[key] for key in _KEPT} for summary in trained.summaries()]
     write_atomically(folder / SWEEP_FILE, json.dumps(rows, indent=1) + "\n")
     names = dict.fromkeys([*(row["recipe"] for row in rows), *(recipe.name for recipe in recipes)])
@@ -61,9 +61,7 @@ def sweep(
     return rows
 
 
-def contenders_of(
-    recipes: Sequence[Recipe], seeds: Sequence[int] | None, jobs: int
-) -> tuple[list[Contender], list[Checked]]:
+def entries_of(recipes: Sequence[Recipe], seeds: Sequence[int] | None, jobs: int) -> tuple[list[Entry], list[Checked]]:
     """Raises UserError for the mistakes that :func:`sweep` finds before it trains."""
     from ..models.blocks import is_in_steps
     from ..models.grow.spec import with_sources
@@ -75,4 +73,4 @@ def contenders_of(
     checked = check_grid(recipes, [0] if seeds is None else seeds, jobs)
     labels = [STEPS if is_in_steps(one.model) else BASELINE for one in checked]
     named = zip(recipes, labels, checked)
-    return [Contender(recipe.name, label, recipe, one.data_counts) for recipe, label, one in named], checked
+    return [Entry(recipe.name, label, recipe, one.data_counts) for recipe, label, one in named], checked
