@@ -43,7 +43,7 @@ def test_a_folder_of_three_splits(second, tmp_path):
     assert seen(root, "test") == ("test", 8, {110})
     assert seen(root, "train") == ("train", 8, {10})
     for split in (None, "val", "test", "train"):
-        with pytest.raises(UserError, match="holdout: got 2, but the data have a test split of their own, expected"):
+        with pytest.raises(UserError, match="holdout: got 2, but the data set has a test split of its own, expected"):
             seen(root, split, holdout=2)
 
 
@@ -107,7 +107,7 @@ def test_shards_of_three_splits(tmp_path):
         return shades(val[0, index, 0][0] for index in range(len(val)))
 
     assert of("val") == [60, 70, 80] and of("test") == [120, 130, 140, 150]
-    with pytest.raises(UserError, match="holdout: got 3, but the data have a test split of their own"):
+    with pytest.raises(UserError, match="holdout: got 3, but the data set has a test split of its own"):
         of("val", holdout=3)
     (tmp_path / "set-val-00.tar").unlink()
     assert of("val") == of("test", holdout=3) == [120, 130, 140, 150]

@@ -17,7 +17,7 @@ from ..config import Recipe
 from ..errors import UserError
 from ..redact import without_place
 
-__all__ = ["SPLITS", "divided_for", "hold_out", "require_split", "sources_of", "split_of"]
+__all__ = ["SPLITS", "check_holdout", "divided_for", "hold_out", "require_split", "sources_of", "split_of"]
 
 R = TypeVar("R", bound=Recipe)
 
@@ -47,6 +47,12 @@ def divided_for(recipe: R, data: str | None) -> tuple[R, list[str]]:
         return recipe, []
     said = f"holdout {holdout} is of {trained_on}; {name} is divided as it comes"
     return dataclasses.replace(recipe, holdout=None), [said]  # type: ignore[call-arg]
+
+
+def check_holdout(holdout: float | None, data: object, has_test: bool) -> None:
+    """Raises UserError where ``holdout`` would make a second test split."""
+    if holdout is not None and has_test:
+        raise UserError(f"holdout: got {holdout}, but {data} has a test split of its own, expected null")
 
 
 def require_split(data: str, split: str, known: Iterable[str]) -> None:

@@ -16,7 +16,7 @@ from PIL import Image
 
 from ...errors import UserError
 from ..images import UnreadableImage
-from ..splits import split_of
+from ..splits import check_holdout, split_of
 
 __all__ = ["InMemory", "Parts", "divide", "split_of"]
 
@@ -61,8 +61,7 @@ def divide(
         UserError: more samples than there are, a test split where the second split is validated on, or ``holdout``
             beside one of its own.
     """
-    if own_test and holdout is not None:
-        raise UserError(f"holdout: got {holdout}, but the data have a test split of their own, expected null")
+    check_holdout(holdout, "the data set", own_test)
     if split == "test" and holdout is None and not own_test:
         raise UserError("data: got @test, but that split is the one to validate on; expected a recipe with holdout")
     kept, aside = np.arange(len(train_labels)), np.arange(others)

@@ -25,7 +25,7 @@ from ...config import DetectionAugment
 from ...engine.randomness import data_order, seed_sample
 from ...errors import UserError, nearest
 from ..images import UnreadableImage, open_image
-from ..splits import hold_out, sources_of, split_of
+from ..splits import check_holdout, hold_out, sources_of, split_of
 from .transforms import Target, augmented, clamped
 from .validate import Record, check_split, encode_segmentation, read_annotations, without_slivers
 
@@ -260,8 +260,7 @@ def _root_of(data: str) -> Path:
 def _check_splits(root: Path, evaluated: str, holdout: int | None) -> None:
     """Raises UserError where there is no test split to be scored, or one of its own beside ``holdout``."""
     has_test = any((root / pattern.format("test")).exists() for pattern in _JSON)
-    if has_test and holdout is not None:
-        raise UserError(f"holdout: got {holdout}, but {root} has a test split of its own, expected null")
+    check_holdout(holdout, root, has_test)
     if evaluated == "test" and not has_test and holdout is None:
         expected = " or ".join(pattern.format("test") for pattern in _JSON)
         raise UserError(

@@ -22,7 +22,7 @@ from ...console import progress_bar
 from ...errors import UserError, import_extra, nearest
 from ...files import cache_folder, is_whole, locked_entry, say_damaged, write_sums
 from ...reading import read_text
-from ..splits import SPLITS
+from ..splits import SPLITS, check_holdout
 
 __all__ = ["Split", "TextData", "Texts", "load_text", "load_tokenizer"]
 
@@ -102,8 +102,7 @@ def load_text(
 
 def _held_out(data: str, texts: Texts, share: float) -> Texts:
     """The end of the training text for val, and val for test: a function of the text alone."""
-    if "test" in texts:
-        raise UserError(f"holdout: got {share}, but {data} has a test split of its own, expected null")
+    check_holdout(share, data, "test" in texts)
     if not 0 < share < 1:
         raise UserError(f"holdout: got {share}, expected a share of the training text between 0 and 1")
     left = round((1 - share) * sum(map(len, texts["train"])))  # characters

@@ -19,7 +19,7 @@ from ...errors import UserError, nearest
 from ...files import cached_json
 from ...reading import read_json, read_text
 from ..images import UnreadableImage, each_in_threads, open_image, open_stored
-from ..splits import hold_out, require_split, sources_of
+from ..splits import check_holdout, hold_out, require_split, sources_of
 
 __all__ = ["IGNORED", "Pair", "SegmentationData", "Split", "load_pairs"]
 
@@ -129,8 +129,7 @@ def load_pairs(data: str, only: str | None = None, holdout: int | None = None) -
     if not root.is_dir():
         raise UserError(f"data: {path} is not a folder, expected --data {kind}:PATH")
     layout = SOURCES[kind](root)
-    if holdout is not None and "test" in layout.folders:
-        raise UserError(f"holdout: got {holdout}, but {path} has a test split of its own, expected null")
+    check_holdout(holdout, path, "test" in layout.folders)
     sources = {split: source for split, source in sources_of(holdout).items() if source in layout.folders}
     needed = [only] if only else list(sources)
     require_split(path, needed[0], sources)
