@@ -30,7 +30,6 @@ from .errors import UserError
 
 __all__ = [
     "MAY_CHANGE_ON_RESUME",
-    "OF_A_RUN",
     "RECIPE_TYPES",
     "Augment",
     "ClassificationRecipe",
@@ -148,9 +147,6 @@ MAY_CHANGE_ON_RESUME = {
     "eval_batch_size",
     "import_from",
 }
-# Of a run's history, which no other recipe shares: where its data were when it was last started, and how its length
-# has changed. Runs that differ in nothing else are seeds of one model.
-OF_A_RUN = {"data", "earlier_epochs"}
 
 
 @dataclass(frozen=True, config=STRICT)

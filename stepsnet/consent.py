@@ -22,7 +22,9 @@ from .errors import UserError
 from .files import cache_folder, write_atomically
 from .overrides import to_plain
 
-__all__ = ["ask_for", "check_asked_for", "fetched_by"]
+__all__ = ["DOWNLOADING", "ask_for", "check_asked_for", "fetched_by", "is_half_downloaded"]
+
+DOWNLOADING = ".downloading"  # a file in the folder of data that are not all there yet
 
 # an address, a model or data of the hub, or data that torchvision downloads where they are missing
 _FETCHED = re.compile(r"[A-Za-z][\w+.-]+://|(hf[-_]hub|timm|hfds|cifar100?):")
@@ -31,6 +33,11 @@ _FETCHED = re.compile(r"[A-Za-z][\w+.-]+://|(hf[-_]hub|timm|hfds|cifar100?):")
 def fetched_by(recipe: Recipe) -> dict[str, Any]:
     """The settings, by their keys, for which something is fetched that is not yet here."""
     return dict(_found(to_plain(recipe)))
+
+
+def is_half_downloaded(folder: str | Path) -> bool:
+    """Whether a download into this folder goes on, or was cut off."""
+    return (Path(folder) / DOWNLOADING).exists()
 
 
 def check_asked_for(recipe: Recipe, where: Path, typed: Iterable[str] = (), only: Sequence[str] = ("",)) -> None:
@@ -75,7 +82,8 @@ def _found(values: Any, key: str = "") -> Iterator[tuple[str, Any]]:
         yield key, values
     elif isinstance(values, str) and values:
         kind, _, rest = values.partition(":")
-        is_here = kind in ("hfds", "cifar10", "cifar100") and Path(rest.partition("@")[0]).is_dir()
+        place = Path(rest.partition("@")[0])
+        is_here = kind in ("hfds", "cifar10", "cifar100") and place.is_dir() and not is_half_downloaded(place)
         named = key.endswith(".hf_hub_id") or (key == "tokenizer" and values == "gpt2")
         if (named or _FETCHED.match(values)) and not is_here and key not in ("name", "title"):
             yield key, values

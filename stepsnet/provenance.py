@@ -85,26 +85,27 @@ def write_process(folder: Path, updates_done: int, made_with: dict[str, Any]) ->
     """
     file = folder / _PROCESSES
     try:
+        whole = not file.exists() or file.read_bytes()[-1:] in (b"", b"\n")  # and no line that a full disk has cut off
         with file.open("a", encoding="utf-8") as lines:
-            lines.write(json.dumps({"from_update": updates_done, **made_with}) + "\n")
+            lines.write("\n" * (not whole) + json.dumps({"from_update": updates_done, **made_with}) + "\n")
     except OSError as error:
         raise UserError(f"--run: cannot write {file}: {error.strerror or error}") from None
 
 
-def trained_before(folder: Path) -> list[dict[str, Any]]:
-    """What has trained a run before the latest process: the parts of another commit, hardware or versions than its.
+def trained_before(folder: Path, made_with: dict[str, Any]) -> list[dict[str, Any]]:
+    """What has trained a run before a process with ``made_with``: the parts of other commit, hardware or versions.
 
     Each has ``until_update``. Updates that were trained again, since they were in no checkpoint, are the later one's.
     """
     lines = []
     for text in metrics_text(folder / _PROCESSES):
-        with suppress(ValueError):  # a line that a full disk has cut off
-            lines.append(json.loads(text))
+        with suppress(ValueError, KeyError, TypeError):
+            line = json.loads(text)
+            lines.append((int(line["from_update"]), {key: line[key] for key in _OF_A_RESULT}))
     found = []
-    for number, one in enumerate(lines[:-1]):
-        until = min(later["from_update"] for later in lines[number + 1 :])
-        part = {key: one[key] for key in _OF_A_RESULT}
-        if until > one["from_update"] and part != {key: lines[-1][key] for key in _OF_A_RESULT}:
+    for number, (begun, part) in enumerate(lines[:-1]):
+        until = min(later for later, _ in lines[number + 1 :])
+        if until > begun and part != {key: made_with[key] for key in _OF_A_RESULT}:
             found.append({"until_update": until, **part})
     return found
 

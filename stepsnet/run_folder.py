@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from filelock import FileLock, Timeout
 
-from .config import MAY_CHANGE_ON_RESUME, OF_A_RUN, Recipe
+from .config import MAY_CHANGE_ON_RESUME, Recipe
 from .consent import check_asked_for
 from .errors import UserError
 from .files import is_temporary, remove_temporaries, sha256, write_atomically
@@ -145,13 +145,17 @@ def _is_untrained(folder: Path, names: set[str]) -> bool:
 
 
 def _clear_failed_start(folder: Path) -> None:
-    """Remove what a start that came to no update has left, maybe that of another recipe or under another label.
+    """Remove the files that a start which came to no update has left, maybe that of another recipe or label.
 
-    Faults that it has recorded stay.
+    Folders stay, and so do the faults that it has recorded.
     """
-    for path in folder.iterdir() if folder.is_dir() else ():
-        if _OF_A_START.fullmatch(path.name) and path.name != _LOCK and not path.name.startswith("fault-"):
-            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+    try:
+        for path in folder.iterdir() if folder.is_dir() else ():
+            is_its = _OF_A_START.fullmatch(path.name) and path.name != _LOCK and not path.name.startswith("fault-")
+            if is_its and not path.is_dir():
+                path.unlink()
+    except OSError as error:
+        raise UserError(f"--run: cannot use {folder}: {error.strerror}") from None
 
 
 def _continued(folder: Path, recipe: Recipe, resume: Resume) -> Recipe:
@@ -159,7 +163,7 @@ def _continued(folder: Path, recipe: Recipe, resume: Resume) -> Recipe:
     there = read_recipe(folder / _CONFIG)
     recipe = as_begun(recipe, there)
     theirs, ours = to_plain(there), to_plain(recipe)
-    free = MAY_CHANGE_ON_RESUME | OF_A_RUN
+    free = MAY_CHANGE_ON_RESUME | {"data", "earlier_epochs"}  # the same data may have moved
     free |= {"epochs"} if resume == "extend" else set()
     for key in ("task", *ours):
         if key not in free and theirs.get(key) != ours[key]:

@@ -6,6 +6,7 @@ import json
 import pickle
 import shutil
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -202,7 +203,7 @@ def test_images_that_cannot_be_decoded_are_left_out_of_the_scores(folder):
     assert len(task.notices()) == task.facts()["undecodable"] == 3
     later = make_task(folder, augment=None)  # of a process that goes on from a checkpoint
     later.load_state_dict(task.state_dict())
-    assert later.facts() == task.facts() and later.notices() == []
+    assert later.facts() == task.facts() and later.notices() == [] and later.state_dict() == task.state_dict()
     for index in kept:
         Path(task.data.val.images.name(index)).unlink()
         Path(task.data.val.images.name(index)).touch()
@@ -231,7 +232,7 @@ def test_classes_that_the_head_does_not_have_are_refused(folder, capsys):
     assert status == 2 and "model.args.num_classes: got 10, expected the data's 2" in capsys.readouterr().err
 
 
-def test_cifar_is_read_as_torchvision_reads_it(tmp_path, monkeypatch, own_cache):
+def test_cifar_is_read_as_torchvision_reads_it(tmp_path, monkeypatch):
     mine = tmp_path / "mine"
     mine.mkdir()
     (mine / "notes.txt").touch()
@@ -258,18 +259,28 @@ def test_cifar_is_read_as_torchvision_reads_it(tmp_path, monkeypatch, own_cache)
         expected = (torch.from_numpy(data[0].reshape(3, 32, 32) / 255.0).float() - 0.5) / 0.25
         assert (label, failed) == (1, "") and torch.allclose(sample, expected, atol=1e-6)
 
-    # what was cut off while it was downloaded or unpacked is downloaded again, and so is what is not there yet
     archive = Path(shutil.make_archive(str(tmp_path / "cifar"), "gztar", root.parent))
     monkeypatch.setattr(CIFAR10, "tgz_md5", hashlib.md5(archive.read_bytes()).hexdigest())
     monkeypatch.setenv("NO_PROXY", "localhost")
-    (root / "train").write_bytes((root / "train").read_bytes()[:100])
-    (root.parent / CIFAR10.filename).write_bytes(archive.read_bytes()[:100])
     with ThreadingHTTPServer(("localhost", 0), partial(SimpleHTTPRequestHandler, directory=tmp_path)) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         monkeypatch.setattr(CIFAR10, "url", f"http://localhost:{server.server_port}/{archive.name}")
-        for path in (root.parent, tmp_path / "new"):
-            pixels = load_images(f"cifar10:{path}", SPEC).train.images.images
-            assert np.array_equal(pixels, images.train.images.images)
+        # what the user has changed stays as it is
+        (root / "train").write_bytes(b"labels of my own")
+        with pytest.raises(UserError, match="Dataset not found or corrupted"):
+            load_images(f"cifar10:{root.parent}", SPEC)
+        assert (root / "train").read_bytes() == b"labels of my own"
+        # of a download that was cut off nothing is kept that is not whole
+        cut = tmp_path / "cut"
+        (cut / CIFAR10.base_folder).mkdir(parents=True)
+        for name in (".downloading", f"{CIFAR10.base_folder}/train", f"{CIFAR10.base_folder}/meta"):
+            (cut / name).touch()
+        (cut / CIFAR10.filename).write_bytes(archive.read_bytes()[:100])
+        for path in (cut, tmp_path / "new"):
+            with ThreadPoolExecutor(2) as ranks:  # at once
+                for found in ranks.map(lambda path: load_images(f"cifar10:{path}", SPEC), [path, path]):
+                    assert np.array_equal(found.train.images.images, images.train.images.images)
+            assert sorted(file.name for file in path.iterdir()) == [CIFAR10.base_folder, CIFAR10.filename]
         server.shutdown()
 
 

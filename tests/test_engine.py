@@ -4,6 +4,7 @@ import shutil
 import signal
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -53,6 +54,30 @@ def test_a_stopped_run_resumes_inside_its_epoch(tmp_path, whole):
     (expected, expected_metrics, _), folder = whole
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), expected.parameters()))
     assert metrics == expected_metrics and lines_without_speed(tmp_path) == lines_without_speed(folder)
+
+
+def test_what_a_task_has_found_is_in_its_checkpoint(tmp_path):
+    """Also numpy's numbers, which torch writes into a file that it then refuses to read."""
+
+    class Finding(Points):
+        found: tuple = ({},)
+
+        def state_dict(self):
+            return {"best": np.float64(0.5), **self.found[0]}
+
+        def load_state_dict(self, state):
+            self.found = (state,)
+
+    with pytest.raises(Interrupted):
+        fit(tmp_path, type("StoppingFinding", (Finding, Stopping), {})(at=3))
+    task = Finding()
+    fit(tmp_path, task)
+    assert task.found == ({"best": 0.5},)
+    task.found = ({"where": tmp_path},)
+    with pytest.raises(
+        UserError, match="state_dict of Finding: .*PosixPath is not JSON serializable, expected numbers"
+    ):
+        fit(tmp_path / "other", task)
 
 
 def test_a_signal_that_also_ends_a_compiler_is_no_fault(tmp_path, whole):

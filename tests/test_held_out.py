@@ -18,6 +18,7 @@ from stepsnet.runs.train import train_run
 from stepsnet.tasks import build_task
 from stepsnet.tasks.classification.held_out import divide, split_of
 from stepsnet.tasks.language.data import load_text
+from stepsnet.tasks.splits import divided_for
 
 CPU = torch.device("cpu")
 LABELS = [0] * 40 + [1] * 20 + [2] * 60
@@ -157,14 +158,34 @@ def test_other_data_are_divided_as_they_come(pictures, tmp_path, capsys):
     metrics = train_run(recipe_on(pictures, "holdout=4"), run, Silent())["metrics"]
     for split in ("val", "test"):
         assert evaluate_run(run, f"folder:{other}@{split}")["top1"] == 50.0
-        said = f"stepsnet: holdout 4 is of folder:{pictures.name}; folder:other is divided as it comes"
+        said = f"stepsnet: folder:{other} is divided as it comes: holdout 4 is of folder:{pictures}"
         assert said in capsys.readouterr().err
     shutil.copytree(pictures, moved)
     for data in (None, f"folder:{moved}", str(moved), f"{moved}/"):
         assert evaluate_run(run, data)["loss"] == pytest.approx(metrics["val_loss"])
-    assert capsys.readouterr().err == ""
+        said = f"stepsnet: {data} is taken for folder:{pictures}, and 4 of its training images or text is held out\n"
+        assert capsys.readouterr().err == (said if data else "")
     _, task = build_task(dataclasses.replace(recipe_on(pictures, "holdout=4"), score_test=True), f"folder:{other}", run)
     assert task.facts()["split"] == "val"
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "same"),
+    [
+        ("folder:a/cats", "folder:/b/cats/", True),
+        ("folder:a/cats", "b/cats", True),
+        ("folder:a/cats", "folder:a/dogs", False),
+        ("folder:a/cats", "wds:b/cats", False),
+        ("cifar10:a", "cifar10:/b", True),
+        ("cifar10:a", "cifar100:a", False),
+        ("hfds:me/cats", "hfds:you/cats", False),
+        ("hfds:/a/cats", "hfds:/b/cats", True),
+        ("text:a.txt", "text:/b/a.txt", True),
+    ],
+)
+def test_data_that_have_moved_are_known_by_kind_and_name(before, now, same):
+    recipe = dataclasses.replace(find_recipe("cifar10/deep"), data=before, holdout=4)
+    assert (divided_for(recipe, f"{now}@val")[0].holdout == 4) == same
 
 
 def test_pictures_in_memory_give_the_same_batches(pictures):

@@ -194,9 +194,13 @@ def test_seeds_of_a_version_with_new_fields_stay_together(tmp_path):
 
 def test_seeds_stay_together_where_the_data_or_the_length_have_changed(tmp_path):
     """A comparison of which one seed had ended before the data were moved, and one was made longer later."""
-    make_run(tmp_path / "before", seed=0, data="folder:/scratch/a/cats", earlier_epochs=[[22, 2]])
-    make_run(tmp_path / "after", seed=1, data="folder:/scratch/b/cats/")
-    make_run(tmp_path / "dogs", seed=2, data="folder:/scratch/a/dogs")
+    make_run(tmp_path / "before", seed=0, data="folder:/scratch/cats/images", earlier_epochs=[[22, 2]])
+    make_run(tmp_path / "after", seed=1, data="folder:/data/cats/images")
+    make_run(tmp_path / "dogs", seed=2, data="folder:/data/dogs/images")
+    assert seeds_of_groups(tmp_path, "before", "after", "dogs") == [[0], [1], [2]]  # other data, for all we know
+    (tmp_path / "recipes").mkdir()
+    for name in ("before", "after"):
+        (tmp_path / "recipes" / f"{name}.yaml").write_text("data: folder:/data/cats/images\n")
     assert seeds_of_groups(tmp_path, "before", "after", "dogs") == [[0, 1], [2]]
 
 

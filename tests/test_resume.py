@@ -126,8 +126,13 @@ def test_what_a_run_was_made_with_before_is_recorded(copy, capsys, monkeypatch):
     monkeypatch.setattr("stepsnet.provenance._commit", lambda: "third")
     (copy / "summary.json").unlink()
     assert run("resume", copy, capsys=capsys)[0] == 0
-    (before,) = json.loads((copy / "summary.json").read_text())["trained_before"]
-    assert (before["until_update"], before["commit"]) == (4, first["commit"])
+    before = json.loads((copy / "summary.json").read_text())["trained_before"]
+    assert [(part["until_update"], part["commit"]) for part in before] == [(4, first["commit"])]
+    monkeypatch.setattr("stepsnet.provenance._commit", lambda: "fourth")  # behind the torn line
+    (copy / "summary.json").unlink()
+    assert run("resume", copy, capsys=capsys)[0] == 0
+    before = json.loads((copy / "summary.json").read_text())["trained_before"]
+    assert [(part["until_update"], part["commit"]) for part in before] == [(4, first["commit"]), (6, "third")]
 
 
 def test_only_what_changes_no_result_may_change(trained, copy, tmp_path, capsys):
@@ -168,12 +173,14 @@ def test_a_folder_in_which_nothing_was_trained_is_as_good_as_new(tmp_path, capsy
     (folder / "diary.txt").unlink()
     for name in ("label.txt", "tokenizer.json", "fault-1.txt"):  # of a start under another label, of another task
         (folder / name).write_text("{}")
+    (folder / "checkpoints" / "best-of-may").mkdir(parents=True)  # the user's own
     threads = torch.get_num_threads()
     assert run(*TRAIN, "epochs=1", "threads=2", "lr=0.003", "--run", folder, capsys=capsys)[0] == 0
     config = yaml.safe_load((folder / "config.yaml").read_text())
     assert (config["opt"], config["lr"], config["threads"], torch.get_num_threads()) == ("adamw", 0.003, 2, threads)
     assert "--resume continues" in refused(*TRAIN, "--run", folder, capsys=capsys)
     assert not (folder / "tokenizer.json").exists() and (folder / "fault-1.txt").exists()
+    assert (folder / "checkpoints" / "best-of-may").is_dir()
     assert json.loads((folder / "summary.json").read_text())["label"] == config["model"]["name"]
     (folder / "summary.json").unlink()
     assert run("resume", folder, capsys=capsys)[0] == 0  # with the threads that it began with

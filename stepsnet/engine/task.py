@@ -118,7 +118,7 @@ class Task(Protocol):
     def state_dict(self) -> dict[str, Any]:
         """What the task has found so far and :meth:`facts` tells, for a checkpoint; by default nothing.
 
-        Numbers, text, lists and mappings.
+        What JSON holds: numbers, text, lists, and mappings by text.
         """
         return {}
 

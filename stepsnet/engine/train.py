@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import resource
 import sys
@@ -272,10 +273,18 @@ class Trainer:
             "position": vars(self.position),
             "scaler": self.updater.scaler.state_dict(),
             "data": data_counts(self.task),
-            "task": self.task.state_dict(),
+            "task": self.state_of_task(),
         }
         keep, best = self.settings.keep_checkpoints, self.position.best_step
         self.state.save(self.checkpoints, self.position.step, state, keep, best)
+
+    def state_of_task(self) -> Any:
+        """As JSON reads it back: a checkpoint with numpy's numbers in it, say, could be written and not be read."""
+        try:
+            return json.loads(json.dumps(self.task.state_dict()))
+        except (TypeError, ValueError) as error:
+            of = type(self.task).__name__
+            raise UserError(f"state_dict of {of}: {error}, expected numbers, text, lists and mappings") from None
 
     def stop_if_interrupted(self) -> None:
         if any(self.context.mean([torch.tensor(float(bool(self.caught)))])):  # on any rank

@@ -13,11 +13,11 @@ from typing import Any
 
 from ..analysis.block_statistics import StreamMeasurement, read_line
 from ..colors import OKABE_ITO
-from ..config import MAY_CHANGE_ON_RESUME, OF_A_RUN, RECIPE_TYPES, ClassificationRecipe, key_of
+from ..config import MAY_CHANGE_ON_RESUME, RECIPE_TYPES, ClassificationRecipe, key_of
 from ..errors import UserError, in_a_line
 from ..metrics import METRICS
 from ..reading import parse_json, read_text, read_yaml
-from ..redact import without_place
+from ..run_folder import RECIPES
 from ..run_records import diverged_at, metrics_text, read_label, read_summary
 
 STEPS, BASELINE = "StepsNet", "baseline"
@@ -44,11 +44,9 @@ class LoadedRun:
 
     @property
     def recipe_key(self) -> str:
-        """The recipe and the name of its data, without its seed: what the seeds of one model have in common."""
-        without = MAY_CHANGE_ON_RESUME | OF_A_RUN | {"seed"}
-        shared = {key: value for key, value in self.config.items() if key not in without}
-        shared["data"] = without_place(str(self.config.get("data")))
-        return json.dumps(shared, sort_keys=True, default=str)
+        """The recipe without its seed, which is what the seeds of one model have in common."""
+        without = MAY_CHANGE_ON_RESUME | {"seed", "earlier_epochs"}
+        return json.dumps({k: v for k, v in self.config.items() if k not in without}, sort_keys=True, default=str)
 
     @property
     def widths(self) -> list[int]:
@@ -144,6 +142,9 @@ def load_run(folder: Path) -> LoadedRun:
     if not (folder / "config.yaml").exists():
         raise UserError(f"run folder {folder}: no config.yaml in it, expected the output folder of a training run")
     config = read_yaml(folder / "config.yaml", "run")
+    of_grid = folder.parent / RECIPES / f"{folder.name}.yaml"
+    if of_grid.exists():  # which knows where the data are now; a seed that had ended before they were moved does not
+        config["data"] = read_yaml(of_grid, "run").get("data")
     metrics = folder / "metrics.jsonl"
     lines = metrics_text(metrics)
     epochs: dict[int, dict[str, Any]] = {}

@@ -87,7 +87,8 @@ def write_report(runs: Sequence[Path], out: Path, title: str | None = None, forc
         metric_columns=[metric_label(name, with_unit=True) for name in columns],
         runs=_table_of_runs(groups, columns),
         models=_table_of_models(groups),
-        origins=_origins(groups),
+        origins=(origins := _origins(groups)),
+        made_differently=len(origins) > 1 or any(run.summary.get("trained_before") for run in loaded),
     )
     every = [_file_of(name, suffix) for name in figures for suffix in _SUFFIXES]
     contents[page.name] = text.encode()  # last: where the page is, its figures are

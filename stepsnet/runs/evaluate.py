@@ -27,8 +27,6 @@ from ..terminal import say
 
 __all__ = ["evaluate_checkpoint", "evaluate_run", "scored_run"]
 
-Scores = dict[str, float]  # by metric
-
 
 def evaluate_run(
     folder: Path, data: str | None = None, stride: int | None = None, overrides: Sequence[str] = ()
@@ -55,7 +53,9 @@ def evaluate_run(
     return score(model)
 
 
-def scored_run(folder: Path, recipe: Recipe, data: str | None) -> tuple[nn.Module, Callable[[nn.Module], Scores]]:
+def scored_run(
+    folder: Path, recipe: Recipe, data: str | None
+) -> tuple[nn.Module, Callable[[nn.Module], dict[str, float]]]:
     """A run's trained model, and what scores it, whole or changed, as it was scored in training.
 
     Raises UserError, as ``evaluate_run``.
@@ -65,7 +65,7 @@ def scored_run(folder: Path, recipe: Recipe, data: str | None) -> tuple[nn.Modul
     model, task = build_task(recipe, data, folder)
     model, device = load_trained(folder, recipe, model)
 
-    def score(model: nn.Module) -> Scores:
+    def score(model: nn.Module) -> dict[str, float]:
         with autocast(recipe.amp_dtype, device):
             return _scores(task, model, device)
 
@@ -93,7 +93,7 @@ def evaluate_checkpoint(path: Path, model_name: str, data: str, args: dict[str, 
     return _scores(task, model.to(device).eval(), device)
 
 
-def _scores(task: Task, model: nn.Module, device: torch.device) -> Scores:
+def _scores(task: Task, model: nn.Module, device: torch.device) -> dict[str, float]:
     """The task's metrics; what was left out is said on stderr, since a number must not hide it."""
     scores = task.evaluate(optimize(model, compile=False), BatchShard(), device)
     for notice in task.notices():

@@ -114,6 +114,8 @@ def _train(
 
     recipe, model, task = prepared.recipe, prepared.model, prepared.task
     lines = [*prepared.lines, *_new_length(recipe, folder, task)]
+    # of the code that runs, which may be committed meanwhile
+    made_with = provenance(context.device) if context.is_main else {}
     with ExitStack() as held:
 
         def begin() -> tuple[Recipe, bool]:
@@ -123,6 +125,7 @@ def _train(
                 write_atomically(folder / LABEL, label + "\n")
             if not (ended := _has_all(folder, resolved)):
                 _save_assets(task, model, folder)
+                write_process(folder, updates_done(folder), made_with)
             return resolved, ended
 
         recipe, ended = context.on_main(begin)
@@ -136,10 +139,6 @@ def _train(
             return read_summary(folder) if context.is_main else None
         to_tell += lines if context.is_main else []
         started = time.monotonic()
-        # of the code that runs, which may be committed meanwhile
-        made_with = provenance(context.device) if context.is_main else {}
-        if context.is_main:
-            write_process(folder, updates_done(folder), made_with)
         try:
             result = train(model, task, recipe, folder, context, report)
         except Diverged as error:  # on every rank; torchrun stops all as soon as one ends
@@ -151,7 +150,7 @@ def _train(
             return None
         seconds = round(result.earlier_seconds + time.monotonic() - started, 1)
         summary = _summarize(recipe, task, result, label, seconds, context.world_size) | made_with
-        if before := trained_before(folder):
+        if before := trained_before(folder, made_with):
             summary["trained_before"] = before
         (folder / "summary.json").unlink(missing_ok=True)  # which would be of other weights
         summary["weights_sha256"] = write_weights(folder / "model.safetensors", result.weights)

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 
 from ..config import Recipe
 from ..errors import UserError
-from ..redact import without_place
 
 __all__ = ["SPLITS", "check_holdout", "divided_for", "hold_out", "require_split", "sources_of", "split_of"]
 
@@ -36,17 +36,36 @@ def sources_of(holdout: int | None) -> dict[str, str]:
 
 
 def divided_for(recipe: R, data: str | None) -> tuple[R, list[str]]:
-    """The recipe of a run that is evaluated on ``data``, and a line where they are not divided as it was trained.
+    """The recipe of a run that is evaluated on ``data``, and a line that says how these are divided.
 
     Nothing was held out of the training split of other data, so that ``DATA`` is their own validation split. The same
     data may have moved: they are known by their name.
     """
     holdout = getattr(recipe, "holdout", None)
-    trained_on, name = (without_place(split_of(each)[0]) for each in (recipe.data, data or recipe.data))
-    if holdout is None or name.rpartition(":")[2] == trained_on.rpartition(":")[2]:  # a path alone is a folder's
+    trained_on, name = split_of(recipe.data)[0], split_of(data or recipe.data)[0]
+    if holdout is None or name == trained_on:
         return recipe, []
-    said = f"holdout {holdout} is of {trained_on}; {name} is divided as it comes"
+    if _is_moved(trained_on, name):
+        return recipe, [f"{name} is taken for {trained_on}, and {holdout} of its training images or text is held out"]
+    said = f"{name} is divided as it comes: holdout {holdout} is of {trained_on}"
     return dataclasses.replace(recipe, holdout=None), [said]  # type: ignore[call-arg]
+
+
+def _is_moved(before: str, now: str) -> bool:
+    """Whether data of these names may be the same ones: the same folder or file, or another of that name and kind."""
+    (kind, place), (other_kind, other) = _kind_and_place(before), _kind_and_place(now)
+    if kind and other_kind and kind != other_kind:
+        return False
+    if kind in ("cifar10", "cifar100"):  # there is one
+        return True
+    on_hub = kind == "hfds" and not Path(place).is_absolute() and not Path(other).exists()
+    return not on_hub and Path(place).resolve().name == Path(other).resolve().name
+
+
+def _kind_and_place(data: str) -> tuple[str, str]:
+    """``folder:PATH`` as its two parts; a path alone has no kind."""
+    kind, colon, place = data.partition(":")
+    return (kind, place) if colon and kind.isidentifier() else ("", data)
 
 
 def check_holdout(holdout: float | None, data: object, has_test: bool) -> None:

@@ -63,7 +63,8 @@ def divide(
     """
     check_holdout(holdout, "the data set", own_test)
     if split == "test" and holdout is None and not own_test:
-        raise UserError("data: got @test, but that split is the one to validate on; expected a recipe with holdout")
+        reason = "that split is the one to validate on; expected a recipe with holdout, or the data without @test"
+        raise UserError(f"data: got @test, but {reason}")
     kept, aside = np.arange(len(train_labels)), np.arange(others)
     if holdout is not None:
         kept, aside = _set_aside(np.asarray(train_labels), holdout)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
+import secrets
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
+from filelock import FileLock
 from PIL import Image
 
-from ...errors import UserError, import_extra
-from ...files import cache_folder, locked_entry
-from ...run_folder import folder_name
+from ...consent import DOWNLOADING, is_half_downloaded
+from ...errors import UserError, import_extra, in_a_line
 from ...terminal import counted
 from ..images import find_images, image_shape, open_image
 from .shards import find_shards
@@ -177,26 +179,15 @@ def _cifar(name: Literal["CIFAR10", "CIFAR100"]) -> Callable[[str, str], Splits]
         from torchvision import datasets
 
         kind = getattr(datasets, name)
-        its_own = {kind.filename, kind.base_folder}
-
-        def opened() -> list[Any]:
-            return [kind(path, train=train) for train in (True, False)]
-
         try:
-            try:
-                splits = opened()
-            except RuntimeError:  # it is not there, or not whole
-                there = set(os.listdir(path)) if os.path.isdir(path) else set()
-                if there and not there & its_own:  # a folder of something else, and no download that was cut off
-                    raise
-                with locked_entry(cache_folder() / "downloads" / folder_name(os.path.abspath(path))):  # one rank's
-                    kind(path, download=True)
-                splits = opened()
-        except (RuntimeError, OSError) as error:
+            if is_half_downloaded(path) or not os.path.isdir(path):
+                _download(kind, Path(path))
+            train, val = (kind(path, train=train) for train in (True, False))
+        except (RuntimeError, OSError, EOFError) as error:
             raise UserError(
-                f"data: {path} has no {name} in torchvision's form, and it cannot be downloaded: {error}"
+                f"data: {path} has no {name} in torchvision's form ({in_a_line(error)}); where the folder does not "
+                "exist, it is downloaded"
             ) from None
-        train, val = splits
         convert = partial(_picture, mode)  # which can be pickled
         return Splits(
             tuple(train.classes),
@@ -205,6 +196,27 @@ def _cifar(name: Literal["CIFAR10", "CIFAR100"]) -> Callable[[str, str], Splits]
         )
 
     return load
+
+
+def _download(kind: Any, folder: Path) -> None:
+    """Download a data set of torchvision's, once where several ranks come at the same time.
+
+    The lock's file is there from before the folder is until all of it is, so that a download that was cut off is known
+    as one, and files that a user has put into a folder are never replaced.
+    """
+    if not folder.is_dir():
+        beside = folder.with_name(f"{folder.name}.{secrets.token_hex(4)}")
+        beside.mkdir(parents=True)
+        (beside / DOWNLOADING).touch()
+        try:
+            beside.rename(folder)
+        except OSError:  # another rank was faster
+            shutil.rmtree(beside)
+    with FileLock(folder / DOWNLOADING):
+        if is_half_downloaded(folder):
+            shutil.rmtree(folder / kind.base_folder, ignore_errors=True)
+            kind(folder, download=True)
+            (folder / DOWNLOADING).unlink()
 
 
 def _hugging_face(name: str, mode: str) -> Splits:

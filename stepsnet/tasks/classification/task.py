@@ -137,6 +137,7 @@ class Classification(Task):
         self.steps_per_epoch = len(data.train) // batch_size  # the last, smaller batch is dropped
         self.max_undecodable = max_undecodable
         self.undecodable: dict[str, None] = {}  # an ordered set
+        self.undecodable_before: list[str] = []  # of earlier processes of the run, mended since perhaps
         self.reported = 0  # how many of them notices() has returned
         self.mixup: Mixup | None = None
         self.criterion: nn.Module = nn.CrossEntropyLoss(label_smoothing=label_smoothing)
@@ -282,14 +283,16 @@ class Classification(Task):
         return {"train": len(self.data.train), "evaluated": len(self.data.val)}
 
     def facts(self) -> dict[str, Any]:
-        return {"split": self.data.evaluated, "samples": self.sizes(), "undecodable": len(self.undecodable)}
+        return {"split": self.data.evaluated, "samples": self.sizes(), "undecodable": len(self._every_undecodable())}
 
     def state_dict(self) -> dict[str, Any]:
-        return {"undecodable": list(self.undecodable)}
+        return {"undecodable": self._every_undecodable()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.undecodable = dict.fromkeys(state.get("undecodable", ()))
-        self.reported = len(self.undecodable)
+        self.undecodable_before = state.get("undecodable", [])
+
+    def _every_undecodable(self) -> list[str]:
+        return list(dict.fromkeys([*self.undecodable_before, *self.undecodable]))
 
     def notices(self) -> list[str]:
         new = list(self.undecodable)[self.reported :]
