@@ -75,7 +75,7 @@ def test_what_a_task_has_found_is_in_its_checkpoint(tmp_path):
     assert task.found == ({"best": 0.5},)
     task.found = ({"where": tmp_path},)
     with pytest.raises(
-        UserError, match="state_dict of Finding: .*PosixPath is not JSON serializable, expected numbers"
+        UserError, match=r"state_dict of Finding: .*PosixPath is not JSON serializable, expected numbers"
     ):
         fit(tmp_path / "other", task)
 
