@@ -24,6 +24,7 @@ from stepsnet.tasks.classification.deployment import deployment
 from stepsnet.tasks.classification.publish import publish
 from stepsnet.tasks.classification.task import input_spec
 from stepsnet.tasks.classification.transforms import InputSpec
+from stepsnet.tasks.images import open_image
 
 SQUASH, CENTER = ModelSpec("tf_efficientnetv2_b3"), ModelSpec("test_steps_resnet")
 BORDER = ModelSpec("test_vit", {"pretrained_cfg_overlay": {"crop_mode": "border"}})
@@ -116,6 +117,25 @@ def test_the_documented_program_is_timms_transform(mode, crop_pct, size):
     expected = timm.data.create_transform(**config, is_training=False)(picture)
     got = documented_preprocess()(picture, {**config, "mode": "RGB"})[0]
     np.testing.assert_allclose(got, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["turned.jpg", "transparent.png"])
+def test_the_documented_program_sees_pictures_as_the_training_does(name, tmp_path):
+    """Upright by their EXIF orientation, and on white where they are transparent."""
+    recipe = recipe_of(ModelSpec("test_vit", {"num_classes": 2, "img_size": 64}), "folder:nowhere")
+    model = build_model(recipe.model)
+    if name == "turned.jpg":
+        exif = Image.Exif()
+        exif[0x0112] = 6  # the camera was turned
+        PICTURE.save(tmp_path / name, exif=exif)
+    else:
+        picture = PICTURE.convert("RGBA")
+        picture.putalpha(Image.linear_gradient("L").resize(picture.size))
+        picture.save(tmp_path / name)
+    scored = evaluation_transform(recipe.data, input_spec(recipe, model))(open_image(tmp_path / name))
+    config = {**timm.data.resolve_model_data_config(model), "input_size": (3, 64, 64), "mode": "RGB"}
+    got = documented_preprocess()(Image.open(tmp_path / name), config)[0]
+    np.testing.assert_allclose(got, scored, atol=1e-5)
 
 
 def test_a_checkpoint_is_scored_with_its_models_crop(data, tmp_path, monkeypatch):

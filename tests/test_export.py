@@ -13,7 +13,7 @@ import pytest
 import timm
 import torch
 from forks import KILLED, forked, status_of
-from PIL import Image
+from PIL import Image, ImageOps
 from segmentation_images import write_camvid
 from segmentation_tasks import tiny_recipe
 from sklearn.datasets import load_sample_image
@@ -64,7 +64,7 @@ def classifier(folder):
 def documented_preprocess():
     """The function of the page: numpy and Pillow alone."""
     (code,) = re.findall(r"^def preprocess.*?\n\n\n", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
-    names = {"np": np, "Image": Image}
+    names = {"np": np, "Image": Image, "ImageOps": ImageOps}
     exec(code, names)
     return names["preprocess"]
 
