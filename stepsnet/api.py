@@ -19,6 +19,7 @@ from .engine.interrupt import Interrupted
 from .errors import UserError
 from .overrides import override_values, read_recipe, to_plain
 from .provenance import recorded_command
+from .reading import yaml_file
 from .recipes import find_or_read
 from .run_folder import RECIPES, Resume, folder_of, names_in, read_run_recipe
 from .runs.compare import compare as run_comparison
@@ -140,8 +141,7 @@ def _recipe_and_folder(
         raise UserError(f"recipe: got {recipe!r}, expected a name, a YAML file or a Recipe")
     base = recipe if isinstance(recipe, Recipe) else find_or_read(recipe)
     changed = override_values(base, changes)
-    is_file = isinstance(recipe, Path) or (isinstance(recipe, str) and recipe.endswith((".yaml", ".yml")))
-    file = Path(str(recipe)) if is_file else None
+    file = None if isinstance(recipe, Recipe) else yaml_file(recipe)
     if file:
         check_asked_for(changed, file, changes)
     else:

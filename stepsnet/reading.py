@@ -11,7 +11,7 @@ from typing import Any
 
 from .errors import UserError
 
-__all__ = ["dump_yaml", "parse_json", "parse_yaml", "read_json", "read_text", "read_yaml"]
+__all__ = ["dump_yaml", "parse_json", "parse_yaml", "read_json", "read_text", "read_yaml", "yaml_file"]
 
 _MOST_NODES = 100_000  # of a YAML file, with what its aliases stand for: a few lines can stand for billions
 _MOST_DEPTH = 100
@@ -75,6 +75,11 @@ def parse_json(text: str, where: str, *, allow_nan: bool = False) -> Any:
 
 def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is not JSON, expected a number or null")
+
+
+def yaml_file(given: str | Path) -> Path | None:
+    """The file that a recipe or a study is given as; None where it is given by its name."""
+    return Path(given) if isinstance(given, Path) or given.endswith((".yaml", ".yml")) else None
 
 
 def read_yaml(path: Path, what: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-__all__ = ["public", "public_command", "public_value", "without_place"]
+__all__ = ["public", "public_command", "public_value"]
 
 # a home, a root, a drive, or a way out of the current folder
 _LOCAL_PATH = re.compile(r"~|[/\\]|[A-Za-z]:[/\\]|([^/\\]+[/\\])*\.\.([/\\]|$)")
@@ -59,8 +59,3 @@ def public(value: Any) -> Any:
     if isinstance(value, list):
         return [public(inner) for inner in value]
     return public_value(value) if isinstance(value, str) else value
-
-
-def without_place(data: str) -> str:
-    """The name of a data set, wherever it lies: ``folder:data/cifar10`` -> ``folder:cifar10``; a hub's stays whole."""
-    return data if data.startswith("hfds:") else re.sub(r"[^/:]*/+(?=[^/])", "", data).rstrip("/")

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -12,7 +13,9 @@ from segmentation_images import write_camvid
 from stepsnet import tasks
 from stepsnet.config import RECIPE_TYPES
 from stepsnet.metrics import METRICS
+from stepsnet.overrides import read_recipe
 from stepsnet.residual import DESIGNS
+from stepsnet.runs.train import train_run
 from stepsnet.tasks.classification.sources import SOURCES
 
 # The same values on every machine and run; `pytest --hypothesis-profile=default` draws new ones
@@ -47,6 +50,18 @@ def own_cache(tmp_path, monkeypatch):
 def session_cache(tmp_path_factory, monkeypatch):
     """Tests share what is cached, for data that they do not change."""
     monkeypatch.setenv("STEPSNET_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
+@pytest.fixture
+def grids_in_this_process(monkeypatch):
+    """The runs of a comparison or a sweep are trained here, one after the other, and not in processes of their own."""
+
+    def train_all(waiting, jobs, display):
+        for job in waiting:
+            train_run(read_recipe(Path(job.config)), Path(job.folder), display, job.resume, job.label, job.told)
+        return []
+
+    monkeypatch.setattr("stepsnet.runs.grid.run_all", train_all)
 
 
 @pytest.fixture

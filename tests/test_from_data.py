@@ -3,7 +3,6 @@
 import dataclasses
 import importlib
 import json
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -18,7 +17,6 @@ from stepsnet.errors import UserError
 from stepsnet.overrides import override, read_recipe
 from stepsnet.recipes import find_recipe
 from stepsnet.runs.advice import on_settings
-from stepsnet.runs.train import train_run
 from stepsnet.tasks import build_opened, build_task, open_data, resolve
 from stepsnet.tasks.classification import task as classification
 from stepsnet.tasks.classification.inputs import Normalization
@@ -215,19 +213,13 @@ def test_a_comparison_is_checked_with_its_data_before_the_first_run(tmp_path, ca
         assert (spec.args["num_classes"], spec.args["img_size"]) == (3, 16)
 
 
-def test_a_comparison_whose_models_have_their_sizes_in_different_places_goes_on(tmp_path, capsys, monkeypatch):
+def test_a_comparison_whose_models_have_their_sizes_in_different_places_goes_on(tmp_path, grids_in_this_process):
     """The size of the one is among its arguments, where the other's is the recipe's."""
     data, run = write_images(tmp_path / "data"), tmp_path / "run"
     baseline = ["baseline.name=test_resnet", 'baseline.args={"num_classes":null}']
     arguments = ["compare", "cifar10/shallow", f"data=folder:{data}", "model.args.depths=[1,1,1]", *baseline]
     arguments += ["train_samples=null", "batch_size=4", *RUN]
 
-    def train_all(waiting, jobs, display):
-        for job in waiting:
-            train_run(read_recipe(Path(job.config)), Path(job.folder), display, job.resume, job.label, job.told)
-        return []
-
-    monkeypatch.setattr("stepsnet.runs.grid.run_all", train_all)
     assert main([*arguments, "--run", str(run)]) == 0
     sizes = {
         (recipe.img_size, recipe.model.args.get("img_size")) for recipe in map(read_recipe, run.glob("*/config.yaml"))

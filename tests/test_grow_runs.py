@@ -3,7 +3,6 @@
 import json
 import shutil
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import timm
@@ -23,7 +22,6 @@ from stepsnet.run_folder import has_ended, read_weights
 from stepsnet.runs.compare import compare
 from stepsnet.runs.prepare import prepare_run
 from stepsnet.runs.sweep import sweep
-from stepsnet.runs.train import train_run
 
 VIT = dict(img_size=8, patch_size=4, in_chans=1, num_classes=10, widths=[32], depths=[2], num_heads=[2])
 QUICK = dict(epochs=1, warmup_epochs=0, stream_epochs=0, threads=1)
@@ -80,18 +78,12 @@ def test_a_recipe_with_the_folder_is_replayed_by_its_config(small, tmp_path):
     assert not torch.equal(weights[0]["blocks.networks.0.0.attn.qkv.weight"], trained)  # it went on
 
 
-def test_a_comparison_and_a_sweep_of_a_grown_network_go_on(small, tmp_path, monkeypatch):
+def test_a_comparison_and_a_sweep_of_a_grown_network_go_on(small, tmp_path, grids_in_this_process):
     """For job scripts that are run again: the recipe names the folder, and what has begun does not."""
     model = ModelSpec("grow", {"model": str(small), "plan": {"widths": [32, 40], "depths": [2, 1]}})
     baseline = ModelSpec("steps_deit_tiny_patch16_224", VIT)
     recipe = replace(find_recipe("digits/tiny"), model=model, baseline=baseline, **QUICK)
 
-    def train_all(waiting, jobs, display):
-        for job in waiting:
-            train_run(read_recipe(Path(job.config)), Path(job.folder), display, job.resume, job.label, job.told)
-        return []
-
-    monkeypatch.setattr("stepsnet.runs.grid.run_all", train_all)
     with Lines() as display:
         for _ in range(2):
             compare(recipe, tmp_path / "pair", [0], 1, display, "auto")

@@ -138,6 +138,7 @@ def recipe_and_folder(options: argparse.Namespace) -> tuple[Recipe, Path]:
     """
     from ..consent import ask_for, check_asked_for
     from ..overrides import override
+    from ..reading import yaml_file
     from ..recipes import find_or_read
     from ..recipes.any_model import with_like_baseline, with_vocabulary
     from ..run_folder import folder_of
@@ -153,12 +154,12 @@ def recipe_and_folder(options: argparse.Namespace) -> tuple[Recipe, Path]:
     recipe = override(recipe, options.overrides)
     if getattr(options, "model", None):
         recipe = with_vocabulary(with_like_baseline(recipe, typed_keys(options)))
-    is_file = bool(options.recipe) and options.recipe.endswith((".yaml", ".yml"))
-    if is_file:
-        check_asked_for(recipe, Path(options.recipe), typed_keys(options))
+    file = yaml_file(options.recipe or "")
+    if file:
+        check_asked_for(recipe, file, typed_keys(options))
     else:
         ask_for(recipe)
-    return recipe, options.run or folder_of(recipe, Path(options.recipe) if is_file else None, options.resume)
+    return recipe, options.run or folder_of(recipe, file, options.resume)
 
 
 def typed_keys(options: argparse.Namespace) -> list[str]:

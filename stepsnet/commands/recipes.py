@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from textwrap import indent
 from typing import TYPE_CHECKING, Any
 
-from ..reading import parse_yaml
+from ..reading import parse_yaml, yaml_file
 from ..terminal import say
 
 if TYPE_CHECKING:
@@ -39,8 +38,8 @@ def run(options: argparse.Namespace) -> None:
     if len(options.patterns) == 1 and (declaration := _study(options.patterns[0])):
         say(json.dumps(parse_yaml(declaration, "study")) if options.json else declaration)
         return
-    if len(options.patterns) == 1 and options.patterns[0].endswith((".yaml", ".yml")):
-        found, is_one = [read_recipe(Path(options.patterns[0]))], True
+    if len(options.patterns) == 1 and (file := yaml_file(options.patterns[0])):
+        found, is_one = [read_recipe(file)], True
     else:
         found = matching(options.patterns) if options.patterns else list(RECIPES.values())
         is_one = options.patterns == [found[0].name]

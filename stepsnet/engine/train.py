@@ -81,7 +81,9 @@ def train(
     """
     with catch_signals() as caught:
         try:
-            return Trainer(model, task, settings, folder, context, report, caught).run()
+            trainer = Trainer(model, task, settings, folder, context, report, caught)
+            with trainer.log:
+                return trainer.run()
         except RuntimeError as error:
             if caught:  # a signal reaches a whole group of processes, a compiler that the run waits for among them
                 raise Interrupted(caught[0], folder=folder) from error
@@ -126,10 +128,6 @@ class Trainer:
         self.shown_at = 0.0
 
     def run(self) -> TrainResult:
-        with self.log:
-            return self.train()
-
-    def train(self) -> TrainResult:
         self.report_notices()  # what the data's check has found
         if self.position.step == 0:
             self.measure_stream(epoch=0)

@@ -13,6 +13,7 @@ from pathlib import Path
 from ..config import Recipe
 from ..errors import UserError, nearest
 from ..overrides import read_recipe
+from ..reading import yaml_file
 from . import ablations, ade20k, camvid, cifar10, coco, deeper, digits, imagenet, images, pennfudan, text, wikitext103
 
 __all__ = ["RECIPES", "find_or_read", "find_recipe", "matching"]
@@ -38,9 +39,8 @@ def find_recipe(name: str) -> Recipe:
 
 def find_or_read(recipe: str | Path) -> Recipe:
     """A recipe by its name, or from a YAML file. Raises UserError where there is none, or the file is wrong."""
-    if isinstance(recipe, Path) or recipe.endswith((".yaml", ".yml")):
-        return read_recipe(Path(recipe))
-    return find_recipe(recipe)
+    file = yaml_file(recipe)
+    return read_recipe(file) if file else find_recipe(str(recipe))
 
 
 def matching(patterns: Sequence[str]) -> list[Recipe]:

@@ -7,7 +7,6 @@ The data flow one way: folders -> :class:`LoadedRun` -> :class:`Group` (the seed
 from __future__ import annotations
 
 import io
-import json
 import re
 import statistics
 from collections.abc import Mapping, Sequence
@@ -69,6 +68,7 @@ def write_report(runs: Sequence[Path], out: Path, title: str | None = None, forc
     inline = [(figure, _files_of(figure, contents)) for figure in figures.values() if figure]
     columns = _metric_columns(groups)
     sentence, tiles = summarize_results(groups)
+    origins = _origins(groups)
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     html = environment.from_string(files(__package__).joinpath("page.html").read_text(encoding="utf-8"))
     text = html.render(
@@ -87,7 +87,7 @@ def write_report(runs: Sequence[Path], out: Path, title: str | None = None, forc
         metric_columns=[metric_label(name, with_unit=True) for name in columns],
         runs=_table_of_runs(groups, columns),
         models=_table_of_models(groups),
-        origins=(origins := _origins(groups)),
+        origins=origins,
         made_differently=len(origins) > 1 or any(run.summary.get("trained_before") for run in loaded),
     )
     every = [_file_of(name, suffix) for name in figures for suffix in _SUFFIXES]
@@ -191,11 +191,11 @@ def _table_of_models(groups: Sequence[Group]) -> list[dict[str, Any]]:
 
 def _origins(groups: Sequence[Group]) -> list[tuple[dict[str, str], list[tuple[Group, LoadedRun]]]]:
     """The finished runs, those of the same commit, machine and versions together."""
-    found: dict[str, list[tuple[Group, LoadedRun]]] = {}
+    found: dict[tuple[tuple[str, str], ...], list[tuple[Group, LoadedRun]]] = {}
     for group, run in members(groups):
         if run.summary:
-            found.setdefault(json.dumps(_origin(run.summary)), []).append((group, run))
-    return [(json.loads(origin), runs) for origin, runs in found.items()]
+            found.setdefault(tuple(_origin(run.summary).items()), []).append((group, run))
+    return [(dict(origin), runs) for origin, runs in found.items()]
 
 
 def _origin(summary: Mapping[str, Any]) -> dict[str, str]:

@@ -114,8 +114,7 @@ def _train(
 
     recipe, model, task = prepared.recipe, prepared.model, prepared.task
     lines = [*prepared.lines, *_new_length(recipe, folder, task)]
-    # of the code that runs, which may be committed meanwhile
-    made_with = provenance(context.device) if context.is_main else {}
+    made_with: dict[str, Any] = {}
     with ExitStack() as held:
 
         def begin() -> tuple[Recipe, bool]:
@@ -125,6 +124,7 @@ def _train(
                 write_atomically(folder / LABEL, label + "\n")
             if not (ended := _has_all(folder, resolved)):
                 _save_assets(task, model, folder)
+                made_with.update(provenance(context.device))  # of the code that runs, which may be committed meanwhile
                 write_process(folder, updates_done(folder), made_with)
             return resolved, ended
 

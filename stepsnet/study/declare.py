@@ -25,7 +25,7 @@ from ..augmentation import STRICT
 from ..errors import UserError, nearest
 from ..metrics import METRICS
 from ..overrides import first_mistake, known_keys
-from ..reading import read_yaml
+from ..reading import read_yaml, yaml_file
 
 __all__ = [
     "Cell",
@@ -230,10 +230,8 @@ def find_study(name: str) -> Study | None:
     Raises:
         UserError: the file cannot be read, or something in the declaration is wrong.
     """
-    is_file = name.endswith((".yaml", ".yml"))
-    if not is_file and name not in studies():
-        return None
-    return read_study(Path(name) if is_file else studies()[name])
+    file = yaml_file(name) or studies().get(name)
+    return read_study(file) if file else None
 
 
 def read_study(path: Path) -> Study:
@@ -255,7 +253,7 @@ def _with_own_files(study: Study, folder: Path) -> Study:
 
     def of(recipe: str) -> str:
         beside = folder / recipe
-        return str(beside) if recipe.endswith((".yaml", ".yml")) and beside.is_file() else recipe
+        return str(beside) if yaml_file(recipe) and beside.is_file() else recipe
 
     contenders = tuple(replace(contender, recipe=of(contender.recipe)) for contender in study.contenders)
     return replace(study, recipe=of(study.recipe), contenders=contenders)
