@@ -25,7 +25,7 @@ from stepsnet.study.declare import Cell, find_study, studies
 from stepsnet.study.leaderboard import leaderboard
 from stepsnet.study.render import render_study, rows_of
 from stepsnet.study.results import flatness_of, settings_of
-from stepsnet.study.run_plan import Planned, check_models, choice_of, due, progress, recipe_of
+from stepsnet.study.run_plan import Planned, check_models, choice_of, due, is_planned, progress, recipe_of
 from stepsnet.study.verdict import interval, judge, judge_study
 
 
@@ -130,9 +130,9 @@ def study_of(tmp_path, **changes):
     return find_study(str(declared(tmp_path, **changes)))
 
 
-def tuned(cell, scores):
+def tuned(cell, scores, seed=0):
     """Results of a cell's tuning, by rate."""
-    runs = [Planned(cell, "tuning", "", rate, 0) for rate in scores]
+    runs = [Planned(cell, "tuning", "", rate, seed) for rate in scores]
     return {r.name: {"kind": "tuning", "metrics": {"val_top1": scores[r.rate]} if scores[r.rate] else {}} for r in runs}
 
 
@@ -174,6 +174,30 @@ def test_the_grid_grows_at_its_edges(tmp_path):
         for name, record in there.items()
     }
     assert "| diverged at every rate |" in render_study(study, there) and "| diverged |" in leaderboard(study, there)
+
+
+def test_a_rate_is_chosen_by_the_mean_over_the_tuning_seeds(tmp_path):
+    study = study_of(tmp_path, tuning={**TOY["tuning"], "seeds": [0, 7], "most_rates": 4}, seeds=[1, 2, 3])
+    cell, first, second = Cell("plain", 1), {0.001: 3.0, 0.002: 6.0, 0.004: 5.0}, {0.001: 5.0, 0.002: 1.0, 0.004: 4.0}
+    assert len([p for p in due(study, {}) if p.cell == cell]) == 2 * 3
+    assert {(p.kind, p.seed) for p in due(study, tuned(cell, first)) if p.cell == cell} == {("tuning", 7)}
+    there = tuned(cell, first) | tuned(cell, second, 7)  # means of 4, 3.5 and 4.5: the last is the best, at the edge
+    assert [(p.rate, p.seed) for p in due(study, there) if p.cell == cell] == [(0.008, 0), (0.008, 7)]
+    there |= tuned(cell, {0.008: 9.0}) | tuned(cell, {0.008: None}, 7)  # diverged with one of the seeds
+    found = choice_of(study, cell, there)
+    assert (found.rate, found.at_edge) == (0.004, False)
+    assert {(p.kind, p.seed) for p in due(study, there) if p.cell == cell} == {("final", seed) for seed in study.seeds}
+    assert progress(study, there) == (8, 8 + 3 + 6 + 3)
+    assert is_planned(study, Planned(cell, "tuning", "", 0.008, 7), there)
+    assert not is_planned(study, Planned(cell, "tuning", "", 0.002, 3), there)
+    place = {"contender": "plain", "point": 1, "variant": ""}
+    there = {
+        name: {**record, **place, "rate": float(name.split("-lr")[1].split("-")[0])} for name, record in there.items()
+    }
+    text = render_study(study, there)
+    assert "by rate, mean over 2 seeds:" in text
+    assert "plain, 1 blocks: 0.001: 4.0, 0.002: 3.5, 0.004: 4.5, 0.008: diverged" in text
+    assert "| in tuning, 8 runs |" in leaderboard(study, there)
 
 
 def test_what_is_due_follows_the_order(tmp_path):

@@ -20,7 +20,7 @@ TOY = {
         "model.args.widths": [16],
         "model.args.num_heads": [1],
     },
-    "tuning": {"rates": [0.001, 0.002, 0.004], "seed": 0, "length": 0.5, "most_rates": 3},
+    "tuning": {"rates": [0.001, 0.002, 0.004], "seeds": [0], "length": 0.5, "most_rates": 3},
     "seeds": [1, 2],
     "flatness": {"share": 0.5, "within": 10.0},
     "contenders": [

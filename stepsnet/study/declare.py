@@ -71,7 +71,9 @@ class Tuning:
     rates: tuple[Annotated[float, Field(gt=0, le=1e6)], ...] = Field(
         min_length=3, description="the grid; while the best is at an edge, it grows by the ratio there"
     )
-    seed: Seed = Field(default=0, description="of the tuning runs")
+    seeds: tuple[Seed, ...] = Field(
+        default=(0,), min_length=1, description="of the tuning runs: at each rate one with each, whose mean counts"
+    )
     length: float = Field(default=1 / 3, ge=1e-3, le=1, description="share of the full length, warm-up included")
     most_rates: int = Field(default=8, le=100, description="the grid grows no further")
 
@@ -278,8 +280,11 @@ def _check(study: Study) -> None:
         raise UserError(f"tuning.most_rates: got {tuning.most_rates}, expected {len(rates)} to 100")
     if len(set(study.seeds)) < len(study.seeds):
         raise UserError(f"seeds: got {list(study.seeds)}, expected at least 2 that differ, for an interval")
-    if tuning.seed in study.seeds:
-        raise UserError(f"seeds: got {tuning.seed} among them, the tuning's seed; expected others, which chose nothing")
+    _distinct("tuning.seeds", tuning.seeds)
+    if shared := {*tuning.seeds} & {*study.seeds}:
+        raise UserError(
+            f"seeds: got {min(shared)} among them, a seed of the tuning; expected others, which chose nothing"
+        )
     if study.flatness.parts is None:
         got = study.flatness.key
         raise UserError(f"flatness.key: got {got!r}, expected a split and a metric, such as train_clean_loss")
@@ -312,7 +317,7 @@ def _check_settings(where: str, settings: Mapping[str, Any]) -> None:
         raise UserError(f"{where}: got {decided} among the settings, expected it to be left to the study")
 
 
-def _distinct(what: str, names: Sequence[str]) -> None:
+def _distinct(what: str, names: Sequence[str | int]) -> None:
     repeated = next((name for name in names if names.count(name) > 1), None)
     if repeated is not None:
         raise UserError(f"{what}: got {repeated} twice, expected each once")

@@ -84,7 +84,8 @@ def _score(study: Study, row: Mapping[str, Any] | None, spec: str) -> str:
         return f"{score} ({', '.join(doubts)})" if doubts else score
     if row["seeds"] or row["never_trained"]:
         return "diverged"
-    return f"in tuning, {counted(len(row['tried']), 'run')}" if row["tried"] else "not yet run"
+    tuned = sum(map(len, row["tried"].values()))
+    return f"in tuning, {counted(tuned, 'run')}" if tuned else "not yet run"
 
 
 def _args(study: Study, contender: Contender, point: int, results: Mapping[str, Any]) -> Mapping[str, Any]:

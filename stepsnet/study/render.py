@@ -35,6 +35,9 @@ def rows_of(study: Study, results: Results) -> list[dict[str, Any]]:
         facts: Mapping[str, Any] = next((r for r in [*finals.values(), *chosen, *tuned] if "macs" in r), {})
         moved = [flatness_of(study, record.get("curve", [])) for record in finals.values()]
         known = [each for each in moved if each is not None]
+        tried: dict[str, list[float | None]] = {}
+        for record in tuned:
+            tried.setdefault(f"{record['variant']} {record['rate']:g}".strip(), []).append(_tuned_value(study, record))
         rows.append(
             {
                 "contender": study.contender(cell.contender).label or cell.contender,
@@ -50,7 +53,7 @@ def rows_of(study: Study, results: Results) -> list[dict[str, Any]]:
                 "clean_loss": _values(finals, "train_clean_loss"),
                 "clean_top1": _values(finals, "train_clean_top1"),
                 "moved": max(known) if known and len(known) == len(moved) else None,
-                "tried": {f"{r['variant']} {r['rate']:g}".strip(): _tuned_value(study, r) for r in tuned},
+                "tried": tried,  # the values with each seed, by variant and rate
             }
         )
     return rows
@@ -61,7 +64,8 @@ def render_study(study: Study, results: Results) -> str:
     there, total = progress(study, results)
     rows = rows_of(study, results)
     name = find_metric(study.metric).name
-    note = f"Mean ± sample standard deviation over the final seeds; {name} in tuning, held-out split, by rate:"
+    each = f", mean over {len(study.tuning.seeds)} seeds" if len(study.tuning.seeds) > 1 else ""
+    note = f"Mean ± sample standard deviation over the final seeds; {name} in tuning, held-out split, by rate{each}:"
     tried = [f"- {line}" for line in _tried(study, rows)] or ["- none yet"]
     lines = [f"{there} of {total} runs.", "", _cells_table(study, rows), "", note, "", *tried]
     outcome = judge_study(study, results)
@@ -204,12 +208,18 @@ def _mean_std(values: Sequence[float], spec: str) -> str:
     return format_mean_std(values, spec) if values else "–"
 
 
+def _mean(values: Sequence[float | None], spec: str) -> str:
+    """Of the runs at one rate; as in choosing, one that diverged outweighs the others."""
+    trained = [value for value in values if value is not None]
+    return "diverged" if len(trained) < len(values) else number(statistics.fmean(trained), spec)
+
+
 def _tried(study: Study, rows: Sequence[Mapping[str, Any]]) -> list[str]:
     spec = find_metric(study.metric).spec
     lines = []
     for row in rows:
         if row["tried"]:
             in_order = sorted(row["tried"].items(), key=lambda item: (item[0].split()[:-1], float(item[0].split()[-1])))
-            tried = (f"{rate}: {'diverged' if value is None else number(value, spec)}" for rate, value in in_order)
+            tried = (f"{rate}: {_mean(values, spec)}" for rate, values in in_order)
             lines.append(f"{row['contender']}, {row['point']} {study.point}: {', '.join(tried)}")
     return lines

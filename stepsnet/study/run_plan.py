@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -171,10 +172,11 @@ def data_of(study: Study, data: str | None = None) -> str:
 def _check_names(study: Study) -> None:
     """Raises UserError where two runs have one name, as those of a-1 at 2 and of a at 1 in its variant 2 would."""
     runs = [
-        Planned(cell, "tuning", variant, rate, study.tuning.seed)
+        Planned(cell, "tuning", variant, rate, seed)
         for cell in study.cells
         for variant in study.contender(cell.contender).variants or [""]
         for rate in study.tuning.rates
+        for seed in study.tuning.seeds
     ]
     of_name: dict[str, Planned] = {}
     for run in runs:
@@ -255,7 +257,7 @@ def choice_of(study: Study, cell: Cell, results: Mapping[str, Mapping[str, Any]]
     if best is None:
         return None
     of_variants = ([one for one in grid if one.variant == variant] for variant in {one.variant for one in grid})
-    return Choice(best.variant, best.rate, any(_is_at_edge(study, runs, results) for runs in of_variants))
+    return Choice(*best, any(_is_at_edge(study, runs, results) for runs in of_variants))
 
 
 def never_trained(study: Study, cell: Cell, results: Mapping[str, Mapping[str, Any]]) -> bool:
@@ -267,7 +269,7 @@ def never_trained(study: Study, cell: Cell, results: Mapping[str, Mapping[str, A
 def is_planned(study: Study, planned: Planned, results: Mapping[str, Mapping[str, Any]]) -> bool:
     """Whether a run is among those that the declaration asks for, as far as the grids have grown."""
     tuning = {one.rate for one in _grid(study, planned.cell, results) if one.variant == planned.variant}
-    seeds = study.seeds if planned.kind == "final" else (study.tuning.seed,)
+    seeds = study.seeds if planned.kind == "final" else study.tuning.seeds
     return planned.kind in ("tuning", "final") and planned.rate in tuning and planned.seed in seeds
 
 
@@ -290,7 +292,12 @@ def _grid(study: Study, cell: Cell, results: Mapping[str, Mapping[str, Any]]) ->
     tuning, variants = study.tuning, list(study.contender(cell.contender).variants) or [""]
     rates = {variant: list(tuning.rates) for variant in variants}
     while True:
-        grid = [Planned(cell, "tuning", variant, rate, tuning.seed) for variant in variants for rate in rates[variant]]
+        grid = [
+            Planned(cell, "tuning", variant, rate, seed)
+            for variant in variants
+            for rate in rates[variant]
+            for seed in tuning.seeds
+        ]
         if any(planned.name not in results for planned in grid):
             return grid
         more = {
@@ -304,26 +311,28 @@ def _grid(study: Study, cell: Cell, results: Mapping[str, Mapping[str, Any]]) ->
 
 def _next_rate(study: Study, grid: Sequence[Planned], results: Mapping[str, Mapping[str, Any]]) -> float | None:
     """By which the grid of a variant grows: beyond its edge, where the best is there; None where it is whole."""
-    tried = sorted(planned.rate for planned in grid)
+    tried = sorted({planned.rate for planned in grid})
     best = _best(study, grid, results)
-    rate = tried[0] if best is None else best.rate  # every rate diverged: lower ones
+    rate = tried[0] if best is None else best[1]  # every rate diverged: lower ones
     if len(tried) >= study.tuning.most_rates or tried[0] < rate < tried[-1]:
         return None
     return float(f"{tried[0] ** 2 / tried[1] if rate == tried[0] else tried[-1] ** 2 / tried[-2]:.6g}")
 
 
 def _is_at_edge(study: Study, grid: Sequence[Planned], results: Mapping[str, Mapping[str, Any]]) -> bool:
-    """Whether the best of a variant's runs has the lowest or the highest rate."""
+    """Whether the best of a variant's runs have the lowest or the highest rate."""
     best, rates = _best(study, grid, results), [planned.rate for planned in grid]
-    return best is not None and best.rate in (min(rates), max(rates))
+    return best is not None and best[1] in (min(rates), max(rates))
 
 
-def _best(study: Study, grid: Sequence[Planned], results: Mapping[str, Mapping[str, Any]]) -> Planned | None:
-    """The best of the runs, and of two equal ones that with the lower rate; None if all diverged."""
-    sign = 1 if higher_is_better(study.metric) else -1
-    scored = []
+def _best(study: Study, grid: Sequence[Planned], results: Mapping[str, Mapping[str, Any]]) -> tuple[str, float] | None:
+    """The variant and the rate that are best on average over the tuning's seeds, and of two equal ones the lower rate;
+    None if all diverged, each with one seed at least."""
+    key, sign = f"{study.tuned_on}_{study.metric}", 1 if higher_is_better(study.metric) else -1
+    scores: dict[tuple[str, float], list[float]] = {}
     for planned in grid:
-        value = results[planned.name].get("metrics", {}).get(f"{study.tuned_on}_{study.metric}")
-        if value is not None and math.isfinite(value):
-            scored.append((-sign * value, planned.rate, planned.variant, planned))
-    return min(scored, key=lambda entry: entry[:3])[3] if scored else None
+        value = results[planned.name].get("metrics", {}).get(key)
+        scores.setdefault((planned.variant, planned.rate), []).append(math.nan if value is None else sign * value)
+    means = {at: statistics.fmean(values) for at, values in scores.items()}
+    trained = [at for at, mean in means.items() if math.isfinite(mean)]
+    return min(trained, key=lambda at: (-means[at], at[1], at[0])) if trained else None
