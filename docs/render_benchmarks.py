@@ -92,7 +92,7 @@ def grow_starts_table() -> str:
         low, high = found["difference"]["interval"]
         difference = "" if way == "stepsnet.grow" else f"{found['difference']['mean']:+.3f} ({low:+.3f} to {high:+.3f})"
         rows.append([f"`{way}`" if way == "stepsnet.grow" else way, format_mean_std(found["loss"], ".3f"), difference])
-    headers = ["", "loss, four seeds", "difference (95% t-interval)"]
+    headers = ["", "loss, four seeds", "minus that of `stepsnet.grow`, less is better (95% t-interval)"]
     before, after = result["updates"]
     note = f"{before} updates before, {after} after growing. {origin(result)}"
     return f"{table_of_numbers(headers, rows)}\n\n{note}"

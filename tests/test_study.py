@@ -369,8 +369,8 @@ def test_a_denial_waits_for_no_verdict_that_could_not_change_it(tmp_path):
     low, high = Cell("plain", 1), Cell("plain", 2)
     there = tuned(low, MIDDLE) | tuned(high, MIDDLE) | final(low, 0.002, (50.0, 51.0, 52.0))
     for scores, verdict, text in (
-        ((40.0, 41.0, 42.1), "against", "Depth does not help. (Against: gain, by 1 point or more.)"),
-        ((60.0, 61.0, 62.1), "not yet", "Nothing is claimed yet: no verdict for more."),
+        ((40.0, 41.0, 42.1), "against", 'Depth does not help. (Ruled out: "gain" by 1 point or more.)'),
+        ((60.0, 61.0, 62.1), "not yet", 'Nothing is claimed yet: no verdict for "more".'),
     ):
         said = judge_study(study, there | final(high, 0.002, scores)).claims[0]
         assert (said.verdict, said.text) == (verdict, text)

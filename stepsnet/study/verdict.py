@@ -186,27 +186,31 @@ def judge_claim(study: Study, claim: Claim, judged: Sequence[Judged], results: R
     against = [one for one in study.criteria if verdicts.get(one.name) == "against"]
     waiting = [name for name, verdict in verdicts.items() if verdict == "not yet"]
     if waiting and not against:  # which no further verdict would change
-        return Said("not yet", f"Nothing is claimed yet: no verdict for {', '.join(waiting)}.")
+        return Said("not yet", f"Nothing is claimed yet: no verdict for {_quoted(waiting)}.")
     if reason := _too_lenient(study, claim) or _claimed_late(study, claim, results):
         return Said("undecided", f"Nothing is claimed: {reason}.")
     worded_late = _seen_before(study, claim, results, "sentences", claim.sentence)
     anew = " (Worded anew when final runs had begun.)" if worded_late else ""
     if against:
         excluded = "; ".join(_what_is_excluded(study, one) for one in against)
-        return Said("against", f"{claim.denial} (Against: {excluded}.){anew}")
+        return Said("against", f"{claim.denial} (Ruled out: {excluded}.){anew}")
     open_ones = [name for name, verdict in verdicts.items() if verdict == "undecided"]
     if open_ones:
-        return Said("undecided", f"Nothing is claimed: undecided are {', '.join(open_ones)}.")
+        return Said("undecided", f"Nothing is claimed; undecided: {_quoted(open_ones)}.")
     return Said("for", claim.text + anew)
 
 
 def _what_is_excluded(study: Study, criterion: Criterion) -> str:
     """Of a criterion that is against: its name, and that it excludes a lead of the margin, not every lead."""
     if criterion.expect == "not_above" or not criterion.margin:
-        return criterion.name
+        return _quoted([criterion.name])
     unit = find_metric(study.metric).difference_unit
     unit = unit.removesuffix("s") if criterion.margin == 1 else unit
-    return f"{criterion.name}, by {criterion.margin:g}{unit} or more"
+    return f"{_quoted([criterion.name])} by {criterion.margin:g}{unit} or more"
+
+
+def _quoted(names: Sequence[str]) -> str:
+    return ", ".join(f'"{name}"' for name in names)
 
 
 def cannot_be_made(study: Study) -> list[str]:
