@@ -20,9 +20,10 @@ from sklearn.datasets import load_sample_image
 from torch import nn
 
 import stepsnet
+from stepsnet.analysis import speed
 from stepsnet.checkpoint import save_weights, untied
 from stepsnet.cli import main
-from stepsnet.commands.bench import bench, find_candidates
+from stepsnet.commands.bench import Candidate, bench, find_candidates
 from stepsnet.config import ClassificationRecipe, ModelSpec
 from stepsnet.deploy import export as exporting
 from stepsnet.deploy.formats import FORMATS, read_metadata
@@ -229,6 +230,28 @@ def test_runtimes_are_measured_beside_torch(here):
     assert [row["model"] for row in found["rows"]] == [f"test_steps_resnet, {name}" for name in names]
     for row in found["rows"]:
         assert row["inference"]["n"] == 2 and "training" not in row and row["blocks"] == 13
+
+
+def test_a_language_model_is_measured_on_tokens_in_every_runtime(here, monkeypatch):
+    given = []
+
+    def timed(function, device, what):
+        given.append((function.x.dtype, len(function.x)))
+        function()  # a session refuses what is no token, or computes with it what it can
+        return 1.0
+
+    monkeypatch.setattr(speed, "_time", timed)
+    args = {
+        "vocab_size": 50,
+        "widths": [16, 32],
+        "depths": [1, 1],
+        "num_attention_heads": [1, 2],
+        "max_position_embeddings": 16,
+    }
+    candidate = Candidate("tale", "tale", ModelSpec("steps_transformer", args))
+    names = ["torch", "onnxruntime", "openvino"]
+    bench([candidate], batch_size=2, rounds=1, memory_batches=None, device="cpu", runtimes=names)
+    assert {*given} == {(torch.int64, 2), (torch.int64, 1)} and len(given) == 3 * 2 * 3
 
 
 class Odd(nn.Module):

@@ -5,6 +5,7 @@ import copy
 import pytest
 import timm
 import torch
+import transformers
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -111,12 +112,35 @@ def test_each_block_is_dropped_alone_and_put_back(model, images):
     assert not any("forward" in block.__dict__ for block in blocks_of(model))  # which would hide a design's, or its own
 
 
+def test_a_block_that_changes_the_shape_is_left_in_its_place():
+    model, x = timm.create_model("resnet18", num_classes=5).eval(), torch.randn(2, 3, 64, 64)
+    rows = drop_each(model, lambda model: {"sum": model(x).sum().item()})
+    reshaping = [block.downsample is not None for block in blocks_of(model)]
+    assert [not row["metrics"] for row in rows] == reshaping and 0 < sum(reshaping) < len(rows)
+
+
+@torch.no_grad()
+def test_a_layer_with_several_outputs_gives_its_input_as_the_first():
+    config = transformers.BloomConfig(hidden_size=16, n_layer=2, n_head=2, vocab_size=20)
+    model = transformers.BloomForCausalLM(config).eval()
+    ids = torch.arange(8)[None]
+    rows = drop_each(model, lambda model: {"sum": model(ids, use_cache=False).logits.sum().item()})
+    trained = copy.deepcopy(model.state_dict())
+    for layer, row in zip(model.transformer.h, rows):
+        for branch in (layer.self_attention.dense, layer.mlp.dense_4h_to_h):
+            nn.init.zeros_(branch.weight)
+            nn.init.zeros_(branch.bias)
+        assert row["metrics"]["sum"] == pytest.approx(model(ids, use_cache=False).logits.sum().item(), abs=1e-3)
+        model.load_state_dict(trained)
+
+
 def test_a_forward_pass_of_a_blocks_own_comes_back(model, images):
     block, calls = blocks_of(model)[1], []
-    block.forward = lambda x, own=block.forward: calls.append(1) or own(x)
+    before = model(images)
+    block.forward = own = lambda x, own=block.forward: calls.append(1) or own(x)
     with dropped([block]):
-        model(images)
-    assert not calls and model(images) is not None and calls == [1]
+        assert not torch.equal(model(images), before)
+    assert torch.equal(model(images), before) and block.forward is own and len(calls) == 2
     with pytest.raises(UserError, match="Block has a forward pass of its own, as where it is compiled or recomputed"):
         stepsnet.residual.connect([block], "mhc", width=24)
 

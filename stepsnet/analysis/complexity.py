@@ -20,6 +20,7 @@ from timm.models.swin_transformer import SwinTransformerBlock, WindowAttention
 from timm.models.vision_transformer import Block
 from torch import nn
 
+from ..errors import UserError, in_a_line
 from ..macs import count_forward
 from ..models.blocks import blocks_of, step_sequences
 
@@ -66,13 +67,14 @@ def count_language_model(model: Any, context: int) -> Complexity:
     Args:
         context: tokens that attention looks at. Its two products take 2·context·C in a layer of width C, as in
             Eq. (3); what a causal mask hides is counted too.
-    """
-    from ..models.stepify.of_transformers import token_example  # brings transformers, which other models do without
 
+    Raises:
+        UserError: a model that does not run without data.
+    """
     params = sum(parameter.numel() for parameter in model.parameters())
     is_of_the_paper = model.config.model_type == "steps_transformer"
     if not is_of_the_paper or model.config.residual != "plain":  # with the products of the design
-        macs = token_example(model, context).macs(model) // context
+        macs = _macs_of_sequence(model, context) // context
     else:
         linear = sum(module.weight.numel() for module in model.modules() if isinstance(module, nn.Linear))
         macs = linear + sum(
@@ -80,6 +82,20 @@ def count_language_model(model: Any, context: int) -> Complexity:
         )
     blocks = len(blocks_of(model))
     return Complexity(blocks, 5 * blocks + 1 if is_of_the_paper else count_layers(model), params, macs)
+
+
+def _macs_of_sequence(model: Any, tokens: int) -> int:
+    from ..models.stepify.of_transformers import token_example  # brings transformers, which other models do without
+
+    try:
+        return token_example(model, tokens).macs(model)
+    except (IndexError, RuntimeError, TypeError, ValueError) as error:
+        try:  # OPT, BLOOM and GPT make a mask of their own from one per token, and without data from none
+            return token_example(model, tokens, whole_mask=False).macs(model)
+        except (IndexError, RuntimeError, TypeError, ValueError):
+            raise UserError(
+                f"model: the multiply-accumulates of {type(model).__name__} cannot be counted ({in_a_line(error)})"
+            ) from error
 
 
 def count_detector(model: Any, input_size: tuple[int, int, int] = (3, 800, 1280)) -> Complexity:

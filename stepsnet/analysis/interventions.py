@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from functools import partial
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, cast
 
 import torch
@@ -22,6 +21,10 @@ Evaluate = Callable[[nn.Module], dict[str, float]]
 
 class OneStep(UserError):
     """A model that has no steps to be taken apart, such as a baseline."""
+
+
+class Reshapes(UserError):
+    """A block whose output has another shape than its input, such as the first one of a stage."""
 
 
 @contextmanager
@@ -65,18 +68,19 @@ def masked(model: Any, share: float, path: str) -> Iterator[None]:
 
 @contextmanager
 def dropped(blocks: Sequence[nn.Module]) -> Iterator[None]:
-    """Replace blocks by the identity; in a design of the residual stream, let their branches give zero."""
-    own = [block.__dict__.get("forward") for block in blocks]  # such as that of a compiled block
-    try:
+    """Let blocks give what they are given; in a design of the residual stream, let their branches give zero.
+
+    Raises:
+        Reshapes: a block whose output has another shape, when the model runs.
+    """
+    with ExitStack() as stack:
         for block in blocks:
-            scale = getattr(block, "stream_scale", 1.0)  # of the stream, not of what the block adds to it
-            block.forward = block.without_branches if isinstance(block, ConnectedBlock) else partial(_identity, scale)
+            if isinstance(block, ConnectedBlock):
+                stack.callback(block.__dict__.pop, "forward")
+                block.forward = block.without_branches
+            else:
+                stack.callback(block.register_forward_hook(_give_input, with_kwargs=True).remove)
         yield
-    finally:
-        for block, forward in zip(blocks, own):
-            del block.forward
-            if forward is not None:
-                block.forward = forward
 
 
 def mask_paths(model: nn.Module, evaluate: Evaluate, parts: int = 6) -> list[dict[str, Any]]:
@@ -133,11 +137,15 @@ def drop_steps(model: nn.Module, evaluate: Evaluate) -> list[dict[str, Any]]:
 
 
 def drop_each(model: nn.Module, evaluate: Evaluate) -> list[dict[str, Any]]:
-    """The metrics without each single block in turn, for any residual model; beyond Table 7."""
+    """The metrics without each single block in turn, for any residual model; beyond Table 7.
+
+    A block that changes the width or the resolution has no metrics, since nothing can stand in its place.
+    """
     blocks, widths = blocks_of(model), widths_of(model)
     rows = []
     for index, block in enumerate(blocks):
-        with dropped([block]):
+        metrics: dict[str, float] = {}
+        with suppress(Reshapes), dropped([block]):
             metrics = evaluate(model)
         rows.append({"block": index, "width": widths[index] if widths else None, "metrics": metrics})
     return rows
@@ -148,8 +156,15 @@ def _masked_channels(widths: Sequence[int], share: float, path: str) -> int:
     return min(round(share * slow), slow if path == "slow" else full - slow)
 
 
-def _identity(scale: float, x: Tensor, *arguments: Any, **kwargs: Any) -> Tensor:
-    return x if scale == 1.0 else x * scale
+def _give_input(block: nn.Module, arguments: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+    """A hook: the block's input in the place of its output, and of several outputs the others as they are."""
+    x = arguments[0] if arguments else next(iter(kwargs.values()))
+    y, *others = output if isinstance(output, tuple) else (output,)
+    if x.shape != y.shape:
+        got = f"{type(block).__name__}, which turns {tuple(x.shape)} into {tuple(y.shape)}"
+        raise Reshapes(f"analyze: got {got}, expected a block that keeps the shape")
+    x = x * getattr(block, "stream_scale", 1.0)  # of the stream, not of what the block adds to it
+    return (x, *others) if isinstance(output, tuple) else x
 
 
 def _check_in_steps(model: nn.Module) -> None:

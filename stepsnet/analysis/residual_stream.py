@@ -169,7 +169,7 @@ class _Observer:
         numbers = (
             self._sigma(self.input) / self._sigma(self.stream),
             self._sigma(input_read) / self._sigma(after),
-            (after - before).norm() / before.norm() if before.shape == after.shape else unknown,
+            _norm(after - before) / _norm(before) if before.shape == after.shape else unknown,
             self._correlation(self.stream, self.input),
         )
         self.widths.append(width)
@@ -178,7 +178,7 @@ class _Observer:
             y.register_hook(partial(self._keep_gradient_norm, len(self.numbers) - 1, of_stream))
 
     def _keep_gradient_norm(self, block: int, of_stream: Callable[[Tensor], Tensor], gradient: Tensor) -> None:
-        self.gradients[block] = of_stream(gradient).norm() / self.loss_scale
+        self.gradients[block] = _norm(of_stream(gradient)) / self.loss_scale
 
     def statistics(self) -> list[BlockStatistics]:
         unknown = torch.tensor(float("nan"))
@@ -206,3 +206,8 @@ class _Observer:
     def _correlation(self, a: Tensor, b: Tensor) -> Tensor:
         a, b = (z.float() - z.float().mean(self.dim, keepdim=True) for z in (a, b))
         return nn.functional.cosine_similarity(a, b, self.dim).mean()
+
+
+def _norm(x: Tensor) -> Tensor:
+    """In float32 at least: of half precision the sum of squares overflows soon, or has three digits."""
+    return torch.linalg.vector_norm(x, dtype=torch.promote_types(x.dtype, torch.float32))

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -38,6 +37,7 @@ class Measured:
     name: str
     model: nn.Module
     shape: Shape
+    vocabulary: int | None = None  # of the tokens; None for images
     optimized: nn.Module | None = None  # what is measured of it in inference, where that is another module
 
     def module_for(self, training: bool) -> nn.Module:
@@ -100,7 +100,7 @@ def measure_memory(
     small, large = batch_sizes
     if not 0 < small < large:
         raise UserError(f"memory: got batches of {small} and {large}, expected two that increase")
-    if device.type == "cpu" and train and not is_of_transformers(measured.model):
+    if device.type == "cpu" and train and measured.vocabulary is None:
         needed, free = activation_bytes(measured.model, measured.shape, large, amp_dtype=amp_dtype), _available()
         if needed > 0.9 * free:
             raise UserError(
@@ -186,9 +186,8 @@ def _available() -> float:
 
 def _sample(measured: Measured, size: int, device: torch.device) -> Tensor:
     generator = torch.Generator().manual_seed(0)
-    if is_of_transformers(measured.model):
-        vocabulary = cast(Any, measured.model).config.vocab_size
-        return torch.randint(vocabulary, (size, *measured.shape), generator=generator).to(device)
+    if measured.vocabulary is not None:
+        return torch.randint(measured.vocabulary, (size, *measured.shape), generator=generator).to(device)
     return torch.randn(size, *measured.shape, generator=generator).to(device)
 
 

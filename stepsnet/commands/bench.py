@@ -228,10 +228,12 @@ def bench(
     for candidate in candidates:
         if candidate.spec.name in DETECTORS:
             raise UserError(f"bench: got {candidate.name}, a detector, expected a classifier or a language model")
-        model = build_model(candidate.spec)
+        model: Any = build_model(candidate.spec)
+        vocabulary: int | None = None
         if is_of_transformers(model):
             tokens = min(TOKENS, context_of(model.config) or TOKENS)
             shape: tuple[int, ...] = (tokens,)
+            vocabulary = model.config.vocab_size
             counts = count_language_model(model, tokens)
         else:
             shape = input_size_of(candidate.spec, model)
@@ -250,7 +252,8 @@ def bench(
                     optimize(model.to(where), "training")  # where it is decides how
             in_runtimes = {", torch" if others else "": model, **in_runtimes}
         for suffix, module in in_runtimes.items():
-            measured.append(Measured(candidate.name + suffix, module, shape, of_inference if module is model else None))
+            optimized = of_inference if module is model else None
+            measured.append(Measured(candidate.name + suffix, module, shape, vocabulary, optimized))
             named = {"model": candidate.name + suffix, "curve": candidate.curve + suffix, "shape": list(shape)}
             accuracy = {"accuracy": candidate.accuracy, "accuracy_of": candidate.accuracy_of}
             rows.append({**named, **vars(counts), **accuracy})

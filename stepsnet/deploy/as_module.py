@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,11 +21,9 @@ __all__ = ["RUNTIMES", "SessionModule", "check_runtime", "in_runtime"]
 class SessionModule(nn.Module):
     """A session as a module without weights, for inference."""
 
-    def __init__(self, session: Session, config: Any = None):
+    def __init__(self, session: Session):
         super().__init__()
         self.session = session
-        if config is not None:
-            self.config = config  # by which a language model is known
 
     def forward(self, x: Tensor) -> Tensor:
         return self.session(x)[0]
@@ -47,4 +44,4 @@ def in_runtime(spec: ModelSpec, model: nn.Module, runtime: str, device: torch.de
         _, lines = write_checked(source, form, path, fixed_size=source.use.task != "language")
         if fixed := next((line for line in lines if "batch" in line), None):
             raise UserError(f"{runtime}: {spec.name} cannot be measured, {fixed}")
-        return SessionModule(open_session(path, device, amp_dtype), getattr(model, "config", None))
+        return SessionModule(open_session(path, device, amp_dtype))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+from collections.abc import Mapping
 from typing import Any
 
 import timm
@@ -33,18 +34,30 @@ _MASKLESS = {"faster_rcnn": "mask_rcnn", "cascade_rcnn": "cascade_mask_rcnn"}  #
 NOT_IN_TIMM = ("steps_transformer", "causal_lm", "stepify", "grow", "upernet", *DETECTORS)
 
 
-def build_model(spec: ModelSpec) -> nn.Module:
-    """Build the model that a recipe names, with random weights.
+def build_model(spec: ModelSpec, pretrained: bool = True) -> nn.Module:
+    """Build the model that a recipe names, with random weights or those that its arguments ask for.
+
+    Args:
+        pretrained: False for a model that gets its weights from elsewhere, as a run's does, or needs none: then the
+            argument ``pretrained`` fetches nothing.
 
     Raises:
         UserError: an unknown name, arguments that the model does not accept, or weights that the machine's memory does
             not hold.
     """
+    if not pretrained:
+        spec = ModelSpec(spec.name, _not_pretrained(spec.args))
     check_model_name(spec)
     check_args(spec)
     if any(abs(number) >= _LARGE for value in spec.args.values() for number in _numbers(value)):
         _check_memory(spec)
     return _build(spec)
+
+
+def _not_pretrained(args: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a model, and of a model inside of it, without ``pretrained``."""
+    inside = {key: _not_pretrained(value) if isinstance(value, Mapping) else value for key, value in args.items()}
+    return {key: value for key, value in inside.items() if key != "pretrained"}
 
 
 def _check_memory(spec: ModelSpec) -> None:

@@ -33,7 +33,7 @@ def inspect_run(
     """
     try:
         with keep_random_states(device), torch.no_grad():
-            model = build_model(recipe.model)
+            model = build_model(recipe.model, pretrained=False)
             load_into(model, weights)
             with autocast(recipe.amp_dtype, device):
                 sections = task.inspect(model.to(device).eval(), device)

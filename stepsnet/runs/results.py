@@ -51,7 +51,7 @@ class Run:
     def model(self) -> nn.Module:
         """The model with the run's weights, or those of its latest checkpoint, on the recipe's device and in evaluation
         mode. Raises UserError where there are none yet."""
-        model, _ = load_trained(self.folder, self.recipe, build_model(self.recipe.model))
+        model, _ = load_trained(self.folder, self.recipe, build_model(self.recipe.model, pretrained=False))
         return model
 
     @property

@@ -22,6 +22,7 @@ from ..device import autocast, pick_device
 from ..engine.distributed import DistributedContext, init_distributed
 from ..engine.metrics_log import MetricsLog
 from ..engine.optim import rate_at
+from ..engine.randomness import keep_random_states
 from ..engine.task import BatchShard, Task, data_counts
 from ..engine.train import TrainResult, train
 from ..engine.update import Diverged, diverged
@@ -137,6 +138,7 @@ def _train(
                     inspect_run(recipe, folder, task, read_weights(folder), context.device, note)
                 report_or_tell([folder], page, title, report)
             return read_summary(folder) if context.is_main else None
+        counts = context.on_main(functools.partial(_counts, recipe, task))  # what cannot be counted is said now
         to_tell += lines if context.is_main else []
         started = time.monotonic()
         try:
@@ -149,7 +151,7 @@ def _train(
         if not context.is_main:
             return None
         seconds = round(result.earlier_seconds + time.monotonic() - started, 1)
-        summary = _summarize(recipe, task, result, label, seconds, context.world_size) | made_with
+        summary = _summarize(recipe, task, result, counts, label, seconds, context.world_size) | made_with
         if before := trained_before(folder, made_with):
             summary["trained_before"] = before
         (folder / "summary.json").unlink(missing_ok=True)  # which would be of other weights
@@ -218,11 +220,17 @@ def _save_assets(task: Task, model: nn.Module, folder: Path) -> None:
         raise UserError(f"--run: cannot write {folder}: {error}") from error
 
 
+def _counts(recipe: Recipe, task: Task) -> dict[str, Any]:
+    """What ``summary.json`` says of the model itself, as it is before the settings put anything around it."""
+    with keep_random_states(torch.device("cpu")):
+        model = build_model(recipe.model, pretrained=False)
+    return {**dataclasses.asdict(task.complexity(model)), "widths": widths_of(model)}
+
+
 def _summarize(
-    recipe: Recipe, task: Task, result: TrainResult, label: str, seconds: float, ranks: int
+    recipe: Recipe, task: Task, result: TrainResult, counts: dict[str, Any], label: str, seconds: float, ranks: int
 ) -> dict[str, Any]:
     """The content of ``summary.json``."""
-    model = build_model(recipe.model)  # as it was before the settings put anything around it
     return {
         "recipe": recipe.name,
         "label": label or recipe.model.name,
@@ -233,8 +241,7 @@ def _summarize(
         "data": public_value(recipe.data),
         "model": dataclasses.asdict(recipe.model),
         **({"import": list(recipe.imports)} if recipe.imports else {}),
-        **dataclasses.asdict(task.complexity(model)),
-        "widths": widths_of(model),
+        **counts,
         "metrics": {**result.metrics, f"best_val_{task.monitor}": result.best},
         "expected": recipe.expected,
         **task.facts(),

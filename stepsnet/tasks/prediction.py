@@ -87,7 +87,7 @@ class PredictInputs:
     def model_of(self, run: Path, recipe: Recipe) -> tuple[nn.Module, torch.device]:
         """The run's model in evaluation mode, and its device. Raises UserError where it has no weights."""
         if self.model is None:
-            model, device = load_trained(run, recipe, build_model(recipe.model))
+            model, device = load_trained(run, recipe, build_model(recipe.model, pretrained=False))
             return optimize(model, compile=False), device
         return self.model.eval(), next(self.model.parameters()).device
 

@@ -28,7 +28,7 @@ class Publication:
 
 def trained_model(run: Path, recipe: Recipe) -> nn.Module:
     """A run's model with its weights, on the CPU and in evaluation mode. Raises UserError where it has none."""
-    model = build_model(recipe.model)
+    model = build_model(recipe.model, pretrained=False)
     load_into(model, read_weights(run))
     return model.eval()
 

@@ -188,11 +188,13 @@ def model_and_example(model: nn.Module | str, options: Mapping[str, Any]) -> tup
     if isinstance(compiled := getattr(model, "_orig_mod", None), nn.Module):
         raise UserError(f"stepify: got a compiled {type(compiled).__name__}, expected the model that was compiled")
     if is_of_transformers(model):
+        from ..build import context_of
         from .of_transformers import token_example
 
         if options.get("example") is not None:
             raise UserError(f"example: got it beside {type(model).__name__}, expected tokens=, the sequence's length")
-        return model, token_example(model, options.get("tokens", 256)), options
+        tokens = options.get("tokens", 256)
+        return model, token_example(model, min(tokens, context_of(model.config) or tokens)), options
     return model, example_of(model, options.get("example")), options
 
 

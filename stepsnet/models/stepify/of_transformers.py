@@ -85,13 +85,16 @@ def _changed(config: Any, changes: dict[str, Any]) -> Any:
     return type(config).from_dict({**kept, **changes}, **arguments)
 
 
-def token_example(model: Any, tokens: int) -> Example:
-    """One sequence of so many tokens, or as many as the model has positions, on the meta device."""
-    tokens = min(tokens, getattr(model.config, "max_position_embeddings", tokens))
+def token_example(model: Any, tokens: int, whole_mask: bool = True) -> Example:
+    """One sequence of so many tokens on the meta device.
+
+    Args:
+        whole_mask: the mask of attention is given whole, since most families look at data where they make one.
+    """
     kwargs: dict[str, Any] = {"input_ids": torch.zeros(1, tokens, dtype=torch.int64, device="meta")}
     if hasattr(model.config, "use_cache"):
         kwargs["use_cache"] = False
-    if hasattr(model.config, "num_attention_heads"):  # given whole: to make one, the library looks at data
+    if whole_mask and hasattr(model.config, "num_attention_heads"):
         kwargs["attention_mask"] = torch.zeros(1, 1, tokens, tokens, device="meta")
     return Example((), kwargs)
 

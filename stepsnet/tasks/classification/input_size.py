@@ -52,7 +52,7 @@ def fit_input_size(recipe: ClassificationRecipe, side: int) -> ClassificationRec
 
 def _accepted(spec: ModelSpec, side: int) -> str:
     with torch.device("meta"):
-        model = build_model(spec)
+        model = build_model(spec, pretrained=False)
     patch = _patch_of(model)
     if patch and side % patch:
         multiple = -(-side // patch) * patch
@@ -84,7 +84,7 @@ def check_input_size(recipe: ClassificationRecipe, model: nn.Module) -> None:
 def _refusal(spec: ModelSpec, side: int) -> str | None:
     """Why the model does not accept inputs of this size; None where it does. Raises UserError if it cannot be built."""
     with torch.device("meta"), torch.no_grad():  # a separate model, because a forward pass may leave caches behind
-        model = build_model(spec)
+        model = build_model(spec, pretrained=False)
         if (patch := _patch_of(model)) and side % patch:
             return f"its patches of {patch} pixels do not divide {side}"
         try:

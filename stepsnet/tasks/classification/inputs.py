@@ -110,7 +110,7 @@ def _seen_by(source: str) -> Normalization | None:
         with suppress(UserError), torch.device("meta"):  # weights of which nobody knows what they have seen
             recipe = read_run_recipe(Path(source))
             if isinstance(recipe, ClassificationRecipe):
-                return normalization_of(recipe, build_model(recipe.model))
+                return normalization_of(recipe, build_model(recipe.model, pretrained=False))
     return None
 
 

@@ -54,7 +54,7 @@ def resolve(recipe: ClassificationRecipe, opened: StoredData) -> tuple[Classific
         recipe = fit_input_size(recipe, recipe.img_size)
     elif recipe.img_size:
         with torch.device("meta"):
-            check_input_size(recipe, build_model(recipe.model))
+            check_input_size(recipe, build_model(recipe.model, pretrained=False))
     recipe, of_model = with_crop_mode(recipe, opened)
     return recipe, [*lines, *of_model]
 
@@ -64,7 +64,7 @@ def with_crop_mode(recipe: ClassificationRecipe, opened: StoredData) -> tuple[Cl
     if recipe.crop_mode or opened.name == "digits":
         return recipe, []
     with suppress(UserError), torch.device("meta"):  # what cannot be built there is said when it is built
-        mode = resolve_model_data_config(build_model(recipe.model))["crop_mode"]
+        mode = resolve_model_data_config(build_model(recipe.model, pretrained=False))["crop_mode"]
         if mode != "center":
             line = f"crop_mode {mode}, from {recipe.model.name}: so images that are not square are evaluated"
             return replace(recipe, crop_mode=mode), [line]

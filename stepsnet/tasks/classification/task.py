@@ -55,7 +55,7 @@ def build(
     recipe: ClassificationRecipe, data: str | None = None, run: Path | None = None, opened: StoredData | None = None
 ) -> tuple[nn.Module, Classification]:
     """Raises UserError where the model or the data do not exist, or do not fit each other."""
-    model = build_model(recipe.model)
+    model = build_model(recipe.model, pretrained=run is None)
     spec = input_spec(recipe, model)
     data = data or recipe.data
     images = load_images(

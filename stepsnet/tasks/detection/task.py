@@ -72,7 +72,7 @@ def build(
 ) -> tuple[nn.Module, Detection]:
     """Raises UserError where the model or the data do not exist, or do not fit each other."""
     coco = opened or open_data(recipe, data or recipe.data, run)
-    model = cast(Detector, build_model(recipe.model))
+    model = cast(Detector, build_model(recipe.model, pretrained=run is None))
     if run and _named(read_categories(run)) != _named(coco.val.split.categories):
         raise UserError(
             f"data: {coco.val.split.file} has other categories than {run} was trained on, expected the same"

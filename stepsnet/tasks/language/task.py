@@ -42,7 +42,7 @@ def build(
     data = data or recipe.data
     text = opened or open_data(recipe, data, run)
     _, split = split_of(data)
-    model: Any = build_model(recipe.model)
+    model: Any = build_model(recipe.model, pretrained=run is None)
     _check_vocabulary(model, text)
     _check_positions(model, recipe.seq_len)
     if run is None:

@@ -68,7 +68,7 @@ def build(
     recipe: SegmentationRecipe, data: str | None = None, run: Path | None = None, opened: SegmentationData | None = None
 ) -> tuple[nn.Module, Segmentation]:
     """Raises UserError where the model or the data do not exist, or do not fit each other."""
-    model = build_model(recipe.model)
+    model = build_model(recipe.model, pretrained=run is None)
     if not isinstance(model, UPerNet):
         raise UserError(f"model: got {recipe.model.name!r}, expected upernet for {recipe.task}")
     path, split = split_of(data or recipe.data)
