@@ -48,7 +48,7 @@ def replacing(path: Path) -> Iterator[Path]:
     Raises:
         UserError: the disk is full, or the file cannot be written; ``path`` is as it was.
     """
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+    temporary = path.with_name(f".{path.name[:32]}.{secrets.token_hex(8)}.tmp")  # a name may be as long as is allowed
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)

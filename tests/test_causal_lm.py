@@ -5,14 +5,17 @@ import math
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
+from stepsnet.analysis.complexity import count_language_model
 from stepsnet.cli import main
 from stepsnet.commands.bench import TOKENS, Candidate, bench
 from stepsnet.config import ModelSpec
 from stepsnet.errors import UserError
 from stepsnet.models.build import build_model, context_of
 from stepsnet.recipes.any_model import stepify_pair
+from stepsnet.tasks.classification.task import Classification
 from stepsnet.tasks.deployment import of_tokens
 from stepsnet.tasks.language.assets import save_assets
 from stepsnet.tasks.language.data import load_text
@@ -126,6 +129,50 @@ def test_a_folder_without_a_model_type_is_refused(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(UserError, match=r"--model: .*config\.json has no model_type"):
         stepify_pair(f"transformers:{tmp_path}", "text:x")
+
+
+OWN_MASK = {
+    "opt": {
+        "hidden_size": 32,
+        "word_embed_proj_dim": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "ffn_dim": 64,
+    },
+    "bloom": {"hidden_size": 32, "n_layer": 1, "n_head": 2},
+    "openai-gpt": {"n_embd": 32, "n_layer": 1, "n_head": 2},
+}
+
+
+@pytest.mark.parametrize("kind", OWN_MASK)
+def test_a_model_that_makes_its_own_mask_is_counted(kind):
+    model = build_model(ModelSpec("causal_lm", {"model_type": kind, "vocab_size": 50, **OWN_MASK[kind]}))
+    ids = torch.zeros(1, 16, dtype=torch.int64)
+    with FlopCounterMode(display=False) as counted, torch.no_grad():
+        model.eval()(ids, use_cache=False)
+    found = count_language_model(model, 16).macs
+    assert found == pytest.approx(counted.get_total_flops() / 2 / 16, rel=0.05)  # but for norms, which we count too
+
+
+def test_rotary_positions_that_go_on_are_counted_whole():
+    args = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    few, many = (
+        build_model(
+            ModelSpec("causal_lm", {"model_type": "llama", "vocab_size": 50, **args, "max_position_embeddings": n})
+        )
+        for n in (16, 64)
+    )
+    assert count_language_model(few, 64).macs == count_language_model(many, 64).macs
+
+
+def test_what_cannot_be_counted_is_said_before_the_training(tmp_path, monkeypatch, capsys):
+    def uncounted(task, model):
+        raise UserError("model: cannot be counted")
+
+    monkeypatch.setattr(Classification, "complexity", uncounted)
+    monkeypatch.setattr("stepsnet.runs.train.train", None)  # which is not reached
+    assert main(["train", "digits/tiny", "--run", str(tmp_path / "run")]) == 2
+    assert capsys.readouterr().err == "stepsnet: model: cannot be counted\n"
 
 
 @pytest.mark.parametrize("positions", [64, 2 * TOKENS])

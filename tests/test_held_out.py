@@ -16,9 +16,9 @@ from stepsnet.recipes import find_recipe
 from stepsnet.runs.evaluate import evaluate_run
 from stepsnet.runs.train import train_run
 from stepsnet.tasks import build_task
-from stepsnet.tasks.classification.held_out import divide, split_of
+from stepsnet.tasks.classification.held_out import InMemory, divide
 from stepsnet.tasks.language.data import load_text
-from stepsnet.tasks.splits import divided_for
+from stepsnet.tasks.splits import divided_for, split_of
 
 CPU = torch.device("cpu")
 LABELS = [0] * 40 + [1] * 20 + [2] * 60
@@ -196,6 +196,20 @@ def test_pictures_in_memory_give_the_same_batches(pictures):
     for file in pictures.glob("train/*/*.png"):
         file.unlink()
     assert len(list(kept.batches(2, 0, BatchShard(), CPU))) == 4
+
+
+def test_an_evaluation_does_not_decode_what_was_trained_on(pictures, tmp_path, monkeypatch):
+    recipe, read = recipe_on(pictures, "cache=memory"), []
+    monkeypatch.setattr(
+        InMemory,
+        "__init__",
+        lambda self, images, indices, own=InMemory.__init__: (read.append(len(indices)), own(self, images, indices))[1],
+    )
+    build_task(recipe)
+    for_training = sum(read)
+    read.clear()
+    _, task = build_task(recipe, run=tmp_path)
+    assert sum(read) == len(task.data.val) < for_training
 
 
 def test_clean_samples_are_scored_as_evaluation_sees_them(pictures):

@@ -83,6 +83,16 @@ def test_each_input_has_an_output_of_its_own(files, written, tmp_path):
     assert outputs.paths([tmp_path / file for file in files], ".png") == [tmp_path / "out" / name for name in written]
 
 
+def test_a_name_as_long_as_is_allowed_is_written_and_a_longer_one_refused_before(tmp_path):
+    longest, longer = (tmp_path / "out" / ("é" * 124 + "a" * more + ".json") for more in (2, 3))
+    outputs = Outputs(tmp_path / "out", tmp_path)
+    with outputs.reserved([longest]):
+        outputs.write(longest, "{}")
+    assert longest.read_text() == "{}"
+    with pytest.raises(UserError, match="has 256 bytes, expected a name of at most 255"), outputs.reserved([longer]):
+        raise AssertionError
+
+
 def test_the_common_folder_of_files_and_folders(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert common_folder([Path("a")]) == tmp_path / "a"

@@ -31,11 +31,13 @@ from stepsnet.overrides import override, read_recipe, to_yaml
 from stepsnet.publish.repository import WRITTEN, write_repository
 from stepsnet.recipes import find_recipe
 from stepsnet.redact import public_command, public_value
+from stepsnet.run_folder import read_run_recipe
 from stepsnet.tasks.assets import save_classes
 from stepsnet.tasks.classification.data import evaluation_transform
 from stepsnet.tasks.classification.task import input_spec
 from stepsnet.tasks.language.assets import save_assets
 from stepsnet.tasks.language.data import load_text
+from stepsnet.tasks.publication import publish_run_folder
 
 COUNTS = {"blocks": 3, "layers": 17, "params": 58_634, "macs": 976_660}
 ORIGIN = {
@@ -353,6 +355,10 @@ def test_what_cannot_be_pushed(tmp_path, capsys):
         assert main(["push", *map(str, arguments)]) == 2
         err = capsys.readouterr().err
         assert said in err and len(err.splitlines()) == 1, err
+    (both / "stepsnet-seed0" / "classes.json").unlink()
+    with pytest.raises(UserError, match=r"classes\.json"):
+        publish_run_folder(both / "stepsnet-seed0", read_run_recipe(run), tmp_path / "full", "classes.json", "x")
+    assert [file.name for file in (tmp_path / "full").iterdir()] == ["file"]
     with pytest.raises(UserError, match="has no weights"):
         (run / "model.safetensors").unlink()
         write_repository(run, tmp_path / "another")

@@ -26,6 +26,25 @@ from stepsnet.tasks.loading import loaded
 HERE = Path(__file__).parent
 CPU = torch.device("cpu")
 
+
+class Wrong(Dataset):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        try:
+            raise KeyError("of a library")
+        except KeyError as error:
+            raise UserError(f"data: sample {index} is wrong: got 1,\nexpected 2") from error
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_mistake_in_the_data_is_the_same_line_with_any_number_of_workers(workers):
+    with pytest.raises(UserError) as raised, loaded(Wrong(), CPU, workers, 2, batch_size=2) as batches:
+        list(batches)
+    assert str(raised.value) == "data: sample 0 is wrong: got 1,\\nexpected 2"
+
+
 BROKEN = """
     import multiprocessing, sys
     from pathlib import Path

@@ -24,6 +24,8 @@ def check_runtime(name: str, device: torch.device, amp_dtype: str = "float32") -
     if name not in RUNTIMES:
         raise UserError(f"--runtime: got {name!r}, expected some of {','.join(RUNTIMES)}")
     if name == "torch":
+        if device.type != "cpu" or amp_dtype != "float32":
+            raise UserError(f"torch: got the device {device} and {amp_dtype} for a file, expected cpu and float32")
         return
     package = import_extra(name)
     if name == "openvino":

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor, nn
 
@@ -45,7 +45,7 @@ class Source:
     def inputs(self, count: int, shape: Sequence[int]) -> Tensor:
         """Real ones of a shape, which differ from each other."""
         if self.use.axes[1] == "tokens":
-            vocabulary = self.model.get_parameter("model.lm_head.weight").shape[0]
+            vocabulary = cast(Any, self.model).config.vocab_size
             tokenizer = self.use.tokenizer
             encode = _encoder(tokenizer) if tokenizer else lambda text: [code % vocabulary for code in text.encode()]
             return words(count, shape[0], encode)

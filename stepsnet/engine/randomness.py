@@ -9,11 +9,12 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 
 import numpy as np
 import torch
 
-__all__ = ["data_order", "keep_random_states", "seed_sample", "seed_step"]
+__all__ = ["data_order", "keep_random_states", "order_of_pass", "sample_of_run", "seed_sample", "seed_step"]
 
 _ORDER, _STEP, _SAMPLE = 0, 1, 2  # one stream of random numbers per purpose
 
@@ -21,6 +22,22 @@ _ORDER, _STEP, _SAMPLE = 0, 1, 2  # one stream of random numbers per purpose
 def data_order(seed: int, epoch: int, samples: int) -> np.ndarray:
     """The order of the training samples: a permutation of range(samples), a function of (seed, epoch)."""
     return np.random.default_rng([seed, _ORDER, epoch]).permutation(samples)
+
+
+def sample_of_run(seed: int, number: int, samples: int) -> tuple[int, int]:
+    """The ``number``-th sample of a run that goes over ``samples`` pass after pass, each in its own order.
+
+    Returns:
+        The pass, counted from 0, and the index of the sample.
+    """
+    number_of_pass, position = divmod(number, samples)
+    return number_of_pass, int(order_of_pass(seed, number_of_pass, samples)[position])
+
+
+@lru_cache(maxsize=4)
+def order_of_pass(seed: int, number_of_pass: int, samples: int) -> np.ndarray:
+    """The same as :func:`data_order`; the last orders are kept."""
+    return data_order(seed, number_of_pass, samples)
 
 
 def seed_step(seed: int, step: int, rank: int = 0, part: int = 0) -> None:

@@ -199,8 +199,9 @@ def _accepted_multiple(name: str, settings: dict[str, Any], patch_size: int) -> 
 
 
 def mean_and_std_of(name: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """What timm's config of that name says of each channel, for pixels in 0 … 1."""
-    config = resolve_data_config(pretrained_cfg=timm.get_pretrained_cfg(name).to_dict())
+    """What timm's config of that name says of each channel, for pixels in 0 … 1; timm's default of one without."""
+    found = timm.get_pretrained_cfg(name)  # None of a model that was registered without one
+    config = resolve_data_config(pretrained_cfg=found.to_dict() if found else {})
     return tuple(config["mean"]), tuple(config["std"])
 
 

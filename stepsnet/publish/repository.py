@@ -38,7 +38,7 @@ WRITTEN = (
     "modeling_stepsnet.py",
 )
 
-__all__ = ["WRITTEN", "check_repo", "upload", "write_card", "write_repository"]
+__all__ = ["WRITTEN", "check_repo", "create_repo", "upload", "write_card", "write_repository"]
 
 
 def write_repository(run: Path, folder: Path) -> Publication:

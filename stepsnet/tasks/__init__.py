@@ -13,6 +13,7 @@ open: ``task.open_data(recipe, data, run) -> opened``, which ``build`` takes as 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -199,4 +200,5 @@ def _function(recipe: Recipe, name: str) -> Any:
     if recipe.task in _registered:
         return getattr(_registered[recipe.task], name, None)
     file = name if name in ("predict", "publish", "deployment") else "task"
-    return getattr(importlib.import_module(f"stepsnet.tasks.{recipe.task}.{file}"), name, None)
+    module = f"stepsnet.tasks.{recipe.task}.{file}"
+    return getattr(importlib.import_module(module), name, None) if importlib.util.find_spec(module) else None

@@ -18,8 +18,15 @@ CLASSES_FILE = "classes.json"
 
 def distinct(classes: Sequence[str]) -> list[str]:
     """The names, with the class's number where a name is not its own: ImageNet has two cranes."""
-    times = Counter(classes)
-    return [name if times[name] == 1 else f"{name} ({number})" for number, name in enumerate(classes)]
+    times, found = Counter(classes), []
+    taken = {name for name, count in times.items() if count == 1}
+    for number, name in enumerate(classes):
+        if times[name] > 1:
+            while (name := f"{name} ({number})") in taken:
+                pass
+            taken.add(name)
+        found.append(name)
+    return found
 
 
 def save_classes(folder: Path, classes: Sequence[str]) -> None:

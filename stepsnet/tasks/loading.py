@@ -1,4 +1,4 @@
-"""The loader of every task that reads images, and the order of runs that count updates in place of epochs."""
+"""The loader of every task that reads images."""
 
 from __future__ import annotations
 
@@ -8,21 +8,18 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from ..engine.interrupt import SIGNALS
-from ..engine.randomness import data_order
 from ..errors import UserError, in_a_line
 
-__all__ = ["loaded", "order_of_pass", "sample_of_run"]
+__all__ = ["loaded"]
 
 
 @contextmanager
@@ -41,7 +38,7 @@ def loaded(
         **settings: further arguments of DataLoader, such as ``batch_sampler``.
 
     Raises:
-        UserError: a worker was killed, or there is no shared memory for its batches.
+        UserError: a worker was killed, or there is no shared memory for its batches, or what a sample raises.
     """
     workers = min(workers, batches)
     loader: DataLoader = DataLoader(
@@ -66,28 +63,12 @@ def loaded(
         raise
     started = _all_but(others)
     try:
-        yield (tree_map_only(Tensor, to_device, batch) for batch in _naming_lost_workers(found))
+        yield (tree_map_only(Tensor, to_device, batch) for batch in _naming_what_failed(found))
     finally:
         # torch does this when the iterator is collected, which a kept traceback delays
         if shut_down := getattr(found, "_shutdown_workers", None):  # there are workers
             shut_down()
         _end(started)
-
-
-def sample_of_run(seed: int, number: int, samples: int) -> tuple[int, int]:
-    """The ``number``-th sample of a run that goes over ``samples`` pass after pass, each in its own order.
-
-    Returns:
-        The pass, counted from 0, and the index of the sample.
-    """
-    number_of_pass, position = divmod(number, samples)
-    return number_of_pass, int(order_of_pass(seed, number_of_pass, samples)[position])
-
-
-@lru_cache(maxsize=4)
-def order_of_pass(seed: int, number_of_pass: int, samples: int) -> np.ndarray:
-    """The same as :func:`~stepsnet.engine.randomness.data_order`; the last orders are kept."""
-    return data_order(seed, number_of_pass, samples)
 
 
 class _Shared:
@@ -110,10 +91,14 @@ def _start_method() -> str | None:
     return "fork" if sys.platform == "linux" and multiprocessing.get_start_method(allow_none=True) is None else None
 
 
-def _naming_lost_workers(batches: Iterator[Any]) -> Iterator[Any]:
-    """Raises UserError where the machine has ended a worker or left it without memory."""
+def _naming_what_failed(batches: Iterator[Any]) -> Iterator[Any]:
+    """Raises UserError where the machine has ended a worker or left it without memory, or a worker has raised one."""
     try:
         yield from batches
+    except UserError as error:
+        # torch puts a worker's traceback before what it says
+        *traceback, said = str(error.args[0]).split(f"\n{type(error).__module__}.{type(error).__qualname__}: ")
+        raise (UserError(said.rstrip("\n")) if traceback else error) from None
     except RuntimeError as error:
         said = in_a_line(error)
         if "shared memory" in said or "Bus error" in said:

@@ -17,6 +17,7 @@ from ..reading import read_json
 __all__ = ["Outputs", "common_folder", "without_outputs"]
 
 _INDEX = ".stepsnet-written.json"  # in the folder: the checksum of each file that was written there
+LONGEST_NAME = 255  # bytes, of a file on nearly every file system
 
 
 def common_folder(places: Sequence[Path]) -> Path:
@@ -69,10 +70,13 @@ class Outputs:
         """Check that these may be written, before the block writes them; behind it they are known as ours.
 
         Raises:
-            UserError: one of them is an input, or is there and is not what predict wrote, and ``force`` is not given.
+            UserError: one of them has too long a name, is an input, or is there and is not what predict wrote, and
+                ``force`` is not given.
         """
         given = {os.path.realpath(file) for file in inputs}
         for path in paths:
+            if (length := len(os.fsencode(path.name))) > LONGEST_NAME:
+                raise UserError(f"predict: {path.name} has {length} bytes, expected a name of at most {LONGEST_NAME}")
             if os.path.realpath(path) in given:
                 raise UserError(f"predict: {path} is an input, expected another folder for --out")
             if os.path.lexists(path) and not self.force and not self.wrote(path):

@@ -11,6 +11,7 @@ from torch import nn
 from ..checkpoint import load_into, save_weights, untied
 from ..config import Recipe
 from ..models.build import build_model
+from ..reading import read_json
 from ..run_folder import read_weights
 
 __all__ = ["Publication", "modules_of", "publish_run_folder", "trained_model"]
@@ -39,11 +40,18 @@ def modules_of(recipe: Recipe, model: nn.Module) -> list[str]:
     return [*(["stepsnet"] if home == "stepsnet" else []), *recipe.imports]
 
 
-def publish_run_folder(run: Path, recipe: Recipe, folder: Path, classes_file: str, pipeline: str) -> Publication:
-    """Write what ``stepsnet predict`` needs of a run, for models that no other library loads."""
+def publish_run_folder(
+    run: Path, recipe: Recipe, folder: Path, classes_file: str, pipeline: str, draws: bool = True
+) -> Publication:
+    """Write what ``stepsnet predict`` needs of a run, for models that no other library loads.
+
+    Args:
+        draws: whether predict draws what it finds.
+    """
+    read_json(run / classes_file, "run", list)  # before anything is written
     model = trained_model(run, recipe)
-    save_weights(folder / "model.safetensors", untied(model, model.state_dict()))
     shutil.copyfile(run / classes_file, folder / classes_file)
+    save_weights(folder / "model.safetensors", untied(model, model.state_dict()))
     return Publication(
         library="stepsnet",
         pipeline=pipeline,
@@ -54,5 +62,6 @@ import stepsnet
 run = stepsnet.load(huggingface_hub.snapshot_download("SOURCE"))
 print(run.predict("picture.jpg"))
 """,
-        note="`stepsnet predict FOLDER picture.jpg` does the same with a local copy, and draws what it finds.",
+        note="`stepsnet predict FOLDER picture.jpg` does the same with a local copy"
+        + (", and draws what it finds." if draws else "."),
     )

@@ -16,8 +16,9 @@ from ...engine.randomness import seed_sample
 from ...errors import UserError, nearest
 from ..assets import distinct
 from ..images import UnreadableImage
+from ..splits import split_of
 from .digits import load_digits
-from .held_out import InMemory, divide, split_of
+from .held_out import InMemory, divide
 from .sources import SOURCES, Arrays, Splits, StoredImages
 from .transforms import InputSpec, Transform
 
@@ -168,7 +169,7 @@ def load_images(
     numbers = (train_samples, holdout, clean_samples)
     parts = divide(train.labels, len(other.labels), split, *numbers, has_test, for_training)
     if in_memory and not isinstance(train, Arrays):
-        trained_on = parts.train if split == "val" else parts.train[:0]  # what is only evaluated is not trained on
+        trained_on = parts.train if for_training and split == "val" else parts.train[:0]
         train = InMemory(train, np.concatenate((trained_on, parts.evaluated)) if parts.of_training else trained_on)
         other = other if parts.of_training else InMemory(other, parts.evaluated)
     return ImageData(

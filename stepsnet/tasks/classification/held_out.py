@@ -16,9 +16,9 @@ from PIL import Image
 
 from ...errors import UserError
 from ..images import UnreadableImage
-from ..splits import check_holdout, split_of
+from ..splits import check_holdout
 
-__all__ = ["InMemory", "Parts", "divide", "split_of"]
+__all__ = ["InMemory", "Parts", "divide"]
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from ...errors import UserError
 from ...from_data import key_of_model
 from ...models.build import build_model
 from ...run_folder import read_run_recipe
+from ..splits import split_of
 from .digits import data_config as data_config_of_digits
-from .held_out import split_of
 from .input_size import input_size
 from .transforms import InputSpec
 

@@ -43,7 +43,7 @@ def publish(run: Path, recipe: ClassificationRecipe, folder: Path) -> Publicatio
         UserError: the run has no weights, or timm cannot save the model.
     """
     if not timm.is_model(recipe.model.name):
-        return publish_run_folder(run, recipe, folder, CLASSES_FILE, "image-classification")
+        return publish_run_folder(run, recipe, folder, CLASSES_FILE, "image-classification", draws=False)
     model = trained_model(run, recipe)
     classes = classes_of(run, model)
     spec = data_config(recipe, model)

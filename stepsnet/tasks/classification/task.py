@@ -29,8 +29,8 @@ from ..assets import check_classes, save_classes
 from ..loading import loaded
 from ..remarks import on_classes, on_largest_class
 from ..scoring import mean_loss, of_all_ranks, shared_by
+from ..splits import split_of
 from .data import ImageData, SampleKey, Samples, StoredData, check_test_split, load_images, open_images
-from .held_out import split_of
 from .inputs import Normalization, input_spec, normalization_of, on_other_normalization
 from .inspection import Mistakes
 from .resolve import resolve

@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast, TextStreamer
 
 from ...config import LanguageRecipe
+from ...engine.randomness import keep_random_states
 from ...errors import UserError
 from ...models.build import context_of
 from ..prediction import PredictInputs, Prediction
@@ -56,16 +57,17 @@ def predict(run: Path, recipe: LanguageRecipe, inputs: PredictInputs) -> list[Pr
     sampling: dict[str, Any] = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {}
     prompt = torch.tensor([ids], device=device)  # (1, tokens)
     streamer = _Streamer(tokenizer, inputs)
-    torch.manual_seed(inputs.seed)
-    cast(Any, model).generate(
-        prompt,
-        attention_mask=torch.ones_like(prompt),
-        max_new_tokens=tokens,
-        eos_token_id=tokenizer.token_to_id(END_OF_TEXT),
-        pad_token_id=tokenizer.token_to_id(END_OF_TEXT),
-        streamer=streamer,
-        **sampling,
-    )
+    with keep_random_states(device):
+        torch.manual_seed(inputs.seed)
+        cast(Any, model).generate(
+            prompt,
+            attention_mask=torch.ones_like(prompt),
+            max_new_tokens=tokens,
+            eos_token_id=tokenizer.token_to_id(END_OF_TEXT),
+            pad_token_id=tokenizer.token_to_id(END_OF_TEXT),
+            streamer=streamer,
+            **sampling,
+        )
     inputs.emit("\n")
     return [Prediction("", {"prompt": inputs.prompt, "text": streamer.text})]
 

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from ...analysis.complexity import Complexity, count_language_model
 from ...config import LanguageRecipe
+from ...engine.randomness import order_of_pass, sample_of_run
 from ...engine.task import BatchShard, Task
 from ...errors import UserError
 from ...inspection import Section
 from ...models.build import build_model, context_of
-from ..loading import order_of_pass, sample_of_run
 from ..splits import split_of
 from .assets import save_assets
 from .data import Split, TextData, load_text, load_tokenizer

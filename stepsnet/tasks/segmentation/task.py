@@ -19,7 +19,7 @@ from torchvision.transforms import v2
 from ...analysis.complexity import Complexity, count_complexity
 from ...config import SegmentationRecipe
 from ...engine.distributed import sync_batch_norms
-from ...engine.randomness import seed_sample
+from ...engine.randomness import sample_of_run, seed_sample
 from ...engine.task import BatchShard, Task
 from ...errors import UserError
 from ...from_data import check_class_count, key_of_weights, with_classes
@@ -29,7 +29,7 @@ from ...models.build import build_model
 from ...models.upernet import UPerNet
 from ..assets import read_classes, save_classes
 from ..classification.inputs import Normalization, on_other_normalization
-from ..loading import loaded, sample_of_run
+from ..loading import loaded
 from ..remarks import on_classes
 from ..scoring import mean_loss, shared_by
 from ..splits import require_split, split_of
