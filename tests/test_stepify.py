@@ -193,6 +193,24 @@ def test_new_blocks_start_as_the_librarys():
     assert all(bool((scale == 1e-6).all()) for scale in scales)
 
 
+@pytest.mark.parametrize("name", ["mobilevit_xxs", "mobilevitv2_050", "inception_next_tiny"])
+def test_new_blocks_start_as_the_models_own_function_or_its_file_starts_them(name):
+    """Those of the full width, beside the ones in whose place they stand; each model as timm makes it."""
+    torch.manual_seed(0)
+    plain = timm.create_model(name, num_classes=7)
+    ours, compared = stepsnet.stepify(plain, steps=2), 0
+    for path, sequence in ours.named_modules():
+        if type(sequence).__name__ != "StepSequence" or len(sequence.widths) < 2:
+            continue
+        for name, parameter in sequence[-1].named_parameters():
+            before = plain.get_submodule(path)[-1].get_parameter(name)
+            assert parameter.shape == before.shape
+            if parameter.numel() > 1000 or not before.any():
+                torch.testing.assert_close(parameter.std(), before.std(), rtol=0.15, atol=1e-6)
+                compared += 1
+    assert compared
+
+
 def test_a_stage_without_blocks_that_keep_their_width_counts():
     """Numbers are those of the model's stages: the only block of the third one halves the resolution."""
     model = timm.create_model("resnet18", layers=(2, 3, 1, 3), channels=(16, 16, 32, 48))
@@ -232,6 +250,8 @@ def test_profiles_and_explicit_plans():
     assert steps_of(round_to=8)[0] == (24, 32, 48)
     planned = stepsnet.plan_steps(48, 4, 3, head_dim=16)
     assert steps_of(plan=planned) == (planned.widths, planned.depths)
+    planned = stepsnet.plan_steps(width=160, depth=6, steps=3)  # has heads, which these blocks have not
+    assert stepsnet.stepify("convnext_atto", plan=planned, stages=[3]).stages[2].blocks.widths == planned.widths
     assert sum(steps_of(blocks=8)[1]) == 8
     assert steps_of(plan={"widths": (16, 48), "depths": (2, 3), "num_heads": [1, 3]}) == ((16, 48), (2, 3))
     assert steps_of(match="params")[0] == widths
@@ -290,6 +310,7 @@ def test_blocks_of_ones_own():
 
 WRONG = [
     ("vgg11", {}, "VGG has no container of like blocks"),
+    ("mambaout_femto", {}, "stages.2.blocks holds 9 blocks of GatedConvBlock, which has no adapter"),
     ("efficientnet_b0", {}, "blocks.5 holds 4 blocks of InvertedResidual, which has no adapter"),
     (
         "swin_tiny_patch4_window7_224",

@@ -50,6 +50,33 @@ def test_an_initialization_that_wants_arguments_is_not_called():
     assert result(X).shape == X.shape and all(bool(p.isfinite().all()) for p in result.parameters())
 
 
+class StartedAnew(nn.Module):
+    """A user's model that starts the weights of its blocks behind their constructors."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Linear(32, 32)
+        self.blocks = residuals()
+        self.apply(self._init_weights)
+
+    def _init_weights(self, module):
+        if isinstance(module, nn.Linear):
+            nn.init.constant_(module.weight, 0.02)
+            nn.init.zeros_(module.bias)
+
+    def forward(self, x):
+        return self.blocks(self.embed(x))
+
+
+def test_new_blocks_of_a_constructor_start_as_the_model_starts_its_blocks():
+    model = StartedAnew()
+    nn.init.ones_(model.embed.weight)  # as a trained one
+    result = stepsnet.stepify(model, 2, example=X, plan=PLAN)
+    for block in result.blocks:
+        assert bool((block.fc.weight == 0.02).all()) and not block.fc.bias.any()
+    assert torch.equal(result.embed.weight, model.embed.weight)
+
+
 def test_hooks_of_old_blocks_are_not_on_new_ones():
     model, called = timm_blocks(), []
     model[0].register_forward_hook(lambda *_: called.append(0))
@@ -125,6 +152,27 @@ class Numbered(Residual):
     def __init__(self, width, layer_idx):
         super().__init__(width)
         self.layer_idx = layer_idx
+
+
+class ChannelsLast(nn.Module):
+    """A block of (B, H, W, C) with a convolution, which is usually one of (B, C, H, W)."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.norm, self.conv = nn.LayerNorm(width), nn.Conv2d(width, width, 1)
+
+    def forward(self, x):
+        return x + self.conv(self.norm(x).permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
+
+
+def test_channels_that_are_elsewhere_are_hinted_at(monkeypatch):
+    monkeypatch.setitem(ADAPTERS, ChannelsLast, None)  # so that it goes when the test ends
+    model, x = nn.Sequential(*(ChannelsLast(32) for _ in range(4))), torch.randn(1, 16, 16, 32)
+    stepsnet.register_block(ChannelsLast, lambda block, width, heads: ChannelsLast(width))
+    with pytest.raises(UserError, match=r"taken to be in dimension 1, dim= of register_block says another"):
+        stepsnet.stepify(model, 2, example=x)
+    stepsnet.register_block(ChannelsLast, lambda block, width, heads: ChannelsLast(width), dim=-1)
+    assert stepsnet.stepify(model, 2, example=x).widths[-1] == 32
 
 
 def test_the_number_of_a_block_of_ones_own_goes_on_to_the_new_ones():

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
+from timm.models._manipulate import named_apply
 from torch import nn
 
 from ...errors import UserError, in_a_line
@@ -19,6 +21,7 @@ __all__ = [
     "OF_MODULES",
     "BlockAdapter",
     "declare",
+    "initialize_like",
     "initializer_of",
     "rebuilt",
     "register_block",
@@ -51,6 +54,8 @@ class BlockAdapter:
         start: values of parameters that nothing in the library initializes again, by path. Where all the blocks of a
             model have one value, it is taken from there.
         dim: the channel dimension: 1, -1, or None for 1 where a block of images (B, C, H, W) has convolutions.
+        constructed: ``rebuild`` is no more than the constructor, behind which the model may have started its blocks
+            anew, as by ``self.apply(self._init_weights)``; new ones are started so too.
     """
 
     rebuild: Rebuild
@@ -63,6 +68,7 @@ class BlockAdapter:
     initialize: Callable[[Any, Sequence[Any]], None] | None = None
     start: dict[str, float] | None = None
     dim: int | None = None
+    constructed: bool = False
 
 
 ADAPTERS: dict[type[nn.Module], BlockAdapter] = {}
@@ -167,6 +173,19 @@ def initializer_of(model: Any) -> Callable[[], Any] | None:
     if callable(whole) and _takes(whole):
         return whole
     return partial(model.apply, of_module) if callable(of_module) and _takes(of_module, model) else None
+
+
+def initialize_like(model: Any, originals: Sequence[Any] = ()) -> None:
+    """Start all weights as the model's own function does, or that of timm's file which its class is from.
+
+    Around blocks in a model of one's own there may be neither: then they stay as their constructors have them.
+    """
+    home = type(model).__module__
+    of_file = getattr(sys.modules[home], "_init_weights", None) if home.startswith("timm.models.") else None
+    if (whole := initializer_of(model)) is not None:
+        whole()
+    elif callable(of_file) and _takes(of_file, model, ""):
+        named_apply(of_file, model)
 
 
 def _takes(function: Callable[..., Any], *args: Any) -> bool:

@@ -14,7 +14,7 @@ from timm.models import beit, convnext, eva, metaformer, mlp_mixer, resnet, swin
 from timm.models import vision_transformer as vit
 from timm.models._manipulate import named_apply
 
-from .adapters import HeadRule, declare, initializer_of
+from .adapters import HeadRule, declare, initialize_like
 from .roles import Roles
 
 _HEADS = {
@@ -35,15 +35,6 @@ _QKV = {
     "attn.gate": "C A",
     "attn.proj": "A C",
 }
-
-
-def _init_weights(model: Any, originals: Sequence[Any]) -> None:
-    """timm's own function for the whole model, with the model's own mode; a few models only have that of a module.
-
-    Around timm's blocks in a model of one's own there is none: they start as their constructors have them.
-    """
-    if (initialize := initializer_of(model)) is not None:
-        initialize()
 
 
 def _with_mlp(roles: Roles, *names: str) -> Callable[[Any], Roles]:
@@ -79,14 +70,14 @@ declare(
     head_rule=_vit_heads,
     drop_paths=("drop_path1", "drop_path2"),
     outputs=("attn.proj", "mlp.fc2"),
-    initialize=_init_weights,
+    initialize=initialize_like,
 )
 declare(
     vit.ResPostBlock,
     _VIT,
     head_rule=_vit_heads,
     drop_paths=("drop_path1", "drop_path2"),
-    initialize=_init_weights,
+    initialize=initialize_like,
 )
 
 # ---- BEiT (beit.py): its attention has the width of the stream
@@ -106,7 +97,7 @@ declare(
         )
     ),
     drop_paths=("drop_path1", "drop_path2"),
-    initialize=_init_weights,
+    initialize=initialize_like,
 )
 
 # ---- EVA, EVA-02 (eva.py): rotary positions are made for one head size, which therefore stays
@@ -130,14 +121,14 @@ declare(
     head_rule=_eva_heads,
     kv_groups=lambda block: getattr(block.attn, "num_kv_groups", 1),
     drop_paths=("drop_path1", "drop_path2"),
-    initialize=_init_weights,
+    initialize=initialize_like,
 )
 declare(
     eva.EvaBlockPostNorm,
     _EVA,
     head_rule=_eva_heads,
     drop_paths=("drop_path1", "drop_path2"),
-    initialize=_init_weights,
+    initialize=initialize_like,
 )
 
 # ---- Swin (swin_transformer.py) and Swin-V2 (swin_transformer_v2.py)
@@ -155,7 +146,7 @@ declare(
     ),
     head_rule=lambda block: "divide" if block.attn.proj.in_features == block.dim else "any",
     drop_paths=("drop_path1", "drop_path2"),
-    initialize=_init_weights,
+    initialize=initialize_like,
 )
 declare(
     swin_transformer_v2.SwinTransformerV2Block,
@@ -174,7 +165,7 @@ declare(
         )
     ),
     drop_paths=("drop_path1", "drop_path2"),
-    initialize=_init_weights,
+    initialize=initialize_like,
 )
 
 # ---- ConvNeXt, and V2 with its global response norm (convnext.py)
@@ -200,7 +191,7 @@ declare(
     mlp_mixer.MixerBlock,
     _with_mlp(Roles({"norm?": "C"}), "mlp_channels", "mlp_tokens"),
     drop_paths=("drop_path",),
-    initialize=_init_weights,
+    initialize=initialize_like,
 )
 declare(
     mlp_mixer.ResBlock,
@@ -208,7 +199,7 @@ declare(
         Roles({"norm?.alpha": "* * C", "norm?.beta": "* * C", "ls?": "C", "linear_tokens": "* *"}), "mlp_channels"
     ),
     drop_paths=("drop_path",),
-    initialize=_init_weights,
+    initialize=initialize_like,
     start={"norm?.alpha": 1.0, "norm?.beta": 0.0, "ls?": 1e-4},
 )
 declare(
@@ -223,7 +214,7 @@ declare(
         }
     ),
     drop_paths=("drop_path",),
-    initialize=_init_weights,
+    initialize=initialize_like,
 )
 
 # ---- PoolFormer, ConvFormer, CAFormer (metaformer.py): by convolutions or by attention over tokens
@@ -254,7 +245,7 @@ declare(
         )
     ),
     drop_paths=("drop_path1", "drop_path2"),
-    initialize=_init_weights,
+    initialize=initialize_like,
     start={
         **{"layer_scale?.scale": 1e-5, "res_scale?.scale": 1.0},
         **{"*.act*.scale": 1.0, "*.act*.bias": 0.0},  # StarReLU's

@@ -112,11 +112,13 @@ def find_containers(model: nn.Module, example: Example) -> list[Container]:
         calls, outputs = _trace(traced, every, example, unfit)
     uses.note_read(outputs)
     found: list[Container] = []
-    refused: list[tuple[int, str]] = []  # (parameters, reason)
+    refused: list[tuple[bool, bool, int, str]] = []  # (keep the stream, are several, parameters, reason)
     inside: set[nn.Module] = set()
 
     def refuse(blocks: Sequence[nn.Module], reason: str) -> None:
-        refused.append((sum(parameter.numel() for block in blocks for parameter in block.parameters()), reason))
+        keep = all(calls[block].keeps_shape for block in blocks if block in calls)
+        size = sum(parameter.numel() for block in blocks for parameter in block.parameters())
+        refused.append((keep, len(blocks) > 1, size, reason))
 
     for path, blocks in candidates.items():
         if blocks[0] in unfit:
@@ -164,7 +166,7 @@ def find_containers(model: nn.Module, example: Example) -> list[Container]:
         inside |= {module for block in blocks for module in block.modules()}
     if not found:
         if refused:
-            raise UserError(f"stepify: {max(refused)[1]}")
+            raise UserError(f"stepify: {max(refused)[-1]}")  # of those that are the nearest to a StepsNet's
         raise UserError(
             f"stepify: {type(model).__name__} has no container of like blocks, expected an nn.Sequential or "
             "nn.ModuleList of residual blocks of one class that keep the shape of their input"
@@ -248,7 +250,7 @@ def _refusal(path: str, blocks: list[nn.Module], changing: list[int], width: int
             "keep them, behind those at the beginning of their container; a StepsNet stands between such blocks"
         )
     return (
-        f"{path} holds {len(blocks)} blocks of {name}, which has no adapter, and {name}({width}) is not the same "
+        f"{path or 'the model'} holds {len(blocks)} blocks of {name}, which has no adapter, and {name}({width}) is not the same "
         f"block: its constructor takes more than the width, or the width is not in dimension {dim}; "
         f"{TEN_LINES % name}, and dim=, see docs/your-model.md"
     )

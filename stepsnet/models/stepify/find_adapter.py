@@ -20,7 +20,7 @@ def adapter_of(block: nn.Module, width: int, others: Sequence[nn.Module] = ()) -
     """
     found = _declared(block)
     if found is None and _takes_its_width([block, *others], width):
-        return BlockAdapter(lambda block, width, heads: type(block)(width))
+        return BlockAdapter(lambda block, width, heads: type(block)(width), constructed=True)
     return found
 
 

@@ -79,6 +79,9 @@ def given_plans(plan: Mapping[str, Any] | StepPlan, chosen: Sequence[Container])
     Raises:
         UserError: an unknown key, or a plan that does not fit.
     """
+    has_heads = any(container.adapter.num_heads(container.template) is not None for container in chosen)
+    if isinstance(plan, StepPlan) and not has_heads:  # which always has some
+        plan = {"widths": plan.widths, "depths": plan.depths}
     plan = _fields_of(plan)
     keys = ("widths", "depths", "num_heads")
     values = zip(*(_per_container(plan.get(key), key, chosen) for key in keys))
@@ -256,7 +259,10 @@ def _cost(container: Container, width: int, heads: int | None, match: Match) -> 
         return container.call_at(width).macs(block)
     except OF_MODULES as error:
         reason = in_a_line(error)[:200]
+        adapter, hint = container.adapter, ""
+        if adapter.dim is None and adapter.initialize is None and not adapter.constructed:  # one of the user's
+            hint = f"; its channels are taken to be in dimension {container.dim}, dim= of register_block says another"
         raise UserError(
             f"stepify: {container.path}: {type(block).__name__} does not run at width {width} with what the model "
-            f"gives its blocks, such as positions for each head ({reason})"
+            f"gives its blocks, such as positions for each head ({reason}){hint}"
         ) from error

@@ -12,7 +12,7 @@ from torch import nn
 
 from ...errors import UserError
 from ...macs import HOOKS
-from .adapters import BlockAdapter, initializer_of, rebuilt, signature_of
+from .adapters import BlockAdapter, initialize_like, initializer_of, rebuilt, signature_of
 from .containers import Container
 from .plan import ContainerPlan
 from .roles import get_path, has_path, set_path
@@ -141,7 +141,8 @@ def _initialize(model: nn.Module, new: list[Container]) -> None:
     """Once for each model of the library, which may be inside of another one."""
     originals: dict[Any, list[nn.Module]] = {}
     for container in new:
-        key = container.adapter.initialize, _around(model, container.path)
+        adapter = container.adapter
+        key = initialize_like if adapter.constructed else adapter.initialize, _around(model, container.path)
         originals.setdefault(key, []).extend(container.blocks)
     for (initialize, inner), blocks in originals.items():
         if initialize is not None:
