@@ -230,8 +230,8 @@ def test_a_run_from_the_command_line(trained, text, tmp_path, capsys):
     assert written == expected + "\n"
     for arguments, message in (
         (["--prompt", "step " * 300], r"expected at most 256 together, the model's context"),
-        (["--prompt", "step", "--temperature", "nan"], "temperature nan, expected at least 1 token and a finite"),
-        (["--prompt", "step", "--temperature", "inf"], "temperature inf, expected at least 1 token and a finite"),
+        (["--prompt", "step", "--temperature", "nan"], "--temperature: got nan, expected a finite number"),
+        (["--prompt", "step", "--temperature", "inf"], "--temperature: got inf, expected a finite number"),
         (["--prompt", "step\udcff"], r"--prompt: got 'step\udcff', expected text in UTF-8"),
         (["--prompt", ""], "--prompt: got '', expected some text"),
         ([], "expected images, or --prompt"),
@@ -243,6 +243,20 @@ def test_a_run_from_the_command_line(trained, text, tmp_path, capsys):
     assert "argument --stride: got 0, expected 1 to" in capsys.readouterr().err
     assert main(["eval", str(run), "--data", f"text:{text}@dev"]) == 2
     assert "has no split 'dev', expected one of train, val, test" in capsys.readouterr().err
+
+
+def test_characters_that_were_never_seen_are_said(tmp_path):
+    (tmp_path / "text.txt").write_text("abcd efgh\n" * 180 + "zbcd\n" * 40)
+    data = load_text(f"text:{tmp_path / 'text.txt'}", "characters", None)
+    trained, evaluated = (LanguageModelling(data, 2, 16, for_training=training) for training in (True, False))
+    (line,) = trained.remarks()
+    assert line.startswith("40 of 200 tokens of val are not in the vocabulary and count as one, <unk>: ")
+    assert (trained.notices(), evaluated.notices()) == ([], [line])  # before a training it is a remark
+    assert LanguageModelling(data, 2, 16, evaluated="train").remarks() == []
+    model = small_model(vocab_size=data.tokenizer.get_vocab_size())
+    data.tokenizer.save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(UserError, match=r"--prompt: got 'xz' in it, which .* has no tokens for"):
+        predict.predict(tmp_path, None, PredictInputs(prompt="abzx", model=model))
 
 
 @pytest.mark.parametrize("kind, vocab_size", [("bpe", 280), ("characters", None)])

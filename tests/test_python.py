@@ -93,6 +93,10 @@ def test_a_run_as_an_object(notebook, tmp_path):
     assert len(run.figure("loss").axes) == 2 and run.figure("loss")._repr_png_().startswith(b"\x89PNG")
     with pytest.raises(UserError, match=r"figure: got 'los', expected one of loss, top1, .* \(did you mean loss\?\)"):
         run.figure("los")
+    picture = np.zeros((8, 8), dtype=np.uint8)
+    for name, value, least in (("top", 0, 1), ("top", 2.5, 1), ("seed", -1, 0)):
+        with pytest.raises(UserError, match=f"--{name}: got {value}, expected a whole number of at least {least}"):
+            run.predict(picture, **{name: value})
     with pytest.raises(UserError, match="eval: got 'lr=1', expected a key that begins with eval_"):
         run.evaluate(lr=1)
 

@@ -13,6 +13,7 @@ from stepsnet.tasks import build_task
 from stepsnet.tasks.classification import sources
 from stepsnet.tasks.classification.data import load_images
 from stepsnet.tasks.classification.sources import Arrays, Splits, register_source
+from stepsnet.tasks.images import shape_of
 
 SHADES = {"train": 10, "val": 60, "validation": 60, "valid": 60, "test": 110}
 NOT_OF_ITS_OWN = "that split is the one to validate on; expected a recipe with holdout"
@@ -133,6 +134,11 @@ def test_a_kind_of_the_users_may_have_three():
             UserError, match="mine: got labels from 0 to 2 in test, expected the numbers of its 2 classes"
         ):
             load_images("mine:x@test", SPEC)
+        kind(test=lambda: split(5, label="b"))
+        with pytest.raises(UserError, match="mine: got labels such as '0' in test, expected the numbers of its 2"):
+            load_images("mine:x@test", SPEC)
+        with pytest.raises(UserError, match="data: got ndarray from read, expected one of Pillow's images"):
+            shape_of(pictures[0])
         kind(test=split(5))
         with pytest.raises(UserError, match="mine: got Arrays as test, expected a function that opens it"):
             load_images("mine:x", SPEC)

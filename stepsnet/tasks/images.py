@@ -136,7 +136,13 @@ def image_shape(file: Path | IO[bytes]) -> tuple[int, int, int]:
 
 
 def shape_of(image: Image.Image) -> tuple[int, int, int]:
-    """(channels, height, width) of an image when it is upright; it has one channel if it is stored in greyscale."""
+    """(channels, height, width) of an image when it is upright; it has one channel if it is stored in greyscale.
+
+    Raises:
+        UserError: it is no image, as a function of the user's may return it.
+    """
+    if not isinstance(image, Image.Image):
+        raise UserError(f"data: got {type(image).__name__} from read, expected one of Pillow's images")
     width, height = image.size
     if image.getexif().get(ExifTags.Base.Orientation, 1) in (5, 6, 7, 8):  # on its side
         width, height = height, width

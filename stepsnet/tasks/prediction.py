@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -57,7 +58,17 @@ class PredictInputs:
     model: nn.Module | None = None  # the run's, where it has been loaded already
 
     def check(self, recipe: Recipe) -> None:
-        """Raises UserError for a setting that a run of another of our tasks would take."""
+        """Raises UserError for a setting that a run of another of our tasks would take, or one out of its range."""
+        for name, least in (("top", 1), ("max_new_tokens", 1), ("seed", 0)):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 2**63:
+                expected = f"a whole number of at least {least}"
+                raise UserError(f"{_TAKEN_BY[name][0]}: got {str(value)[:40]}, expected {expected}")
+        for name in ("min_score", "temperature"):
+            value = getattr(self, name)
+            if not isinstance(value, int | float) or not 0 <= value < math.inf:
+                expected = "a finite number of at least 0"
+                raise UserError(f"{_TAKEN_BY[name][0]}: got {str(value)[:40]}, expected {expected}")
         tasks = {task for _, task in _TAKEN_BY.values()} | {"segmentation"}
         for name, (option, task) in _TAKEN_BY.items():
             value = getattr(self, name)

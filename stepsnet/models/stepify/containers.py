@@ -250,7 +250,7 @@ def _refusal(path: str, blocks: list[nn.Module], changing: list[int], width: int
             "keep them, behind those at the beginning of their container; a StepsNet stands between such blocks"
         )
     return (
-        f"{path or 'the model'} holds {len(blocks)} blocks of {name}, which has no adapter, and {name}({width}) is not the same "
-        f"block: its constructor takes more than the width, or the width is not in dimension {dim}; "
+        f"{path or 'the model'} holds {len(blocks)} blocks of {name}, which has no adapter, and {name}({width}) is "
+        f"not the same block: its constructor takes more than the width, or the width is not in dimension {dim}; "
         f"{TEN_LINES % name}, and dim=, see docs/your-model.md"
     )

@@ -229,9 +229,9 @@ def _checked_images(kind: str, name: str, images: Any, classes: int) -> Any:
     if labels is None or not callable(getattr(images, "read", None)):
         raise UserError(f"data: {kind}: got {type(images).__name__} as {name}, expected images with labels and read")
     found = np.asarray(labels)
-    if len(found) and (found.dtype.kind not in "iu" or not 0 <= found.min() <= found.max() < classes):
-        raise UserError(
-            f"data: {kind}: got labels from {found.min()} to {found.max()} in {name}, expected the numbers of its "
-            f"{classes} classes, from 0"
-        )
+    expected = f"the numbers of its {classes} classes, from 0"
+    if len(found) and found.dtype.kind not in "iu":
+        raise UserError(f"data: {kind}: got labels such as {str(found[0])[:40]!r} in {name}, expected {expected}")
+    if len(found) and not 0 <= found.min() <= found.max() < classes:
+        raise UserError(f"data: {kind}: got labels from {found.min()} to {found.max()} in {name}, expected {expected}")
     return images

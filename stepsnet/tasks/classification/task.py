@@ -86,7 +86,7 @@ def build(
     )
     if len(images.classes) < 2:
         raise UserError(f"data: {data} has one class, {images.classes[0]}, expected at least two")
-    check_class_count(recipe, getattr(model, "num_classes", None), len(images.classes))
+    check_class_count(recipe, getattr(model, "num_classes", None), len(images.classes), run)
     if run:
         check_classes(run, images.classes)
     return model, task

@@ -77,7 +77,7 @@ def build(
         raise UserError(
             f"data: {coco.val.split.file} has other categories than {run} was trained on, expected the same"
         )
-    check_class_count(recipe, model.num_classes, len(coco.classes))
+    check_class_count(recipe, model.num_classes, len(coco.classes), run)
     as_evaluated = _augment_as_evaluated(model)
     train = DetectionSamples(coco.train.split, _with_sizes(recipe.augment, as_evaluated), recipe.seed)
     sync_batch_norms(model.roi_heads, device=recipe.device)

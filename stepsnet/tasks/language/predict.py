@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,7 +14,7 @@ from ...engine.randomness import keep_random_states
 from ...errors import UserError
 from ...models.build import context_of
 from ..prediction import PredictInputs, Prediction
-from .data import END_OF_TEXT, load_tokenizer
+from .data import END_OF_TEXT, UNKNOWN, load_tokenizer
 
 __all__ = ["predict"]
 
@@ -32,9 +31,6 @@ def predict(run: Path, recipe: LanguageRecipe, inputs: PredictInputs) -> list[Pr
     if inputs.out is not None:
         raise UserError(f"--out: got {inputs.out} with a prompt, expected it with images: a text is printed")
     tokens, temperature = inputs.max_new_tokens, inputs.temperature
-    if tokens < 1 or not 0 <= temperature < math.inf:
-        expected = "at least 1 token and a finite temperature of at least 0"
-        raise UserError(f"predict: got {tokens} tokens and temperature {temperature}, expected {expected}")
     try:
         inputs.prompt.encode()
     except UnicodeEncodeError:  # bytes of a command line that are no text
@@ -46,6 +42,9 @@ def predict(run: Path, recipe: LanguageRecipe, inputs: PredictInputs) -> list[Pr
         got, most = tokenizer.get_vocab_size(), config.vocab_size
         raise UserError(f"tokenizer: {run} has one of {got} tokens, expected at most the model's {most}")
     ids = tokenizer.encode(inputs.prompt, add_special_tokens=False).ids
+    if (unknown := tokenizer.token_to_id(UNKNOWN)) in ids and unknown is not None:
+        letters = "".join(sorted({c for c in inputs.prompt if tokenizer.token_to_id(c) is None}))
+        raise UserError(f"--prompt: got {letters[:40]!r} in it, which {run} has no tokens for, expected other text")
     if not ids:
         raise UserError(f"--prompt: got {inputs.prompt!r}, expected some text")
     context = context_of(config)

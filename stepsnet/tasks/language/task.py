@@ -21,7 +21,7 @@ from ...inspection import Section
 from ...models.build import build_model, context_of
 from ..splits import split_of
 from .assets import save_assets
-from .data import Split, TextData, load_text, load_tokenizer
+from .data import UNKNOWN, Split, TextData, load_text, load_tokenizer
 from .inspection import continued
 
 __all__ = ["LanguageModelling", "build", "open_data"]
@@ -123,6 +123,7 @@ class LanguageModelling(Task):
         tokens = len(text.splits["train"].tokens)
         self.sequences = (tokens - seq_len) // seq_len  # per pass, which begins at an offset below seq_len
         self.clean_tokens = min(clean_samples * seq_len, tokens - 1)  # that are predicted
+        self.for_training = for_training
         if for_training and self.sequences < batch_size:
             raise UserError(
                 f"data: got {tokens} training tokens, expected at least (batch_size + 1) × seq_len, "
@@ -225,6 +226,23 @@ class LanguageModelling(Task):
         nll = nn.functional.cross_entropy(logits.flatten(0, 1).float(), batch[:, 1:].flatten(), reduction="none")
         scored = nll * counted.flatten(), counted
         return torch.stack([values.cpu().sum(dtype=torch.float64) for values in scored])
+
+    def remarks(self) -> list[str]:
+        return self._unknown()
+
+    def notices(self) -> list[str]:
+        return [] if self.for_training else self._unknown()
+
+    def _unknown(self) -> list[str]:
+        """What of the evaluated text the tokenizer does not know: such tokens all count as one."""
+        unknown, tokens = self.text.tokenizer.token_to_id(UNKNOWN), self.text.splits[self.evaluated].tokens
+        count = 0 if unknown is None else int(np.count_nonzero(tokens == unknown))
+        if not count:
+            return []
+        return [
+            f"{count:,} of {len(tokens):,} tokens of {self.evaluated} are not in the vocabulary and count as one, "
+            f"{UNKNOWN}: its loss is not comparable to that of other tokenizers"
+        ]
 
     def complexity(self, model: nn.Module) -> Complexity:
         return count_language_model(model, self.seq_len)

@@ -73,7 +73,7 @@ def build(
         raise UserError(f"model: got {recipe.model.name!r}, expected upernet for {recipe.task}")
     path, split = split_of(data or recipe.data)
     pairs = opened or open_data(recipe, data or recipe.data, run)
-    check_class_count(recipe, model.num_classes, len(pairs.classes))
+    check_class_count(recipe, model.num_classes, len(pairs.classes), run)
     # ADE20K has one order of classes, with or without the file of their names
     if run and not path.startswith("ade20k:") and read_classes(run) != list(pairs.classes):
         raise UserError(f"data: {path} has other classes than {run} was trained on, expected the same")
