@@ -5,6 +5,7 @@ import copy
 import pytest
 import timm
 import torch
+import transformers
 from residual_networks import JOINED, OPTIONS, STEPS, WIDTH, vit
 from timm.models.eva import EvaBlock
 from timm.models.resnet import Bottleneck
@@ -54,6 +55,10 @@ def test_a_mistake_is_one_line(arguments, message):
 
 
 def test_blocks_that_a_design_is_not_for_are_refused():
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 2}
+    plain = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=20, **sizes))
+    with pytest.raises(UserError, match="StepsLlamaDecoderLayer is a layer of a StepsNet of transformers already"):
+        stepsnet.residual.connect(stepsnet.stepify(plain, steps=2).model.layers, "mhc")
     with pytest.raises(UserError, match="mhc joins the branches of a block, and those of Linear are not declared"):
         stepsnet.residual.connect([torch.nn.Linear(4, 4)], "mhc")
     with pytest.raises(UserError, match="fixup works on the linears of a branch, which EvaBlock does not declare"):

@@ -273,6 +273,11 @@ def _parts_for(block: nn.Module, name: str, design: type[Connection]) -> Sequenc
     kind = type(block).__name__
     if isinstance(block, ConnectedBlock):
         raise UserError(f"residual: {kind} has a design already, expected blocks without one")
+    if hasattr(block, "read_width"):
+        raise UserError(
+            f"residual: {kind} is a layer of a StepsNet of transformers already, expected those of a plain model; a "
+            "design in steps is StepsTransformerConfig(residual=…)"
+        )
     if "forward" in block.__dict__:
         raise UserError(
             f"residual: {kind} has a forward pass of its own, as where it is compiled or recomputed, expected blocks "
