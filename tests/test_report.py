@@ -1,18 +1,22 @@
 """The page of a comparison and of a sweep: numbers and figures are those of the runs, and it needs nothing else."""
 
 import html
+import io
 import json
 import re
 import shutil
 import statistics
 import subprocess
 import sys
+import warnings
 
 import pytest
+from matplotlib.figure import Figure
 from PIL import Image
 from run_folders import TOP1, WIDTHS, make_run, mean_std, read, rows
 
 from stepsnet.report import write_report
+from stepsnet.report.figure import in_style
 
 FIGURES = ("loss", "shortcut-ratio", "top1", "widths")
 
@@ -201,3 +205,16 @@ def test_a_browser_shows_the_page(page, tmp_path, width):
 @in_a_browser
 def test_a_browser_shows_a_sweep(page_of_a_sweep, tmp_path):
     assert colors_of_a_screenshot(page_of_a_sweep, tmp_path, 1280) >= CURVES
+
+
+def test_a_character_that_no_font_has_is_drawn_without_a_warning():
+    drawn = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with in_style(svg_hashsalt="one"):
+            for text in ("", "\ue123"):  # of the private use area
+                figure, content = Figure(), io.BytesIO()
+                figure.text(0.5, 0.5, text)
+                figure.savefig(content, format="png")
+                drawn.append(content.getvalue())
+    assert drawn[0] != drawn[1]  # a box

@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Callable, Iterable, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import fill
@@ -14,23 +16,29 @@ from typing import Any
 from matplotlib import style
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.font_manager import get_font_names
 from matplotlib.ticker import NullLocator, ScalarFormatter
 
 from ..files import write_atomically
 from .load_runs import Group, LoadedRun, members
 
 __all__ = [
-    "STYLE",
     "ReportFigure",
     "csv_of",
     "csv_rows",
     "draw_legend_above",
     "figure_files",
+    "in_style",
     "make_panels",
     "save_figure",
     "scale_by_size",
     "write_csv",
 ]
+
+_SCRIPTS = (  # fonts of characters that DejaVu Sans lacks, as systems have them
+    *("Noto Sans CJK SC", "Noto Sans CJK JP", "WenQuanYi Micro Hei", "PingFang SC", "Hiragino Sans", "Microsoft YaHei"),
+    *("Noto Sans Arabic", "Noto Sans Hebrew", "Noto Sans Devanagari", "Noto Sans Thai", "Arial Unicode MS", "Unifont"),
+)
 
 STYLE = {
     "axes.axisbelow": True,
@@ -41,7 +49,8 @@ STYLE = {
     "axes.spines.top": False,
     "axes.titlelocation": "left",
     "axes.titlesize": 9,
-    "font.sans-serif": ["DejaVu Sans", "sans-serif"],  # comes with matplotlib: the same layout everywhere
+    # the first comes with matplotlib: the same layout everywhere
+    "font.sans-serif": ["DejaVu Sans", *(name for name in _SCRIPTS if name in get_font_names()), "sans-serif"],
     "font.size": 8.5,
     "grid.color": "#e6e9ee",
     "legend.borderaxespad": 0.3,
@@ -58,12 +67,21 @@ STYLE = {
 }
 
 
+@contextmanager
+def in_style(**changes: Any) -> Iterator[None]:
+    """Draw in the style of all figures; a character that no font has becomes a box, without a warning for each."""
+    changed = STYLE | {key.replace("_", "."): value for key, value in changes.items()}
+    with style.context(["default", changed]), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"Glyph .* missing from font")
+        yield
+
+
 class InlineFigure(Figure):
     """A figure that a notebook shows, whether pyplot has been imported or not."""
 
     def _repr_png_(self) -> bytes:
         content = io.BytesIO()
-        with style.context(["default", STYLE]):
+        with in_style():
             self.savefig(content, format="png", dpi=110)
         return content.getvalue()
 

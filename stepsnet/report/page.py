@@ -16,7 +16,6 @@ from typing import Any
 
 import jinja2
 from markupsafe import Markup
-from matplotlib import style
 
 from ..errors import UserError
 from ..metrics import METRICS, format_metric, metric_label
@@ -25,7 +24,7 @@ from ..terminal import printable
 from .confusion import confusion_figure
 from .curves import curves_figure
 from .depth import depth_figure, results_figure
-from .figure import STYLE, ReportFigure, csv_of
+from .figure import ReportFigure, csv_of, in_style
 from .load_runs import Group, LoadedRun, group_runs, load_run, members
 from .residual_stream import stream_figure
 from .sections import class_table, data_notes, examples, picture_source
@@ -132,7 +131,7 @@ def _draw(figure: ReportFigure, contents: dict[str, bytes]) -> list[Markup]:
     inline = []
     for layout in ("wide", "narrow"):
         # each SVG has its own salt, so that ids do not repeat on the page
-        with style.context(["default", {**STYLE, "svg.hashsalt": f"{figure.name}-{layout}"}]):
+        with in_style(svg_hashsalt=f"{figure.name}-{layout}"):
             drawn, svg, png = figure.draw(layout == "narrow"), io.BytesIO(), io.BytesIO()
             drawn.savefig(svg, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
             if layout == "wide":

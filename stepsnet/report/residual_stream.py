@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from matplotlib import style
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator
 
 from ..analysis.block_statistics import StreamMeasurement, summarize
 from ..colors import OKABE_ITO
-from .figure import STYLE, ReportFigure, make_panels, save_figure, write_csv
+from .figure import ReportFigure, in_style, make_panels, save_figure, write_csv
 from .load_runs import LINESTYLES, Group
 from .words import join, number, sentence
 
@@ -47,7 +46,7 @@ def draw_stream(measurements: Sequence[LabelledMeasurement], out: Path) -> None:
     """
     out.mkdir(parents=True, exist_ok=True)
     write_csv(_rows(measurements), out / "stream.csv")
-    with style.context(["default", STYLE]):
+    with in_style():
         save_figure(_draw(measurements, narrow=False), out / "stream")
 
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from matplotlib import style
 from matplotlib.figure import Figure
 
 from ..errors import UserError, nearest
-from .figure import STYLE, ReportFigure
+from .figure import ReportFigure, in_style
 from .load_runs import group_runs, load_run
 from .page import figures_of
 
@@ -31,7 +30,7 @@ def draw_figure(runs: Sequence[Path], name: str) -> Figure:
     if name not in figures:
         known = ", ".join(figures) or "none yet"
         raise UserError(f"figure: got {name!r}, expected one of {known}{nearest(name, figures)}")
-    with style.context(["default", STYLE]):
+    with in_style():
         return figures[name].draw(False)
 
 

@@ -8,14 +8,13 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from matplotlib import style
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from ..colors import OKABE_ITO
 from ..metrics import METRICS
-from .figure import STYLE, save_figure, write_csv
+from .figure import in_style, save_figure, write_csv
 from .load_runs import BASELINE, STEPS
 
 __all__ = ["FILES", "draw_speed"]
@@ -43,7 +42,7 @@ def draw_speed(result: dict[str, Any], out: Path) -> None:
     curves: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
         curves.setdefault(row["curve"], []).append(row)
-    with style.context(["default", STYLE]):
+    with in_style():
         _draw(result, curves, out)
 
 

@@ -6,13 +6,12 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from matplotlib import style
 from matplotlib.figure import Figure
 
 from ..colors import OKABE_ITO
 from ..markdown import markdown_table
 from ..metrics import find_metric
-from ..report.figure import STYLE, make_panels, scale_by_size
+from ..report.figure import in_style, make_panels, scale_by_size
 from ..report.words import count, number
 from ..summary_stats import format_mean_std, percent
 from .declare import Cell, Study
@@ -165,7 +164,7 @@ def draw_study(study: Study, results: Results) -> Figure | None:
     points = sorted({row["point"] for row in rows})
     labels = [contender.label or contender.name for contender in study.contenders]
     there, all_of = progress(study, results)
-    with style.context(["default", STYLE]):
+    with in_style():
         figure, axes = make_panels(False, len(panels), 2, 2.9)
         for ax, (key, title) in zip(axes, panels):
             ax.set(xlabel=study.point, ylabel=title)
