@@ -68,6 +68,28 @@ def test_folders_of_folders_in_order_each_picture_once(run, tmp_path, monkeypatc
     assert main(["predict", run, "none"]) == 2 and "the folder none is empty" in capsys.readouterr().err
 
 
+def test_an_image_of_a_folder_that_cannot_be_read_is_left_out_and_one_by_name_refused(run, tmp_path, capsys):
+    folder = tmp_path / "in"
+    for name in ("1.png", "3.png"):
+        draw(folder / name)
+    (folder / "2.png").write_bytes(b"no picture")
+    draw(folder / "4.jpg")
+    (folder / "4.jpg").write_bytes((folder / "4.jpg").read_bytes()[:-200])  # cut off
+    assert main(["predict", run, str(folder), "--json", "--out", str(tmp_path / "out")]) == 2
+    out, err = capsys.readouterr()
+    assert [Path(record["file"]).name for record in json.loads(out)] == ["1.png", "3.png"]
+    assert json.loads((tmp_path / "out" / "predictions.json").read_text()) == json.loads(out)
+    first, second, last = err.splitlines()
+    assert first.startswith(f"stepsnet: predict: left out {folder / '2.png'}, which cannot be read: ")
+    assert "4.jpg" in second and last == "stepsnet: predict: 2 of 4 files cannot be read, the others are done"
+    assert main(["predict", run, str(folder), str(folder / "2.png")]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and f"cannot read {folder / '2.png'} as an image" in err.splitlines()[-1]
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / "2.png").write_bytes(b"no picture")
+    assert main(["predict", run, str(tmp_path / "bad")]) == 2 and capsys.readouterr().out == ""
+
+
 @pytest.mark.parametrize(
     ("files", "written"),
     [

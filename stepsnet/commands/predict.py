@@ -48,7 +48,16 @@ def run(options: argparse.Namespace) -> None:
 
     if (options.prompt is None) == (not options.files):
         raise UserError("predict: expected images, or --prompt for a language model")
-    files, root = _find(options.files)
+    files, in_folders, root = _find(options.files)
+    unread: dict[Path, str] = {}
+
+    def leave_out(file: Any, reason: str) -> bool:
+        """Of those found in a folder, as training does; one that was given by name is an error."""
+        if file in in_folders and file not in unread:
+            unread[file] = reason
+            say(f"stepsnet: predict: left out {file}, which cannot be read: {reason}", error=True)
+        return file in in_folders
+
     inputs = PredictInputs(
         files=files,
         root=root,
@@ -61,21 +70,25 @@ def run(options: argparse.Namespace) -> None:
         out=options.out,
         min_score=options.least,
         emit=(lambda text: None) if options.json else partial(say, end="", flush=True),
+        leave_out=leave_out,
     )
     runs = runs_inside(options.run)
     if runs != [options.run]:
         _predict_with_each(runs, inputs, options.json)
-        return
-    predictions = predict(options.run, inputs)
-    if options.json:
-        say(json.dumps([prediction.record for prediction in predictions]))
-    for prediction in predictions:
-        if prediction.line and not options.json:
-            say(prediction.line)
+    else:
+        predictions = predict(options.run, inputs)
+        if options.json:
+            say(json.dumps([prediction.record for prediction in predictions]))
+        for prediction in predictions:
+            if prediction.line and not options.json:
+                say(prediction.line)
+    if unread:  # said at the end too, where a long list does not hide it
+        raise UserError(f"predict: {len(unread)} of {counted(len(files), 'file')} cannot be read, the others are done")
 
 
-def _find(arguments: Sequence[str]) -> tuple[list[Path], Path | None]:
-    """The images that files, folders and patterns stand for, each once, and the folder that all of them are in.
+def _find(arguments: Sequence[str]) -> tuple[list[Path], set[Path], Path | None]:
+    """The images that files, folders and patterns stand for, each once, those that were found in folders alone, and
+    the folder that all of them are in.
 
     What predict has written itself is none of its inputs.
     """
@@ -83,10 +96,12 @@ def _find(arguments: Sequence[str]) -> tuple[list[Path], Path | None]:
     from ..tasks.outputs import common_folder, without_outputs
 
     found: list[Path] = []
+    by_name: set[Path] = set()
     places: list[Path] = []  # folders as they are given, and those of single files
     for match in _matches(arguments):
         if not match.is_dir():
             found.append(match)
+            by_name.add(match.absolute())
             places.append(match.absolute().parent)
             continue
         images, others = find_images(match)
@@ -98,7 +113,9 @@ def _find(arguments: Sequence[str]) -> tuple[list[Path], Path | None]:
             say(f"stepsnet: {match}: left out {left_out}", error=True)
         found += sorted(images, key=_in_order)
         places.append(match)
-    return list({file.absolute(): file for file in found}.values()), common_folder(places) if places else None
+    files = {file.absolute(): file for file in found}
+    in_folders = {file for path, file in files.items() if path not in by_name}
+    return list(files.values()), in_folders, common_folder(places) if places else None
 
 
 def _matches(arguments: Sequence[str]) -> Iterator[Path]:

@@ -23,7 +23,7 @@ from ..run_folder import read_weights
 from .images import UnreadableImage
 from .outputs import Outputs, common_folder
 
-__all__ = ["PredictInputs", "Prediction", "load_trained", "origin_of", "read_files"]
+__all__ = ["PredictInputs", "Prediction", "load_trained", "origin_of", "read_again", "read_files"]
 
 T = TypeVar("T")
 File = Path | Image.Image  # an image file, or an image in memory
@@ -56,6 +56,8 @@ class PredictInputs:
     min_score: float = 0.5  # objects with a lower score are not drawn
     emit: Callable[[str], None] = lambda text: None  # called with each piece of a text as it is generated
     model: nn.Module | None = None  # the run's, where it has been loaded already
+    # told of a file that cannot be read, and why; True: the others are predicted, False: it is an error
+    leave_out: Callable[[File, str], bool] = lambda file, reason: False
 
     def check(self, recipe: Recipe) -> None:
         """Raises UserError for a setting that a run of another of our tasks would take, or one out of its range."""
@@ -94,6 +96,23 @@ class PredictInputs:
         if self.prompt is not None:
             raise UserError(f"predict: {run} is a run of {recipe.task}, expected one of language for --prompt")
         return self.files
+
+    def readable(self, read: Callable[[Any], T]) -> PredictInputs:
+        """The same without the files that :func:`read` cannot read and that may be left out; each is read once.
+
+        Raises:
+            UserError: one that may not be left out.
+        """
+        kept = []
+        for file in progress_bar(self.files, "reading"):
+            try:
+                read(file)
+            except UnreadableImage as error:
+                if not self.leave_out(file, str(error)):
+                    raise _cannot_read(file, error) from None
+            else:
+                kept.append(file)
+        return replace(self, files=kept)
 
     def model_of(self, run: Path, recipe: Recipe) -> tuple[nn.Module, torch.device]:
         """The run's model in evaluation mode, and its device. Raises UserError where it has no weights."""
@@ -135,15 +154,22 @@ def read_files(files: Sequence[File], read: Callable[[Any], T]) -> Iterator[T]:
     Raises:
         UserError: a file is missing or is not an image; nothing has been yielded then.
     """
-    for file in progress_bar(files, "reading"):
-        _read(file, read)
+    yield from read_again(PredictInputs(files=files).readable(read).files, read)
+
+
+def read_again(files: Sequence[File], read: Callable[[Any], T]) -> Iterator[T]:
+    """Yield ``read(file)`` for each file of :meth:`PredictInputs.readable`.
+
+    Raises:
+        UserError: it has changed meanwhile.
+    """
     for file in progress_bar(files, "predicting"):
-        yield _read(file, read)
+        try:
+            yield read(file)
+        except UnreadableImage as error:
+            raise _cannot_read(file, error) from None
 
 
-def _read(file: File, read: Callable[[Any], T]) -> T:
-    try:
-        return read(file)
-    except UnreadableImage as error:
-        what = f"{file} as an image" if isinstance(file, Path) else "an image in memory"
-        raise UserError(f"predict: cannot read {what}: {error}") from None
+def _cannot_read(file: File, error: UnreadableImage) -> UserError:
+    what = f"{file} as an image" if isinstance(file, Path) else "an image in memory"
+    return UserError(f"predict: cannot read {what}: {error}")

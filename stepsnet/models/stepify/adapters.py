@@ -180,8 +180,9 @@ def initialize_like(model: Any, originals: Sequence[Any] = ()) -> None:
 
     Around blocks in a model of one's own there may be neither: then they stay as their constructors have them.
     """
-    home = type(model).__module__
-    of_file = getattr(sys.modules[home], "_init_weights", None) if home.startswith("timm.models.") else None
+    homes = (cls.__module__ for cls in type(model).__mro__)
+    home = next((name for name in homes if name.startswith("timm.models.")), None)
+    of_file = getattr(sys.modules[home], "_init_weights", None) if home else None
     if (whole := initializer_of(model)) is not None:
         whole()
     elif callable(of_file) and _takes(of_file, model, ""):

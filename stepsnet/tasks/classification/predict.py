@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -13,7 +12,7 @@ from ...config import ClassificationRecipe
 from ...errors import UserError
 from ..assets import CLASSES_FILE, read_classes
 from ..images import open_image
-from ..prediction import File, PredictInputs, Prediction, origin_of, read_files
+from ..prediction import File, PredictInputs, Prediction, origin_of, read_again
 from .data import evaluation_transform
 from .inputs import input_spec
 
@@ -33,17 +32,13 @@ def predict(run: Path, recipe: ClassificationRecipe, inputs: PredictInputs) -> l
     files = inputs.require_files(run, recipe)
     listed = inputs.outputs.folder / "predictions.json"
     with inputs.outputs.reserved([listed] if inputs.out else [], inputs.places) as outputs:
-        predictions = _classify(run, recipe, inputs, files)
+        predictions = _classify(run, recipe, inputs) if files else []
         if inputs.out:
             outputs.write(listed, json.dumps([prediction.record for prediction in predictions], indent=1) + "\n")
     return predictions
 
 
-def _classify(
-    run: Path, recipe: ClassificationRecipe, inputs: PredictInputs, files: Sequence[File]
-) -> list[Prediction]:
-    if not files:
-        return []
+def _classify(run: Path, recipe: ClassificationRecipe, inputs: PredictInputs) -> list[Prediction]:
     model, device = inputs.model_of(run, recipe)
     transform = evaluation_transform(recipe.data, input_spec(recipe, model))
     classes = classes_of(run, model)
@@ -51,7 +46,10 @@ def _classify(
     def read(file: File) -> Tensor:
         return transform(open_image(file))
 
-    images = read_files(files, read)
+    files = inputs.readable(read).files
+    if not files:
+        return []
+    images = read_again(files, read)
     probabilities = torch.cat([model(image[None].to(device)).softmax(-1) for image in images])  # (files, classes)
     ranked = probabilities.topk(min(inputs.top, len(classes)))
     predictions = []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections import Counter
 from pathlib import Path
 
@@ -11,9 +10,8 @@ import torch
 from torchvision.transforms.v2.functional import to_pil_image
 
 from ...config import DetectionRecipe
-from ...errors import UserError
 from ...files import png_bytes
-from ..prediction import PredictInputs, Prediction, origin_of, read_files
+from ..prediction import PredictInputs, Prediction, origin_of, read_again
 from .data import read_pixels
 from .drawing import draw_objects
 from .scores import found_objects
@@ -34,15 +32,15 @@ def predict(run: Path, recipe: DetectionRecipe, inputs: PredictInputs) -> list[P
         UserError: a file is missing or is not an image, or something of somebody else's is where a result would be;
             then nothing is written.
     """
-    if not math.isfinite(inputs.min_score):
-        raise UserError(f"--least: got {inputs.min_score}, expected a score from 0 to 1")
-    files, outputs = inputs.require_files(run, recipe), inputs.outputs
+    inputs.require_files(run, recipe)
     names = {category["id"]: category["name"] for category in read_categories(run)}
     model, device = inputs.model_of(run, recipe)
+    inputs, outputs = inputs.readable(read_pixels), inputs.outputs
     paths, listed = outputs.paths(inputs.places, ".png"), outputs.folder / "predictions.json"
     predictions: list[Prediction] = []
     with outputs.reserved([*paths, listed] if inputs.writes else [], inputs.places):
-        for number, (file, path, image) in enumerate(zip(files, paths, read_files(files, read_pixels)), 1):
+        images = read_again(inputs.files, read_pixels)
+        for number, (file, path, image) in enumerate(zip(inputs.files, paths, images), 1):
             (objects,) = model([image.to(device)])
             found = [
                 {**record, "category": names[record["category_id"]], **origin_of(file, "file_name")}

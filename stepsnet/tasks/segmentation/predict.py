@@ -17,7 +17,7 @@ from ...files import png_bytes
 from ...models.upernet import UPerNet
 from ..assets import read_classes
 from ..images import open_image
-from ..prediction import PredictInputs, Prediction, origin_of, read_files
+from ..prediction import PredictInputs, Prediction, origin_of, read_again
 from .drawing import color_of, draw_segments
 from .task import inference_of
 
@@ -39,14 +39,15 @@ def predict(run: Path, recipe: SegmentationRecipe, inputs: PredictInputs) -> lis
         UserError: a file is missing or is not an image, or something of somebody else's is where a result would be;
             then nothing is written.
     """
-    files, outputs = inputs.require_files(run, recipe), inputs.outputs
+    inputs.require_files(run, recipe)
+    inputs, outputs = inputs.readable(open_image), inputs.outputs
     overlays, lists = (outputs.paths(inputs.places, f".segments.{kind}") for kind in ("png", "json"))
     model, device = inputs.model_of(run, recipe)
     classes, inference = read_classes(run), inference_of(recipe, cast(UPerNet, model))
     categories = [{"id": i, "name": name, "color": color_of(i)} for i, name in enumerate(classes)]
     predictions = []
     with outputs.reserved([*overlays, *lists] if inputs.writes else [], inputs.places):
-        for file, path, listed, image in zip(files, overlays, lists, read_files(files, open_image)):
+        for file, path, listed, image in zip(inputs.files, overlays, lists, read_again(inputs.files, open_image)):
             pixels = pil_to_tensor(image)  # (3, H, W)
             likeliest = inference(model, pixels.to(device)).max(0)
             labels, probabilities = likeliest.indices.cpu().numpy(), likeliest.values.exp().cpu().numpy()
