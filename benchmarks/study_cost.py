@@ -74,9 +74,8 @@ def main() -> None:
         of_epoch = recipe.epoch_updates if recipe.task == "language" else options.samples // recipe.batch_size
         updates = recipe.epochs * of_epoch
         seconds = seconds_per_update(recipe, options.updates)
-        runs = (
-            len(study.seeds) + len(study.tuning.rates) * len(study.tuning.seeds) * study.tuning.length
-        )  # in full lengths
+        tuning = study.tuning
+        runs = len(study.seeds) + len(tuning.rates) * len(tuning.seeds) * tuning.length  # in full lengths
         label = study.contender(cell.contender).label or cell.contender
         row = {"contender": label, "point": cell.point, "updates": updates, "seconds_per_update": round(seconds, 4)}
         rows.append({**row, "core_hours": round(seconds * updates * runs / 3600, 2)})

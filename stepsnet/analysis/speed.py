@@ -26,8 +26,8 @@ __all__ = ["Measured", "measure_memory", "measure_speed"]
 
 Shape = tuple[int, ...]
 
-M_MMAP_THRESHOLD = -3  # of malloc.h
-THRESHOLDS = 2**16, 2**25  # bytes: where a tensor has pages of its own; what glibc's own rule grows to
+_M_MMAP_THRESHOLD = -3  # of malloc.h
+_THRESHOLDS = 2**16, 2**25  # bytes: where a tensor has pages of its own; what glibc's own rule grows to
 
 
 @dataclass(frozen=True)
@@ -131,15 +131,15 @@ def measure_memory(
 @contextmanager
 def _pages_of_their_own(device: torch.device) -> Iterator[None]:
     """Have glibc return each tensor's pages as it is freed: a peak then holds none of the gaps between live tensors."""
-    if device.type != "cpu" or not hasattr(ctypes.CDLL(None), "mallopt"):
+    libc, (own, usual) = ctypes.CDLL(None), _THRESHOLDS
+    if device.type != "cpu" or not hasattr(libc, "mallopt"):
         yield
         return
-    own, usual = THRESHOLDS
-    ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, own)
+    libc.mallopt(_M_MMAP_THRESHOLD, own)
     try:
         yield
     finally:
-        ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, usual)
+        libc.mallopt(_M_MMAP_THRESHOLD, usual)
 
 
 def _peak(function: Callable[[], None], device: torch.device) -> int:

@@ -40,7 +40,7 @@ _SCRIPTS = (  # fonts of characters that DejaVu Sans lacks, as systems have them
     *("Noto Sans Arabic", "Noto Sans Hebrew", "Noto Sans Devanagari", "Noto Sans Thai", "Arial Unicode MS", "Unifont"),
 )
 
-STYLE = {
+_STYLE = {
     "axes.axisbelow": True,
     "axes.edgecolor": "#9aa3b0",
     "axes.grid": True,
@@ -70,7 +70,7 @@ STYLE = {
 @contextmanager
 def in_style(**changes: Any) -> Iterator[None]:
     """Draw in the style of all figures; a character that no font has becomes a box, without a warning for each."""
-    changed = STYLE | {key.replace("_", "."): value for key, value in changes.items()}
+    changed = _STYLE | {key.replace("_", "."): value for key, value in changes.items()}
     with style.context(["default", changed]), warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"Glyph .* missing from font")
         yield

@@ -17,7 +17,7 @@ from ..reading import read_json
 __all__ = ["Outputs", "common_folder", "without_outputs"]
 
 _INDEX = ".stepsnet-written.json"  # in the folder: the checksum of each file that was written there
-LONGEST_NAME = 255  # bytes, of a file on nearly every file system
+_LONGEST_NAME = 255  # bytes, of a file on nearly every file system
 
 
 def common_folder(places: Sequence[Path]) -> Path:
@@ -75,8 +75,8 @@ class Outputs:
         """
         given = {os.path.realpath(file) for file in inputs}
         for path in paths:
-            if (length := len(os.fsencode(path.name))) > LONGEST_NAME:
-                raise UserError(f"predict: {path.name} has {length} bytes, expected a name of at most {LONGEST_NAME}")
+            if (length := len(os.fsencode(path.name))) > _LONGEST_NAME:
+                raise UserError(f"predict: {path.name} has {length} bytes, expected a name of at most {_LONGEST_NAME}")
             if os.path.realpath(path) in given:
                 raise UserError(f"predict: {path} is an input, expected another folder for --out")
             if os.path.lexists(path) and not self.force and not self.wrote(path):

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 
 from ...inspection import Section, Text, Texts
 from ...models.build import context_of
-from .data import END_OF_TEXT
+from .generation import generate
 
 __all__ = ["continued"]
 
@@ -23,7 +23,7 @@ def continued(
 ) -> list[Section]:
     """Continuations of the beginning and of the middle of a text; nothing where it is shorter than two prompts.
 
-    The same seed and prompts give every model the same chances. The random state is the caller's to keep.
+    The same seed and prompts give every model the same chances.
     """
     size = min(_PROMPT, seq_len // 2)
     context = context_of(model.config)
@@ -32,18 +32,7 @@ def continued(
     if size < 1 or new < 1 or len(tokens) < 2 * size:
         return []
     prompts = np.stack([tokens[start : start + size] for start in starts]).astype(np.int64)
-    torch.manual_seed(_SEED)
-    inputs = torch.from_numpy(prompts).to(device)  # (2, size)
-    found = model.generate(
-        inputs,
-        attention_mask=torch.ones_like(inputs),
-        max_new_tokens=new,
-        eos_token_id=tokenizer.token_to_id(END_OF_TEXT),
-        pad_token_id=tokenizer.token_to_id(END_OF_TEXT),
-        do_sample=True,
-        temperature=_TEMPERATURE,
-        top_k=0,
-    )
+    found = generate(model, torch.from_numpy(prompts).to(device), tokenizer, new, _TEMPERATURE, _SEED)  # (2, …)
     texts = [
         Text(
             tokenizer.decode(prompt.tolist()),

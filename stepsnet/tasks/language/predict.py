@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast, TextStreamer
 
 from ...config import LanguageRecipe
-from ...engine.randomness import keep_random_states
 from ...errors import UserError
 from ...models.build import context_of
 from ..prediction import PredictInputs, Prediction
-from .data import END_OF_TEXT, UNKNOWN, load_tokenizer
+from .data import UNKNOWN, load_tokenizer
+from .generation import generate
 
 __all__ = ["predict"]
 
@@ -30,7 +30,7 @@ def predict(run: Path, recipe: LanguageRecipe, inputs: PredictInputs) -> list[Pr
         raise UserError(f"predict: {run} is a run of language, {expected}")
     if inputs.out is not None:
         raise UserError(f"--out: got {inputs.out} with a prompt, expected it with images: a text is printed")
-    tokens, temperature = inputs.max_new_tokens, inputs.temperature
+    tokens = inputs.max_new_tokens
     try:
         inputs.prompt.encode()
     except UnicodeEncodeError:  # bytes of a command line that are no text
@@ -53,20 +53,9 @@ def predict(run: Path, recipe: LanguageRecipe, inputs: PredictInputs) -> list[Pr
             f"predict: got a prompt of {len(ids)} tokens and {tokens} to generate, expected at most "
             f"{context} together, the model's context"
         )
-    sampling: dict[str, Any] = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {}
     prompt = torch.tensor([ids], device=device)  # (1, tokens)
     streamer = _Streamer(tokenizer, inputs)
-    with keep_random_states(device):
-        torch.manual_seed(inputs.seed)
-        cast(Any, model).generate(
-            prompt,
-            attention_mask=torch.ones_like(prompt),
-            max_new_tokens=tokens,
-            eos_token_id=tokenizer.token_to_id(END_OF_TEXT),
-            pad_token_id=tokenizer.token_to_id(END_OF_TEXT),
-            streamer=streamer,
-            **sampling,
-        )
+    generate(model, prompt, tokenizer, tokens, inputs.temperature, inputs.seed, streamer)
     inputs.emit("\n")
     return [Prediction("", {"prompt": inputs.prompt, "text": streamer.text})]
 
