@@ -34,7 +34,7 @@ __all__ = ["MHC", "sinkhorn_knopp"]
 
 
 class _Scalings(torch.autograd.Function):
-    """Columns and rows scaled in turn, in place: for the backward pass the sums alone are kept, with the result.
+    """Columns and rows scaled in turn: for the backward pass the sums alone are kept, with the result.
 
     y = x / s with s = Σ x gives x = y s and ∂x = (∂y - Σ ∂y y) / s; autograd would keep every matrix on the way.
     """
@@ -42,10 +42,10 @@ class _Scalings(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, K: Tensor, scalings: int) -> Tensor:
         """K: (n, n, tokens), whose columns sum to 1; rows are scaled first."""
-        M, sums = K.clone(), []
+        M, sums = K, []
         for index in range(scalings):
             sums.append(M.sum((index + 1) % 2, keepdim=True).clamp_min_(1e-30))
-            M /= sums[-1]
+            M = M / sums[-1]  # not in place: torch 2.11, compiled, then gives a gradient of 0
         ctx.save_for_backward(M, *sums)
         return M
 
