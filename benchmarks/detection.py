@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from memory import peak_bytes
 from outcome import conclude, rounded_quartiles
 from torch import nn
 from torchvision.models.detection import maskrcnn_resnet50_fpn
 
+from stepsnet.analysis.speed import measured_peak
 from stepsnet.config import ModelSpec
 from stepsnet.device import autocast as autocast_in
 from stepsnet.device import pick_device
@@ -92,15 +92,6 @@ def inference(model: nn.Module, batch: Any, autocast: Callable) -> Callable[[], 
     return detect
 
 
-def peak(function: Callable[[], None], device: torch.device) -> int:
-    """The most bytes: on CUDA of all that is allocated, on a CPU beyond what was held before."""
-    if device.type != "cuda":
-        return peak_bytes(function)
-    torch.cuda.reset_peak_memory_stats(device)
-    function()
-    return torch.cuda.max_memory_allocated(device)
-
-
 def measure(models: dict[str, nn.Module], batch: Any, rounds: int, device: torch.device, amp_dtype: str) -> list[dict]:
     lower = partial(autocast_in, amp_dtype, device)
     kinds = {"inference": inference, "training": training}
@@ -111,7 +102,7 @@ def measure(models: dict[str, nn.Module], batch: Any, rounds: int, device: torch
         for key, function in work.items():
             if turn == 0:  # which warms up as well
                 function()
-                bytes_of[key] = peak(function, device)
+                bytes_of[key] = measured_peak(function, device)
                 continue
             started = time.perf_counter()
             function()

@@ -26,10 +26,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from outcome import conclude, rounded_quartiles
+from outcome import conclude, record, rounded_quartiles
 from torch import Tensor, nn
 
 from stepsnet.analysis.memory import activation_bytes
+from stepsnet.analysis.speed import measured_peak
 from stepsnet.commands.bench import find_candidates
 from stepsnet.config import ModelSpec
 from stepsnet.device import autocast, pick_device
@@ -164,16 +165,6 @@ def training(model: nn.Module, x: Tensor, setting: str, amp_dtype: str) -> Calla
     return run
 
 
-def peak_of(function: Callable[[], Any]) -> int:
-    """Bytes of CUDA memory that a call takes beside what is there before it."""
-    torch.cuda.synchronize()
-    before = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    function()
-    torch.cuda.synchronize()
-    return torch.cuda.max_memory_allocated() - before
-
-
 def in_turn(functions: list[Callable[[], Any]], rounds: int, device: torch.device) -> list[list[float]]:
     """Seconds of each function in each round; a short one is repeated within a round."""
     repeats = max(1, min(20, int(0.05 / max(1e-5, seconds_of(functions[0], device)))))
@@ -242,7 +233,7 @@ def of_training(loaded: Loaded, size: int, setting: str, device: torch.device, r
     row = {"kind": "training", "batch_size": size, "setting": setting}
     row |= compared(runs, size, device, rounds) | {"seconds_to_prepare": round(prepared, 1)}
     if device.type == "cuda":
-        row["peak_bytes"] = [peak_of(run) for run in runs]
+        row["peak_bytes"] = [measured_peak(run, device) for run in runs]
     if setting == "eager":
         samples = [batch(1)[0] for _, batch in loaded]
         row["predicted_bytes"] = [
@@ -314,7 +305,7 @@ def main() -> None:
         found[name]["rows"].append(row)
         found[name]["best"] = best_of(found[name]["rows"])
         if options.out:
-            write_atomically(options.out, json.dumps(result, indent=1) + "\n")
+            write_atomically(options.out, json.dumps(record("device_speed", result), indent=1) + "\n")
 
     last, loaded = None, []
     for name, pair, setting, kind, size in plan_of(pairs):

@@ -12,7 +12,8 @@
 #           CIFAR-10 as cifar10:PATH or folder:PATH (with --quick one short pair on the digits, and no DATA). With
 #           --work FOLDER its runs are kept there, and a later call goes on with them
 #
-# All parts share --seconds; without names they are tests, memory and speed, and with --quick all four. Where a call may
+# All parts share --seconds, and what is stopped then has 20 more to keep what it has; without names they are tests,
+# memory and speed, and with --quick all four. Where a call may
 # not last longer than ten minutes, call it once with --quick to see that all parts start, and then for one or two parts
 # at a time.
 #
@@ -22,7 +23,7 @@
 #
 # It needs torch 2.11 or later, torchvision and timm, of this project's requirements those of the extras "detection" and
 # "language", pytest and hypothesis; pytest-xdist and pytest-timeout help. The project itself need not be installed.
-# STEPSNET_COMMIT names the commit where git does not. --device cpu --quick is a rehearsal on any machine.
+# STEPSNET_COMMIT names the commit of a copy of the tree. --device cpu --quick is a rehearsal on any machine.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 usage="expected --device DEVICE, --quick, --seconds N, --out FOLDER, --data DATA, --work FOLDER, or some of tests, speed, memory, deep"
@@ -77,7 +78,7 @@ part() {
     [ "$limit" -lt "$left" ] || limit=$left
     echo "== $name, at most $limit s: $*"
     if [ "$limit" -gt 0 ]; then
-        timeout --kill-after=5 "$limit" "$@" >"$work/$name.log" 2>&1 || status=$?
+        timeout --kill-after=20 "$limit" "$@" >"$work/$name.log" 2>&1 || status=$?
     else
         echo "no time was left" >"$work/$name.log"
         status=124

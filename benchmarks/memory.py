@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,13 +19,14 @@ from typing import Any
 import timm
 import torch
 from outcome import conclude
-from torch.profiler import ProfilerActivity, profile
 
 import stepsnet  # noqa: F401 - registers the models with timm
 from stepsnet.analysis.memory import activation_bytes, states_memory
+from stepsnet.analysis.speed import measured_peak
 from stepsnet.device import AMP_DTYPES
 
 TINY, SMALL, DEIT = "steps_deit_tiny_patch16_224", "steps_deit_small_patch16_224", "deit_tiny_patch16_224"
+CPU = torch.device("cpu")
 CASES: list[dict[str, Any]] = [
     dict(model=TINY, micro_batch=2),
     dict(model=TINY, micro_batch=4),
@@ -36,19 +36,6 @@ CASES: list[dict[str, Any]] = [
     dict(model=DEIT, micro_batch=4),
     dict(model=SMALL, micro_batch=2),
 ]
-
-
-def peak_bytes(function: Callable[[], object]) -> int:
-    """The most bytes that ``function`` holds at once beyond those held before, from torch's CPU allocator."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
-        kept = function()
-    del kept
-    events = profiled.profiler.kineto_results.events()
-    now = peak = 0
-    for event in sorted((event for event in events if event.name() == "[memory]"), key=lambda event: event.start_ns()):
-        now += event.nbytes()  # negative where memory is given back
-        peak = max(peak, now)
-    return peak
 
 
 def train(name: str, images: torch.Tensor, accumulated: int, grad_checkpointing: float, amp_dtype: str) -> None:
@@ -81,7 +68,7 @@ def measure(
     activations = activation_bytes(described, input_size, micro_batch, **options)
     predicted = states_memory(described, optimizer_states=2, activations=activations).as_dict()
     images = torch.zeros(micro_batch, *input_size)
-    one, two = (peak_bytes(partial(train, model, images, n, grad_checkpointing, amp_dtype)) for n in (1, 2))
+    one, two = (measured_peak(partial(train, model, images, n, grad_checkpointing, amp_dtype), CPU) for n in (1, 2))
     measured = {"accumulated": two, "one_micro_batch": one}
     return {"model": model, "micro_batch": micro_batch, **options, "predicted": predicted, "measured": measured}
 

@@ -13,7 +13,7 @@ from stepsnet.provenance import provenance
 from stepsnet.redact import public_command
 from stepsnet.summary_stats import quartiles
 
-__all__ = ["conclude", "rounded_quartiles"]
+__all__ = ["conclude", "record", "rounded_quartiles"]
 
 
 def rounded_quartiles(values: Sequence[float], digits: int = 4) -> dict[str, Any]:
@@ -26,9 +26,14 @@ def rounded_quartiles(values: Sequence[float], digits: int = 4) -> dict[str, Any
     }
 
 
-def conclude(benchmark: str, result: dict[str, Any], out: Path | None = None) -> None:
+def record(benchmark: str, result: dict[str, Any]) -> dict[str, Any]:
+    """A result and where it comes from."""
     command = public_command(shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]]))
-    whole = {"benchmark": benchmark, **result, **provenance(), "command": command}
+    return {"benchmark": benchmark, **result, **provenance(), "command": command}
+
+
+def conclude(benchmark: str, result: dict[str, Any], out: Path | None = None) -> None:
+    whole = record(benchmark, result)
     if out:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")

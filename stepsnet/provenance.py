@@ -124,8 +124,10 @@ def _commit() -> str | None:
     """The commit of the source tree, with a plus if it was changed since; None for an installed package.
 
     An installed one may lie in a repository of the user's, such as in its ``.venv``, which does not track it.
-    ``STEPSNET_COMMIT`` names the commit for a copy of the tree that git does not know.
+    ``STEPSNET_COMMIT`` names the commit of a copy of the tree: git may not know it, or have another commit of it.
     """
+    if given := os.environ.get("STEPSNET_COMMIT"):
+        return given
 
     def git(*arguments: str) -> str:
         root = Path(__file__).parent.parent
@@ -138,4 +140,4 @@ def _commit() -> str | None:
         changed = git("status", "--porcelain", "--untracked-files=no", "--", "stepsnet")
         return git("rev-parse", "--short=12", "HEAD") + ("+" if changed else "")
     except (OSError, subprocess.SubprocessError):
-        return os.environ.get("STEPSNET_COMMIT")
+        return None

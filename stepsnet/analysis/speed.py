@@ -5,29 +5,26 @@ The timings of the models are interleaved, so that a load from elsewhere on the 
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.profiler import profile
 
 from ..device import AMP_DTYPES, autocast
 from ..errors import UserError, is_out_of_memory
 from ..models.blocks import is_of_transformers
 from .memory import activation_bytes
 
-__all__ = ["Measured", "measure_memory", "measure_speed"]
+__all__ = ["Measured", "measure_memory", "measure_speed", "measured_peak"]
 
 Shape = tuple[int, ...]
-
-_M_MMAP_THRESHOLD = -3  # of malloc.h
-_THRESHOLDS = 2**16, 2**25  # bytes: where a tensor has pages of its own; what glibc's own rule grows to
 
 
 @dataclass(frozen=True)
@@ -114,12 +111,11 @@ def measure_memory(
             continue
         net, peaks = measured.module_for(made.training).to(device), []
         for size in batch_sizes:
-            with _pages_of_their_own(device):
-                function = made(net.train(made.training), _sample(measured, size, device), amp_dtype)
-                function()  # allocates the optimizer's states and the kernels' plans
-                gc.collect()
-                peaks.append(_peak(function, device))
-                del function
+            function = made(net.train(made.training), _sample(measured, size, device), amp_dtype)
+            function()  # allocates the optimizer's states and the kernels' plans
+            gc.collect()
+            peaks.append(measured_peak(function, device))
+            del function
         found[kind] = {
             str(small): peaks[0],
             str(large): peaks[1],
@@ -128,22 +124,12 @@ def measure_memory(
     return found
 
 
-@contextmanager
-def _pages_of_their_own(device: torch.device) -> Iterator[None]:
-    """Have glibc return each tensor's pages as it is freed: a peak then holds none of the gaps between live tensors."""
-    libc, (own, usual) = ctypes.CDLL(None), _THRESHOLDS
-    if device.type != "cpu" or not hasattr(libc, "mallopt"):
-        yield
-        return
-    libc.mallopt(_M_MMAP_THRESHOLD, own)
-    try:
-        yield
-    finally:
-        libc.mallopt(_M_MMAP_THRESHOLD, usual)
+def measured_peak(function: Callable[[], None], device: torch.device) -> int:
+    """The most bytes of tensors during a call, beyond those that were held before, as the device's allocator has it.
 
-
-def _peak(function: Callable[[], None], device: torch.device) -> int:
-    """Peak bytes during a call, less what was held before: of the accelerator's allocator, or of this process."""
+    Raises:
+        UserError: a device that is neither CUDA nor the CPU.
+    """
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         before = torch.cuda.memory_allocated(device)
@@ -153,26 +139,17 @@ def _peak(function: Callable[[], None], device: torch.device) -> int:
         return torch.cuda.max_memory_allocated(device) - before
     if device.type != "cpu":
         raise UserError(f"memory: not known on {device.type}, expected device cpu or cuda, or --memory 0")
-    try:
-        ctypes.CDLL(None).malloc_trim(0)
-        before = _resident("VmRSS")
-        Path("/proc/self/clear_refs").write_text("5")  # resets the peak
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler says when it starts, and that there is no GPU
+    with profile(profile_memory=True) as found:
         function()
-        return _resident("VmHWM") - before
-    except (OSError, AttributeError):
-        raise UserError(
-            "memory: the peak of a process is not known on this machine, expected Linux or CUDA, or --memory 0"
-        ) from None
+    changes = [event for event in found.kineto_results.events() if event.name() == "[memory]"]
+    changes.sort(key=lambda event: event.start_ns())
+    return max(accumulate((event.nbytes() for event in changes), initial=0))  # negative where memory is given back
 
 
 def _synchronize(device: torch.device) -> None:
     if device.type != "cpu":
         torch.accelerator.synchronize(device)
-
-
-def _resident(key: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(1024 * int(line.split()[1]) for line in lines if line.startswith(key))
 
 
 def _available() -> float:
