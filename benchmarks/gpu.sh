@@ -13,9 +13,8 @@
 #           --work FOLDER its runs are kept there, and a later call goes on with them
 #
 # All parts share --seconds, and what is stopped then has 20 more to keep what it has; without names they are tests,
-# memory and speed, and with --quick all four. Where a call may
-# not last longer than ten minutes, call it once with --quick to see that all parts start, and then for one or two parts
-# at a time.
+# memory and speed, and with --quick all four. Where a call may not last longer than ten minutes, call it once with
+# --quick to see that all parts start, and then for one or two parts at a time.
 #
 # The output folder has at most seven small files: parts.jsonl with how each part ended, log.txt with the end of what
 # each has said, and speed.json, memory.json, memory.csv, deep.tgz (a JSON a run, for `stepsnet sweep --results`) and

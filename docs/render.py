@@ -17,7 +17,7 @@ A block between ``<!-- begin: NAME … -->`` and ``<!-- end -->`` is replaced by
     speed FILE                     what ``stepsnet bench`` wrote
     memory FILE                    what benchmarks/memory.py wrote
     benchmarks, stream_blocks, grow, grow_starts, compress, language [NAME], imports, optimized NAME, pairs, candidates,
-    bounds, overheads, detectors NAME, segmenters, scale FILE
+    bounds, overheads, device NAME, device_pairs NAME, detectors NAME, segmenters, scale FILE
                                    what the other benchmarks wrote
     paper-depths                   the accuracies of the paper's Table 5a
 
@@ -64,6 +64,8 @@ TABLES = {
     "bounds": render_speed.bounds_table,
     "overheads": render_speed.overheads_table,
     "optimized": render_speed.optimized_table,
+    "device": render_speed.device_table,
+    "device_pairs": render_speed.device_pairs_table,
     "stream_blocks": render_benchmarks.stream_blocks_table,
     "grow": render_benchmarks.grow_table,
     "grow_starts": render_benchmarks.grow_starts_table,

@@ -196,7 +196,8 @@ def speed_table(file: str) -> str:
     heads = [f"{kind} /s" for kind in kinds] + ["latency (ms)"] + [f"{kind}, MiB per sample" for kind in memory]
     table_rows = []
     for row in rows:
-        cells = [format_quartiles(row[kind]) for kind in kinds] + [format_quartiles(row["latency_ms"], ".0f")]
+        digits = ".2f" if row["inference"]["median"] < 100 else ",.0f"
+        cells = [format_quartiles(row[kind], digits) for kind in kinds] + [format_quartiles(row["latency_ms"], ".0f")]
         cells += [f"{row['memory'][kind]['per_sample'] / 2**20:.1f}" for kind in memory]
         table_rows.append([row["model"], row["blocks"], f"{row['macs'] / 1e9:.2f}", *cells])
     for ours, theirs in [(a, b) for a in rows for b in rows if a["curve"] == f"Steps-{b['curve']}"]:

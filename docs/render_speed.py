@@ -1,6 +1,8 @@
-"""Tables of what benchmarks/optimized.py, candidates.py, bounds.py and start.py --imports measured."""
+"""Tables of what benchmarks/optimized.py, candidates.py, bounds.py, device_speed.py and start.py --imports measured."""
 
 from __future__ import annotations
+
+import re
 
 from render_parts import origin, read_benchmark, table_of_numbers
 
@@ -66,9 +68,52 @@ def candidates_table() -> str:
     return f"{table_of_numbers(headers, rows)}\n\n{note}"
 
 
+def device_pairs_table(name: str) -> str:
+    """On a GPU: the speed of each StepsNet over its baseline's, each at its best setting, and both as built."""
+    result = read_benchmark(name)
+    table = []
+    for pair in result["pairs"].values():
+        built = {(row["kind"], row["batch_size"]): row for row in measured(pair) if row["setting"] == "eager"}
+        for (kind, batch), row in built.items():
+            best = pair["best"][f"{kind} {batch}"]
+            cells = [f"{best['speed_over_baseline']:.2f}", *(best[contender][1] for contender in ("steps", "baseline"))]
+            peaks = [f"{ours / theirs:.2f}" for ours, theirs in [row["peak_bytes"]]] if "peak_bytes" in row else [""]
+            names = " / ".join(short(model) for model in pair["models"])
+            table.append([f"{names}, {kind}", batch, format_quartiles(row["speed_over_baseline"]), *cells, *peaks])
+    headers = ["speed over the baseline", "batch", "as built", "each at its best", "its best", "the baseline's"]
+    return table_of_numbers([*headers, "peak memory as built"], table)
+
+
+def device_table(name: str) -> str:
+    """On a GPU: each pair under each setting that was measured."""
+    result = read_benchmark(name)
+    table = [
+        [
+            f"{' / '.join(short(model) for model in pair['models'])}, {row['kind']}",
+            row["batch_size"],
+            row["setting"],
+            *(f"{row[f'{contender}_per_second']['median']:,.0f}" for contender in ("steps", "baseline")),
+            format_quartiles(row["speed_over_baseline"]),
+        ]
+        for pair in result["pairs"].values()
+        for row in measured(pair)
+    ]
+    headers = ["", "batch", "setting", "StepsNet /s", "baseline /s", "speed over the baseline"]
+    note = (
+        f"{result['rounds']} interleaved rounds, medians (quartiles of the ratio). Inference with weights in bfloat16, "
+        f"training under bfloat16 autocast. A sample of a language model has 512 tokens. {origin(result)}"
+    )
+    return f"{table_of_numbers(headers, table)}\n\n{note}"
+
+
+def measured(pair: dict) -> list[dict]:
+    """The rows of a pair that ended well."""
+    return [row for row in pair["rows"] if "error" not in row]
+
+
 def short(model: str) -> str:
     """Without what all of its kind have in their names."""
-    return model.split("/")[-1].removesuffix("_patch16_224").removesuffix("_patch4_window7_224")
+    return re.sub(r"(_patch\d+)?(_window7)?_224$", "", model.split("/")[-1])
 
 
 def imports_table() -> str:

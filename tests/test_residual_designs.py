@@ -263,6 +263,19 @@ def test_scalings_have_the_gradient_of_the_formula():
     assert torch.autograd.gradcheck(lambda x: sinkhorn_knopp(x, 7), logits.detach()[:1, :1].requires_grad_())
 
 
+def test_compiled_scalings_have_a_gradient():
+    """With torch 2.11 it was 0 where they were in place."""
+    logits = torch.randn(2, 3, 4, 4, dtype=torch.float64, requires_grad=True)
+    weights = torch.randn(4, 4, dtype=torch.float64)
+
+    def gradient(scale):
+        return torch.autograd.grad((scale(logits, 20) * weights).sum(), logits)[0]
+
+    expected = gradient(sinkhorn_knopp)
+    torch.testing.assert_close(gradient(torch.compile(sinkhorn_knopp, backend="aot_eager")), expected)
+    assert expected.abs().max() > 1e-6
+
+
 @pytest.mark.parametrize("name", ["mhc", "hyper_connections", "alt_up"])
 def test_streams_do_not_stay_copies_of_each_other(name):
     """Equal streams with equal coefficients would have equal gradients, and stay equal for ever."""
