@@ -17,8 +17,10 @@ import errno
 import importlib
 import os
 import shlex
+import signal
 import sys
 import tempfile
+import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -135,11 +137,39 @@ def in_a_line(error: BaseException) -> str:
     return text
 
 
+class _Terminated(SystemExit):
+    """Unlike an ``Exception``, not caught on its way by what tries one thing after another."""
+
+    def __init__(self, number: int):
+        super().__init__(signal.Signals(number).name)
+        self.number = number
+
+
+@contextmanager
+def _unwound_by_signals() -> Iterator[None]:
+    """Have SIGTERM and SIGHUP end the block as an exception does, which leaves nothing half-written; as Ctrl-C is."""
+
+    def unwind(number: int, frame: object) -> None:
+        raise _Terminated(number)
+
+    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    ours = threading.current_thread() is threading.main_thread()
+    taken = [number for number in numbers if ours and signal.getsignal(number) == signal.SIG_DFL]
+    for number in taken:
+        signal.signal(number, unwind)
+    try:
+        yield
+    finally:
+        for number in taken:
+            signal.signal(number, signal.SIG_DFL)
+
+
 def exit_status(run: Callable[[], Any], debug: bool = False) -> int:
     """Run a function and turn what it raises into one line and an exit status; with ``debug`` let it through."""
     prepare_streams()
     try:
-        status = _status_of(run, debug)
+        with _unwound_by_signals():
+            status = _status_of(run, debug)
         flush()
     except (OutputLost, BrokenPipeError) as lost:
         abandon(sys.stdout)
@@ -156,6 +186,9 @@ def _status_of(run: Callable[[], Any], debug: bool) -> int:
         return 0
     except (OutputLost, BrokenPipeError):
         raise
+    except _Terminated as ended:
+        say(f"stepsnet: stopped by {ended}", error=True)
+        return 128 + ended.number
     except SystemExit as ended:  # of argparse, which has said why
         return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     except KeyboardInterrupt:

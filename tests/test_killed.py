@@ -146,3 +146,15 @@ def test_a_folder_that_cannot_be_written_is_one_line(pictures, tmp_path):
     process = start(pictures, tmp_path / "locked" / "run")
     out = process.communicate(timeout=240)[0]
     assert process.returncode == 2 and "Permission denied" in out.splitlines()[-1], out
+
+
+def test_a_signal_leaves_nothing_of_an_export(tmp_path):
+    command = [sys.executable, "-m", "stepsnet", "export", "test_vit", "--out", str(tmp_path / "vit.onnx")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    while not list(tmp_path.iterdir()):
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.01)
+    process.terminate()
+    out = process.communicate(timeout=120)[0]
+    assert (process.returncode, list(tmp_path.iterdir())) == (143, []), out
+    assert out.splitlines()[-1] == "stepsnet: stopped by SIGTERM"
