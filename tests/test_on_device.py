@@ -19,6 +19,7 @@ from segmentation_images import write_camvid
 from small_detectors import build, images_of, targets_of
 from torch.distributed.fsdp import fully_shard
 
+import stepsnet
 from stepsnet.analysis.residual_stream import measure_stream
 from stepsnet.checkpoint import load_weights
 from stepsnet.config import ModelSpec
@@ -252,6 +253,15 @@ def test_a_resumed_run_is_the_same_to_the_bit(settings, tmp_path, monkeypatch):
         torch.use_deterministic_algorithms(False)
     whole, cut = (load_weights(tmp_path / name / "model.safetensors") for name in ("whole", "cut"))
     assert all(torch.equal(whole[name], cut[name]) for name in whole)
+
+
+@pytest.mark.skipif(ON_CPU, reason="test_optimize.py is about a CPU")
+@EVERY
+def test_an_optimized_model_gives_the_same(family):
+    model, x = make(family).eval(), sample(family)
+    with torch.no_grad():
+        expected, found = model(x), stepsnet.optimize(model.to(DEVICE), compile=False)(x.to(DEVICE))
+    assert error(getattr(found, "logits", found).cpu(), getattr(expected, "logits", expected)) < 1e-4
 
 
 @pytest.mark.skipif(ON_CPU, reason="it asks whether a graph can be captured")

@@ -15,7 +15,7 @@ from stepsnet.config import ModelSpec
 from stepsnet.errors import UserError
 from stepsnet.models.compilation import FrozenForward
 from stepsnet.models.optimize import PURPOSES
-from stepsnet.models.windows import PermutedWindows, restore_windows
+from stepsnet.models.windows import PermutedWindows, permute_windows, restore_windows
 from stepsnet.runs import evaluate
 from stepsnet.tasks.prediction import PredictInputs
 
@@ -39,6 +39,21 @@ def images(model, batch=2):
 @torch.no_grad()
 def differs(model, expected, x):
     return ((model(x) - expected).norm() / expected.norm()).item()
+
+
+def test_windows_can_be_left_to_heads_that_a_gpu_is_quick_with():
+    model = made(
+        "swin_tiny_patch4_window7_224", img_size=56, embed_dim=24, depths=(1, 1, 1, 1), num_heads=(3, 4, 12, 24)
+    )
+    permute_windows(model, 8)
+    blocks = [stage.blocks[0] for stage in model.layers]
+    assert [block.dim // block.attn.num_heads for block in blocks] == [8, 12, 8, 8]
+    assert [isinstance(vars(block).get("_attn"), PermutedWindows) for block in blocks] == [True, False, True, True]
+    x = torch.randn(1, 3, 56, 56)
+    restored = copy.deepcopy(model)
+    restore_windows(restored)
+    with torch.no_grad():
+        torch.testing.assert_close(model(x), restored(x), rtol=1e-4, atol=1e-4)
 
 
 def test_windows_follow_weights_that_a_call_is_given():

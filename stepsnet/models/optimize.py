@@ -20,6 +20,7 @@ __all__ = ["optimize"]
 
 PURPOSES = ("inference", "training")
 FROZEN_BLOCKS = 40  # deeper models are compiled by the block: the time of one graph grows with the depth
+HEADS_ON_GPUS = 8  # others than its multiples are slower with permuted windows
 Model = TypeVar("Model", bound=nn.Module)
 
 
@@ -31,7 +32,8 @@ def optimize(
     Weights and state dict stay, outputs change by rounding, and to do it twice is to do it once. For inference
     on a CPU, the windows of Swin's blocks are permuted by one index and attended with
     ``scaled_dot_product_attention``, convolutional networks keep their channels last, and with ``compile`` a model of
-    up to 40 blocks becomes one frozen graph for each shape of input. Elsewhere, in deeper models and for training,
+    up to 40 blocks becomes one frozen graph for each shape of input. On CUDA without ``compile`` the windows are
+    permuted as well, but where a head's width is no multiple of 8. Elsewhere, in deeper models and for training,
     ``compile`` compiles one block at a time, and the blocks of a width share their graphs. Convolutional networks that
     train on a CPU keep their channels last instead.
 
@@ -57,7 +59,8 @@ def optimize(
     if not isinstance(model, nn.Module):
         raise UserError(f"optimize: got {str(model)[:40]!r}, expected a model")
     unfreeze(model)
-    on_cpu = next((p.device.type for p in model.parameters()), "cpu") == "cpu"
+    device = next((p.device.type for p in model.parameters()), "cpu")
+    on_cpu = device == "cpu"
     if for_ == "training":
         if on_cpu and _is_convolutional(model):  # compiled, it is slower
             model.to(memory_format=torch.channels_last)
@@ -69,6 +72,8 @@ def optimize(
         permute_windows(model)
         if _is_convolutional(model):
             model.to(memory_format=torch.channels_last)
+    elif device == "cuda" and not compile:
+        permute_windows(model, HEADS_ON_GPUS)
     # a language model is called with another shape for each token, a detector with a list of images
     if not compile or hasattr(model, "generate"):
         return model

@@ -74,13 +74,17 @@ def _attend_in_windows(block: Any, x: Tensor) -> Tensor:
     return torch.roll(x, back, (1, 2)) if any(back) else x
 
 
-def permute_windows(model: nn.Module) -> None:
-    """Let the Swin blocks of a model attend through :class:`PermutedWindows`."""
+def permute_windows(model: nn.Module, multiple: int = 1) -> None:
+    """Let the Swin blocks of a model attend through :class:`PermutedWindows`, where heads are multiples of it wide."""
     for module in model.modules():
         made = module.__dict__.get("_attn")
         if isinstance(made, PermutedWindows):
             made.bias = None  # a write through .data leaves no trace in its key
-        elif isinstance(module, SwinTransformerBlock) and isinstance(made, PaddedWindows | None):
+        elif (
+            isinstance(module, SwinTransformerBlock)
+            and isinstance(made, PaddedWindows | None)
+            and module.attn.qkv.out_features // (3 * module.attn.num_heads) % multiple == 0
+        ):
             module._attn = PermutedWindows(module)
             module.attn.fused_attn = True  # the block's own, where a map has to be padded
 
