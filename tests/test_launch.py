@@ -115,7 +115,7 @@ def test_a_child_waits_for_the_last_checkpoint_of_the_one_before(tmp_path, monke
     monkeypatch.setattr(launch, "_stop_with_parent", lambda: None)
     monkeypatch.setattr(launch, "_events", Display)
     monkeypatch.setattr("stepsnet.runs.train.train_run", train)
-    monkeypatch.setattr("stepsnet.overrides.read_recipe", lambda _: None)
+    monkeypatch.setattr("stepsnet.overrides.read_recipe", lambda _: find_recipe("digits/tiny"))
     monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps(dataclasses.asdict(job)) + "\n"))
     launch._run_job()
     note = "waits until the run before it has written its last checkpoint, at most 60 s"
@@ -276,3 +276,39 @@ def test_a_second_interrupt_ends_at_once_but_not_the_same_one_twice():
         for _ in range(2):
             os.kill(os.getpid(), signal.SIGINT)
         assert caught == [signal.SIGTERM, signal.SIGINT, signal.SIGINT]
+
+
+def test_runs_at_once_have_a_slot_each_and_slots_are_used_again(monkeypatch):
+    code = """
+import json, sys, time
+job = json.loads(sys.stdin.readline())
+print(json.dumps({"kind": "slot", "slot": job["slot"]}), flush=True)
+time.sleep({"a": 2.0, "b": 0.0, "c": 0.0}[job["name"]])
+"""
+    popen = launch.subprocess.Popen
+    monkeypatch.setattr(
+        launch.subprocess, "Popen", lambda command, **kwargs: popen([sys.executable, "-c", code], **kwargs)
+    )
+    shown = Shown()
+    assert run_all([Job(name, name, "config.yaml", "folder") for name in "abc"], 2, shown) == []
+    assert {event["run"]: event["slot"] for event in shown} == {"a": 0, "b": 1, "c": 1}
+
+
+@pytest.mark.parametrize(
+    ("given", "there", "expected"),
+    [
+        ("4,5,6", 0, ["4", "5", "6", "4"]),
+        (None, 2, ["0", "1", "0", "1"]),
+        ("7", 0, ["7"] * 4),
+        ("", 3, [""] * 4),
+        (None, 1, [None] * 4),
+    ],
+)
+def test_each_slot_has_one_of_several_gpus(monkeypatch, given, there, expected):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: there)
+    for slot, gpu in enumerate(expected):
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        if given is not None:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
+        launch.use_one_gpu(slot)
+        assert os.environ.get("CUDA_VISIBLE_DEVICES") == gpu

@@ -111,7 +111,9 @@ def init_distributed(device: str) -> Iterator[DistributedContext]:
         UserError: the device is not there, or this machine has fewer of them than ranks.
     """
     if "RANK" not in os.environ or os.environ.get("WORLD_SIZE", "1") == "1":
-        yield DistributedContext(0, 1, pick_device(device))
+        picked = pick_device(device)
+        with torch.accelerator.device_index(picked.index):  # else cuda:1 would be joined by what goes to cuda:0
+            yield DistributedContext(0, 1, picked)
         return
     picked = pick_device(device)
     if picked.type != "cpu":

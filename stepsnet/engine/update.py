@@ -67,9 +67,10 @@ class Updater:
             if is_out_of_memory(error):
                 raise UserError(self._too_large(error)) from None
             raise
-        shared = {**means, "grad_norm": full_tensor(norm), "interrupted": torch.tensor(float(bool(caught)))}
+        interrupted = torch.full((), float(bool(caught)), device=self.context.device)  # there: no copy to wait for
+        shared = {**means, "grad_norm": full_tensor(norm), "interrupted": interrupted}
         values = dict(zip(shared, self.context.mean(list(shared.values()))))  # not finite where any rank's is not
-        grad_norm, interrupted = values.pop("grad_norm"), values.pop("interrupted") > 0
+        grad_norm, stops = values.pop("grad_norm"), values.pop("interrupted") > 0
         if not math.isfinite(values["loss"]) or not (math.isfinite(grad_norm) or self._may_scale_down()):
             raise self._not_finite(step, batches, values["loss"], grad_norm)
         if self.settings.clip_grad is not None:
@@ -79,7 +80,7 @@ class Updater:
         self.optimizer.zero_grad(set_to_none=True)
         if self.averages:
             self.averages.update(unwrap(self.model))
-        return Update(values, grad_norm, interrupted)
+        return Update(values, grad_norm, stops)
 
     def check_weights(self, step: int) -> None:
         """Raises UserError on every rank where a weight, or the average of one, is not finite after ``step`` updates.

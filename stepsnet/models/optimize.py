@@ -34,7 +34,8 @@ def optimize(
     ``scaled_dot_product_attention``, convolutional networks keep their channels last, and with ``compile`` a model of
     up to 40 blocks becomes one frozen graph for each shape of input. On CUDA without ``compile`` the windows are
     permuted as well, but where a head's width is no multiple of 8. Elsewhere, in deeper models and for training,
-    ``compile`` compiles one block at a time, and the blocks of a width share their graphs. Convolutional networks that
+    ``compile`` compiles one block at a time, and the blocks of a width share their graphs; on a GPU this helps large
+    batches and not single images (docs/speed.md). Convolutional networks that
     train on a CPU keep their channels last instead.
 
     A weight that is written to in place, loaded or moved is noticed. Two things are not, because they leave no trace: a

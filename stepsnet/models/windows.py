@@ -130,10 +130,10 @@ class PermutedWindows:
         windows = x.flatten(1, 2).index_select(1, order)  # (B, H·W, C), a window after the other
         qkv = attention.qkv(windows).reshape(batch * height * width // area, area, 3, attention.num_heads, -1)
         q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # (B·windows, heads, area, head size)
-        bias = self._bias(x)  # (1 or windows, heads, area, area)
+        bias = self._bias(x).to(q.dtype)  # (1 or windows, heads, area, area)
         if len(bias) > 1:
             bias = bias.expand(batch, -1, -1, -1, -1).flatten(0, 1)
-        y = F.scaled_dot_product_attention(q, k, v, attn_mask=bias.to(q.dtype), scale=attention.scale)
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=attention.scale)
         y = attention.proj(y.transpose(1, 2).reshape(batch, height * width, -1))
         return y.index_select(1, back).view(batch, height, width, -1)
 

@@ -8,6 +8,7 @@ closes, however the parent has ended, the child stops as after SIGTERM.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import os
 import queue
@@ -28,7 +29,7 @@ from ..machine import cores
 if TYPE_CHECKING:
     from ..console import Display
 
-__all__ = ["Failure", "Job", "error_of", "run_all", "share_of_cores"]
+__all__ = ["Failure", "Job", "error_of", "run_all", "share_of_cores", "use_one_gpu"]
 
 _SAID = "stepsnet: "
 _LAST_CHECKPOINT = 60.0  # seconds that a child may take to end, of a parent that was killed or has met an error
@@ -45,6 +46,7 @@ class Job:
     resume: Literal["auto", "extend"] = "auto"
     threads: int | None = None  # None: an equal share of the cores
     told: bool = False  # what is to be said before the training has been said
+    slot: int = 0  # among those that run at once; where there are several GPUs it decides which
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,7 @@ class _Launcher:
         self.lines: queue.Queue[tuple[str, str | None]] = queue.Queue()  # of a child; None where it has ended
         self.running: dict[str, subprocess.Popen] = {}
         self.jobs: dict[str, Job] = {}
+        self.slots: dict[str, int] = {}  # of those that run
         self.last_line: dict[str, str] = {}
         self.failed: list[Failure] = []
         self.told: set[subprocess.Popen] = set()
@@ -119,6 +122,7 @@ class _Launcher:
         return self.failed
 
     def start(self, job: Job) -> None:
+        slot = next(slot for slot in itertools.count() if slot not in self.slots.values())
         process = subprocess.Popen(
             _command(),
             stdin=subprocess.PIPE,
@@ -130,9 +134,9 @@ class _Launcher:
         )
         assert process.stdin is not None
         with suppress(BrokenPipeError):  # of one that has already ended
-            process.stdin.write(json.dumps(dataclasses.asdict(job)) + "\n")
+            process.stdin.write(json.dumps(dataclasses.asdict(job) | {"slot": slot}) + "\n")
             process.stdin.flush()
-        self.running[job.name], self.jobs[job.name] = process, job
+        self.running[job.name], self.jobs[job.name], self.slots[job.name] = process, job, slot
         threading.Thread(target=self.forward, args=(job.name, process), daemon=True).start()
 
     def forward(self, name: str, process: subprocess.Popen) -> None:
@@ -150,6 +154,7 @@ class _Launcher:
             return
         if line is None:
             process = self.running.pop(name)
+            del self.slots[name]
             status = process.wait()
             assert process.stdin is not None
             with suppress(BrokenPipeError):
@@ -219,8 +224,21 @@ def _run_job() -> Any:
         events.show({"kind": "note", "text": text})
         with lock_folder(folder, wait=_LAST_CHECKPOINT):
             pass
+    recipe = read_recipe(Path(job.config))
+    if recipe.device in ("auto", "cuda"):
+        use_one_gpu(job.slot)
     with recorded_command("train", job.config, "--run", job.folder):
-        return train_run(read_recipe(Path(job.config)), folder, events, job.resume, job.label, job.told)
+        return train_run(recipe, folder, events, job.resume, job.label, job.told)
+
+
+def use_one_gpu(slot: int) -> None:
+    """Leave this process one of several GPUs; slots that run at once have one each, while there are as many."""
+    import torch
+
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    visible = given.split(",") if given is not None else [str(index) for index in range(torch.cuda.device_count())]
+    if len(visible) > 1:
+        os.environ["CUDA_VISIBLE_DEVICES"] = visible[slot % len(visible)]  # read when CUDA starts
 
 
 def _stop_with_parent() -> None:
