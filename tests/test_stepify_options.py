@@ -175,9 +175,28 @@ class Tied(ByKeyword):
         return self.head(x)
 
 
+class Writing(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.fc = nn.Linear(width, width)
+
+    def forward(self, x):
+        x += self.fc(x)
+        return x
+
+
+class InPlace(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Linear(32, 32), nn.Sequential(*(Writing(32) for _ in range(4))))
+
+
 @pytest.mark.parametrize(
     "kind, words",
     [
+        (
+            InPlace,
+            r"1.0 \(Writing\) writes into its input, which the rest of the stream would share with it, expected x = x",
+        ),
         (Experts, "layers.1 gets what another block of layers got, expected blocks in a row"),
         (Tied, "Tied.head.weight is also a parameter of the blocks in layers, expected blocks with weights of their"),
         (Tapped, r"Tapped reads its stream behind some blocks of layers \(1\), which are other places in steps"),

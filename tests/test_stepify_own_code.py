@@ -77,6 +77,30 @@ def test_new_blocks_of_a_constructor_start_as_the_model_starts_its_blocks():
     assert torch.equal(result.embed.weight, model.embed.weight)
 
 
+class ToldItsScale(nn.Module):
+    """A block whose constructor takes more than the width, which shows in its weights alone."""
+
+    def __init__(self, width, scale=1.0):
+        super().__init__()
+        self.fc = nn.Linear(width, width)
+        self.gamma = nn.Parameter(scale * torch.ones(width))
+
+    def forward(self, x):
+        return x + self.gamma * self.fc(x)
+
+
+def test_new_blocks_of_a_constructor_start_at_the_values_of_all_blocks():
+    model = nn.Sequential(*(ToldItsScale(32, 1e-4) for _ in range(4)))
+    for block in model:
+        nn.init.zeros_(block.fc.weight)  # behind the constructor
+    for block in stepsnet.stepify(model, 2, example=X, plan=PLAN):
+        assert bool((block.block.gamma == 1e-4).all()) and not block.block.fc.weight.any() and block.block.fc.bias.any()
+    with torch.no_grad():
+        for block in model:
+            block.gamma.normal_()  # as in a trained one, which says nothing of how it started
+    assert all(bool((block.block.gamma == 1).all()) for block in stepsnet.stepify(model, 2, example=X, plan=PLAN))
+
+
 def test_hooks_of_old_blocks_are_not_on_new_ones():
     model, called = timm_blocks(), []
     model[0].register_forward_hook(lambda *_: called.append(0))

@@ -150,6 +150,11 @@ def find_containers(model: nn.Module, example: Example) -> list[Container]:
             continue
         dim = adapter.dim or dim
         check_declared(originals[lead])
+        if uses.written.intersection(blocks):
+            raise UserError(
+                f"stepify: {kind} writes into its input, which the rest of the stream would share with it, expected "
+                "x = x + F(x) in its forward pass, not x += F(x)"
+            )
         if uses.summed.intersection(blocks):
             raise UserError(
                 f"stepify: {type(model).__name__} adds what goes into {kind} to what comes out of it, expected blocks "

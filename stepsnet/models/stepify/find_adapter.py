@@ -16,7 +16,8 @@ def adapter_of(block: nn.Module, width: int, others: Sequence[nn.Module] = ()) -
     """The adapter of a block's class, or one that calls a constructor which takes the width and nothing else.
 
     Such a constructor has to make the same block, and the ``others`` of its class, at their own ``width``: then nothing
-    else was said to it.
+    else was said to it that shows in shapes or attributes. What shows in the weights alone, such as the scale that all
+    blocks start with, is taken from them when new blocks are started.
     """
     found = _declared(block)
     if found is None and _takes_its_width([block, *others], width):

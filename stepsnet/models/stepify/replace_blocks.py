@@ -44,6 +44,7 @@ def build_in_steps(
     for container in new:
         _start(container, _sequence(result, container))
     _initialize(result, new)
+    _start_as_originals(result, new)
     _give_back(model, result, new)
     _check_initialized(result, new)
     _note_features(result, new)
@@ -64,6 +65,7 @@ def initialized_blocks(model: nn.Module, container: Container, shapes: list[tupl
     sequence = _sequence(scratch, container)
     _start(container, sequence)
     _initialize(scratch, [container])
+    _start_as_originals(scratch, [container])
     _check_initialized(scratch, [container])
     return list(sequence)
 
@@ -133,7 +135,8 @@ def _start(container: Container, sequence: Any) -> None:
             for path, parameter in block.named_parameters():
                 for pattern, value in (adapter.start or {}).items():
                     if fnmatchcase(path, pattern):
-                        parameter.fill_(_common_value(originals, path, value))
+                        common = _common_value(originals, path)
+                        parameter.fill_(value if common is None else common)
 
 
 @torch.no_grad()
@@ -159,11 +162,28 @@ def _around(model: nn.Module, path: str) -> nn.Module:
     return model
 
 
-def _common_value(blocks: list[nn.Module], path: str, default: float) -> float:
-    """What all blocks have there, if they have one value and so have not been trained, else the library's default."""
+@torch.no_grad()
+def _start_as_originals(model: nn.Module, new: list[Container]) -> None:
+    """Of blocks that were merely constructed, what all originals have at one value.
+
+    It may have been said to their constructor, as a scale is, or set behind it, as weights that start at 0.
+    """
+    for container in new:
+        if not container.adapter.constructed:
+            continue
+        originals = container.blocks[container.lead :]
+        for block in list(_sequence(model, container)._modules.values())[container.lead :]:
+            for path, parameter in block.named_parameters():
+                common = _common_value(originals, path)
+                if common is not None and parameter.device.type != "meta":
+                    parameter.fill_(common)
+
+
+def _common_value(blocks: list[nn.Module], path: str) -> float | None:
+    """What all blocks have there, if they have one value and so have not been trained."""
     values = [get_path(block, path) for block in blocks if has_path(block, path)]
     first = values[0].flatten()[0] if values and values[0].device.type != "meta" else None
-    return first.item() if first is not None and all(bool((v == first).all()) for v in values) else default
+    return first.item() if first is not None and all(bool((v == first).all()) for v in values) else None
 
 
 @torch.no_grad()

@@ -26,6 +26,7 @@ class BlockUses(TorchFunctionMode):
     """While it is entered, notes what a model does with its blocks beside running one after another.
 
     Attributes:
+        written: blocks that write into their input, as ``x += F(x)`` does.
         summed: blocks whose input is added to their output outside of them.
         read: blocks whose output something else has read than a block of the same container.
         beside: blocks that get what another of the same container got, as experts do.
@@ -34,11 +35,13 @@ class BlockUses(TorchFunctionMode):
     def __init__(self, containers: Mapping[str, Sequence[nn.Module]]):
         super().__init__()
         self.container_of = {block: path for path, blocks in containers.items() for block in blocks}
+        self.written: set[nn.Module] = set()
         self.summed: set[nn.Module] = set()
         self.read: set[nn.Module] = set()
         self.beside: set[nn.Module] = set()
         self._inside: list[nn.Module] = []  # the blocks that run at this moment
         self._taken: dict[nn.Module, Tensor] = {}
+        self._versions: dict[nn.Module, int] = {}  # of what they have taken
         self._returned: dict[int, tuple[Tensor, nn.Module]] = {}  # kept, so that no other tensor takes its place
         self._hooks = ExitStack()
 
@@ -83,10 +86,12 @@ class BlockUses(TorchFunctionMode):
             for other, taken in self._taken.items():
                 if taken is args[0] and other is not block and self.container_of[other] == own and not has_passed:
                     self.beside.add(block)
-            self._taken[block] = args[0]
+            self._taken[block], self._versions[block] = args[0], args[0]._version
 
     def _end(self, block: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         self._inside.pop()
+        if block in self._taken and self._taken[block]._version != self._versions[block]:
+            self.written.add(block)
         for tensor in tree_leaves(output):
             if isinstance(tensor, Tensor):
                 self._returned[id(tensor)] = (tensor, block)
