@@ -41,6 +41,13 @@ def test_the_blocks_of_a_timm_model_are_found_or_nothing_is_said(name, blocks, l
     assert count_complexity(nn.Linear(2, 2), (2,)).blocks is None
 
 
+def test_the_blocks_of_a_model_of_ones_own_are_those_of_its_sequence():
+    model = nn.Sequential(
+        nn.Linear(8, 8), nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.ReLU()) for _ in range(5)))
+    )
+    assert count_complexity(model, (8,)).blocks == 5
+
+
 def plain(folder, blocks, label="baseline", **settings):
     """A finished run without widths, as a timm model's."""
     run = make_run(folder, label, widths=[32] * 8, **settings)

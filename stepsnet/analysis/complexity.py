@@ -50,9 +50,13 @@ class Complexity:
 
 
 def count_complexity(model: nn.Module, input_size: tuple[int, ...] = (3, 224, 224)) -> Complexity:
-    """Count a model on any device, the meta device included; nothing is computed and nothing changed."""
+    """Count a model on any device, the meta device included; nothing is computed and nothing changed.
+
+    Blocks of a model of the user's own, which has no timm's groups, are those of its sequence.
+    """
+    own = 0 if hasattr(model, "group_matcher") else len(blocks_of(model))
     return Complexity(
-        blocks=_count_blocks(model),
+        blocks=_count_blocks(model) or own or None,
         layers=count_layers(model),
         params=sum(parameter.numel() for parameter in model.parameters()),
         macs=count_macs(model, input_size),
