@@ -185,6 +185,8 @@ def test_errors_name_what_was_expected(tmp_path):
     with pytest.raises(UserError, match="device: got 'cpu:99', expected cpu"):
         pick_device("cpu:99")
     assert pick_device("cpu:0").type == "cpu"
+    with init_distributed("cpu:0") as context:
+        assert context.device.type == "cpu"
     with pytest.raises(UserError, match=r"1 tensors.*0\.weight \(8, 4\), expected \(8, 3\)"):
         check_fit(make_model(), {**make_model().state_dict(), "0.weight": torch.zeros(8, 4)})
     (tmp_path / "bad.safetensors").write_bytes(b"no weights")

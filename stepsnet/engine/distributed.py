@@ -112,7 +112,8 @@ def init_distributed(device: str) -> Iterator[DistributedContext]:
     """
     if "RANK" not in os.environ or os.environ.get("WORLD_SIZE", "1") == "1":
         picked = pick_device(device)
-        with torch.accelerator.device_index(picked.index):  # else cuda:1 would be joined by what goes to cuda:0
+        index = None if picked.type == "cpu" else picked.index
+        with torch.accelerator.device_index(index):  # else what goes to "cuda" would go to another than cuda:1
             yield DistributedContext(0, 1, picked)
         return
     picked = pick_device(device)
