@@ -1,6 +1,7 @@
 """Steps models against their baselines on one device, each at its best setting.
 
-    python benchmarks/device_speed.py [--device cuda] [--quick] [--seconds 200] [--pairs NAME …] [--out FILE.json]
+    python benchmarks/device_speed.py [--device cuda] [--quick] [--seconds 200] [--pairs NAME …] [--settings NAME …]
+        [--out FILE.json]
 
 A pair's two models take turns under each setting, so that a change of clocks hits both alike; ratios are of
 neighbours. Settings are eager, for Swin with permuted windows (inference alone), compiled (one block at a time, so that
@@ -20,7 +21,7 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -263,9 +264,9 @@ def best_of(rows: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def plan_of(pairs: dict[str, Pair]) -> Iterator[tuple[str, Pair, str, str, int]]:
+def plan_of(pairs: dict[str, Pair], settings: Sequence[str]) -> Iterator[tuple[str, Pair, str, str, int]]:
     """(pair's name, pair, setting, kind, batch) of each measurement: every pair is eager before any is compiled."""
-    for setting in WITH_WINDOWS:
+    for setting in settings:
         for name, pair in pairs.items():
             if setting not in pair.settings:
                 continue
@@ -289,6 +290,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="two small pairs and few rounds")
     parser.add_argument("--seconds", type=float, default=1e9, help="no measurement starts after so many")
     parser.add_argument("--pairs", nargs="+", choices=[*PAIRS], default=[*PAIRS])
+    parser.add_argument("--settings", nargs="+", choices=WITH_WINDOWS, default=WITH_WINDOWS)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     device = pick_device(options.device)
@@ -308,7 +310,7 @@ def main() -> None:
             write_atomically(options.out, json.dumps(record("device_speed", result), indent=1) + "\n")
 
     last, loaded = None, []
-    for name, pair, setting, kind, size in plan_of(pairs):
+    for name, pair, setting, kind, size in plan_of(pairs, options.settings):
         if time.monotonic() - started > options.seconds:
             break
         try:
