@@ -4,6 +4,7 @@ import dataclasses
 import math
 
 import pytest
+import timm
 import torch
 from line_fits import ALONE, SETTINGS, Points, made, make_model, make_quiet_model, trained_with
 from torch import nn
@@ -112,3 +113,13 @@ def test_a_tied_weight_is_averaged_once_an_update():
     trained.averages.update(model)
     for parameter, old in zip(trained.averages.module.parameters(), before, strict=True):
         torch.testing.assert_close(parameter, old + 0.1)
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_channels_are_last_but_where_weights_are_sharded(parallel, monkeypatch):
+    """FSDP raises NotImplementedError of weights that are not contiguous."""
+    monkeypatch.setattr("stepsnet.engine.prepare.parallelize", lambda model, *_: model)
+    settings = dataclasses.replace(SETTINGS, compile=True, parallel=parallel)
+    model = timm.create_model("test_resnet", num_classes=2)
+    prepare(model, settings, dataclasses.replace(ALONE, world_size=2))
+    assert all(parameter.is_contiguous() for parameter in model.parameters()) == (parallel == "fsdp")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from timm.utils import ModelEmaV3
 from torch import nn
 
@@ -31,6 +32,8 @@ def prepare(model: nn.Module, settings: TrainingSettings, context: DistributedCo
     chosen = blocks_to_recompute(model, settings.grad_checkpointing)
     if settings.compile:
         optimize(model, "training", recomputed=chosen)
+    if sharded:
+        model.to(memory_format=torch.contiguous_format)  # FSDP takes no weights with the channels last
     recompute_blocks(chosen)
     wrapped = parallelize(model, settings.parallel, context)
     if averages and sharded:
