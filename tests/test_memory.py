@@ -11,6 +11,7 @@ import torch
 
 import stepsnet  # noqa: F401 - registers the models with timm
 from stepsnet.analysis.memory import activation_bytes, plan_memory, states_memory
+from stepsnet.analysis.speed import measured_peak
 from stepsnet.cli import main
 from stepsnet.errors import UserError
 
@@ -77,7 +78,7 @@ def test_activations_agree_with_the_profiler(name, share):
     for parameter in model.parameters():
         parameter.register_post_accumulate_grad_hook(lambda parameter: setattr(parameter, "grad", None))
     images = torch.zeros(4, *size)
-    measured = load(ROOT / "benchmarks" / "memory.py").peak_bytes(lambda: model(images).sum().backward())
+    measured = measured_peak(lambda: model(images).sum().backward(), torch.device("cpu"))
     assert predicted == pytest.approx(measured, rel=0.1)
 
 
