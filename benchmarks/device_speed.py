@@ -302,12 +302,14 @@ def main() -> None:
     }
     result: dict[str, Any] = {"device": str(device), "rounds": rounds, "pairs": found}
 
+    origin = record("device_speed", {})  # git is asked once, and not between measurements
+
     def keep(name: str, row: dict[str, Any]) -> None:
         print(f"{name}: {json.dumps(row)}", file=sys.stderr, flush=True)
         found[name]["rows"].append(row)
         found[name]["best"] = best_of(found[name]["rows"])
         if options.out:
-            write_atomically(options.out, json.dumps(record("device_speed", result), indent=1) + "\n")
+            write_atomically(options.out, json.dumps(origin | result, indent=1) + "\n")
 
     last, loaded = None, []
     for name, pair, setting, kind, size in plan_of(pairs, options.settings):

@@ -99,7 +99,6 @@ class _Launcher:
         self.lines: queue.Queue[tuple[str, str | None]] = queue.Queue()  # of a child; None where it has ended
         self.running: dict[str, subprocess.Popen] = {}
         self.jobs: dict[str, Job] = {}
-        self.slots: dict[str, int] = {}  # of those that run
         self.last_line: dict[str, str] = {}
         self.failed: list[Failure] = []
         self.told: set[subprocess.Popen] = set()
@@ -122,7 +121,8 @@ class _Launcher:
         return self.failed
 
     def start(self, job: Job) -> None:
-        slot = next(slot for slot in itertools.count() if slot not in self.slots.values())
+        taken = {self.jobs[name].slot for name in self.running}
+        job = dataclasses.replace(job, slot=next(slot for slot in itertools.count() if slot not in taken))
         process = subprocess.Popen(
             _command(),
             stdin=subprocess.PIPE,
@@ -134,9 +134,9 @@ class _Launcher:
         )
         assert process.stdin is not None
         with suppress(BrokenPipeError):  # of one that has already ended
-            process.stdin.write(json.dumps(dataclasses.asdict(job) | {"slot": slot}) + "\n")
+            process.stdin.write(json.dumps(dataclasses.asdict(job)) + "\n")
             process.stdin.flush()
-        self.running[job.name], self.jobs[job.name], self.slots[job.name] = process, job, slot
+        self.running[job.name], self.jobs[job.name] = process, job
         threading.Thread(target=self.forward, args=(job.name, process), daemon=True).start()
 
     def forward(self, name: str, process: subprocess.Popen) -> None:
@@ -154,7 +154,6 @@ class _Launcher:
             return
         if line is None:
             process = self.running.pop(name)
-            del self.slots[name]
             status = process.wait()
             assert process.stdin is not None
             with suppress(BrokenPipeError):
