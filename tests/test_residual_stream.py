@@ -4,6 +4,7 @@ import gc
 import json
 import math
 import weakref
+from types import SimpleNamespace
 
 import pytest
 import timm
@@ -45,6 +46,18 @@ def deit():
     return steps_deit(widths=(48,), depths=(3,), num_heads=(3,))
 
 
+class Own(nn.Module):
+    """A StepsNet of the user's own, which keeps its settings under the names that a StepsNet gives them."""
+
+    def __init__(self, **args):
+        super().__init__()
+        self.net = steps_deit(**args)
+        self.config = SimpleNamespace(widths=(24, 34, 48), depths=(2, 2, 1))
+
+    def forward(self, x):
+        return self.net(x)
+
+
 def sigma(z, dim):
     """The standard deviation over the channels of each token, averaged."""
     mean = z.mean(dim, keepdim=True)
@@ -75,11 +88,12 @@ def streams_of(model, images):
     [
         (deit, 32, 3),
         (steps_deit, 32, 5),
+        (Own, 32, 5),
         (lambda: steps_deit(widths=(48, 34, 24), depths=(1, 2, 2), num_heads=(3, 2, 2)), 32, 5),
         (lambda: timm.create_model("test_steps_swin").eval(), 224, 8),
         (lambda: timm.create_model("test_steps_swin_baseline").eval(), 224, 5),
     ],
-    ids=["DeiT", "Steps-DeiT", "reverse", "Steps-Swin", "Swin"],
+    ids=["DeiT", "Steps-DeiT", "own", "reverse", "Steps-Swin", "Swin"],
 )
 def test_each_quantity_written_out(make, side, num_blocks, request):
     is_reverse = "reverse" in request.node.name  # its output is in another order, in which the parts are elsewhere

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import UserError
-from ..models.blocks import blocks_of, is_in_steps, is_steps_transformer, step_sequences, widths_of
+from ..models.blocks import blocks_of, is_in_steps, is_transformer_in_steps, step_sequences, widths_of
 from ..residual.connected import ConnectedBlock
 from ..steps import StepsNet
 
@@ -55,7 +55,7 @@ def masked(model: Any, share: float, path: str) -> Iterator[None]:
         for sequence in step_sequences(model):
             if len(sequence.widths) > 1:
                 stack.enter_context(sequence.stream_hook(before))
-        if is_steps_transformer(model):
+        if is_transformer_in_steps(model):
             widths, first = model.config.widths, blocks_of(model)[0]
             if hasattr(first, "read_width"):  # a layer that reads the whole stream
                 handle = first.register_forward_pre_hook(lambda layer, x: (mask(x[0], widths, -1), *x[1:]))
@@ -94,7 +94,7 @@ def mask_paths(model: nn.Module, evaluate: Evaluate, parts: int = 6) -> list[dic
     """
     _check_in_steps(model)
     streams = [sequence.widths for sequence in step_sequences(model) if len(sequence.widths) > 1]
-    if is_steps_transformer(model):
+    if is_transformer_in_steps(model):
         streams = [cast(Any, model).config.widths]
     rows: list[dict[str, Any]] = []
     for path in ("slow", "fast"):

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import UserError
-from ..models.blocks import blocks_of, is_steps_transformer, step_sequences
+from ..models.blocks import blocks_of, is_transformer_in_steps, step_sequences
 from ..residual.connected import ConnectedBlock
 from ..steps import StepsNet
 from .block_statistics import BlockStatistics, as_line
@@ -76,7 +76,7 @@ def observe_stream(model: nn.Module, loss_scale: float = 1.0) -> Iterator[list[B
         for sequence in step_sequences(model):
             if not getattr(sequence, "lead", 0):  # else the stream begins behind a block, which is observed
                 stack.enter_context(sequence.stream_hook(observer.before_sequence))
-        if is_steps_transformer(model) and not hasattr(modules[0], "read_width"):
+        if is_transformer_in_steps(model) and not hasattr(modules[0], "read_width"):
             embedding: Any = model.get_input_embeddings()  # type: ignore[operator]
             stack.callback(embedding.register_forward_hook(observer.after_embedding).remove)
         for module in modules:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..markdown import markdown_table
-from ..models.blocks import blocks_of, is_steps_transformer, step_sequences
+from ..models.blocks import blocks_of, is_transformer_in_steps, step_sequences
 from ..models.stepify import model_and_example, stepify
 from ..models.stepify.containers import Example
 from .complexity import count_layers
@@ -156,7 +156,7 @@ def _cost(model: nn.Module, example: Example) -> Cost:
 
 
 def _stages(plain: nn.Module, stepped: Any) -> tuple[Stage, ...]:
-    if is_steps_transformer(stepped):
+    if is_transformer_in_steps(stepped):
         layers = blocks_of(plain)
         names = [path for path, module in plain.named_modules() if module is layers[0]]
         path, block = names[0].rpartition(".")[0], type(layers[0]).__name__
@@ -213,7 +213,7 @@ def _streams(model: Any, example: Example) -> tuple[Stream, ...]:
 
 def _first_blocks(model: Any) -> dict[str, tuple[nn.Module, int]]:
     """The first block of each stream of several steps, by the path of its container."""
-    if is_steps_transformer(model):
+    if is_transformer_in_steps(model):
         return {"": (blocks_of(model)[0], -1)}
     paths = {module: path for path, module in model.named_modules()}
     streams = [one for one in step_sequences(model) if len(one.widths) > 1]

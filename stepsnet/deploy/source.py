@@ -14,7 +14,7 @@ from ..checkpoint import load_into
 from ..config import ClassificationRecipe, ModelSpec
 from ..errors import UserError, import_extra
 from ..models.backbone import PyramidBackbone, create_backbone, load_backbone
-from ..models.blocks import is_steps_transformer
+from ..models.blocks import is_transformer_in_steps
 from ..models.build import DETECTORS, build_model, input_size_of
 from ..models.compilation import unfreeze
 from ..models.transfer import read_pretrained
@@ -192,7 +192,7 @@ def described(name: str, model: nn.Module, trained: bool, args: dict[str, Any], 
         told: False: it is a module that says nothing of its inputs.
     """
     model = model.eval()
-    if is_steps_transformer(model):
+    if is_transformer_in_steps(model):
         return Source(name, name, LanguageModel(model), of_tokens(model), trained)
     if hasattr(model, "generate"):
         raise UserError(f"export: {name} is a language model that is not in steps; transformers' exporters take it")

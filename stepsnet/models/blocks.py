@@ -12,12 +12,13 @@ from torch import nn
 from ..residual.design import DesignPart
 from ..residual.passing import PassingBlock
 from ..steps import StepsNet, StreamBlock, recomputed
+from .layer_config import PerLayer
 
 __all__ = [
     "blocks_of",
     "is_in_steps",
     "is_of_transformers",
-    "is_steps_transformer",
+    "is_transformer_in_steps",
     "recompute_blocks",
     "step_sequences",
     "widths_of",
@@ -67,7 +68,7 @@ def blocks_of(model: nn.Module, steps: Sequence[int] | None = None) -> list[nn.M
 
 def widths_of(model: nn.Module) -> list[int]:
     """The width that each block of a StepsNet reads and writes, in the order of execution; empty without a StepsNet."""
-    if is_steps_transformer(model):
+    if is_transformer_in_steps(model):
         config = cast(Any, model).config
         return [width for width, depth in zip(config.widths, config.depths) for _ in range(depth)]
     return [_width_of(block) for container in step_sequences(model) for block in container]
@@ -75,7 +76,7 @@ def widths_of(model: nn.Module) -> list[int]:
 
 def is_in_steps(model: nn.Module) -> bool:
     """Whether blocks of one container are of several widths, as in no plain network of stages."""
-    if is_steps_transformer(model):
+    if is_transformer_in_steps(model):
         return len(set(cast(Any, model).config.widths)) > 1
     return any(len(set(container.widths)) > 1 for container in step_sequences(model))
 
@@ -93,10 +94,10 @@ def is_of_transformers(model: Any) -> bool:
     return library is not None and isinstance(model, library.PreTrainedModel)
 
 
-def is_steps_transformer(model: nn.Module) -> bool:
+def is_transformer_in_steps(model: nn.Module) -> bool:
     """Whether it is a model of transformers in steps: its layers are one flat list, without a StepsNet module,
     and its residual stream begins with the input embeddings."""
-    return hasattr(getattr(model, "config", None), "widths")
+    return isinstance(getattr(model, "config", None), PerLayer)
 
 
 def recompute_blocks(blocks: Iterable[nn.Module]) -> None:
@@ -116,7 +117,7 @@ def _blocks_of_stage(member: nn.Module) -> list[nn.Module]:
 def _step_of_each_block(model: nn.Module) -> list[int]:
     """Counted from 1 in each stage, in the order of execution."""
     stages = [container.blocks_per_step() for container in step_sequences(model)]
-    if is_steps_transformer(model):
+    if is_transformer_in_steps(model):
         stages = [cast(Any, model).config.depths]
     return [step for depths in stages for step, depth in enumerate(depths, 1) for _ in range(depth)]
 

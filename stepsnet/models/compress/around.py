@@ -21,7 +21,7 @@ from ...residual.branches import BranchParts
 from ...residual.known_blocks import parts_of
 from ...residual.linears import linear_paths, misses_linear
 from ...steps import StepsNet
-from ..blocks import blocks_of, is_of_transformers, is_steps_transformer, method_of_its_own
+from ..blocks import blocks_of, is_of_transformers, is_transformer_in_steps, method_of_its_own
 
 __all__ = ["Around", "around", "fold_norms", "rotate"]
 
@@ -129,7 +129,7 @@ def fold_norms(model: nn.Module) -> Any:
     Raises:
         UserError: as :func:`around`, or a norm that is of neither kind.
     """
-    if is_steps_transformer(model) or any(isinstance(module, StepsNet) for module in model.modules()):
+    if is_transformer_in_steps(model) or any(isinstance(module, StepsNet) for module in model.modules()):
         raise UserError(f"compress: {type(model).__name__} is in steps already, expected a network of one width")
     around(model)  # says what does not fit before anything is copied
     result: Any = copy.deepcopy(model).eval().requires_grad_(False)
