@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from .config import Recipe
-from .consent import ask_for, check_asked_for
+from .consent import remember_as_asked, require_asked_for
 from .console import choose_display
 from .engine.interrupt import Interrupted
 from .errors import UserError
@@ -107,7 +107,7 @@ def resume(folder: str | Path, *, jobs: int = 2, **changes: Any) -> Run | Compar
             f"resume: {folder} is a sweep's, expected a run's or a comparison's; `stepsnet resume` takes it"
         )
     recipe = override_values(read_run_recipe(folder), changes)
-    check_asked_for(recipe, folder, changes)
+    require_asked_for(recipe, folder, changes)
     command = ["resume", str(folder), *_assignments(changes)]
     with recorded_command(*command), _interruptible(folder), choose_display() as display:
         if RECIPES not in names:
@@ -143,9 +143,9 @@ def _recipe_and_folder(
     changed = override_values(base, changes)
     file = None if isinstance(recipe, Recipe) else yaml_file(recipe)
     if file:
-        check_asked_for(changed, file, changes)
+        require_asked_for(changed, file, changes)
     else:
-        ask_for(changed)
+        remember_as_asked(changed)
     return changed, _path(folder) if folder else folder_of(changed, file, resume)
 
 

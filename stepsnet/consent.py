@@ -22,7 +22,7 @@ from .errors import UserError
 from .files import cache_folder, write_atomically
 from .overrides import to_plain
 
-__all__ = ["DOWNLOADING", "ask_for", "check_asked_for", "fetched_by", "is_half_downloaded"]
+__all__ = ["DOWNLOADING", "remember_as_asked", "require_asked_for", "fetched_by", "is_half_downloaded"]
 
 DOWNLOADING = ".downloading"  # a file in the folder of data that are not all there yet
 
@@ -40,8 +40,8 @@ def is_half_downloaded(folder: str | Path) -> bool:
     return (Path(folder) / DOWNLOADING).exists()
 
 
-def check_asked_for(recipe: Recipe, where: Path, typed: Iterable[str] = (), only: Sequence[str] = ("",)) -> None:
-    """Refuse to fetch what only a file has asked for.
+def require_asked_for(recipe: Recipe, where: Path, typed: Iterable[str] = (), only: Sequence[str] = ("",)) -> None:
+    """Refuse to fetch what only a file has asked for, and remember what this command names.
 
     Args:
         where: the file that the recipe comes from.
@@ -66,7 +66,7 @@ def check_asked_for(recipe: Recipe, where: Path, typed: Iterable[str] = (), only
     _remember(asked)
 
 
-def ask_for(recipe: Recipe) -> None:
+def remember_as_asked(recipe: Recipe) -> None:
     """Remember what a recipe fetches that the user has named."""
     _remember(fetched_by(recipe))
 

@@ -29,7 +29,7 @@ __all__ = [
 
 Profile = Literal["steps", "reverse", "bowtie"]
 
-MOST_BLOCKS = 10_000  # of a network that is planned or built: twenty times the deepest of the paper
+MOST_BLOCKS = 10_000  # of a network that is planned or built: a hundred times those of the paper's deepest
 MOST_CHANNELS = 2**20
 _MOST_WIDTHS = 2 * 20 + 1  # √2 apart
 _VARIED = 8  # of the narrowest and of the widest widths, in a search for depths

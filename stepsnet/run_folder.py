@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from filelock import FileLock, Timeout
 
 from .config import MAY_CHANGE_ON_RESUME, Recipe
-from .consent import check_asked_for
+from .consent import require_asked_for
 from .errors import UserError
 from .files import is_temporary, remove_temporaries, sha256, write_atomically
 from .from_data import as_begun
@@ -291,8 +291,8 @@ def find_runs(folders: Sequence[Path]) -> list[Path]:
     """The run folders among these, each once: itself, or those within a comparison's, a sweep's or a study's."""
     found: list[Path] = []
     for folder in folders:
-        has_begun = (folder / "metrics.jsonl").exists()  # as a run; a comparison's folder has only a config.yaml
-        inside = [] if has_begun else sorted(path.parent for path in folder.glob("*/config.yaml"))
+        is_a_run = (folder / "metrics.jsonl").exists()  # a comparison's folder has only a config.yaml
+        inside = [] if is_a_run else sorted(path.parent for path in folder.glob("*/config.yaml"))
         found += inside or [folder]
     return each_once(found)
 
@@ -330,7 +330,7 @@ def read_run_recipe(folder: Path) -> Recipe:
     if not (folder / _CONFIG).exists():
         raise UserError(f"run: got {folder}, expected the folder of a run (it has no config.yaml)")
     recipe = read_recipe(folder / _CONFIG)
-    check_asked_for(recipe, folder / _CONFIG, only=["model.", "baseline."])
+    require_asked_for(recipe, folder / _CONFIG, only=["model.", "baseline."])
     return recipe
 
 

@@ -98,6 +98,8 @@ def test_a_study_from_tuning_to_the_claim(tmp_path, capsys, in_process):
         record = json.loads((results / f"{name}.json").read_text())
         assert record.get("criteria") == record.get("claims") == ([rule] if record["kind"] == "final" else None)
         assert "flatness" not in record
+        tuning = "rates 0.001 0.002 0.004, at most 3, seeds 0, length 0.5" if record["kind"] == "final" else None
+        assert record.get("tuning") == tuning
     status, late, _ = run("sweep", declared(tmp_path, criteria=wider), "--results", results, "--render", capsys=capsys)
     assert status == 0 and "| undecided: declared, changed or given seeds when 4 of its final runs had begun |" in late
     assert "changed" not in out and "**undecided**: Nothing is claimed" in late
@@ -253,6 +255,11 @@ def test_variants_are_tuned_beside_the_rates(tmp_path):
     there[due(study, there)[0].name] = {"metrics": {"val_top1": 0.5}}  # still its best, and it grows no further
     found = choice_of(study, cell, there)
     assert (found.variant, found.rate, found.at_edge) == ("b", 0.002, True)
+    # so could one that no rate of its grid has trained
+    for rate in (0.0005, 0.001, 0.002, 0.004, 0.008):
+        there[Planned(cell, "tuning", "a", rate, 0).name] = {"diverged": "loss: got nan"}
+    found = choice_of(study, cell, there)
+    assert (found.variant, found.rate, found.at_edge) == ("b", 0.002, True)
 
 
 # two-sided 95% quantiles of Student's t, from a printed table
@@ -318,7 +325,7 @@ def test_what_is_due_is_printed_with_what_the_seeds_can_decide(tmp_path, capsys)
     lines = out.splitlines()
     reach = f"{T_95[2] / math.sqrt(3):.1f} standard deviations of the paired differences"
     assert status == 0 and lines[-1] == f"an interval of 95% over 3 seeds reaches {reach} to each side"
-    assert lines[0].startswith("0 of 12 runs of toy are there") and len(lines) == 2 + 6
+    assert lines[0].startswith("0 of 12 runs of toy are there") and len(lines) == 2 + 6 + 3
     criteria = [TOY["criteria"][0] | {"level": 0.949}]
     for more, reason in (
         ({"seeds": [1, 2]}, "2 seeds, expected at least 3"),
@@ -410,6 +417,45 @@ def test_a_claim_that_is_worded_anew_says_so(tmp_path):
     other = study_of(tmp_path, **rules, claims=[TOY["claims"][0] | {"text": "Depth helps everybody."}])
     said = judge_study(other, there).claims[0]
     assert (said.verdict, said.text) == ("for", "Depth helps everybody. (Worded anew when final runs had begun.)")
+
+
+def test_a_claim_says_what_its_criteria_leave_open(tmp_path):
+    rules = {"seeds": [1, 2, 3], "flatness": {"share": 0.5, "within": 0.02}}
+    criterion = {"name": "no gain", "left": "plain@2", "right": "plain@1", "expect": "not_above", "margin": 50.0}
+    claim = {"text": "Depth does not help.", "denial": "Depth helps.", "criteria": ["no gain"]}
+    study = study_of(tmp_path, **rules, criteria=[criterion], claims=[claim])
+    low, high = Cell("plain", 1), Cell("plain", 2)
+    there = tuned(low, MIDDLE) | tuned(high, MIDDLE) | final(low, 0.002, (50.0, 51.0, 52.0))
+    said = judge_study(study, there | final(high, 0.002, (62.0, 53.0, 62.0))).claims[0]
+    assert said.text == 'Depth does not help. (Not ruled out: a difference in "no gain" by less than 50 points.)'
+
+
+def test_what_was_declared_and_is_no_more_is_on_the_page(tmp_path):
+    other = {"name": "other", "left": "plain@1", "right": "plain@2", "margin": 1.0}
+    claims = [TOY["claims"][0], {"text": "Shallow is better.", "denial": "It is not.", "criteria": ["other"]}]
+    both = study_of(tmp_path, seeds=[1, 2, 3], criteria=[TOY["criteria"][0], other], claims=claims)
+    low, high = Cell("plain", 1), Cell("plain", 2)
+    there = placed(final(low, 0.002, (50.0, 51.0, 52.0)) | final(high, 0.002, (60.0, 61.0, 62.1)))
+    for record in there.values():
+        record |= {"criteria": both.rules_of(low), "sentences": both.sentences_of(low)}
+    assert "No longer declared" not in render_study(both, there)
+    lines = render_study(study_of(tmp_path, seeds=[1, 2, 3]), there).splitlines()
+    gone = [line for line in lines if line.startswith("- No longer declared: ")]
+    assert gone == [
+        "- No longer declared: Shallow is better. / It is not.",
+        f"- No longer declared: {both.rule(both.criteria[1])}",
+    ]
+
+
+def test_runs_of_one_cell_that_count_differently_are_said(tmp_path):
+    study, cell = study_of(tmp_path, seeds=[1, 2, 3]), Cell("plain", 1)
+    there = placed(tuned(cell, MIDDLE) | final(cell, 0.002, (50.0, 51.0, 52.0)))
+    for record in there.values():
+        record |= {"blocks": 1, "params": 10_000, "macs": 200_000}
+    assert "counted anew" not in render_study(study, there) + leaderboard(study, there)
+    next(iter(there.values()))["macs"] = 210_000
+    said = "The runs of plain at 1 blocks record 200.00 k and 210.00 k MACs: they were counted anew"
+    assert said in render_study(study, there) and said in leaderboard(study, there)
 
 
 def placed(records):

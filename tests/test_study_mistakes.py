@@ -23,7 +23,8 @@ def change(**of_contender):
 
 WIDE = {"name": "wide", "points": {2: {"model.args.widths": [32], "model.args.depths": [1]}}}
 TUNING = Planned(Cell("plain", 1), "tuning", "", 0.001, 0)
-LIKE_PLAIN = {"model.args.widths": [16], "model.args.depths": [2]}
+LIKE_PLAIN = {"model.args.widths": [16], "model.args.depths": [2], "weight_decay": 0.1}
+SAME = {"name": "same", "points": {2: {"model.args.depths": [2]}}}
 TWINS = (("a", 1, {"variants": {"2": {}}}), ("a-1", 2, {}))
 
 
@@ -99,9 +100,23 @@ TWINS = (("a", 1, {"variants": {"2": {}}}), ("a-1", 2, {}))
             },
             "got a@1 and a-1@2 with runs named a-1-2-tuning-lr0.001-seed0",
         ),
+        ({"contenders": [*TOY["contenders"], SAME]}, "got the same settings of plain@2 and same@2, expected settings"),
+        (
+            {"contenders": [*TOY["contenders"], {**SAME, "settings": {"epochs": 4}}]},
+            "same@2: got epochs 4, where plain@2 has 2, expected the same (or `unequal`, which says why)",
+        ),
+        (
+            {"contenders": [*TOY["contenders"], {**SAME, "settings": {"holdout": 50}}]},
+            "same@2: got holdout 50, where plain@2 has 100, expected the same",
+        ),
         # the first of two variants is checked too
         (
-            {"contenders": [*TOY["contenders"], {**WIDE, "variants": {"wide": {}, "like": LIKE_PLAIN}}]},
+            {
+                "contenders": [
+                    *TOY["contenders"],
+                    {**WIDE, "variants": {"wide": {}, "like": LIKE_PLAIN}},
+                ]
+            },
             "wide@2, wide: got 0.22M multiply-accumulates",
         ),
         ({"claims": [{"text": "Depth helps.", "criteria": ["gain"]}]}, "claims.0.denial: got none, expected one"),
@@ -154,6 +169,18 @@ def write(results, study, *records, **others):
         ({**RECORD, "claims": [1]}, "has claims '[1]', expected a list of sentences"),
         ({**RECORD, "criteria": None}, "has criteria 'None', expected a list of sentences"),
         ({**RECORD, "seed": None}, "has seed 'None', expected"),
+        ({**RECORD, "metrics": None}, "has metrics 'None', expected a file as a run of the study leaves it"),
+        ({**RECORD, "metrics": {"val_top1": "50"}}, "has val_top1 '50', expected a number"),
+        ({**RECORD, "curve": None}, "has curve 'None', expected a file as a run"),
+        (
+            {**FINAL, "params": 99},
+            "has {'params': 98}, plain-1-final-lr0.001-seed1 {'params': 99}, expected",
+        ),
+        (
+            {**FINAL, "tuning": "rates 0.001 0.002 0.003, at most 3, seeds 0, length 0.5"},
+            "under the tuning rates 0.001 0.002 0.003, at most 3, seeds 0, length 0.5, got rates 0.001 0.002 0.004, at "
+            "most 3, seeds 0, length 0.5; its test score is there, expected another tuning in a study of another name",
+        ),
         ({**RECORD, "study": "other"}, "is of the study other, expected a folder for toy"),
         ({**RECORD, "run": "plain-1-tuning-lr0.002-seed0"}, "holds the record of plain-1-tuning-lr0.001-seed0"),
         ({**RECORD, "contender": "wide", "run": "wide-1-tuning-lr0.001-seed0"}, "is of wide@1, which is not declared"),
@@ -181,6 +208,8 @@ def write(results, study, *records, **others):
 def test_a_result_that_does_not_belong_is_one_line(tmp_path, capsys, record, words):
     file, results = declared(tmp_path), tmp_path / "results"
     write(results, read_study(file), RECORD, record)
+    if "params" in record:
+        write(results, read_study(file), {**record, "run": f"{record['run'][:-1]}2", "seed": 2, "params": 98})
     for option in ("--render", "--dry-run"):
         status, _, err = run("sweep", file, option, "--results", results, "--run", tmp_path / "run", capsys=capsys)
         expected = words[option] if isinstance(words, dict) else words
@@ -201,6 +230,63 @@ def test_a_final_run_is_at_the_rate_that_was_chosen(tmp_path, capsys):
         status, _, err = run(*arguments, option, capsys=capsys)
         words = "plain-1-final-lr0.001-seed1 is not at 0.002, which tuning has chosen; what has been run is not left"
         assert status == 2 and words in err and len(err.splitlines()) == 1, err
+
+
+def test_a_copy_of_a_record_does_not_count_in_its_place(tmp_path, capsys):
+    file, results = declared(tmp_path), tmp_path / "results"
+    write(results, read_study(file), RECORD)
+    (results / "zz-copy.json").write_text((results / f"{RECORD['run']}.json").read_text().replace("50.0", "99.0"))
+    status, _, err = run("sweep", file, "--results", results, "--render", capsys=capsys)
+    assert status == 2 and f"zz-copy.json holds the record of {RECORD['run']}, expected {RECORD['run']}.json" in err
+
+
+def test_a_lost_record_of_a_grid_that_has_grown_is_made_again(tmp_path, capsys):
+    """The rates beyond the first grid rest on it; how far they reach is not known without it."""
+    file, results = declared(tmp_path, tuning={**TOY["tuning"], "most_rates": 5}), tmp_path / "results"
+    scores = {0.001: 50.0, 0.002: 60.0, 0.004: 70.0, 0.008: 80.0, 0.016: 75.0}
+    tuned = [
+        {**RECORD, "run": f"plain-1-tuning-lr{rate:g}-seed0", "rate": rate, "metrics": {"val_top1": value}}
+        for rate, value in scores.items()
+    ]
+    end = {**FINAL, "run": "plain-1-final-lr0.008-seed1", "rate": 0.008, "metrics": {"test_top1": 50.0}}
+    write(results, read_study(file), *tuned, end)
+    arguments = ("sweep", file, "--results", results, "--run", tmp_path / "run", "--dry-run")
+    assert run(*arguments, capsys=capsys)[0] == 0
+    (results / f"{tuned[1]['run']}.json").unlink()
+    status, out, err = run(*arguments, capsys=capsys)
+    assert status == 0 and f"  {tuned[1]['run']}" in out.splitlines(), err
+    write(results, read_study(file), {**tuned[0], "run": "plain-1-tuning-lr0.0003-seed0", "rate": 0.0003})
+    status, _, err = run(*arguments, capsys=capsys)
+    assert status == 2 and "plain-1-tuning-lr0.0003-seed0 is of no rate or seed that the study declares" in err
+
+
+def test_what_another_sweep_has_recorded_stays(tmp_path, capsys, monkeypatch):
+    file, results, started = declared(tmp_path, criteria=[], claims=[]), tmp_path / "results", []
+    study = read_study(file)
+
+    def run_all(waiting, jobs, display, ended):
+        job = waiting.pop(0)
+        scores = {0.001: 50.0, 0.002: 60.0, 0.004: 55.0}
+        for rate, value in scores.items():
+            name = f"plain-1-tuning-lr{rate:g}-seed0"
+            write(results, study, {**RECORD, "run": name, "rate": rate, "metrics": {"val_top1": value}})
+        ended(job, 0, "")
+        started.extend(one.name for one in waiting)
+
+    monkeypatch.setattr("stepsnet.study.conductor.run_all", run_all)
+    status, out, err = run("sweep", file, "--run", tmp_path / "run", "--results", results, capsys=capsys)
+    assert status == 0 and "another sweep has recorded it already" in out + err, err
+    assert json.loads((results / f"{RECORD['run']}.json").read_text())["metrics"] == {"val_top1": 50.0}
+    of_shallow = [name for name in started if name.startswith("plain-1")]
+    assert of_shallow == ["plain-1-final-lr0.002-seed1", "plain-1-final-lr0.002-seed2"]
+
+
+def test_contenders_that_are_unlike_say_so_on_the_page(tmp_path, capsys):
+    longer = {**SAME, "settings": {"epochs": 4}, "unequal": "it has twice the epochs"}
+    file, results = declared(tmp_path, contenders=[*TOY["contenders"], longer]), tmp_path / "results"
+    write(results, read_study(file), RECORD)
+    status, out, err = run("sweep", file, "--results", results, "--render", capsys=capsys)
+    assert status == 0 and "- same is not like the others: it has twice the epochs" in out, err
 
 
 def test_a_record_that_nobody_could_read_is_not_written(tmp_path):

@@ -53,9 +53,10 @@ def compare_and_tell(recipe: Recipe, folder: Path, seeds: Sequence[int], jobs: i
     """Compare, or go on with it, and print what has come of it."""
     from ..console import choose_display
     from ..metrics import headline
-    from ..runs.compare import compare
 
     with choose_display() as display:
+        from ..runs.compare import compare  # takes seconds
+
         summary = compare(recipe, folder, seeds, jobs, display, resume)
     said, count = [], len(summary["seeds"])
     without = f"; {' and '.join(summary['diverged'])} diverged, and in no mean" if "diverged" in summary else ""

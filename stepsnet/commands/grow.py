@@ -26,14 +26,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    from ..consent import check_asked_for
+    from ..consent import require_asked_for
     from ..overrides import override
     from ..run_folder import check_run_folder, folder_name, read_run_recipe
 
     recipe = grown_recipe(read_run_recipe(options.source), options.source, _args(options))
     recipe = dataclasses.replace(recipe, data=options.data) if options.data else recipe
     recipe = override(recipe, options.overrides)
-    check_asked_for(recipe, options.source / "config.yaml", typed_keys(options))
+    require_asked_for(recipe, options.source / "config.yaml", typed_keys(options))
     folder = options.run or Path("runs") / folder_name(recipe.name)
     from ..models.grow.spec import with_sources  # takes seconds
 

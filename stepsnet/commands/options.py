@@ -136,7 +136,7 @@ def recipe_and_folder(options: argparse.Namespace) -> tuple[Recipe, Path]:
     Raises:
         UserError: there is no such recipe, or a change to it is wrong.
     """
-    from ..consent import ask_for, check_asked_for
+    from ..consent import remember_as_asked, require_asked_for
     from ..overrides import override
     from ..reading import yaml_file
     from ..recipes import find_or_read
@@ -156,9 +156,9 @@ def recipe_and_folder(options: argparse.Namespace) -> tuple[Recipe, Path]:
         recipe = with_vocabulary(with_like_baseline(recipe, typed_keys(options)))
     file = yaml_file(options.recipe or "")
     if file:
-        check_asked_for(recipe, file, typed_keys(options))
+        require_asked_for(recipe, file, typed_keys(options))
     else:
-        ask_for(recipe)
+        remember_as_asked(recipe)
     return recipe, options.run or folder_of(recipe, file, options.resume)
 
 

@@ -29,14 +29,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    from ..consent import check_asked_for
+    from ..consent import require_asked_for
     from ..overrides import override
     from ..run_folder import RECIPES, names_in, read_run_recipe
 
     def changed(recipe: Recipe) -> Recipe:
         recipe = dataclasses.replace(recipe, data=options.data) if options.data else recipe
         recipe = override(recipe, options.overrides)
-        check_asked_for(recipe, options.folder, typed_keys(options))
+        require_asked_for(recipe, options.folder, typed_keys(options))
         return recipe
 
     names = names_in(options.folder)

@@ -88,9 +88,10 @@ def sweep_and_tell(
 ) -> None:
     """Sweep, or go on with it, and print what has come of it."""
     from ..console import choose_display
-    from ..runs.sweep import sweep
 
     with choose_display() as display:
+        from ..runs.sweep import sweep  # takes seconds
+
         rows = sweep(recipes, folder, seeds, jobs, display, resume)
     names = len({row["recipe"] for row in rows})
     say(f"report: {folder / 'report.html'} — {counted(len(rows), 'run')} of {counted(names, 'recipe')}")

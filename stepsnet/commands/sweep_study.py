@@ -10,12 +10,13 @@ from typing import Any
 from ..console import choose_display
 from ..errors import UserError
 from ..files import require_folder
+from ..report.words import count
 from ..study.conductor import check_results, conduct
 from ..study.declare import Cell, Study
 from ..study.pages import write_study
 from ..study.render import render_study
 from ..study.results import OF_THE_MACHINE, read_results
-from ..study.run_plan import check_models, data_of, due, progress
+from ..study.run_plan import check_models, data_of, due, progress, with_variant
 from ..study.verdict import cannot_be_made, half_width
 from ..summary_stats import percent
 from ..terminal import say
@@ -57,21 +58,26 @@ def run_study(study: Study, more: Sequence[str], overrides: Sequence[str], optio
         say(write() if options.run else render_study(study, read_results(results, study)))
         return
     if options.dry_run:
-        check_models(study, options.data)
-        say(_next_runs(study, check_results(study, results, data_of(study, options.data)), cells))
+        macs = check_models(study, options.data)
+        say(_next_runs(study, check_results(study, results, data_of(study, options.data)), cells, macs))
         return
     for line in cannot_be_made(study):
         say(line)
     settings = {"data": options.data, "free": tuple(overrides), "resume": options.resume, "after": write}
     with choose_display() as display:
         conduct(study, folder, results, options.jobs, display, cells=cells, **settings)
+    check_results(study, results, options.data)  # another sweep may have added to them
     say(write())
 
 
-def _next_runs(study: Study, there: Mapping[str, Any], cells: Sequence[Cell]) -> str:
+def _next_runs(
+    study: Study, there: Mapping[str, Any], cells: Sequence[Cell], macs: Mapping[tuple[Cell, str], int]
+) -> str:
     done, expected = progress(study, there)
     lines = [f"{done} of {expected} runs of {study.name} are there, as far as the grids of rates have grown; due are:"]
     lines += [f"  {run.name}" for run in due(study, there, cells)]
+    lines += ["multiply-accumulates of a forward pass:"]
+    lines += [f"  {with_variant(cell, variant)}: {count(of)}" for (cell, variant), of in macs.items()]
     for level in sorted({criterion.level for criterion in study.criteria}):
         half = f"{half_width(len(study.seeds), level):.1f} standard deviations of the paired differences"
         lines.append(f"an interval of {percent(level)} over {len(study.seeds)} seeds reaches {half} to each side")

@@ -75,7 +75,7 @@ def train(
         report: is given what a display shows (console.py).
 
     Raises:
-        Interrupted: on SIGINT or SIGTERM, after the update and a checkpoint, or at once where the update fails then.
+        Interrupted: on SIGINT, SIGTERM or SIGHUP, after the update and a checkpoint, or at once where the update fails.
         UserError: the loss or a weight is not finite, a batch does not fit, the folder cannot be written, or the task's
             monitored metric is not listed.
     """

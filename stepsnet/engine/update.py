@@ -32,7 +32,7 @@ class Update:
 
     means: dict[str, float]  # "loss" and the task's others
     grad_norm: float  # before clipping
-    interrupted: bool  # whether any rank has received SIGINT or SIGTERM
+    interrupted: bool  # whether any rank has received a signal to stop
 
 
 class Updater:

@@ -14,7 +14,7 @@ FAMILIES = (steps_resnet, steps_deit, steps_swin, swin_plus)
 
 
 def model_names() -> list[str]:
-    """Every model name that stepsnet registers, family by family, without the small ones for tests."""
+    """The Steps models and their baselines, family by family, without the small ones for tests."""
     return [name for family in FAMILIES for name in family.ARCHITECTURES if not name.startswith("test_")]
 
 

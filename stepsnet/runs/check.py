@@ -6,15 +6,19 @@ import dataclasses
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+from torch import nn
+
+from ..config import Recipe, TrainingSettings
+from ..console import Display
+from ..engine.task import data_counts
 from ..errors import UserError
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from ..config import Recipe
-    from ..console import Display
+from ..models.build import DETECTORS, build_model
+from ..tasks import check_recipe, open_data
+from .advice import on_settings
+from .prepare import build_and_start, open_and_resolve
 
 __all__ = ["Checked", "DataOnce", "check_grid", "tell"]
 
@@ -48,14 +52,6 @@ def check_grid(
         UserError: too few jobs, seeds that repeat, a model that cannot be built, or data or weights that do not exist
             or do not fit it.
     """
-    import torch
-
-    from ..engine.task import data_counts
-    from ..models.build import build_model
-    from ..tasks import check_recipe
-    from .advice import on_settings
-    from .prepare import build_and_start, open_and_resolve
-
     whole = [isinstance(number, int) and not isinstance(number, bool) for number in (jobs, *seeds)]
     in_bounds = all(whole) and jobs >= 1 and all(0 <= seed < 2**63 for seed in seeds)
     if not in_bounds or not seeds or len(set(seeds)) != len(seeds):
@@ -97,10 +93,6 @@ class DataOnce:
 
     def open(self, recipe: Recipe) -> Any:
         """As :func:`stepsnet.tasks.open_data`."""
-        from ..config import TrainingSettings
-        from ..models.build import DETECTORS
-        from ..tasks import open_data
-
         other = _NOT_OF_DATA | {field.name for field in dataclasses.fields(TrainingSettings)} - {"seed"}
         of_data = {key: value for key, value in dataclasses.asdict(recipe).items() if key not in other}
         of_data["masks"] = DETECTORS.get(recipe.model.name)  # which not every detector reads

@@ -6,18 +6,19 @@ import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ..config import Recipe
+from ..console import Display
+from ..files import write_atomically
 from ..from_data import with_baseline
+from ..models.grow.spec import with_sources
+from ..report.load_runs import BASELINE, STEPS
+from ..run_folder import Resume, check_run_folder, has_begun
 from ..run_records import diverged_at
 from ..summary_stats import mean_and_std
 from .check import check_grid, tell
 from .grid import COMPARISON_FILE, Entry, train_grid
-
-if TYPE_CHECKING:
-    from ..config import Recipe
-    from ..console import Display
-    from ..run_folder import Resume
 
 __all__ = ["compare", "entries_of", "summarize"]
 
@@ -35,10 +36,6 @@ def compare(
         UserError: the recipe has no baseline, the folder is not empty, or a run failed.
         Interrupted: a signal.
     """
-    from ..files import write_atomically
-    from ..models.grow.spec import with_sources
-    from ..run_folder import check_run_folder, has_begun
-
     is_new = not (resume and has_begun(folder))
     recipe = check_run_folder(folder, with_sources(recipe), resume, is_grid=True)
     entries = entries_of(recipe)
@@ -65,8 +62,6 @@ def compare(
 
 def entries_of(recipe: Recipe) -> list[Entry]:
     """The recipe and its baseline. Raises UserError where it has none."""
-    from ..report.load_runs import BASELINE, STEPS
-
     return [Entry("StepsNet", STEPS, recipe), Entry("baseline", BASELINE, recipe.of_baseline())]
 
 
@@ -75,7 +70,7 @@ def summarize(summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
     by_label: dict[str, dict[int, dict[str, float]]] = {}
     for summary in summaries:
         by_label.setdefault(summary["label"], {})[summary["seed"]] = summary["metrics"]
-    steps, baseline = by_label["StepsNet"], by_label["baseline"]
+    steps, baseline = by_label[STEPS], by_label[BASELINE]
     every = [*steps.values(), *baseline.values()]  # a metric that is not finite is missing
     names = [name for name in every[0] if not name.startswith("best_") and all(name in metrics for metrics in every)]
     seeds = sorted(steps.keys() & baseline.keys())

@@ -77,8 +77,7 @@ def evaluate_checkpoint(path: Path, model_name: str, data: str, args: dict[str, 
 
     Args:
         path: safetensors or torch file with a state dict, as timm reads them.
-
-    Its classes are as many as the data's, where ``args`` do not say it.
+        args: of the model; without ``num_classes`` it has as many as the data.
 
     Raises:
         UserError: the file cannot be read or is of another model, or the classes differ.

@@ -7,15 +7,31 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+from ..config import Recipe
+from ..console import Display
 from ..errors import UserError
+from ..files import remove_temporaries, write_atomically
+from ..overrides import read_recipe, to_yaml
+from ..run_folder import (
+    RECIPES,
+    Resume,
+    check_data,
+    check_run_folder,
+    check_there,
+    folder_name,
+    has_begun,
+    has_ended,
+    lock_folder,
+    names_in,
+    open_run_folder,
+    put_aside,
+    read_run_recipe,
+)
+from ..run_records import read_summary
 from .launch import Failure, Job, error_of, run_all, share_of_cores
-
-if TYPE_CHECKING:
-    from ..config import Recipe
-    from ..console import Display
-    from ..run_folder import Resume
+from .report import report_or_tell
 
 __all__ = ["Entry", "Trained", "plan_grid", "run_name", "train_grid"]
 
@@ -43,9 +59,6 @@ class Trained:
 
     def summaries(self) -> list[dict[str, Any]]:
         """Of the runs that have ended, at the length that their recipe has now."""
-        from ..overrides import read_recipe
-        from ..run_folder import RECIPES, has_ended, read_summary
-
         found = []
         for run in self.runs:
             summary = read_summary(run)
@@ -55,8 +68,6 @@ class Trained:
 
     def seeds_of_unlike_schedules(self) -> list[int]:
         """Those whose runs had their epochs changed at different updates, as where one had ended before the other."""
-        from ..run_folder import has_begun, read_run_recipe
-
         changed: dict[int, set[tuple[tuple[int, int], ...]]] = {}
         for run in filter(has_begun, self.runs):
             changed.setdefault(_parts_of(run.name)[1], set()).add(read_run_recipe(run).earlier_epochs)
@@ -68,9 +79,6 @@ class Trained:
         Raises:
             UserError: runs have failed.
         """
-        from ..run_folder import has_begun
-        from .report import report_or_tell
-
         if begun := [run for run in self.runs if has_begun(run)]:
             report_or_tell(begun, page, title, lambda event: display.show({"run": page.parent.name, **event}))
         if self.failed:
@@ -100,9 +108,6 @@ def train_grid(
         UserError: the folder is not empty or there is nothing to resume in it, or it holds a run of another recipe or
             of other data. Interrupted: a signal.
     """
-    from ..files import remove_temporaries
-    from ..run_folder import lock_folder, open_run_folder, put_aside, read_summary
-
     plan_grid(entries, folder, seeds, jobs, resume, recipe)
     with lock_folder(folder):
         waiting, runs, texts = plan_grid(entries, folder, seeds, jobs, resume, recipe)
@@ -149,8 +154,6 @@ def _check_folder(folder: Path, resume: Resume, recipe: Recipe | None, only: set
     Args:
         only: the entries that may be in it.
     """
-    from ..run_folder import RECIPES, check_run_folder, check_there, names_in
-
     names = names_in(folder)
     runs = [file.stem for file in (folder / RECIPES).glob("*.yaml")]
     allowed = {_entry_part(name) for name in only or ()}
@@ -172,9 +175,6 @@ def _plan(
     entries: Sequence[Entry], folder: Path, seeds: Sequence[int] | None, jobs: int, resume: Resume
 ) -> tuple[list[Job], list[Path], dict[str, str]]:
     """As :func:`plan_grid`, in a folder that has been checked."""
-    from ..overrides import read_recipe, to_yaml
-    from ..run_folder import RECIPES, check_data, check_run_folder, has_ended
-
     own = [(entry, entry.recipe.seed) for entry in entries]
     pairs = own if seeds is None else [(entry, seed) for seed in seeds for entry in entries]
     share = share_of_cores(min(jobs, len(pairs)))
@@ -210,8 +210,6 @@ def run_name(entry: str, seed: int) -> str:
 
 
 def _entry_part(entry: str) -> str:
-    from ..run_folder import folder_name
-
     return folder_name(entry.lower())
 
 
@@ -223,16 +221,11 @@ def _parts_of(run: str) -> tuple[str, int]:
 
 def _there(folder: Path) -> list[Path]:
     """The folders of all runs that a grid's folder was ever to have."""
-    from ..run_folder import RECIPES
-
     return [folder / file.stem for file in sorted((folder / RECIPES).glob("*.yaml"))]
 
 
 def _write_recipes(folder: Path, texts: dict[str, str]) -> None:
     """All at once where there are none: ``stepsnet resume`` takes those that are there for the whole grid."""
-    from ..files import write_atomically
-    from ..run_folder import RECIPES
-
     there = folder / RECIPES
     beside = there if there.exists() else folder / f".{RECIPES}.{secrets.token_hex(8)}.tmp"
     for name, text in texts.items():

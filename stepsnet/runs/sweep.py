@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ..config import Recipe
+from ..console import Display
 from ..errors import UserError
+from ..files import write_atomically
+from ..models.blocks import is_in_steps
+from ..models.grow.spec import with_sources
+from ..report.load_runs import BASELINE, STEPS
+from ..run_folder import Resume
 from .check import Checked, check_grid, tell
 from .grid import SWEEP_FILE, Entry, train_grid
-
-if TYPE_CHECKING:
-    from ..config import Recipe
-    from ..console import Display
-    from ..run_folder import Resume
 
 __all__ = ["entries_of", "sweep"]
 
@@ -47,8 +49,6 @@ def sweep(
         UserError: no recipe or seed, the folder is not empty and not resumed, a run in it is of
             another recipe, or a run failed.
     """
-    from ..files import write_atomically
-
     entries, checked = entries_of(recipes, seeds, jobs)
     if not (folder.exists() and any(folder.iterdir())):
         tell(display, [entry.name for entry in entries], checked)
@@ -63,10 +63,6 @@ def sweep(
 
 def entries_of(recipes: Sequence[Recipe], seeds: Sequence[int] | None, jobs: int) -> tuple[list[Entry], list[Checked]]:
     """Raises UserError for the mistakes that :func:`sweep` finds before it trains."""
-    from ..models.blocks import is_in_steps
-    from ..models.grow.spec import with_sources
-    from ..report.load_runs import BASELINE, STEPS
-
     if not recipes:
         raise UserError("sweep: got no recipe, expected at least one")
     recipes = [with_sources(recipe) for recipe in recipes]

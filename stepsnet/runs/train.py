@@ -44,11 +44,10 @@ from ..run_folder import (
     has_weights,
     lock_folder,
     open_run_folder,
-    read_summary,
     read_weights,
     updates_done,
 )
-from ..run_records import LABEL, read_label
+from ..run_records import LABEL, read_label, read_summary
 from ..tasks import build_task
 from ..tasks.splits import split_of
 from .inspection import inspect_run
@@ -185,8 +184,8 @@ def _threads(recipe: Recipe, device: torch.device) -> Iterator[int | None]:
 
 def _has_all(folder: Path, recipe: Recipe) -> bool:
     """Whether a run has ended; one whose final weights are gone writes them from its last checkpoint, if it has one."""
-    has_weights = (folder / "model.safetensors").exists() or not updates_done(folder)
-    return has_ended(folder, recipe) and has_weights
+    lacks_weights = updates_done(folder) > 0 and not (folder / "model.safetensors").exists()
+    return has_ended(folder, recipe) and not lacks_weights
 
 
 def _new_length(recipe: Recipe, folder: Path, task: Task) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -76,8 +77,14 @@ def conduct(
     def recipe(run: Planned) -> Any:
         return override(recipe_of(study, run, data), free)
 
+    def look_again() -> None:
+        """Another sweep may add results to the same folder, by which rates are chosen as by those from here."""
+        with suppress(UserError):  # said when the pages are written
+            there.update(read_results(results, study))
+
     def fill() -> None:
         """Queue the runs that can start now and have not, of cells without a failure, the most valuable first."""
+        look_again()
         started = planned.keys() - {job.name for job in waiting}
         waiting.clear()
         for run in due(study, there, cells):
@@ -96,6 +103,11 @@ def conduct(
         name = job.name
         run = planned[name]
         run_here.append(name)
+        look_again()
+        if name in there:
+            display.show({"run": name, "kind": "note", "text": "another sweep has recorded it already, which stays"})
+            fill()
+            return
         if status == 0:
             try:
                 record = record_of(study, run, recipe(run), folder / name, command)
@@ -133,10 +145,11 @@ def check_results(study: Study, results: Path, data: str | None = None) -> dict[
 
     Raises:
         UserError: one was made under other settings than the declaration's, on other data than the others or than
-            ``data``, at a rate or with a seed that is not declared, or, of a final run, at a rate that tuning has not
-            chosen, or cannot be read.
+            ``data``, with another model than the others of its cell, at a rate or with a seed that is not declared,
+            or, of a final run, under another tuning or at a rate that tuning has not chosen, or cannot be read.
     """
     there = read_results(results, study)
+    sizes: dict[tuple[Cell, str], tuple[str, Any]] = {}
     for name, record in there.items():
         if not any(str(cell) == f"{record['contender']}@{record['point']}" for cell in study.cells):
             raise UserError(f"results: {name} is of {record['contender']}@{record['point']}, which is not declared")
@@ -158,6 +171,15 @@ def check_results(study: Study, results: Path, data: str | None = None) -> dict[
             raise UserError(
                 f"results: {name} is of no rate or seed that the study declares; what has been run is not left out"
             )
+        if (was := record.get("tuning", study.tuning_of(cell))) != (now := study.tuning_of(cell)):
+            raise UserError(
+                f"results: {name} was started under the tuning {was}, got {now}; its test score is there, expected "
+                "another tuning in a study of another name"
+            )
+        size = {key: record[key] for key in ("blocks", "params") if key in record}
+        other, expected = sizes.setdefault((cell, run.variant), (name, size)) if size else (name, size)
+        if size != expected:
+            raise UserError(f"results: {name} has {size}, {other} {expected}, expected runs of one model")
         choice = choice_of(study, cell, there)
         if run.kind == "final" and choice and (run.variant, run.rate) != (choice.variant, choice.rate):
             chosen = f"{choice.variant} {choice.rate:g}".strip()

@@ -193,6 +193,14 @@ class Study:
     def folder(self) -> str:
         return self.name.replace("/", "-")
 
+    def tuning_of(self, cell: Cell) -> str:
+        """How a cell is tuned, in a line: final runs record it, so that no tuning is chosen by their test scores."""
+        tuning = self.tuning
+        rates, seeds = (" ".join(f"{value:g}" for value in values) for values in (tuning.rates, sorted(tuning.seeds)))
+        variants = " ".join(sorted(self.contender(cell.contender).variants))
+        parts = [f"rates {rates}", f"at most {tuning.most_rates}", f"seeds {seeds}", f"length {tuning.length:g}"]
+        return ", ".join(parts + [f"variants {variants}"] * bool(variants))
+
     def rules_of(self, cell: Cell) -> list[str]:
         """Those of the criteria that are about a cell."""
         return [self.rule(one) for one in self.criteria if str(cell) in (one.left, one.right)]

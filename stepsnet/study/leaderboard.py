@@ -15,7 +15,7 @@ from ..residual import DESIGNS
 from ..summary_stats import format_mean_std
 from ..terminal import counted
 from .declare import Cell, Contender, Study
-from .render import rows_of
+from .render import counted_anew, rows_of
 from .run_plan import Planned, choice_of, progress, recipe_of
 
 __all__ = ["leaderboard"]
@@ -64,6 +64,7 @@ def leaderboard(study: Study, results: Mapping[str, Mapping[str, Any]]) -> str:
         f"runs have ended. Costs at {ranked_at} {study.point}; the stream's traffic as a multiple of "
         f"{_label(first)}'s."
     )
+    note = " ".join([note, *counted_anew(study, results)])
     return markdown_table(headers, lines, "l" + "r" * (len(headers) - 2) + "l") + "\n\n" + note
 
 

@@ -19,7 +19,7 @@ from .results import flatness_of
 from .run_plan import choice_of, never_trained, progress
 from .verdict import Judged, finals_of, judge_study
 
-__all__ = ["draw_study", "render_study", "rows_of"]
+__all__ = ["counted_anew", "draw_study", "render_study", "rows_of"]
 
 Results = Mapping[str, Mapping[str, Any]]
 
@@ -72,22 +72,50 @@ def render_study(study: Study, results: Results) -> str:
         lines += ["", _criteria_table(study, outcome.criteria)]
     for claim in outcome.claims:
         lines += ["", f"**{claim.verdict}**: {claim.text}"]
+    remarks = [*_unequal(study), *counted_anew(study, results), *_no_longer_declared(study, results)]
+    lines += ["", *(f"- {remark}" for remark in remarks)] if remarks else []
     if any("hardware" in record for record in results.values()):
         lines += ["", _made_with(results.values()), *_on_other_machines(study, results)]
     return "\n".join(lines)
 
 
+def _unequal(study: Study) -> list[str]:
+    """A line for each contender of other compute or training than the others at its points."""
+    return [f"{one.label or one.name} is not like the others: {one.unequal}" for one in study.contenders if one.unequal]
+
+
+def counted_anew(study: Study, results: Results) -> list[str]:
+    """A line for each cell whose runs record different compute, since the count or the model was changed meanwhile."""
+    found: dict[tuple[str, int, str], set[int]] = {}
+    for record in results.values():
+        if "macs" in record:
+            found.setdefault((record["contender"], record["point"], record["variant"]), set()).add(record["macs"])
+    return [
+        f"The runs of {study.contender(name).label or name} at {point} {study.point} record {count(min(macs))} and "
+        f"{count(max(macs))} MACs: they were counted anew, or the model was changed, while they went on."
+        for (name, point, _), macs in found.items()
+        if len(macs) > 1
+    ]
+
+
+def _no_longer_declared(study: Study, results: Results) -> list[str]:
+    """A line for each criterion or claim that final runs were started under and that the declaration has no more."""
+    declared = {*map(study.rule, study.criteria), *(claim.sentence for claim in study.claims)}
+    noted = (rule for record in results.values() for key in ("criteria", "sentences") for rule in record.get(key, []))
+    return [f"No longer declared: {rule}" for rule in sorted({*noted} - declared)]
+
+
 def _made_with(records: Iterable[Mapping[str, Any]]) -> str:
     """The machines, the version of torch and the commits that some runs were made with."""
     known = [record for record in records if "hardware" in record]  # all but those that diverged
-    torch = sorted({record["versions"]["torch"] for record in known})
-    commits = sorted({record["commit"] or "unknown" for record in known})
+    torch = sorted({record.get("versions", {}).get("torch", "unknown") for record in known})
+    commits = sorted({record.get("commit") or "unknown" for record in known})
     return f"{', '.join(_machines(known))}; torch {', '.join(torch)}; commit {', '.join(commits)}."
 
 
 def _machines(records: Iterable[Mapping[str, Any]]) -> list[str]:
     each = (record["hardware"] for record in records if "hardware" in record)
-    return sorted({hardware.get("gpu") or hardware["cpu"] for hardware in each})
+    return sorted({hardware.get("gpu") or hardware.get("cpu", "unknown") for hardware in each})
 
 
 def _on_other_machines(study: Study, results: Results) -> list[str]:

@@ -57,6 +57,7 @@ OF_THE_MACHINE = MAY_CHANGE_ON_RESUME - {"accumulation_steps"}
 # of a record, to find its place
 _NEEDED: dict[str, Any] = {"run": str, "contender": str, "point": int, "kind": str, "variant": str}
 _NEEDED |= {"rate": (int, float), "seed": int, "settings": dict}
+_IF_THERE: dict[str, Any] = {"metrics": dict, "curve": list, "hardware": dict, "versions": dict, "tuning": str}
 _OF_DATA = ("train_samples", "holdout", "tokenizer", "vocab_size")  # settings that decide what is trained on
 _MEASUREMENTS = {"tuning": 1, "final": 4}  # of the residual stream that are kept, the first and the last among them
 
@@ -65,8 +66,8 @@ def read_results(folder: Path, study: Study) -> dict[str, dict[str, Any]]:
     """Records by the name of their run; what is no record of a run is left out.
 
     Raises:
-        UserError: a file that cannot be read, that lacks what the record of a run has, or is of another study, whose
-            runs may have the same names.
+        UserError: a file that cannot be read, that lacks what the record of a run has, is called after another run, or
+            is of another study, whose runs may have the same names.
     """
     found = {}
     for file in sorted(folder.glob("*.json")):
@@ -80,10 +81,19 @@ def read_results(folder: Path, study: Study) -> dict[str, dict[str, Any]]:
                 if not isinstance(record.get(key), kind) or isinstance(record[key], bool):
                     got = f"{key} {str(record[key])[:40]!r}" if key in record else f"no {key}"
                     raise UserError(f"results: {file} has {got}, expected a file as a run of the study leaves it")
+            for key, kind in _IF_THERE.items():
+                if not isinstance(record.get(key, kind()), kind):
+                    got = f"{key} {str(record[key])[:40]!r}"
+                    raise UserError(f"results: {file} has {got}, expected a file as a run of the study leaves it")
+            for key, value in record.get("metrics", {}).items():
+                if not isinstance(value, int | float | None) or isinstance(value, bool):
+                    raise UserError(f"results: {file} has {key} {str(value)[:40]!r}, expected a number")
             for key in ("criteria", "claims", "sentences"):
                 rules = record.get(key, [])
                 if not isinstance(rules, list) or not all(isinstance(rule, str) for rule in rules):
                     raise UserError(f"results: {file} has {key} {str(rules)[:40]!r}, expected a list of sentences")
+            if file.stem != record["run"]:  # such as a copy beside it, of which only one would count
+                raise UserError(f"results: {file} holds the record of {record['run']}, expected {record['run']}.json")
             found[record["run"]] = record
     return found
 
@@ -167,10 +177,11 @@ def diverged_record(study: Study, planned: Planned, recipe: Recipe, said: str, c
 
 
 def note_criteria(recipe: Path, run: Path, study: Study, cell: Cell) -> None:
-    """Write beside the recipe of a final run the criteria and the claims that it is started under, and how these are
-    worded; once it has begun they stay."""
+    """Write beside the recipe of a final run its cell's tuning, and the criteria and the claims that it is started
+    under, and how these are worded; once it has begun they stay."""
     if not has_begun(run):
         rules = {
+            "tuning": study.tuning_of(cell),
             "criteria": study.rules_of(cell),
             "claims": study.claims_of(cell),
             "sentences": study.sentences_of(cell),
@@ -179,7 +190,7 @@ def note_criteria(recipe: Path, run: Path, study: Study, cell: Cell) -> None:
 
 
 def noted_criteria(recipe: Path) -> dict[str, Any]:
-    """The criteria and claims as the record of a final run has them; nothing for other runs."""
+    """The tuning, criteria and claims as the record of a final run has them; nothing for other runs."""
     noted = recipe.with_suffix(".criteria.json")
     rules = read_json(noted, "criteria") if noted.exists() else {}
     return {"criteria": rules} if isinstance(rules, list) else rules  # a list, of a run from before claims were noted

@@ -34,8 +34,10 @@ __all__ = [
     "never_trained",
     "progress",
     "recipe_of",
+    "with_variant",
 ]
 
+_TRAINING = ("epochs", "train_samples", "holdout", "clean_samples", "seq_len")  # which compute alone does not show
 _PRECISIONS = ("ap", "ap50", "ap75", "ap_small", "ap_medium", "ap_large")
 _GIVEN = {  # the metrics of a task's runs, the one of its training batches, if any, first
     "classification": ("top1", "top5", "loss"),
@@ -64,7 +66,7 @@ class Planned:
 @dataclass(frozen=True)
 class Choice:
     """The result of tuning a cell; ``at_edge`` if a variant's best rate is at an edge of a grid that may not grow
-    further: the variant that was not chosen could have become the better one."""
+    further, or all of its rates diverged: the variant that was not chosen could have become the better one."""
 
     variant: str
     rate: float
@@ -118,11 +120,12 @@ def check_models(study: Study, data: str | None = None, open_data: bool = True) 
 
     Raises:
         UserError: a recipe, data or a model that cannot be made or do not fit, what the study rests on and its runs do
-            not give, or compute that differs from the first contender's at a point by more than ``macs_tolerance``, of
-            a contender that does not say why.
+            not give, two contenders of equal settings at a point, or training or compute that differs from the first
+            contender's there (by more than ``macs_tolerance``), of a contender that does not say why.
     """
     _check_names(study)
     data_of(study, data)
+    _check_differences(study)
     found: dict[tuple[Cell, str], int] = {}
     opened = DataOnce()
     for cell in study.cells:
@@ -146,10 +149,14 @@ def check_models(study: Study, data: str | None = None, open_data: bool = True) 
         off = macs / first_macs - 1
         if abs(off) > study.macs_tolerance and not study.contender(cell.contender).unequal:
             raise UserError(
-                f"{cell}{f', {variant}' if variant else ''}: got {macs / 1e6:.2f}M multiply-accumulates, {off:+.1%} of "
+                f"{with_variant(cell, variant)}: got {macs / 1e6:.2f}M multiply-accumulates, {off:+.1%} of "
                 f"{first}'s, expected within {study.macs_tolerance:.0%} (or `unequal`, which says why)"
             )
     return found
+
+
+def with_variant(cell: Cell, variant: str) -> str:
+    return f"{cell}, {variant}" if variant else str(cell)
 
 
 def data_of(study: Study, data: str | None = None) -> str:
@@ -184,6 +191,31 @@ def _check_names(study: Study) -> None:
             raise UserError(
                 f"contenders: got {other.cell} and {run.cell} with runs named {run.name}, expected one each"
             )
+
+
+def _check_differences(study: Study) -> None:
+    """Raises UserError where contenders at a point do not differ, or where one is trained for longer or on more."""
+    at_point: dict[int, list[tuple[Cell, str, Recipe]]] = {}
+    for cell in study.cells:
+        for variant in study.contender(cell.contender).variants or {"": {}}:
+            recipe = recipe_of(study, Planned(cell, "final", variant, study.tuning.rates[0], study.seeds[0]))
+            recipe = dataclasses.replace(recipe, name=study.name)  # else each is called after its cell
+            others = at_point.setdefault(cell.point, [])
+            for other, of_variant, theirs in others:
+                if recipe == theirs:
+                    both = f"{with_variant(other, of_variant)} and {with_variant(cell, variant)}"
+                    raise UserError(f"contenders: got the same settings of {both}, expected settings that differ")
+            others.append((cell, variant, recipe))
+    for others in at_point.values():
+        first, _, expected = others[0]
+        for cell, _, recipe in others:
+            for key in _TRAINING:
+                got, wanted = getattr(recipe, key, None), getattr(expected, key, None)
+                if got != wanted and not study.contender(cell.contender).unequal:
+                    raise UserError(
+                        f"{cell}: got {key} {got}, where {first} has {wanted}, expected the same (or `unequal`, which "
+                        "says why)"
+                    )
 
 
 def _check_gives(study: Study, cell: Cell, recipe: Any) -> None:
@@ -267,8 +299,12 @@ def never_trained(study: Study, cell: Cell, results: Mapping[str, Mapping[str, A
 
 
 def is_planned(study: Study, planned: Planned, results: Mapping[str, Mapping[str, Any]]) -> bool:
-    """Whether a run is among those that the declaration asks for, as far as the grids have grown."""
-    tuning = {one.rate for one in _grid(study, planned.cell, results) if one.variant == planned.variant}
+    """Whether a run is among those that the declaration asks for, as far as the grids have grown, or may have grown
+    where the result of a tuning run is missing."""
+    grid = _grid(study, planned.cell, results)
+    tuning = {one.rate for one in grid if one.variant == planned.variant}
+    if any(one.name not in results for one in grid):
+        tuning |= _rates_within_reach(study)
     seeds = study.seeds if planned.kind == "final" else study.tuning.seeds
     return planned.kind in ("tuning", "final") and planned.rate in tuning and planned.seed in seeds
 
@@ -316,13 +352,26 @@ def _next_rate(study: Study, grid: Sequence[Planned], results: Mapping[str, Mapp
     rate = tried[0] if best is None else best[1]  # every rate diverged: lower ones
     if len(tried) >= study.tuning.most_rates or tried[0] < rate < tried[-1]:
         return None
-    return float(f"{tried[0] ** 2 / tried[1] if rate == tried[0] else tried[-1] ** 2 / tried[-2]:.6g}")
+    return _beyond(tried[0], tried[1]) if rate == tried[0] else _beyond(tried[-1], tried[-2])
+
+
+def _beyond(edge: float, inner: float) -> float:
+    """The rate by which a grid grows at an edge, by the ratio to the rate beside it."""
+    return float(f"{edge**2 / inner:.6g}")
+
+
+def _rates_within_reach(study: Study) -> set[float]:
+    """All to which a grid may grow."""
+    rates = list(study.tuning.rates)
+    for _ in range(study.tuning.most_rates - len(rates)):
+        rates = [_beyond(rates[0], rates[1]), *rates, _beyond(rates[-1], rates[-2])]
+    return set(rates)
 
 
 def _is_at_edge(study: Study, grid: Sequence[Planned], results: Mapping[str, Mapping[str, Any]]) -> bool:
-    """Whether the best of a variant's runs have the lowest or the highest rate."""
+    """Whether the best of a variant's runs have the lowest or the highest rate, or all diverged."""
     best, rates = _best(study, grid, results), [planned.rate for planned in grid]
-    return best is not None and best[1] in (min(rates), max(rates))
+    return best is None or best[1] in (min(rates), max(rates))
 
 
 def _best(study: Study, grid: Sequence[Planned], results: Mapping[str, Mapping[str, Any]]) -> tuple[str, float] | None:

@@ -197,16 +197,21 @@ def judge_claim(study: Study, claim: Claim, judged: Sequence[Judged], results: R
     open_ones = [name for name, verdict in verdicts.items() if verdict == "undecided"]
     if open_ones:
         return Said("undecided", f"Nothing is claimed; undecided: {_quoted(open_ones)}.")
-    return Said("for", claim.text + anew)
+    lenient = [one for one in study.criteria if one.name in claim.criteria and one.expect == "not_above"]
+    left_open = "; ".join(f"{_quoted([one.name])} by less than {_margin(study, one)}" for one in lenient)
+    return Said("for", claim.text + (f" (Not ruled out: a difference in {left_open}.)" if left_open else "") + anew)
+
+
+def _margin(study: Study, criterion: Criterion) -> str:
+    unit = find_metric(study.metric).difference_unit
+    return f"{criterion.margin:g}{unit.removesuffix('s') if criterion.margin == 1 else unit}"
 
 
 def _what_is_excluded(study: Study, criterion: Criterion) -> str:
     """Of a criterion that is against: its name, and that it excludes a lead of the margin, not every lead."""
     if criterion.expect == "not_above" or not criterion.margin:
         return _quoted([criterion.name])
-    unit = find_metric(study.metric).difference_unit
-    unit = unit.removesuffix("s") if criterion.margin == 1 else unit
-    return f"{_quoted([criterion.name])} by {criterion.margin:g}{unit} or more"
+    return f"{_quoted([criterion.name])} by {_margin(study, criterion)} or more"
 
 
 def _quoted(names: Sequence[str]) -> str:

@@ -22,7 +22,7 @@ from typing import Any
 from torch import nn
 
 from ..config import RECIPE_TYPES, Recipe
-from ..consent import check_asked_for
+from ..consent import require_asked_for
 from ..engine.task import Task
 from ..errors import UserError
 from ..metrics import METRICS, Metric
@@ -58,7 +58,7 @@ def build_task(recipe: Recipe, data: str | None = None, run: Path | None = None)
         UserError: the model or the data do not exist, or do not fit each other.
     """
     if run is not None and data is None:
-        check_asked_for(recipe, run / "config.yaml", only=["data"])
+        require_asked_for(recipe, run / "config.yaml", only=["data"])
     if run is not None:
         recipe, _ = divided_for(recipe, data)
     opened = open_data(recipe, data, run)
