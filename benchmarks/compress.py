@@ -59,7 +59,7 @@ from torch.nn import functional as F
 import stepsnet
 from stepsnet.files import write_atomically
 from stepsnet.macs import count_forward
-from stepsnet.models.compress.around import fold_norms
+from stepsnet.models.compress.stream_parts import fold_norms
 from stepsnet.study.verdict import interval
 
 IMAGES = {"img_size": 32, "patch_size": 8, "class_token": False, "global_pool": "avg", "num_classes": 10}

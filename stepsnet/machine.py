@@ -8,7 +8,7 @@ from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
-__all__ = ["cores", "host_memory"]
+__all__ = ["available_memory", "cores", "host_memory"]
 
 _LIMITS = Path("/sys/fs/cgroup")  # of the control group, as in a container
 
@@ -29,3 +29,17 @@ def host_memory() -> int:
     with suppress(OSError, ValueError):
         return min(installed, int((_LIMITS / "memory.max").read_text(encoding="ascii")))
     return installed
+
+
+def available_memory() -> float:
+    """Bytes that are free, on the machine and in its control group."""
+    free: float = host_memory()
+    with suppress(OSError, StopIteration):
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        free = next(1024.0 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))
+    with suppress(OSError, ValueError, StopIteration):  # no control groups, or "max"
+        limit, used = (int((_LIMITS / name).read_text(encoding="ascii")) for name in ("memory.max", "memory.current"))
+        lines = (_LIMITS / "memory.stat").read_text(encoding="ascii").splitlines()
+        cached = next(int(line.split()[1]) for line in lines if line.startswith("inactive_file "))
+        free = min(free, limit - used + cached)
+    return free

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from test_docs import blocks
 
@@ -126,6 +127,46 @@ def test_a_task_of_ones_own(project, capsys):
     for change, said in ((["noise=-1"], "noise: got -1, expected at least 0"), (["nois=1"], "did you mean noise")):
         with pytest.raises(UserError, match=said):
             override(run.recipe, change)
+
+
+def test_a_task_of_ones_own_with_all_that_a_task_may_have(project, capsys):
+    """Data that are opened once decide a setting, and the trained model is exported."""
+    file = project / "my_task.py"
+    more = """
+def open_data(recipe, data, run):
+    with open("opened.txt", "a") as file:
+        print(data, file=file)
+    return 0.25
+
+
+def resolve(recipe, opened):
+    return dataclasses.replace(recipe, noise=opened), [f"noise: {opened}, by the data"]
+
+
+def with_data(recipe, data, run, opened):
+    assert opened == 0.25 and (run or recipe.noise == opened)
+    return build(recipe)
+
+
+def deployment(run, recipe, model):
+    return Deployment(task="ink", shape=(1, 8, 8), preprocessing={"divisor": 255}, outputs=("ink",))
+
+
+stepsnet.register_task(
+    InkRecipe, build=with_data, open_data=open_data, resolve=resolve, deployment=deployment, metrics=[rmse]
+)
+"""
+    before = file.read_text().rpartition("stepsnet.register_task")[0]
+    file.write_text("import dataclasses\nfrom stepsnet.tasks.deployment import Deployment\n" + before + more)
+    plain = {"name": "my_convnet", "args": {"widths": [16], "depths": [4], "num_classes": 1}}
+    recipe = [f"baseline={json.dumps(plain)}", "epochs=1"]
+    said = verb(capsys, "compare", project / "my_task.yaml", *recipe, "--run", "both")
+    assert Path("opened.txt").read_text().splitlines()[0] == "digits" and "noise: 0.25, by the data" in said
+    assert read_recipe(Path("both/stepsnet-seed0/config.yaml")).noise == 0.25
+    told = json.loads(verb(capsys, "export", "both/stepsnet-seed0", "--format", "torch", "--json"))
+    assert (told["task"], told["preprocessing"]) == ("ink", {"divisor": 255})
+    (ink,) = torch.export.load("stepsnet-seed0.pt2").module()(torch.zeros(3, 1, 8, 8))
+    assert ink.shape == (3, 1)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from forks import forked, status_of
 from stepsnet.cli import main
 from stepsnet.engine.interrupt import catch_signals
 from stepsnet.errors import Fault, UserError, exit_status
-from stepsnet.machine import cores
+from stepsnet.machine import available_memory, cores
 from stepsnet.overrides import override, read_recipe
 from stepsnet.recipes import find_recipe
 from stepsnet.run_folder import lock_folder, updates_done
@@ -258,6 +258,20 @@ def test_no_more_threads_than_the_control_group_has_time_for(tmp_path, monkeypat
         (tmp_path / "cpu.max").write_text(f"{content}\n")
         found.append(cores())
     assert found == [64, 2, 1, 64]
+
+
+def test_no_more_memory_than_the_control_group_has_left(tmp_path, monkeypatch):
+    monkeypatch.setattr("stepsnet.machine._LIMITS", tmp_path)
+    on_machine = available_memory()
+    (tmp_path / "memory.max").write_text("max\n")
+    assert on_machine > 2**20 and available_memory() == pytest.approx(on_machine, rel=0.2)
+    for name, content in (
+        ("memory.max", 9000),
+        ("memory.current", 5000),
+        ("memory.stat", "anon 10\ninactive_file 700"),
+    ):
+        (tmp_path / name).write_text(f"{content}\n")
+    assert available_memory() == 9000 - 5000 + 700
 
 
 def test_a_second_interrupt_ends_at_once_but_not_the_same_one_twice():

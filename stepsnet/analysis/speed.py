@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +18,7 @@ from torch.autograd.profiler import profile
 
 from ..device import AMP_DTYPES, autocast
 from ..errors import UserError, is_out_of_memory
+from ..machine import available_memory
 from ..models.blocks import is_of_transformers
 from .memory import activation_bytes
 
@@ -98,7 +98,7 @@ def measure_memory(
     if not 0 < small < large:
         raise UserError(f"memory: got batches of {small} and {large}, expected two that increase")
     if device.type == "cpu" and train and measured.vocabulary is None:
-        needed, free = activation_bytes(measured.model, measured.shape, large, amp_dtype=amp_dtype), _available()
+        needed, free = activation_bytes(measured.model, measured.shape, large, amp_dtype=amp_dtype), available_memory()
         if needed > 0.9 * free:
             raise UserError(
                 f"memory: {measured.name} is predicted to take {needed / 2**30:.1f} GiB in training at a batch of "
@@ -150,15 +150,6 @@ def measured_peak(function: Callable[[], None], device: torch.device) -> int:
 def _synchronize(device: torch.device) -> None:
     if device.type != "cpu":
         torch.accelerator.synchronize(device)
-
-
-def _available() -> float:
-    """Bytes of memory that are free on this machine."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        return next(1024.0 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))
-    except (OSError, StopIteration):
-        return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
 
 
 def _sample(measured: Measured, size: int, device: torch.device) -> Tensor:

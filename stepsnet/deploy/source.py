@@ -49,7 +49,7 @@ class Source:
             tokenizer = self.use.tokenizer
             encode = _encoder(tokenizer) if tokenizer else lambda text: [code % vocabulary for code in text.encode()]
             return words(count, shape[0], encode)
-        mean, std = (self.use.preprocessing[name] or (0.5,) for name in ("mean", "std"))
+        mean, std = (self.use.preprocessing.get(name) or (0.5,) for name in ("mean", "std"))
         return photographs(count, shape, mean, std)
 
     @property

@@ -18,14 +18,14 @@ from torch import Tensor, nn
 from ..errors import UserError
 from .branches import BoundBranch, BranchParts, Projection, through
 
-__all__ = ["Branch", "branches_of", "check_declared", "declare_branches", "parts_of"]
+__all__ = ["BranchDeclaration", "branches_of", "check_declared", "declare_branches", "parts_of"]
 
 # F by its parts; as the paths that the stream goes through, such as "norm1 attn* ls1 drop_path1", where "*" marks what
 # takes the block's other arguments, and a parameter or a number is multiplied; or as a function (block, x, …) -> F(x)
-Branch = BranchParts | str | Callable[..., Tensor]
+BranchDeclaration = BranchParts | str | Callable[..., Tensor]
 
 
-def declare_branches(block_class: type[nn.Module], branches: Sequence[Branch]) -> None:
+def declare_branches(block_class: type[nn.Module], branches: Sequence[BranchDeclaration]) -> None:
     """Say what blocks of a class of your own add to the residual stream, so that designs can join them.
 
     Args:
@@ -108,7 +108,7 @@ def _branch(block: nn.Module, parts: BranchParts, x: Tensor, *args: Any, **kwarg
     return BoundBranch(block, parts, args, kwargs)(x)
 
 
-def _parts_along(declared: Branch, block: nn.Module) -> BranchParts:
+def _parts_along(declared: BranchDeclaration, block: nn.Module) -> BranchParts:
     """The parts on declared paths that are "norm layer* after …"; others, as a function, are walked along."""
     if isinstance(declared, BranchParts):
         return declared
@@ -218,7 +218,7 @@ _GRANITE = ("input_layernorm self_attn* residual_multiplier", "post_attention_la
 _GPT_NEOX = ("input_layernorm attention* post_attention_dropout", "post_attention_layernorm mlp post_mlp_dropout")
 
 
-def _gpt_neox(block: Any) -> Sequence[Branch]:
+def _gpt_neox(block: Any) -> Sequence[BranchDeclaration]:
     """GPT-NeoX has attention and MLP side by side, unless its configuration says otherwise."""
     return (_gpt_neox_side_by_side,) if block.use_parallel_residual else _GPT_NEOX
 
@@ -235,7 +235,7 @@ _GPT2 = (
 )
 
 # by the name of the class, so that no library is imported for a row; a function makes the row of a block
-_ROWS: dict[str, Sequence[Branch] | Callable[[Any], Sequence[Branch]]] = {
+_ROWS: dict[str, Sequence[BranchDeclaration] | Callable[[Any], Sequence[BranchDeclaration]]] = {
     "timm.models.vision_transformer.Block": _vit,
     "timm.models.vision_transformer.ResPostBlock": _NORM_BEHIND,
     "timm.models.beit.Block": _GAMMA,
@@ -262,4 +262,4 @@ _ROWS: dict[str, Sequence[Branch] | Callable[[Any], Sequence[Branch]]] = {
     "transformers.models.gpt2.modeling_gpt2.GPT2Block": _GPT2,
     "transformers.models.mamba.modeling_mamba.MambaBlock": ("norm mixer*",),
 }
-_DECLARED: dict[type[nn.Module], Sequence[Branch]] = {}
+_DECLARED: dict[type[nn.Module], Sequence[BranchDeclaration]] = {}

@@ -20,7 +20,7 @@ from ..tasks import check_recipe, open_data
 from .advice import on_settings
 from .prepare import build_and_start, open_and_resolve
 
-__all__ = ["Checked", "DataOnce", "check_grid", "tell"]
+__all__ = ["CheckedRecipe", "DataOnce", "check_grid", "tell"]
 
 _NAMES = 3  # before a line, at most
 # settings of a recipe that opening its data does not depend on
@@ -29,7 +29,7 @@ _NOT_OF_DATA |= {"init", "backbone", "baseline_init", "baseline_backbone"}
 
 
 @dataclass(frozen=True)
-class Checked:
+class CheckedRecipe:
     """A recipe that can be trained, as far as that is known without training it."""
 
     recipe: Recipe  # with what its data decide
@@ -41,7 +41,7 @@ class Checked:
 
 def check_grid(
     recipes: Sequence[Recipe], seeds: Sequence[int], jobs: int, data: DataOnce | None = None, with_macs: bool = False
-) -> list[Checked]:
+) -> list[CheckedRecipe]:
     """Find mistakes before anything is written or trained. Data that several recipes share are opened once.
 
     Args:
@@ -70,11 +70,11 @@ def check_grid(
             lines += [*of_weights, *task.remarks()]
             counts = data_counts(task)
             macs = task.complexity(model).macs if with_macs else None
-        found.append(Checked(recipe, model, [*lines, *on_settings(recipe)], counts, macs))
+        found.append(CheckedRecipe(recipe, model, [*lines, *on_settings(recipe)], counts, macs))
     return found
 
 
-def tell(display: Display, names: Sequence[str], checked: Sequence[Checked]) -> None:
+def tell(display: Display, names: Sequence[str], checked: Sequence[CheckedRecipe]) -> None:
     """Show the lines of several recipes, each line once, with the names of those that it is of."""
     of_line: dict[str, list[str]] = {}
     for name, one in zip(names, checked):

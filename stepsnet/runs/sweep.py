@@ -15,7 +15,7 @@ from ..models.blocks import is_in_steps
 from ..models.grow.spec import with_sources
 from ..report.load_runs import BASELINE, STEPS
 from ..run_folder import Resume
-from .check import Checked, check_grid, tell
+from .check import CheckedRecipe, check_grid, tell
 from .grid import SWEEP_FILE, Entry, train_grid
 
 __all__ = ["entries_of", "sweep"]
@@ -61,7 +61,9 @@ def sweep(
     return rows
 
 
-def entries_of(recipes: Sequence[Recipe], seeds: Sequence[int] | None, jobs: int) -> tuple[list[Entry], list[Checked]]:
+def entries_of(
+    recipes: Sequence[Recipe], seeds: Sequence[int] | None, jobs: int
+) -> tuple[list[Entry], list[CheckedRecipe]]:
     """Raises UserError for the mistakes that :func:`sweep` finds before it trains."""
     if not recipes:
         raise UserError("sweep: got no recipe, expected at least one")

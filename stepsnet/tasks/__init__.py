@@ -1,13 +1,16 @@
 """The tasks, one package each: ``data.py`` reads, ``task.py`` trains and evaluates, ``predict.py`` uses a run.
 
-Each package has two functions: ``task.build(recipe, data, run) -> (model, task)`` and
-``predict.predict(run, recipe, inputs) -> predictions``; and perhaps ``task.check(recipe, model)`` and
-``publish.publish(run, recipe, folder) -> publication``. :func:`register_task` takes these functions for a task that is
-not in this folder. Those whose models are exported have ``deployment.deployment(run, recipe, model) -> deployment``.
+A package has these functions, of which only the first has to be there; :func:`register_task` takes the same of a task
+that is not in this folder:
 
-Those in this folder have two more, so that data are opened once for several models and decide what a recipe leaves
-open: ``task.open_data(recipe, data, run) -> opened``, which ``build`` takes as a fourth argument, and
-``task.resolve(recipe, opened) -> (recipe, lines)``.
+- ``task.build(recipe, data, run) -> (model, task)``
+- ``predict.predict(run, recipe, inputs) -> predictions``
+- ``publish.publish(run, recipe, folder) -> publication``
+- ``deployment.deployment(run, recipe, model) -> deployment``, where models are exported
+- ``task.open_data(recipe, data, run) -> opened``, so that data are opened once for several models; ``build`` takes what
+  it returns as a fourth argument
+- ``task.resolve(recipe, opened) -> (recipe, lines)``, where data decide what a recipe leaves open
+- ``task.check(recipe, model)``, where something can be checked without data
 """
 
 from __future__ import annotations
@@ -149,10 +152,13 @@ def describe_deployment(run: Path, recipe: Recipe, model: nn.Module) -> Deployme
 def register_task(
     recipe_type: type[Recipe],
     *,
-    build: Callable[[Any, str | None, Path | None], tuple[nn.Module, Task]],
+    build: Callable[..., tuple[nn.Module, Task]],
     predict: Callable[[Path, Any, PredictInputs], list[Prediction]] | None = None,
     check: Callable[[Any, nn.Module], None] | None = None,
     publish: Callable[[Path, Any, Path], Publication] | None = None,
+    deployment: Callable[[Path, Any, nn.Module], Deployment] | None = None,
+    open_data: Callable[[Any, str, Path | None], Any] | None = None,
+    resolve: Callable[[Any, Any], tuple[Any, list[str]]] | None = None,
     metrics: Sequence[Metric] = (),
 ) -> None:
     """Add a task, as a module of the user's does that a recipe names under ``import``.
@@ -160,10 +166,13 @@ def register_task(
     Args:
         recipe_type: a pydantic dataclass that derives from :class:`~stepsnet.config.Recipe`. The default of its field
             ``task`` is the task's name; a task of that name that was registered before is replaced.
-        build: as :func:`build_task`.
+        build: as :func:`build_task`; with ``open_data`` it takes what that returns as a fourth argument.
         predict: as :func:`predict`, with the recipe as a second argument; None where there is nothing to predict.
         check: as :func:`check_recipe`.
         publish: as :func:`publish`, for `stepsnet push`; None where a run is not published.
+        deployment: as :func:`describe_deployment`, for `stepsnet export`; None where models are not exported.
+        open_data: as :func:`open_data`, so that models that are compared share what it returns; not None.
+        resolve: as :func:`resolve`.
         metrics: what the task's ``evaluate`` returns, besides ``loss`` and what ``metrics.py`` lists.
 
     Raises:
@@ -181,7 +190,7 @@ def register_task(
             raise ValueError(f"register_task: the metric {metric.key!r} is there already, as {METRICS[metric.key]}")
     RECIPE_TYPES[name] = recipe_type
     METRICS.update({metric.key: metric for metric in metrics})
-    _registered[name] = _TaskFunctions(build, predict, check, publish)
+    _registered[name] = _TaskFunctions(build, predict, check, publish, deployment, open_data, resolve)
 
 
 @dataclass(frozen=True)
@@ -190,6 +199,9 @@ class _TaskFunctions:
     predict: Callable[..., Any] | None
     check: Callable[..., Any] | None
     publish: Callable[..., Any] | None
+    deployment: Callable[..., Any] | None
+    open_data: Callable[..., Any] | None
+    resolve: Callable[..., Any] | None
 
 
 _registered: dict[str, _TaskFunctions] = {}

@@ -26,10 +26,10 @@ from ...errors import UserError
 from ...plan import StepPlan
 from ..stepify.convert import stepify
 from ..stepify.plan import check_plan, read_plan
-from .around import Around, around, branches, fold_norms, rotate
 from .cut import cut_block, heads_and_groups
 from .distill import Compressed
 from .rotation import Statistics, greedy_rotation, watch
+from .stream_parts import StreamParts, branches, fold_norms, rotate, stream_parts_of
 
 __all__ = ["compress", "compressed_shape"]
 
@@ -65,7 +65,7 @@ def compress(
         raise UserError(f"compress: got {str(model)[:40]!r}, expected a model with its weights")
     check_plan(plan)
     teacher = fold_norms(model)
-    parts = around(teacher)
+    parts = stream_parts_of(teacher)
     chosen = _plan(parts, steps, plan)
     statistics = watch(teacher, parts, calibration)
     if rotation is None:
@@ -92,13 +92,13 @@ def compressed_shape(
         raise UserError(f"compress: got {str(model)[:40]!r}, expected a model")
     check_plan(plan)
     folded = fold_norms(model)
-    return stepify(folded, plan=_plan(around(folded), steps, plan)).requires_grad_(True).train()
+    return stepify(folded, plan=_plan(stream_parts_of(folded), steps, plan)).requires_grad_(True).train()
 
 
 @torch.no_grad()
-def _inherit(student: nn.Module, parts: Around, statistics: Statistics, plan: Mapping[str, Any]) -> None:
+def _inherit(student: nn.Module, parts: StreamParts, statistics: Statistics, plan: Mapping[str, Any]) -> None:
     widths = [width for width, depth in zip(plan["widths"], plan["depths"]) for _ in range(depth)]
-    for index, (block, whole) in enumerate(zip(around(student).blocks, parts.blocks)):
+    for index, (block, whole) in enumerate(zip(stream_parts_of(student).blocks, parts.blocks)):
         cut_block(block, whole, statistics.inner[index], widths[index])
         for one in branches(whole):
             norm: Any = block.get_submodule(one.norm)
@@ -108,7 +108,7 @@ def _inherit(student: nn.Module, parts: Around, statistics: Statistics, plan: Ma
 # ---- plans
 
 
-def _plan(parts: Around, steps: Any, plan: Mapping[str, Any] | StepPlan | None) -> dict[str, tuple[int, ...]]:
+def _plan(parts: StreamParts, steps: Any, plan: Mapping[str, Any] | StepPlan | None) -> dict[str, tuple[int, ...]]:
     blocks, width, unit = len(parts.blocks), parts.width, _unit(parts)
     if plan is None:
         if not isinstance(steps, int) or isinstance(steps, bool) or not 1 <= steps <= blocks:
@@ -134,14 +134,14 @@ def _plan(parts: Around, steps: Any, plan: Mapping[str, Any] | StepPlan | None) 
     return chosen
 
 
-def _with_heads(parts: Around, widths: tuple[int, ...], depths: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+def _with_heads(parts: StreamParts, widths: tuple[int, ...], depths: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
     """Heads of the model's own size. Where they are not as wide as the stream, as many as in proportion."""
     heads, groups = heads_and_groups(parts.blocks[0])
     num_heads = tuple(groups * max(1, round(heads * width / parts.width / groups)) for width in widths)
     return {"widths": widths, "depths": depths, "num_heads": num_heads}
 
 
-def _unit(parts: Around) -> int:
+def _unit(parts: StreamParts) -> int:
     """A width with whole heads, and whole groups of heads that share keys and values, where heads tile the width."""
     heads, groups = heads_and_groups(parts.blocks[0])
     if parts.width % heads:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ...errors import UserError
 from ...residual.branches import BranchParts, Projection
 from ...residual.linears import heads_of, inputs_of_last
-from .around import branches
+from .stream_parts import branches
 
 __all__ = ["cut_block", "heads_and_groups"]
 

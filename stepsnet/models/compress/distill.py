@@ -13,8 +13,8 @@ from torch.nn import functional as F
 
 from ...errors import UserError
 from ...residual.design import precise
-from .around import around
 from .rotation import run
+from .stream_parts import stream_parts_of
 
 __all__ = ["Compressed"]
 
@@ -39,7 +39,7 @@ class Compressed:
         self.model = model.requires_grad_(True).train()
         self.teacher = teacher.requires_grad_(False).eval()
         self.widths, self.depths = tuple(widths), tuple(depths)
-        blocks = [around(network).blocks for network in (model, teacher)]
+        blocks = [stream_parts_of(network).blocks for network in (model, teacher)]
         ends = [(end - 1, width) for end, depth, width in zip(accumulate(depths), depths, widths) if depth]
         self._ends = [[(of_one[index], width) for index, width in ends] for of_one in blocks]
 

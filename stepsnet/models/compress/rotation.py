@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ...errors import UserError
 from ...residual.branches import BranchParts
-from .around import Around, branches
+from .stream_parts import StreamParts, branches
 
 __all__ = ["Statistics", "greedy_rotation", "run", "watch"]
 
@@ -76,7 +76,7 @@ def _second(rows: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def watch(model: Any, parts: Around, calibration: Any) -> Statistics:
+def watch(model: Any, parts: StreamParts, calibration: Any) -> Statistics:
     """Raises UserError where there is no batch, or one that the model does not take."""
     watched = [[_Reads(block, one) for one in branches(block)] for block in parts.blocks]
     device, seen = next(model.parameters()).device, 0

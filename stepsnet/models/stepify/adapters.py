@@ -13,7 +13,7 @@ from timm.models._manipulate import named_apply
 from torch import nn
 
 from ...errors import UserError, in_a_line
-from ...residual.known_blocks import Branch, declare_branches
+from ...residual.known_blocks import BranchDeclaration, declare_branches
 from .roles import Roles, get_path, has_path, rebuild, sizes_of
 
 __all__ = [
@@ -79,7 +79,7 @@ def register_block(
     rebuild: Rebuild,
     *,
     heads: str | None = None,
-    branches: Sequence[Branch] | None = None,
+    branches: Sequence[BranchDeclaration] | None = None,
     dim: int | None = None,
 ) -> None:
     """Let :func:`stepsnet.stepify` build blocks of a class of your own at other widths.

@@ -44,25 +44,25 @@ class Checked:
     wrong_mask: str  # the first annotation without a mask that can be learnt, and why; "" where each has one
 
 
-class _Checked(BaseModel):
+class _StrictRecord(BaseModel):
     """Each field says in its description what is expected; "3" is not a number, and neither is true."""
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False)
 
 
-class _Image(_Checked):
+class _Image(_StrictRecord):
     id: int = Field(description="an integer")
     file_name: str = Field(min_length=1, description="the name of a file")
     height: int = Field(ge=1, description="a positive integer of pixels")
     width: int = Field(ge=1, description="a positive integer of pixels")
 
 
-class _Category(_Checked):
+class _Category(_StrictRecord):
     id: int = Field(description="an integer")
     name: str = Field(description="a text")
 
 
-class _Annotation(_Checked):
+class _Annotation(_StrictRecord):
     id: int = Field(description="an integer")
     image_id: int = Field(description="the id of an image")
     category_id: int = Field(description="the id of a category")
@@ -189,7 +189,7 @@ def _check_ids(file: Path, what: str, records: Sequence[Record], may_be_empty: b
         seen.add(number)
 
 
-def _check_record(kind: type[_Checked], record: Record, where: str) -> None:
+def _check_record(kind: type[_StrictRecord], record: Record, where: str) -> None:
     """Raises UserError for the first field that is wrong."""
     try:
         kind.model_validate(record)

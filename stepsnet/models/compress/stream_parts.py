@@ -23,14 +23,14 @@ from ...residual.linears import linear_paths, misses_linear
 from ...steps import StepsNet
 from ..blocks import blocks_of, is_of_transformers, is_transformer_in_steps, method_of_its_own
 
-__all__ = ["Around", "around", "fold_norms", "rotate"]
+__all__ = ["StreamParts", "stream_parts_of", "fold_norms", "rotate"]
 
 _ADDED = ("pos_embed", "cls_token", "reg_token")  # (1, N, C)
 _LLAMAS, _NAMES = ("llama", "mistral", "qwen2", "qwen3"), "LLaMA, Mistral, Qwen2 or Qwen3"
 
 
 @dataclass(frozen=True)
-class Around:
+class StreamParts:
     """The blocks of a model, and what stands around them.
 
     Args:
@@ -73,16 +73,16 @@ def branches(block: nn.Module) -> Sequence[BranchParts]:
     return parts
 
 
-def around(model: Any) -> Around:
+def stream_parts_of(model: Any) -> StreamParts:
     """Raises UserError for a model of another family, or with a part that is not known."""
     if is_of_transformers(model):
-        return _around_llama(model)
+        return _parts_of_llama(model)
     if isinstance(model, VisionTransformer):
-        return _around_vit(model)
+        return _parts_of_vit(model)
     raise UserError(f"compress: got {type(model).__name__}, expected a VisionTransformer of timm, or {_NAMES}")
 
 
-def _around_vit(model: Any) -> Around:
+def _parts_of_vit(model: Any) -> StreamParts:
     if name := method_of_its_own(model):
         raise UserError(f"compress: {type(model).__name__}.{name}: got a method of its own, expected timm's")
     if model.global_pool not in ("", "avg", "token"):
@@ -107,15 +107,17 @@ def _around_vit(model: Any) -> Around:
     embeddings: list[tuple[nn.Module, str, int]] = [(patches, "weight", 0)]
     embeddings += [(patches, "bias", 0)] if patches.bias is not None else []
     embeddings += [(model, name, -1) for name in _ADDED if getattr(model, name, None) is not None]
-    return Around(model.embed_dim, blocks_of(model) or list(model.blocks), embeddings, (model, names[0]), model.head)
+    return StreamParts(
+        model.embed_dim, blocks_of(model) or list(model.blocks), embeddings, (model, names[0]), model.head
+    )
 
 
-def _around_llama(model: Any) -> Around:
+def _parts_of_llama(model: Any) -> StreamParts:
     kind, head = model.config.model_type.removeprefix("steps_"), model.get_output_embeddings()
     if kind not in _LLAMAS or not isinstance(head, nn.Linear):
         raise UserError(f"compress: got {type(model).__name__}, expected a causal language model of {_NAMES}")
     embedding = (model.get_input_embeddings(), "weight", -1)
-    return Around(
+    return StreamParts(
         model.config.hidden_size, list(model.base_model.layers), [embedding], (model.base_model, "norm"), head
     )
 
@@ -127,13 +129,13 @@ def fold_norms(model: nn.Module) -> Any:
     LN(x) = RMSNorm(x - mean) γ + β: the mean goes out of what is written, γ and β into what reads.
 
     Raises:
-        UserError: as :func:`around`, or a norm that is of neither kind.
+        UserError: as :func:`stream_parts_of`, or a norm that is of neither kind.
     """
     if is_transformer_in_steps(model) or any(isinstance(module, StepsNet) for module in model.modules()):
         raise UserError(f"compress: {type(model).__name__} is in steps already, expected a network of one width")
-    around(model)  # says what does not fit before anything is copied
+    stream_parts_of(model)  # says what does not fit before anything is copied
     result: Any = copy.deepcopy(model).eval().requires_grad_(False)
-    parts = around(result)
+    parts = stream_parts_of(result)
     if hasattr(result, "config"):
         _untie(result, parts)
     _fold_scales(parts)
@@ -178,7 +180,7 @@ def _is_rms_norm(norm: nn.Module, gain: Tensor) -> bool:
     return (norm(x) - expected).norm() <= 1e-2 * expected.norm()
 
 
-def _fold_scales(parts: Around) -> None:
+def _fold_scales(parts: StreamParts) -> None:
     """LayerScale goes into the layer in front of it."""
     for block in parts.blocks:
         for one in branches(block):
@@ -191,20 +193,20 @@ def _fold_scales(parts: Around) -> None:
                     block.set_submodule(path, nn.Identity())
 
 
-def _untie(model: Any, parts: Around) -> None:
+def _untie(model: Any, parts: StreamParts) -> None:
     """A head that shares the embedding cannot take the norm's gains: then it has weights of its own."""
     if parts.head.weight is model.get_input_embeddings().weight:
         parts.head.weight = nn.Parameter(parts.head.weight.detach().clone(), requires_grad=False)
     model.config.tie_word_embeddings = False
 
 
-def rotate(parts: Around, q: Tensor) -> None:
+def rotate(parts: StreamParts, q: Tensor) -> None:
     """The stream x as xQ, Q (C, C) orthogonal, in place; the function of the model, whose norms are folded, stays."""
     _apply(parts, q, to_readers=True)
 
 
 @torch.no_grad()
-def _apply(parts: Around, m: Tensor, to_readers: bool) -> None:
+def _apply(parts: StreamParts, m: Tensor, to_readers: bool) -> None:
     for module, name, dim in parts.embeddings:
         _along(getattr(module, name), m, dim)
     for layer in parts.writers():
