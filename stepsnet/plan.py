@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 from typing import Any, Literal
@@ -24,6 +24,7 @@ __all__ = [
     "plan_steps",
     "search_depths",
     "step_widths",
+    "steps_as_text",
     "usual_heads",
 ]
 
@@ -36,6 +37,11 @@ _VARIED = 8  # of the narrowest and of the widest widths, in a search for depths
 
 # 1, 2, 3, 4, 6, 8, 12, 16, 24, …: every number of heads in Tables 13 and 14 is among them
 USUAL_HEADS = sorted({2**i for i in range(12)} | {3 * 2**i for i in range(11)})
+
+
+def steps_as_text(steps: Iterable[tuple[int, int]]) -> str:
+    """Steps of a width and so many blocks, such as ``24×13, 34×7``."""
+    return ", ".join(f"{width}×{depth}" for width, depth in steps)
 
 
 @dataclass(frozen=True)
@@ -56,7 +62,7 @@ class StepPlan:
         check_heads(self.widths, self.num_heads)
 
     def __str__(self) -> str:
-        return ", ".join(f"{width}×{depth}" for width, depth in zip(self.widths, self.depths))
+        return steps_as_text(zip(self.widths, self.depths))
 
     @property
     def head_dims(self) -> tuple[int, ...]:

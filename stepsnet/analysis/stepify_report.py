@@ -15,6 +15,7 @@ from ..markdown import markdown_table
 from ..models.blocks import blocks_of, is_transformer_in_steps, step_sequences
 from ..models.stepify import model_and_example, stepify
 from ..models.stepify.containers import Example
+from ..plan import steps_as_text
 from .complexity import count_layers
 from .memory import peak_bytes, sum_of_outputs
 
@@ -46,7 +47,7 @@ class Stage:
     depths: tuple[int, ...]
 
     def __str__(self) -> str:
-        steps = ", ".join(f"{width}×{depth}" for width, depth in zip(self.widths, self.depths))
+        steps = steps_as_text(zip(self.widths, self.depths))
         return f"{self.path or 'model'} ({self.block}): {self.width}×{self.depth} -> {steps}"
 
 

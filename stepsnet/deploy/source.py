@@ -20,7 +20,7 @@ from ..models.compilation import unfreeze
 from ..models.transfer import read_pretrained
 from ..models.windows import restore_windows
 from ..run_folder import read_run_recipe
-from ..runs.grid import COMPARISON_FILE
+from ..runs.grid import refuse_comparison
 from ..tasks import describe_deployment
 from ..tasks.deployment import Deployment, of_tokens
 from ..tasks.publication import trained_model
@@ -117,9 +117,7 @@ def find_source(
 
 
 def _of_run(run: Path, features: bool, fixed_size: bool) -> Source:
-    if (run / COMPARISON_FILE).exists():
-        inside = ", ".join(sorted(path.parent.name for path in run.glob("*/summary.json")))
-        raise UserError(f"export: {run} is a comparison, expected one of the runs in it: {inside}")
+    refuse_comparison(run, "export")
     recipe = read_run_recipe(run)
     _refuse_detector(recipe.model.name)
     name = run.resolve().name

@@ -16,10 +16,11 @@ from ..errors import UserError
 from ..markdown import markdown_table
 from ..metrics import find_metric, format_metric, metric_label, split_and_key
 from ..overrides import to_plain
+from ..plan import steps_as_text
 from ..reading import dump_yaml
 from ..redact import public, public_command, public_value
 from ..report.load_runs import LoadedRun, load_run, steps_of
-from ..report.words import count, duration, in_steps, key_in_words
+from ..report.words import count, duration, key_in_words
 from ..run_folder import read_run_recipe
 from ..summary_stats import format_mean_std
 from ..tasks.publication import Publication
@@ -60,7 +61,7 @@ def render_card(run: Path, publication: Publication, repo: str, license: str | N
         summary=summary,
         recipe=recipe,
         data=data,
-        shape=in_steps(steps_of(summary.get("widths", []))),
+        shape=steps_as_text(steps_of(summary.get("widths", []))),
         params=count(summary["params"]),
         macs=count(summary["macs"]),
         usage=publication.usage.replace("SOURCE", repo).rstrip(),

@@ -15,7 +15,7 @@ from ..files import write_atomically
 from ..reading import dump_yaml
 from ..run_folder import read_run_recipe
 from ..run_records import read_summary
-from ..runs.grid import COMPARISON_FILE
+from ..runs.grid import refuse_comparison
 from ..tasks import publish
 from .card import public_recipe, render_card
 
@@ -48,9 +48,7 @@ def write_repository(run: Path, folder: Path) -> Publication:
         UserError: the run has not ended, its task is not published, or the folder is not empty.
     """
     recipe = read_run_recipe(run)
-    if (run / COMPARISON_FILE).exists():
-        inside = ", ".join(sorted(path.parent.name for path in run.glob("*/summary.json")))
-        raise UserError(f"push: {run} is a comparison, expected one of the runs in it: {inside}")
+    refuse_comparison(run, "push")
     if read_summary(run) is None:
         raise UserError(f"push: {run} has not ended, expected a finished run")
     try:

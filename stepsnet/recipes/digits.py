@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..config import ClassificationRecipe, ModelSpec
-from ..plan import heads_for
+from ..plan import heads_for, steps_as_text
 from .table_rows import by_name
 
 __all__ = ["RECIPES", "depth_recipes", "one_width", "three_steps"]
@@ -116,7 +116,7 @@ def _ablation(
         return _deit(widths[::order], depths[::order], [heads_for(width, 16) for width in widths[::order]])
 
     spec = model(depths, -1 if widest_first else 1)
-    shape = ", ".join(f"{width}×{depth}" for width, depth in zip(spec.args["widths"], spec.args["depths"]))
+    shape = steps_as_text(zip(spec.args["widths"], spec.args["depths"]))
     return dataclasses.replace(
         DEEP,
         name=f"digits_ablations/{name}",

@@ -20,6 +20,7 @@ from markupsafe import Markup
 from ..errors import UserError
 from ..metrics import METRICS, format_metric, metric_label
 from ..own_files import write_own_files
+from ..plan import steps_as_text
 from ..terminal import printable
 from .confusion import confusion_figure
 from .curves import curves_figure
@@ -30,7 +31,7 @@ from .residual_stream import stream_figure
 from .sections import class_table, data_notes, examples, picture_source
 from .shortcut_ratio import shortcut_ratio_figure
 from .widths import widths_figure
-from .words import count, duration, in_steps, key_in_words, number, summarize_results, typeset
+from .words import count, duration, key_in_words, number, summarize_results, typeset
 
 __all__ = ["figures_of", "write_report"]
 
@@ -181,7 +182,7 @@ def _samples_per_second(run: LoadedRun) -> float | None:
 def _table_of_models(groups: Sequence[Group]) -> list[dict[str, Any]]:
     rows = []
     for group in groups:
-        steps = in_steps(group.steps) or "—"
+        steps = steps_as_text(group.steps) or "—"
         cells = [steps, group.blocks or "—", group.summary_value("layers") or "—"]
         counts = [count(group.summary_value(key)) for key in ("params", "macs")]
         rows.append({"group": group, "cells": [*cells, *counts]})

@@ -14,7 +14,6 @@ from .load_runs import BASELINE, STEPS, Group
 __all__ = [
     "count",
     "duration",
-    "in_steps",
     "join",
     "key_in_words",
     "mean_std",
@@ -59,11 +58,6 @@ def mean_std(values: Sequence[float], metric: Metric) -> str:
 def count(value: float | None) -> str:
     """Parameters and MACs as 1.23 M."""
     return "—" if value is None else format_count(value)
-
-
-def in_steps(steps: Iterable[tuple[int, int]]) -> str:
-    """Steps of so many blocks as 24×13, 34×7."""
-    return ", ".join(f"{width}×{blocks}" for width, blocks in steps)
 
 
 def key_in_words(key: str) -> str:

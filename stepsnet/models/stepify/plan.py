@@ -8,7 +8,17 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ...errors import UserError, in_a_line
-from ...plan import USUAL_HEADS, Profile, StepPlan, arrange_steps, check_steps, heads_for, search_depths, step_widths
+from ...plan import (
+    USUAL_HEADS,
+    Profile,
+    StepPlan,
+    arrange_steps,
+    check_steps,
+    heads_for,
+    search_depths,
+    step_widths,
+    steps_as_text,
+)
 from .adapters import OF_MODULES, rebuilt
 from .containers import Container
 
@@ -27,7 +37,7 @@ class ContainerPlan:
     num_heads: tuple[int | None, ...]
 
     def __str__(self) -> str:
-        return ", ".join(f"{width}×{depth}" for width, depth in zip(self.widths, self.depths))
+        return steps_as_text(zip(self.widths, self.depths))
 
     def is_of(self, container: Container) -> bool:
         """Whether it leaves a container as it is."""
