@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from ..config import Recipe
 from ..console import Display
 from ..errors import UserError
 from ..files import write_atomically
@@ -67,77 +68,99 @@ def conduct(
     for place, option in ((folder, "--run"), (results, "--results")):
         if not resume and place.exists() and any(place.iterdir()):
             raise UserError(f"{option}: {place} is not empty, expected a new folder (--resume runs what is missing)")
-    there = check_results(study, results, data_of(study, data))
-    command = command_line()
-    planned: dict[str, Planned] = {}
-    failed: list[Failure] = []
-    run_here: list[str] = []  # those that have ended, whichever way
-    waiting: list[Job] = []
-
-    def recipe(run: Planned) -> Any:
-        return override(recipe_of(study, run, data), free)
-
-    def look_again() -> None:
-        """Another sweep may add results to the same folder, by which rates are chosen as by those from here."""
-        with suppress(UserError):  # said when the pages are written
-            there.update(read_results(results, study))
-
-    def fill() -> None:
-        """Queue the runs that can start now and have not, of cells without a failure, the most valuable first."""
-        look_again()
-        started = planned.keys() - {job.name for job in waiting}
-        waiting.clear()
-        for run in due(study, there, cells):
-            if run.name in started or any(planned[failure.name].cell == run.cell for failure in failed):
-                continue
-            config = folder / "recipes" / f"{run.name}.yaml"
-            if run.name not in planned:
-                write_atomically(config, to_yaml(recipe(run)))
-                if run.kind == "final":
-                    note_criteria(config, folder / run.name, study, run.cell)
-                planned[run.name] = run
-            contender = study.contender(run.cell.contender)
-            waiting.append(Job(run.name, contender.label or contender.name, str(config), str(folder / run.name)))
-
-    def ended(job: Job, status: int, said: str) -> None:
-        name = job.name
-        run = planned[name]
-        run_here.append(name)
-        look_again()
-        if name in there:
-            display.show({"run": name, "kind": "note", "text": "another sweep has recorded it already, which stays"})
-            fill()
-            return
-        if status == 0:
-            try:
-                record = record_of(study, run, recipe(run), folder / name, command)
-            except UserError as error:  # such as a file of it that was damaged; the other runs go on
-                failed.append(Failure(name, 2, str(error)))
-                fill()
-                return
-        elif diverged_at(folder / name) is not None:
-            record = diverged_record(study, run, recipe(run), said, command)
-        else:
-            failed.append(Failure(name, status, said))
-            fill()
-            return
-        record |= noted_criteria(Path(job.config))
-        write_record(results, record)
-        there[name] = record
-        if run.kind == "final":
-            try:
-                after()
-            except Exception as error:  # whatever is wrong with a page, it is written again after the next run
-                display.show({"run": name, "kind": "note", "text": f"no page: {error}"})
-        fill()
-
+    conductor = _Conductor(study, folder, results, display, cells, data, free, after)
     folder.mkdir(parents=True, exist_ok=True)
     with lock_folder(folder):
-        fill()
-        if waiting:
-            run_all(waiting, jobs, display, ended)
-    if failed:
-        raise error_of(failed, len(run_here))
+        conductor.fill()
+        if conductor.waiting:
+            run_all(conductor.waiting, jobs, display, conductor.ended)
+    if conductor.failed:
+        raise error_of(conductor.failed, len(conductor.run_here))
+
+
+class _Conductor:
+    """What of a study has been run, what waits to be, and what has failed. Its arguments are :func:`conduct`'s."""
+
+    def __init__(
+        self,
+        study: Study,
+        folder: Path,
+        results: Path,
+        display: Display,
+        cells: Sequence[Cell] | None,
+        data: str | None,
+        free: tuple[str, ...],
+        after: Callable[[], None],
+    ):
+        self.study, self.folder, self.results, self.display = study, folder, results, display
+        self.cells, self.data, self.free, self.after = cells, data, free, after
+        self.there = check_results(study, results, data_of(study, data))
+        self.command = command_line()
+        self.planned: dict[str, Planned] = {}  # all that have been queued here, by name
+        self.waiting: list[Job] = []  # from which run_all takes the first
+        self.failed: list[Failure] = []
+        self.run_here: list[str] = []  # those that have ended, whichever way
+
+    def fill(self) -> None:
+        """Queue the runs that can start now and have not, of cells without a failure, the most valuable first."""
+        self._look_again()
+        started = self.planned.keys() - {job.name for job in self.waiting}
+        self.waiting.clear()
+        without = {self.planned[failure.name].cell for failure in self.failed}
+        for run in due(self.study, self.there, self.cells):
+            if run.name not in started and run.cell not in without:
+                self.waiting.append(self._job(run))
+
+    def ended(self, job: Job, status: int, said: str) -> None:
+        """Record a run, and queue what its result makes due."""
+        self.run_here.append(job.name)
+        self._look_again()
+        if job.name in self.there:
+            text = "another sweep has recorded it already, which stays"
+            self.display.show({"run": job.name, "kind": "note", "text": text})
+        else:
+            try:
+                self._record(job, status, said)
+            except UserError as error:  # such as a file of it that was damaged; the other runs go on
+                self.failed.append(Failure(job.name, status or 2, str(error)))
+        self.fill()
+
+    def _look_again(self) -> None:
+        """Another sweep may add results to the same folder, by which rates are chosen as by those from here."""
+        with suppress(UserError):  # said when the pages are written
+            self.there.update(read_results(self.results, self.study))
+
+    def _recipe(self, run: Planned) -> Recipe:
+        return override(recipe_of(self.study, run, self.data), self.free)
+
+    def _job(self, run: Planned) -> Job:
+        config = self.folder / "recipes" / f"{run.name}.yaml"
+        if run.name not in self.planned:
+            write_atomically(config, to_yaml(self._recipe(run)))
+            if run.kind == "final":
+                note_criteria(config, self.folder / run.name, self.study, run.cell)
+            self.planned[run.name] = run
+        contender = self.study.contender(run.cell.contender)
+        return Job(run.name, contender.label or contender.name, str(config), str(self.folder / run.name))
+
+    def _record(self, job: Job, status: int, said: str) -> None:
+        """Raises UserError where the run has failed otherwise than by diverging, or its folder cannot be read."""
+        run = self.planned[job.name]
+        recipe = self._recipe(run)
+        if status == 0:
+            record = record_of(self.study, run, recipe, self.folder / job.name, self.command)
+        elif diverged_at(self.folder / job.name) is not None:
+            record = diverged_record(self.study, run, recipe, said, self.command)
+        else:
+            raise UserError(said)
+        record |= noted_criteria(Path(job.config))
+        write_record(self.results, record)
+        self.there[job.name] = record
+        if run.kind == "final":
+            try:
+                self.after()
+            except Exception as error:  # whatever is wrong with a page, it is written again after the next run
+                self.display.show({"run": job.name, "kind": "note", "text": f"no page: {error}"})
 
 
 def check_results(study: Study, results: Path, data: str | None = None) -> dict[str, dict[str, Any]]:
