@@ -358,6 +358,14 @@ def test_bad_input_is_one_line(name, options, said):
     assert "\n" not in str(raised.value)
 
 
+def test_a_resnet_without_values_is_put_in_steps():
+    with torch.device("meta"):
+        stepped = stepsnet.stepify(timm.create_model("resnet18"), steps=2)
+    there = stepsnet.stepify(timm.create_model("resnet18"), steps=2)
+    shapes = [{name: value.shape for name, value in net.state_dict().items()} for net in (stepped, there)]
+    assert shapes[0] == shapes[1] and all(parameter.is_meta for parameter in stepped.parameters())
+
+
 def test_a_block_that_changes_the_stream_in_the_middle():
     class Halving(Plain):
         def forward(self, x):

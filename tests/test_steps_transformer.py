@@ -280,6 +280,18 @@ def test_sizes_that_follow_from_the_steps_are_not_taken_in_silence(changes):
         StepsTransformerConfig(**{**ARGS, **changes})
 
 
+def test_other_depths_of_a_configuration_that_is_there_are_so_many_layers(ids, tmp_path):
+    StepsTransformerConfig(**ARGS).save_pretrained(tmp_path)
+    config = AutoConfig.from_pretrained(tmp_path, depths=[3, 2, 2])
+    assert config.num_hidden_layers == 7 and config.auto_map == {}  # which trl reads
+    model = AutoModelForCausalLM.from_config(config)
+    model(ids, labels=ids).loss.backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+    model.save_pretrained(tmp_path / "deeper")
+    assert "auto_map" not in (tmp_path / "deeper" / "config.json").read_text()
+    assert len(AutoModelForCausalLM.from_pretrained(tmp_path / "deeper").model.layers) == 7
+
+
 def test_fewer_layers_end_the_stream_as_in_llama(ids, tmp_path):
     model = make(depths=(2, 2, 1))
     seen = []
@@ -290,6 +302,9 @@ def test_fewer_layers_end_the_stream_as_in_llama(ids, tmp_path):
     short = AutoModelForCausalLM.from_pretrained(tmp_path, num_hidden_layers=3).eval()
     expected = model.lm_head(model.model.norm(states[3]))  # behind three layers, with the channels that wait
     torch.testing.assert_close(short(ids).logits, expected)
+    short.save_pretrained(tmp_path / "short")
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "short").eval()
+    torch.testing.assert_close(again(ids).logits, expected)
     drafted = model.generate(ids[:1], max_new_tokens=5, do_sample=False, assistant_early_exit=3)
     assert torch.equal(drafted, model.generate(ids[:1], max_new_tokens=5, do_sample=False)) and seen
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from .assembly import per_block
 
@@ -29,6 +29,15 @@ class PerLayer:
     """What a configuration with ``steps`` and ``depths`` gives transformers: a view of itself for each layer."""
 
     depths: Any
+    auto_map: ClassVar[dict[str, str]] = {}  # which trl asks of every configuration that is not of transformers' own
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Other ``depths``, such as AutoConfig's keyword sets on a configuration that is there, are so many layers."""
+        was = self.__dict__.get(name) if name == "depths" else None
+        is_whole = isinstance(was, list) and self.__dict__.get("num_hidden_layers") == sum(was)
+        super().__setattr__(name, value)
+        if is_whole and isinstance(value, list | tuple):
+            super().__setattr__("num_hidden_layers", sum(value))
 
     @property
     def steps(self) -> Sequence[LayerConfig]:

@@ -74,7 +74,8 @@ class StepsTransformerConfig(PerLayer, LlamaConfig):
             as all weights. A tied head starts at it too.
         norm_slices: widths of the slices that the last norm normalizes each by itself, of a grown model; by default
             the whole.
-        **kwargs: other arguments of LlamaConfig. ``hidden_size`` and ``num_hidden_layers`` follow from the steps.
+        **kwargs: other arguments of LlamaConfig. ``hidden_size`` and ``num_hidden_layers`` follow from the steps; with
+            fewer layers than these have, the stream ends behind so many.
 
     A single integer stands for a list of one. ``attention_bias`` and ``mlp_bias`` are off, embeddings are tied.
 
@@ -110,6 +111,8 @@ class StepsTransformerConfig(PerLayer, LlamaConfig):
         width, embedding_heads = max(zip(self.widths, self.num_attention_heads))
         following = {"hidden_size": width, "num_hidden_layers": sum(self.depths), "head_dim": width // embedding_heads}
         for name, value in following.items():
+            if name == "num_hidden_layers" and 0 < self.num_hidden_layers < value:
+                continue  # the stream ends behind so many
             if getattr(self, name) not in (LlamaConfig.__dataclass_fields__[name].default, value):
                 raise ValueError(
                     f"{name}: got {getattr(self, name)}, expected widths, depths and num_attention_heads, from which "

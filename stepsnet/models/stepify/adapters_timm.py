@@ -256,10 +256,14 @@ declare(
 
 
 def _init_resnet(model: Any, originals: Sequence[Any]) -> None:
-    """Last norms begin at zero, timm's default, unless the original's are all at one, and so were told not to."""
+    """Last norms begin at zero, timm's default, unless the original's are all at one, and so were told not to.
+
+    Of an original without values, on the meta device, that is not known.
+    """
     last = [block.bn3 if hasattr(block, "bn3") else block.bn2 for block in originals]
+    were_told = all(not norm.weight.is_meta and bool((norm.weight == 1).all()) for norm in last)
     start = type(model).init_weights if isinstance(model, resnet.ResNet) else resnet.ResNet.init_weights
-    start(model, zero_init_last=not all(bool((norm.weight == 1).all()) for norm in last))
+    start(model, zero_init_last=not were_told)
 
 
 declare(
