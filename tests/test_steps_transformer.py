@@ -8,6 +8,7 @@ from torch import nn
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
+    AutoModelForQuestionAnswering,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
     LlamaConfig,
@@ -292,6 +293,23 @@ def test_other_depths_of_a_configuration_that_is_there_are_so_many_layers(ids, t
     assert len(AutoModelForCausalLM.from_pretrained(tmp_path / "deeper").model.layers) == 7
 
 
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"widths": [32, 48, 96]}, "hidden_size: got 64, expected 96, by widths"),
+        ({"widths": [32, 64]}, "depths: got .2, 1, 1., expected one per width"),
+        ({"num_attention_heads": [1, 1, 1]}, "head_dim: got 16, expected 64, by widths"),
+        ({"intermediate_size": 64}, "intermediate_size: got 64, expected one per width"),
+    ],
+)
+def test_other_sizes_of_a_configuration_that_is_there_are_one_line(changes, said, tmp_path):
+    StepsTransformerConfig(widths=[32, 48, 64], depths=[2, 1, 1], num_attention_heads=[2, 3, 4]).save_pretrained(
+        tmp_path
+    )
+    with pytest.raises(ValueError, match=said):
+        AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(tmp_path, vocab_size=101, **changes))
+
+
 def test_fewer_layers_end_the_stream_as_in_llama(ids, tmp_path):
     model = make(depths=(2, 2, 1))
     seen = []
@@ -318,6 +336,9 @@ def test_texts_and_tokens_are_classified(ids, tmp_path):
     assert texts(ids, labels=torch.tensor([0, 2])).loss.isfinite()
     tokens = AutoModelForTokenClassification.from_pretrained(tmp_path, num_labels=3).eval()
     torch.testing.assert_close(tokens(ids).logits, tokens.score(hidden))
+    answers = AutoModelForQuestionAnswering.from_pretrained(tmp_path).eval()
+    found = answers(ids)
+    torch.testing.assert_close(torch.stack([found.start_logits, found.end_logits], -1), answers.qa_outputs(hidden))
 
 
 def test_trainer_takes_two_steps(ids, tmp_path):

@@ -19,13 +19,18 @@ from transformers import (
     AutoConfig,
     AutoModel,
     AutoModelForCausalLM,
+    AutoModelForQuestionAnswering,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
 )
 from transformers.cache_utils import Cache, DynamicCache
 from transformers.generation import GenerationMixin
 from transformers.masking_utils import create_causal_mask
-from transformers.modeling_layers import GenericForSequenceClassification, GenericForTokenClassification
+from transformers.modeling_layers import (
+    GenericForQuestionAnswering,
+    GenericForSequenceClassification,
+    GenericForTokenClassification,
+)
 from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.models.llama.configuration_llama import LlamaConfig
 from transformers.models.llama.modeling_llama import (
@@ -124,9 +129,16 @@ class StepsTransformerConfig(PerLayer, LlamaConfig):
 
     def validate_architecture(self):
         steps = len(self.widths)
-        for name in ("num_key_value_heads", "intermediate_size"):
-            if len(getattr(self, name)) != steps:
-                raise ValueError(f"{name}: got {getattr(self, name)}, expected one per width of {self.widths}")
+        for name in ("depths", "num_attention_heads", "num_key_value_heads", "intermediate_size"):
+            if isinstance(value := getattr(self, name), int) or len(value) != steps:
+                raise ValueError(f"{name}: got {value}, expected one per width of {self.widths}")
+        width, heads = max(zip(self.widths, self.num_attention_heads))
+        for name, value in (("hidden_size", width), ("head_dim", width // heads)):
+            if getattr(self, name) != value:  # where a configuration that is there was changed
+                raise ValueError(
+                    f"{name}: got {getattr(self, name)}, expected {value}, by widths {self.widths} and "
+                    f"num_attention_heads {self.num_attention_heads}: a new configuration derives it"
+                )
         start = self.embedding_initializer_range
         if start is not None and not 0 < start < math.inf:
             raise ValueError(f"embedding_initializer_range: got {start}, expected a number above 0")
@@ -208,6 +220,7 @@ class StepsTransformerModel(StepsTransformerPreTrainedModel):
 
     def __init__(self, config: StepsTransformerConfig):
         super().__init__(config)
+        config.validate_architecture()  # keywords of AutoConfig change one that is there
         steps = config.steps
         self.padding_idx = config.pad_token_id
         self.vocab_size = config.vocab_size
@@ -318,6 +331,10 @@ class StepsTransformerForTokenClassification(GenericForTokenClassification, Step
     """A class for each token: (B, N) -> logits (B, N, num_labels)."""
 
 
+class StepsTransformerForQuestionAnswering(GenericForQuestionAnswering, StepsTransformerPreTrainedModel):
+    """Where an answer begins and ends in a text: (B, N) -> start_logits and end_logits (B, N)."""
+
+
 def create(**kwargs: Any) -> StepsTransformerForCausalLM:
     """A new model from the arguments of :class:`StepsTransformerConfig`.
 
@@ -343,4 +360,5 @@ AutoConfig.register("steps_transformer", StepsTransformerConfig)
 AutoModel.register(StepsTransformerConfig, StepsTransformerModel)
 AutoModelForCausalLM.register(StepsTransformerConfig, StepsTransformerForCausalLM)
 AutoModelForSequenceClassification.register(StepsTransformerConfig, StepsTransformerForSequenceClassification)
+AutoModelForQuestionAnswering.register(StepsTransformerConfig, StepsTransformerForQuestionAnswering)
 AutoModelForTokenClassification.register(StepsTransformerConfig, StepsTransformerForTokenClassification)
