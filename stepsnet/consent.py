@@ -22,7 +22,7 @@ from .errors import UserError
 from .files import cache_folder, write_atomically
 from .overrides import to_plain
 
-__all__ = ["DOWNLOADING", "remember_as_asked", "require_asked_for", "fetched_by", "is_half_downloaded"]
+__all__ = ["DOWNLOADING", "fetched_by", "is_half_downloaded", "remember_as_asked", "require_asked_for"]
 
 DOWNLOADING = ".downloading"  # a file in the folder of data that are not all there yet
 

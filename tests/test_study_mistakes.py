@@ -111,12 +111,7 @@ TWINS = (("a", 1, {"variants": {"2": {}}}), ("a-1", 2, {}))
         ),
         # the first of two variants is checked too
         (
-            {
-                "contenders": [
-                    *TOY["contenders"],
-                    {**WIDE, "variants": {"wide": {}, "like": LIKE_PLAIN}},
-                ]
-            },
+            {"contenders": [*TOY["contenders"], {**WIDE, "variants": {"wide": {}, "like": LIKE_PLAIN}}]},
             "wide@2, wide: got 0.22M multiply-accumulates",
         ),
         ({"claims": [{"text": "Depth helps.", "criteria": ["gain"]}]}, "claims.0.denial: got none, expected one"),

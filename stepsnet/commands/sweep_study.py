@@ -47,15 +47,12 @@ def run_study(study: Study, more: Sequence[str], overrides: Sequence[str], optio
     for place, option in ((folder, "--run"), (results, "--results")):
         require_folder(place, option)
 
-    def write() -> str:
-        return write_study(study, read_results(results, study), folder)
-
     if options.render:
         if not results.is_dir():
             raise UserError(f"--results: {results} does not exist, expected a folder with the results of runs")
         check_models(study, options.data, open_data=False)  # results are rendered where the data are not, too
-        check_results(study, results, options.data)
-        say(write() if options.run else render_study(study, read_results(results, study)))
+        there = check_results(study, results, options.data)
+        say(write_study(study, there, folder) if options.run else render_study(study, there))
         return
     if options.dry_run:
         macs = check_models(study, options.data)
@@ -63,11 +60,15 @@ def run_study(study: Study, more: Sequence[str], overrides: Sequence[str], optio
         return
     for line in cannot_be_made(study):
         say(line)
+
+    def write() -> None:
+        write_study(study, read_results(results, study), folder)
+
     settings = {"data": options.data, "free": tuple(overrides), "resume": options.resume, "after": write}
     with choose_display() as display:
         conduct(study, folder, results, options.jobs, display, cells=cells, **settings)
-    check_results(study, results, options.data)  # another sweep may have added to them
-    say(write())
+    there = check_results(study, results, options.data)  # another sweep may have added to them
+    say(write_study(study, there, folder))
 
 
 def _next_runs(

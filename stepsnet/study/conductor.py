@@ -103,7 +103,6 @@ class _Conductor:
 
     def fill(self) -> None:
         """Queue the runs that can start now and have not, of cells without a failure, the most valuable first."""
-        self._look_again()
         started = self.planned.keys() - {job.name for job in self.waiting}
         self.waiting.clear()
         without = {self.planned[failure.name].cell for failure in self.failed}
@@ -194,7 +193,8 @@ def check_results(study: Study, results: Path, data: str | None = None) -> dict[
             raise UserError(
                 f"results: {name} is of no rate or seed that the study declares; what has been run is not left out"
             )
-        if (was := record.get("tuning", study.tuning_of(cell))) != (now := study.tuning_of(cell)):
+        now = study.tuning_of(cell)
+        if (was := record.get("tuning", now)) != now:
             raise UserError(
                 f"results: {name} was started under the tuning {was}, got {now}; its test score is there, expected "
                 "another tuning in a study of another name"
