@@ -5,7 +5,7 @@
 
 A pair's two models take turns under each setting, so that a change of clocks hits both alike; ratios are of
 neighbours. Settings are eager, for Swin with permuted windows (inference alone), compiled (one block at a time, so that
-the blocks of a width share their graphs) and, on CUDA, each also as a replayed CUDA graph. At batch 1 an eager model
+the blocks of a width share their graphs) and, on CUDA, each also as replayed CUDA graphs. At batch 1 an eager model
 waits for the launch of its kernels: the graph's latency is the hardware's. All pairs are measured eager before the
 first is compiled. Weights are bfloat16 on CUDA in inference; training is under autocast, with AdamW, and has the peak
 of memory beside what `activation_bytes` predicts. What a setting computes is held against the eager model. The file is
@@ -38,6 +38,7 @@ from stepsnet.device import autocast, pick_device
 from stepsnet.files import write_atomically
 from stepsnet.models.build import build_model, input_size_of
 from stepsnet.models.compilation import compile_blocks
+from stepsnet.models.cuda_graph import GraphedTraining
 from stepsnet.models.windows import permute_windows
 
 ROUNDS, QUICK_ROUNDS = 15, 3
@@ -51,7 +52,7 @@ class Pair:
     batches: tuple[int, ...] = (1, 256)  # of inference
     training: int = 128
     settings: tuple[str, ...] = ("eager", "compiled")
-    graphs: bool = True  # on CUDA
+    graphs: bool = True  # of inference on CUDA
 
 
 WITH_WINDOWS = ("eager", "windows", "compiled")
@@ -146,8 +147,10 @@ def captured(run: Callable[[], Tensor]) -> tuple[Callable[[], Any], Tensor]:
 def training(model: nn.Module, x: Tensor, setting: str, amp_dtype: str) -> Callable[[], Any]:
     """Updates under a setting, warmed up."""
     model = copy.deepcopy(model).train()
-    if setting == "compiled":
+    if setting.startswith("compiled"):
         compile_blocks(model)
+    if setting.endswith("graph"):
+        model.forward = GraphedTraining(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
 
     def run() -> None:
@@ -226,22 +229,24 @@ def of_inference(
         }
 
 
-def of_training(loaded: Loaded, size: int, setting: str, device: torch.device, rounds: int) -> dict[str, Any]:
-    """The row of a batch under a setting."""
-    amp_dtype, started = "bfloat16" if device.type == "cuda" else "float32", time.perf_counter()
-    runs = [training(model, batch(size), setting, amp_dtype) for model, batch in loaded]
-    prepared = time.perf_counter() - started
-    row = {"kind": "training", "batch_size": size, "setting": setting}
-    row |= compared(runs, size, device, rounds) | {"seconds_to_prepare": round(prepared, 1)}
-    if device.type == "cuda":
-        row["peak_bytes"] = [measured_peak(run, device) for run in runs]
-    if setting == "eager":
-        samples = [batch(1)[0] for _, batch in loaded]
-        row["predicted_bytes"] = [
-            None if sample.ndim == 1 else activation_bytes(model, sample.shape, size, amp_dtype=amp_dtype)
-            for (model, _), sample in zip(loaded, samples)
-        ]
-    return row
+def of_training(loaded: Loaded, size: int, setting: str, device: torch.device, rounds: int) -> Iterator[dict[str, Any]]:
+    """Rows of a batch under a setting, and with its passes in graphs."""
+    amp_dtype = "bfloat16" if device.type == "cuda" else "float32"
+    for name in (setting, f"{setting} graph") if device.type == "cuda" else (setting,):
+        started = time.perf_counter()
+        runs = [training(model, batch(size), name, amp_dtype) for model, batch in loaded]
+        prepared = time.perf_counter() - started
+        row = {"kind": "training", "batch_size": size, "setting": name}
+        row |= compared(runs, size, device, rounds) | {"seconds_to_prepare": round(prepared, 1)}
+        if device.type == "cuda" and name == setting:
+            row["peak_bytes"] = [measured_peak(run, device) for run in runs]
+        if name == "eager":
+            samples = [batch(1)[0] for _, batch in loaded]
+            row["predicted_bytes"] = [
+                None if sample.ndim == 1 else activation_bytes(model, sample.shape, size, amp_dtype=amp_dtype)
+                for (model, _), sample in zip(loaded, samples)
+            ]
+        yield row
 
 
 def best_of(rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -311,7 +316,8 @@ def main() -> None:
         if options.out:
             write_atomically(options.out, json.dumps(origin | result, indent=1) + "\n")
 
-    last, loaded = None, []
+    last: tuple[str, str] | None = None
+    loaded: Loaded = []
     for name, pair, setting, kind, size in plan_of(pairs, options.settings):
         if time.monotonic() - started > options.seconds:
             break
@@ -321,10 +327,11 @@ def main() -> None:
                 loaded = [load(model, device) for model in (pair.steps, pair.baseline)]
                 last = (name, setting)
             if kind == "training":
-                keep(name, of_training(loaded, size, setting, device, rounds))
+                rows = of_training(loaded, size, setting, device, rounds)
             else:
-                for row in of_inference(loaded, size, setting, pair.graphs and device.type == "cuda", device, rounds):
-                    keep(name, row)
+                rows = of_inference(loaded, size, setting, pair.graphs and device.type == "cuda", device, rounds)
+            for row in rows:
+                keep(name, row)
         except Exception as error:  # what one setting cannot do must not cost the others
             keep(name, {"kind": kind, "batch_size": size, "setting": setting, "error": str(error)[:300]})
             if not still_works(device):  # after some CUDA errors nothing runs in this process

@@ -8,7 +8,7 @@
 #           the residual stream, in every design of it; compress; each task trained; resuming to the bit
 #   speed   Steps models against their baselines at batch 1 and 256, each at its best setting; of Fig. 6b four pairs
 #   memory  Fig. 6c and 6d: throughput, latency and memory of Table 5b's models
-#   deep    the study evidence/cifar10-paper-widths: Table 5a's networks of 24 and 96 blocks, six runs at a time. DATA is
+#   deep    the study evidence/cifar10-paper-widths: Table 5a's networks of 24 and 96 blocks, eight runs at a time. DATA is
 #           CIFAR-10 as cifar10:PATH or folder:PATH (with --quick one short pair on the digits, and no DATA). With
 #           --work FOLDER its runs are kept there, and a later call goes on with them
 #
@@ -127,8 +127,10 @@ deep() {
         part deep 5 sh -c 'echo "deep needs --data with CIFAR-10, such as cifar10:PATH"; exit 2'
         return
     fi
+    local settings=("device=$device" workers=1 eval_batch_size=1000)
+    [ "$device" = cpu ] || settings+=(cuda_graph=true)
     part deep "$seconds" env OMP_NUM_THREADS=1 "$python" -m stepsnet sweep evidence/cifar10-paper-widths --data "$data" \
-        --jobs 6 --run "$work/deep" --results "$work/results" --resume "device=$device" workers=2
+        --jobs 8 --run "$work/deep" --results "$work/results" --resume "${settings[@]}"
     [ ! -d "$work/results" ] || tar -czf "$out/deep.tgz" -C "$work" results
 }
 

@@ -95,6 +95,9 @@ class TrainingSettings:
         description="blocks that the backward pass recomputes: a share of them, the first ones, or a list of steps",
     )
     compile: bool = Field(default=False, description="torch.compile, one block at a time")
+    cuda_graph: bool = Field(
+        default=False, description="replay the passes through the model as CUDA graphs: for narrow, deep ones on a GPU"
+    )
     parallel: Literal["ddp", "fsdp"] = Field(default="ddp", description="how torchrun's processes share the model")
     seed: int = Field(default=0, ge=0, le=2**63 - 1, description="of the weights, the order of the data and all noise")
     device: str = Field(default="auto", description="cpu, cuda, …; auto: an accelerator if there is one")
@@ -139,6 +142,7 @@ MAY_CHANGE_ON_RESUME = {
     "checkpoint_interval",
     "accumulation_steps",
     "parallel",
+    "cuda_graph",
     "tracker",
     "stream_epochs",
     "stream_interval",

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from ..errors import UserError
 from ..models.blocks import blocks_of, is_transformer_in_steps, step_sequences
+from ..models.compilation import running_eagerly
 from ..residual.connected import ConnectedBlock
 from ..steps import StepsNet
 from .block_statistics import BlockStatistics, as_line
@@ -44,7 +45,7 @@ def measure_stream(model: nn.Module, loss: Callable[[nn.Module], Tensor]) -> lis
     """
     if not callable(loss):
         raise UserError(f"loss: got {type(loss).__name__}, expected a function of the model that returns one number")
-    with torch.compiler.set_stance("force_eager"), observe_stream(model) as blocks:
+    with running_eagerly(model), observe_stream(model) as blocks:
         value = loss(model)
         if not isinstance(value, Tensor) or value.numel() != 1:
             got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
@@ -95,7 +96,7 @@ def stream_line(model: nn.Module, loss_scale: float) -> Iterator[dict[str, Any]]
         A dictionary that is filled when the context ends.
     """
     line: dict[str, Any] = {}
-    with torch.compiler.set_stance("force_eager"), observe_stream(model, loss_scale=loss_scale) as blocks:
+    with running_eagerly(model), observe_stream(model, loss_scale=loss_scale) as blocks:
         yield line
     line |= as_line(blocks, "update")
 

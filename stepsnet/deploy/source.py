@@ -16,7 +16,7 @@ from ..errors import UserError, import_extra
 from ..models.backbone import PyramidBackbone, create_backbone, load_backbone
 from ..models.blocks import is_transformer_in_steps
 from ..models.build import DETECTORS, build_model, input_size_of
-from ..models.compilation import unfreeze
+from ..models.compilation import restore_forward
 from ..models.transfer import read_pretrained
 from ..models.windows import restore_windows
 from ..run_folder import read_run_recipe
@@ -178,7 +178,7 @@ def _of_module(model: nn.Module, input_size: Sequence[int] | None) -> Source:
         channels, *sides = stated(input_size, input_size)[0]
         args = {"in_chans": channels, "img_size": tuple(sides)}
     plain = copy.deepcopy(model).cpu()
-    unfreeze(plain)  # what optimize has put there is for this machine, and no exporter takes it
+    restore_forward(plain)  # what optimize has put there is for this machine, and no exporter takes it
     restore_windows(plain)
     return described(name, plain, True, args, told=bool(config))
 

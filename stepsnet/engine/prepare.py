@@ -9,6 +9,7 @@ from torch import nn
 from ..config import TrainingSettings
 from ..errors import UserError
 from ..models.blocks import blocks_of, recompute_blocks
+from ..models.cuda_graph import GraphedInference, GraphedTraining
 from ..models.optimize import optimize
 from .distributed import DistributedContext, parallelize
 from .optim import build_optimizer
@@ -21,6 +22,7 @@ def prepare(model: nn.Module, settings: TrainingSettings, context: DistributedCo
     """The model on its device with what the settings put around it, and its optimizer."""
     if settings.parallel == "fsdp" and settings.amp_dtype == "float16":
         raise UserError("amp_dtype: got float16 with parallel=fsdp, expected bfloat16: ranks would scale differently")
+    _check_cuda_graph(settings, context)
     model.to(context.device)
     sharded = context.world_size > 1 and settings.parallel == "fsdp"
     averages = None
@@ -35,11 +37,28 @@ def prepare(model: nn.Module, settings: TrainingSettings, context: DistributedCo
     if sharded:
         model.to(memory_format=torch.contiguous_format)  # FSDP takes no weights with the channels last
     recompute_blocks(chosen)
+    if settings.cuda_graph:
+        model.forward = GraphedTraining(model, model.__dict__.get("forward"))
+        if averages:
+            averages.module.forward = GraphedInference(averages.module)
     wrapped = parallelize(model, settings.parallel, context)
     if averages and sharded:
         parallelize(averages.module, settings.parallel, context)
     # after the weights are sharded: the optimizer holds the parameters themselves
     return TrainState(model, build_optimizer(model, settings), averages, context, sharded), wrapped
+
+
+def _check_cuda_graph(settings: TrainingSettings, context: DistributedContext) -> None:
+    """Raises UserError for what cannot be captured in a graph."""
+    if not settings.cuda_graph:
+        return
+    if context.device.type != "cuda":
+        raise UserError(f"cuda_graph: got true on {context.device.type}, expected false, or a device of CUDA's")
+    if settings.grad_checkpointing:
+        got = f"true with grad_checkpointing={settings.grad_checkpointing}"
+        raise UserError(f"cuda_graph: got {got}, expected one of the two: a graph keeps the memory of its activations")
+    if context.world_size > 1 and settings.parallel == "fsdp":
+        raise UserError("cuda_graph: got true with parallel=fsdp, expected ddp: FSDP's weights move in every pass")
 
 
 def blocks_to_recompute(model: nn.Module, chosen: float | tuple[int, ...]) -> list[nn.Module]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from types import FunctionType, MethodType
 from typing import Any, cast
 
@@ -17,7 +18,7 @@ from ..residual.connected import ConnectedBlock
 from .blocks import blocks_of, step_sequences
 from .stepify.sequence import StepSequence
 
-__all__ = ["FrozenForward", "compile_blocks", "unfreeze"]
+__all__ = ["FrozenForward", "ReplacedForward", "compile_blocks", "restore_forward", "running_eagerly"]
 
 
 def compile_blocks(model: nn.Module, recomputed: Sequence[nn.Module] = (), **kwargs: Any) -> None:
@@ -143,13 +144,8 @@ class CompiledForward:
         return type(self)(copy.deepcopy(self.forward, memo), self.kwargs)
 
 
-class FrozenForward:
-    """A model's forward pass as one graph that holds its weights as constants, in place of ``model.forward``.
-
-    inductor then lays the weights out for the CPU's matrix kernels, folds batch norms into convolutions and runs
-    activations and additions inside of the products. One graph is compiled for each shape of input. With gradients,
-    in training, and once a weight has changed, the model's own forward pass runs; what is written through ``.data``
-    leaves no trace.
+class ReplacedForward:
+    """What stands in place of ``model.forward`` and makes it quicker; a copy or a pickle of the model has its own.
 
     Args:
         own: the forward pass that a user has put on the model itself; None: that of its class.
@@ -157,31 +153,15 @@ class FrozenForward:
 
     def __init__(self, model: nn.Module, own: Any = None):
         self.model, self.own = model, own
-        self.versions: list[tuple[int, int]] = []  # of the weights that the graphs hold, from the first call
-        eager = self._eager
+        self.paused = False
 
-        def whole(*args: Any, **kwargs: Any) -> Any:
-            return eager(*args, **kwargs)
-
-        self.compiled = torch.compile(_with_own_code(cast(FunctionType, whole), self), dynamic=False)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if torch.is_grad_enabled() or self.model.training:
-            return self._eager(*args, **kwargs)
-        self.versions = self.versions or _versions(self.model)
-        if self.versions != _versions(self.model):
-            return self._eager(*args, **kwargs)
-        import torch._inductor.config as inductor_config  # takes half a second, which only a compiled model pays
-
-        with inductor_config.patch(freezing=True):  # dynamo asks it too, so torch.compile's options do not suffice
-            return self.compiled(*args, **kwargs)
-
-    def _eager(self, *args: Any, **kwargs: Any) -> Any:
+    def as_built(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's own forward pass."""
         if self.own is not None:
             return self.own(*args, **kwargs)
         return type(self.model).forward(self.model, *args, **kwargs)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> FrozenForward:
+    def __deepcopy__(self, memo: dict[int, Any]) -> ReplacedForward:
         # the copy of a model is being made when its attributes are
         return type(self)(memo[id(self.model)], copy.deepcopy(self.own, memo))
 
@@ -189,12 +169,58 @@ class FrozenForward:
         return type(self), (self.model, self.own)
 
 
-def unfreeze(model: nn.Module) -> None:
-    """Give a model back the forward pass that it had before a :class:`FrozenForward`."""
-    if isinstance(frozen := model.__dict__.get("forward"), FrozenForward):
+@contextmanager
+def running_eagerly(model: nn.Module) -> Iterator[None]:
+    """Neither compiled code nor graphs, both of which leave hooks out."""
+    found = [module.__dict__.get("forward") for module in model.modules()]
+    replaced = [forward for forward in found if isinstance(forward, ReplacedForward)]
+    for forward in replaced:
+        forward.paused = True
+    try:
+        with torch.compiler.set_stance("force_eager"):
+            yield
+    finally:
+        for forward in replaced:
+            forward.paused = False
+
+
+class FrozenForward(ReplacedForward):
+    """A model's forward pass as one graph that holds its weights as constants.
+
+    inductor then lays the weights out for the CPU's matrix kernels, folds batch norms into convolutions and runs
+    activations and additions inside of the products. One graph is compiled for each shape of input. With gradients,
+    in training, and once a weight has changed, the model's own forward pass runs; what is written through ``.data``
+    leaves no trace.
+    """
+
+    def __init__(self, model: nn.Module, own: Any = None):
+        super().__init__(model, own)
+        self.versions: list[tuple[int, int]] = []  # of the weights that the graphs hold, from the first call
+        eager = self.as_built
+
+        def whole(*args: Any, **kwargs: Any) -> Any:
+            return eager(*args, **kwargs)
+
+        self.compiled = torch.compile(_with_own_code(cast(FunctionType, whole), self), dynamic=False)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.paused or torch.is_grad_enabled() or self.model.training:
+            return self.as_built(*args, **kwargs)
+        self.versions = self.versions or _versions(self.model)
+        if self.versions != _versions(self.model):
+            return self.as_built(*args, **kwargs)
+        import torch._inductor.config as inductor_config  # takes half a second, which only a compiled model pays
+
+        with inductor_config.patch(freezing=True):  # dynamo asks it too, so torch.compile's options do not suffice
+            return self.compiled(*args, **kwargs)
+
+
+def restore_forward(model: nn.Module) -> None:
+    """Give a model back the forward pass that it had before a :class:`ReplacedForward`."""
+    if isinstance(replaced := model.__dict__.get("forward"), ReplacedForward):
         del model.forward
-        if frozen.own is not None:
-            model.forward = frozen.own
+        if replaced.own is not None:
+            model.forward = replaced.own
 
 
 def _versions(model: nn.Module) -> list[tuple[int, int]]:

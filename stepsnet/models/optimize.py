@@ -13,7 +13,8 @@ from torch import nn
 
 from ..errors import UserError, nearest
 from .blocks import blocks_of
-from .compilation import FrozenForward, compile_blocks, unfreeze
+from .compilation import FrozenForward, compile_blocks, restore_forward
+from .cuda_graph import GraphedInference
 from .windows import permute_windows
 
 __all__ = ["optimize"]
@@ -59,7 +60,7 @@ def optimize(
         raise UserError(f"optimize: got for_={for_!r}, expected {known}{nearest(str(for_), PURPOSES)}")
     if not isinstance(model, nn.Module):
         raise UserError(f"optimize: got {str(model)[:40]!r}, expected a model")
-    unfreeze(model)
+    restore_forward(model)
     device = next((p.device.type for p in model.parameters()), "cpu")
     on_cpu = device == "cpu"
     if for_ == "training":
@@ -83,6 +84,8 @@ def optimize(
         model.forward = FrozenForward(model, model.__dict__.get("forward"))
     elif blocks:
         compile_blocks(model)
+        if device == "cuda" and not hasattr(model, "roi_heads"):
+            model.forward = GraphedInference(model, model.__dict__.get("forward"))
     return model
 
 
