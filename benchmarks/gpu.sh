@@ -127,10 +127,10 @@ deep() {
         part deep 5 sh -c 'echo "deep needs --data with CIFAR-10, such as cifar10:PATH"; exit 2'
         return
     fi
-    local settings=("device=$device" workers=1 eval_batch_size=1000)
+    local settings=("device=$device" workers=2 eval_batch_size=1000)
     [ "$device" = cpu ] || settings+=(cuda_graph=true)
     part deep "$seconds" env OMP_NUM_THREADS=1 "$python" -m stepsnet sweep evidence/cifar10-paper-widths --data "$data" \
-        --jobs 8 --run "$work/deep" --results "$work/results" --resume "${settings[@]}"
+        "${settings[@]}" --jobs 8 --run "$work/deep" --resume --results "$work/results"
     [ ! -d "$work/results" ] || tar -czf "$out/deep.tgz" -C "$work" results
 }
 

@@ -20,7 +20,7 @@ case "$*" in
     *device_speed.py*) echo '{"pairs": {}}' >"${@: -1}"; kill -9 $$ ;;
     *" bench "*) mkdir -p "${@: -1}"; echo '{"rows": []}' >"${@: -1}/speed.json" ;;
     *" compare "*) mkdir -p "${@: -2:1}"; echo "{}" >"${@: -2:1}/comparison.json"; echo "$*" ;;
-    *" sweep "*) mkdir -p "${@: -4:1}"; echo "{}" >"${@: -4:1}/plain-96.json"; echo "$*"; exit 1 ;;
+    *" sweep "*) mkdir -p "${@: -1}"; echo "{}" >"${@: -1}/plain-96.json"; echo "$*"; exit 1 ;;
 esac
 """
 
@@ -65,7 +65,7 @@ def test_chosen_parts_and_data(tmp_path):
     with tarfile.open(out / "deep.tgz") as packed:
         assert "results/plain-96.json" in packed.getnames()
     assert (work / "results" / "plain-96.json").exists()  # from which a later call goes on
-    assert f"--results {work}/results --resume" in (out / "log.txt").read_text()
+    assert f"--resume --results {work}/results" in (out / "log.txt").read_text()
 
 
 def test_no_part_begins_without_what_it_needs(tmp_path):

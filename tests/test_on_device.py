@@ -19,7 +19,6 @@ from model_families import TINY, image_of, tiny
 from segmentation_images import write_camvid
 from small_detectors import build, images_of, targets_of
 from torch.distributed.fsdp import fully_shard
-from torch.nn.parallel import DistributedDataParallel
 
 import stepsnet
 from stepsnet.analysis.residual_stream import measure_stream
@@ -203,24 +202,6 @@ def test_graphs_add_up_gradients_and_follow_the_mode():
 
 
 @pytest.mark.skipif(ON_CPU, reason="CUDA has graphs")
-def test_graphs_under_ddp_give_the_same(tmp_path):
-    model, x = make("deit").to(DEVICE).train(), sample("deit")
-    expected = outputs_and_gradients(model, x)
-    model.forward = GraphedTraining(model)
-    dist.init_process_group(
-        "nccl", init_method=f"file://{tmp_path}/store", rank=0, world_size=1, device_id=torch.device("cuda:0")
-    )
-    try:
-        wrapped = DistributedDataParallel(model, gradient_as_bucket_view=True, broadcast_buffers=False)
-        for _ in range(2):
-            logits, gradients = outputs_and_gradients(wrapped, x)
-            gradients = {name.removeprefix("module."): gradient for name, gradient in gradients.items()}
-            assert error(logits, expected[0]) < 1e-5 and worst(gradients, expected[1]) < 1e-4
-    finally:
-        dist.destroy_process_group()
-
-
-@pytest.mark.skipif(ON_CPU, reason="CUDA has graphs")
 def test_what_cannot_be_captured_is_named():
     class Asks(torch.nn.Linear):
         def forward(self, x):
@@ -228,10 +209,14 @@ def test_what_cannot_be_captured_is_named():
 
     model = Asks(4, 4).to(DEVICE).train()
     model.forward = GraphedTraining(model)
+    x = torch.ones(2, 4, device=DEVICE)
     with pytest.raises(UserError, match="cuda_graph: Asks cannot be captured"):
-        model(torch.ones(2, 4, device=DEVICE))
+        model(x)
+    model.eval()
+    with torch.no_grad():  # a capture is tried once
+        first, second = model(x), model(x)
     restore_forward(model)
-    assert model(torch.ones(2, 4, device=DEVICE)).isfinite().all()
+    assert torch.equal(first, model(x)) and torch.equal(second, first)
 
 
 @EVERY

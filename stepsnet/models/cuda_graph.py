@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,8 +28,9 @@ _CONSTANTS = (bool, int, float, str, type(None))
 class _Graphed(ReplacedForward):
     """A model's forward pass, captured at its first call with inputs of some shapes and replayed at the next ones.
 
-    Inputs of more than eight kinds, and what is not called with tensors on a GPU, run as the model was built. Weights
-    may be written to in place; where one was moved, everything is captured anew. A hook that is registered after the
+    Inputs of more than eight kinds, what is not called with tensors on a GPU, and in evaluation a model that cannot be
+    captured, run as the model was built. Weights may be written to in place; where one was moved, everything is
+    captured anew. A hook that is registered after the
     capture is not called, and what the model does besides computing on the GPU (a counter in Python, say) is not
     repeated.
     """
@@ -39,7 +41,7 @@ class _Graphed(ReplacedForward):
         super().__init__(model, own)
         self.weights: list[Tensor] = []
         self.places: list[tuple[int, bool]] = []
-        self.captured: list[tuple[Any, _Passes]] = []
+        self.captured: list[tuple[Any, _Passes | None]] = []
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         given = [*args, *kwargs.values()]
@@ -50,19 +52,21 @@ class _Graphed(ReplacedForward):
         constants = [None if isinstance(value, Tensor) else value for value in given]
         shapes = [(x.shape, x.dtype, x.device) for x in inputs]
         kind = (self.model.training, _autocast_of(), len(args), list(kwargs), constants, shapes)
-        passes = next((passes for other, passes in self.captured if other == kind), None)
-        if passes is None:
-            if len(self.captured) == _KINDS:
+        kinds = [other for other, _ in self.captured]
+        if kind not in kinds:
+            if len(kinds) == _KINDS:
                 return self.as_built(*args, **kwargs)
+            self.captured.append((kind, self._capture(partial(self._run, given, list(kwargs)), inputs)))
+            kinds.append(kind)
+        passes = self.captured[kinds.index(kind)][1]
+        return passes(inputs) if passes else self.as_built(*args, **kwargs)
 
-            def run(tensors: Sequence[Tensor]) -> Any:
-                rest = iter(tensors)
-                values = [next(rest) if isinstance(value, Tensor) else value for value in given]
-                return self.as_built(*values[: len(args)], **dict(zip(kwargs, values[len(args) :], strict=True)))
-
-            passes = self._capture(run, inputs)
-            self.captured.append((kind, passes))
-        return passes(inputs)
+    def _run(self, given: Sequence[Any], names: Sequence[str], tensors: Sequence[Tensor]) -> Any:
+        """The forward pass with other tensors in place of the ``given`` ones, the last of which have names."""
+        rest = iter(tensors)
+        values = [next(rest) if isinstance(value, Tensor) else value for value in given]
+        unnamed = len(values) - len(names)
+        return self.as_built(*values[:unnamed], **dict(zip(names, values[unnamed:], strict=True)))
 
     def _can_replay(self, given: Sequence[Any], inputs: Sequence[Tensor]) -> bool:
         training = self.model.training
@@ -72,9 +76,9 @@ class _Graphed(ReplacedForward):
             return False
         if self.paused or not inputs or any(not isinstance(value, (Tensor, *_CONSTANTS)) for value in given):
             return False
-        if torch.compiler.is_compiling() or torch.cuda.is_current_stream_capturing():
+        if torch.compiler.is_compiling() or not all(x.is_cuda and not x.requires_grad for x in inputs):
             return False
-        return all(x.is_cuda and not x.requires_grad for x in inputs)
+        return not torch.cuda.is_current_stream_capturing()
 
     def _forget_what_moved(self) -> None:
         if not self.captured:
@@ -84,7 +88,7 @@ class _Graphed(ReplacedForward):
             self.captured.clear()
             self.places = places
 
-    def _capture(self, run: _Run, inputs: Sequence[Tensor]) -> _Passes:
+    def _capture(self, run: _Run, inputs: Sequence[Tensor]) -> _Passes | None:
         buffers = [(buffer, buffer.clone()) for buffer in self.model.buffers()]
         drawn = torch.cuda.get_rng_state(inputs[0].device)
         trained = [weight for weight in self.weights if weight.requires_grad] if self.model.training else []
@@ -93,6 +97,8 @@ class _Graphed(ReplacedForward):
         except RuntimeError as error:
             if is_out_of_memory(error):
                 raise
+            if not self.model.training:
+                return None
             raise UserError(
                 f"cuda_graph: {type(self.model).__name__} cannot be captured ({in_a_line(error)[:300]}), expected a "
                 "model that computes on the GPU alone, or cuda_graph=false"
@@ -148,7 +154,7 @@ class _Passes:
         outputs = _tensors(self.leaves)
         self.differentiable = [y.requires_grad for y in outputs]
         self.output_gradients = [torch.zeros_like(y) for y in outputs if y.requires_grad]
-        self.gradients: Sequence[Tensor | None] = []
+        self.gradients: Sequence[Tensor | None] = []  # valid until the next forward pass
         if weights:
             with torch.cuda.graph(self.backward_graph, pool=self.forward_graph.pool(), **options):
                 self.gradients = _gradients(outputs, weights, self.output_gradients)
@@ -160,6 +166,10 @@ class _Passes:
         return tree_unflatten(leaves, self.structure)
 
     def forward(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        for weight, written in zip(self.weights, self.gradients, strict=True):
+            # autograd keeps a weight's first gradient where it is: in memory that this pass writes to as well
+            if weight.grad is not None and written is not None and weight.grad.data_ptr() == written.data_ptr():
+                weight.grad = weight.grad.clone()
         for place, x in zip(self.inputs, inputs, strict=True):
             place.copy_(x)
         self.number += 1
@@ -174,10 +184,6 @@ class _Passes:
         given = [gradient for gradient, takes in zip(gradients, self.differentiable, strict=True) if takes]
         for place, gradient in zip(self.output_gradients, given, strict=True):
             place.copy_(gradient)
-        for weight, written in zip(self.weights, self.gradients, strict=True):
-            # autograd keeps the first gradient that a weight gets as it is, and adds to it
-            if weight.grad is not None and written is not None and weight.grad.data_ptr() == written.data_ptr():
-                weight.grad = weight.grad.clone()
         self.backward_graph.replay()
         return [None if gradient is None else gradient.detach() for gradient in self.gradients]
 
