@@ -327,6 +327,22 @@ def test_fewer_layers_end_the_stream_as_in_llama(ids, tmp_path):
     assert torch.equal(drafted, model.generate(ids[:1], max_new_tokens=5, do_sample=False)) and seen
 
 
+@pytest.mark.parametrize(("depths", "layers"), [((31, 4, 2), None), ((6, 6, 4), 12), ((31, 4, 2), 32)])
+def test_as_many_layers_as_told_run(ids, depths, layers, tmp_path):
+    """Not so many as a LLaMA of the default size has, 32, or as the default configuration, 12."""
+    sizes = {**ARGS, "widths": [16, 24, 32], "depths": depths, "num_attention_heads": [1, 1, 1]}
+    model = AutoModelForCausalLM.from_config(StepsTransformerConfig(**sizes, num_hidden_layers=layers)).eval()
+    ran = []
+    for layer in model.model.layers:
+        layer.register_forward_hook(lambda *_: ran.append(1))
+    expected = model(ids).logits
+    assert len(ran) == model.config.num_hidden_layers == (layers or sum(depths))
+    model.save_pretrained(tmp_path)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    assert again.config.num_hidden_layers == len(ran)
+    torch.testing.assert_close(again(ids).logits, expected)
+
+
 def test_texts_and_tokens_are_classified(ids, tmp_path):
     model = make()
     model.save_pretrained(tmp_path)

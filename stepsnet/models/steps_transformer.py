@@ -95,6 +95,7 @@ class StepsTransformerConfig(PerLayer, LlamaConfig):
 
     widths: PerStep = (192, 272, 384)
     depths: PerStep = (6, 3, 3)
+    num_hidden_layers: int | None = None
     vocab_size: int = VOCABULARY
     num_attention_heads: PerStep = None
     num_key_value_heads: PerStep = None
@@ -116,9 +117,9 @@ class StepsTransformerConfig(PerLayer, LlamaConfig):
         width, embedding_heads = max(zip(self.widths, self.num_attention_heads))
         following = {"hidden_size": width, "num_hidden_layers": sum(self.depths), "head_dim": width // embedding_heads}
         for name, value in following.items():
-            if name == "num_hidden_layers" and 0 < self.num_hidden_layers < value:
+            if name == "num_hidden_layers" and self.num_hidden_layers and 0 < self.num_hidden_layers < value:
                 continue  # the stream ends behind so many
-            if getattr(self, name) not in (LlamaConfig.__dataclass_fields__[name].default, value):
+            if getattr(self, name) not in (type(self).__dataclass_fields__[name].default, value):
                 raise ValueError(
                     f"{name}: got {getattr(self, name)}, expected widths, depths and num_attention_heads, from which "
                     f"it follows: {value}"
@@ -152,6 +153,10 @@ class StepsTransformerConfig(PerLayer, LlamaConfig):
                     f"num_attention_heads: got {heads} at width {width}, heads of size {width // heads}, expected "
                     "an even size: rotary embeddings rotate pairs of channels"
                 )
+
+    def to_diff_dict(self):
+        """With the number of layers, which may be the default one's and others than ``depths`` have."""
+        return {**super().to_diff_dict(), "num_hidden_layers": self.num_hidden_layers}
 
     @property
     def steps(self) -> list[LayerConfig]:
