@@ -34,6 +34,7 @@ from stepsnet.analysis.residual_stream import measure_stream
 from stepsnet.errors import UserError
 from stepsnet.models.blocks import blocks_of, widths_of
 from stepsnet.models.stepify.of_transformers import model_of_name, token_example
+from stepsnet.models.stepify.roles import get_path
 from stepsnet.models.transformers_families import FAMILIES, layer_of
 
 SIZES = dict(vocab_size=101, hidden_size=64, num_hidden_layers=4, num_attention_heads=4, max_position_embeddings=64)
@@ -168,6 +169,51 @@ def test_contract(name, tmp_path):
         model_class.from_pretrained(tmp_path)
     for copied in (copy.deepcopy(again), pickle.loads(pickle.dumps(again))):
         assert torch.equal(copied(IDS).logits, expected)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "mamba"])
+def test_fewer_layers_end_the_stream(name, tmp_path):
+    """As in transformers: of a keyword, and of layers that were cut by hand."""
+    ours = stir(in_steps(make(name))).eval()
+    path = FAMILIES[name].layers
+    layers, number = get_path(ours.base_model, path), "n_layer" if name == "gpt2" else "num_hidden_layers"
+    outputs = []
+    layers[2].register_forward_hook(lambda layer, inputs, output: outputs.append(output))
+    ours(IDS)
+    state = outputs[0][0] if isinstance(outputs[0], tuple) else outputs[0]
+    norm = next(getattr(ours.base_model, key) for key in ("norm", "ln_f", "norm_f") if hasattr(ours.base_model, key))
+    expected = ours.get_output_embeddings()(norm(state))
+    ours.save_pretrained(tmp_path)
+    short = AutoModelForCausalLM.from_pretrained(tmp_path, **{number: 3}).eval()
+    del layers[3:]
+    ours.config.num_hidden_layers = 3
+    ours.save_pretrained(tmp_path / "cut")
+    for model in (short, ours, AutoModelForCausalLM.from_pretrained(tmp_path / "cut").eval()):
+        assert len(get_path(model.base_model, path)) == model.config.num_hidden_layers == 3
+        torch.testing.assert_close(model(IDS).logits, expected)
+        if name != "mamba":
+            cached = model.generate(IDS[:1], max_new_tokens=4, do_sample=False)
+            assert torch.equal(cached, model.generate(IDS[:1], max_new_tokens=4, do_sample=False, use_cache=False))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"widths": [16, 32, 64]}, "widths: got .16, 32, 64., expected .32, 48, 64., by step_sizes"),
+        ({"depths": [4, 2]}, "depths: got .4, 2., expected one per width"),
+        ({"num_hidden_layers": 40}, "num_hidden_layers: got 40, expected 0 to the [0-9]+ of depths"),
+    ],
+)
+def test_other_sizes_of_a_configuration_that_is_there_are_one_line(changes, said, tmp_path):
+    in_steps(make("llama")).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=said):
+        AutoModelForCausalLM.from_pretrained(tmp_path, **changes)
+
+
+def test_other_depths_of_a_configuration_that_is_there_are_so_many_layers(tmp_path):
+    in_steps(make("gpt2")).save_pretrained(tmp_path)
+    model = AutoModelForCausalLM.from_config(transformers.AutoConfig.from_pretrained(tmp_path, depths=[2, 2, 1]))
+    assert model.config.n_layer == len(model.transformer.h) == 5
 
 
 @pytest.mark.parametrize("name", [name for name in FAMILIES if name not in ENCODERS])

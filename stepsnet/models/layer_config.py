@@ -34,7 +34,7 @@ class PerLayer:
     def __setattr__(self, name: str, value: Any) -> None:
         """Other ``depths``, such as AutoConfig's keyword sets on a configuration that is there, are so many layers."""
         was = self.__dict__.get(name) if name == "depths" else None
-        is_whole = isinstance(was, list) and self.__dict__.get("num_hidden_layers") == sum(was)
+        is_whole = isinstance(was, list) and getattr(self, "num_hidden_layers", None) == sum(was)
         super().__setattr__(name, value)
         if is_whole and isinstance(value, list | tuple):
             super().__setattr__("num_hidden_layers", sum(value))

@@ -283,7 +283,7 @@ class StepsTransformerModel(StepsTransformerPreTrainedModel):
         hidden_states = [x] if keep_states else None
         y = x
         waiting: list[Tensor] = []
-        left = self.config.num_hidden_layers
+        left = self.config.num_hidden_layers or 0
         for step, layers in enumerate(self.layers_of_steps()):
             layers, left = layers[:left], max(0, left - len(layers))
             y, waiting = change_width(y, waiting, self.slices_read[step], self.slice_widths, -1)  # y: (B, N, C_i)

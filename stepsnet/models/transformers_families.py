@@ -126,13 +126,27 @@ class _Steps(PerLayer):
     widths: Any
     step_sizes: Any
     norm_slices: Any
+    num_hidden_layers: Any
 
     def __post_init__(self, **kwargs: Any) -> None:
         if self.widths:  # transformers makes one without arguments, to see the defaults
             check_steps(self.widths, self.depths)
-            self.num_hidden_layers = sum(self.depths)
+            if self.num_hidden_layers is None:
+                self.num_hidden_layers = sum(self.depths)
         super().__post_init__(**kwargs)  # type: ignore[misc]
         register_models(self.model_type.removeprefix("steps_"))
+
+    def check_sizes(self) -> None:
+        """Raises ValueError where what was changed, by keywords of AutoConfig say, does not fit the other fields."""
+        widths = [sizes["hidden_size"] for sizes in self.step_sizes or []]
+        if list(self.widths or []) != widths:
+            raise ValueError(f"widths: got {self.widths}, expected {widths}, by step_sizes: stepify makes others")
+        if len(self.depths) != len(widths):
+            raise ValueError(f"depths: got {self.depths}, expected one per width of {widths}")
+        if not 0 <= self.num_hidden_layers <= sum(self.depths):
+            raise ValueError(
+                f"num_hidden_layers: got {self.num_hidden_layers}, expected 0 to the {sum(self.depths)} of depths"
+            )
 
     def validate_architecture(self) -> None:
         """A grown model's heads keep their size, so that they need not divide the width."""
@@ -155,6 +169,10 @@ def steps_config_class(name: str) -> Any:
         "step_sizes": (list[dict] | None, None),
         "stream_scale": (float, 1.0),
         "norm_slices": (list[int] | None, None),
+        base.attribute_map.get("num_hidden_layers", "num_hidden_layers"): (
+            int | None,
+            None,
+        ),  # by default as depths say
     }
     namespace = {
         "__annotations__": {key: kind for key, (kind, _) in fields.items()},
@@ -199,17 +217,17 @@ def layer_of(name: str, config: Any, sizes: dict[str, Any], index: int) -> Any:
 
 
 def _fill(name: str, model: Any, config: Any) -> None:
-    """Put the layers of all steps into the list that the library's constructor has left empty."""
+    """Put the layers of the steps, as many as there are to be, into the list that the constructor has left empty."""
     layers = get_path(model.base_model, FAMILIES[name].layers)
-    if len(layers):  # a head's constructor has made its base model by an Auto class
-        return
     layer_class = _stream_layer_class(FAMILIES[name].layer_class)
-    for index, view in enumerate(config.per_layer_config):
+    # a head's constructor may make its base model by an Auto class, of a copy of the configuration without layers
+    model.base_model.config.num_hidden_layers = config.num_hidden_layers
+    for index, view in enumerate(config.per_layer_config[: config.num_hidden_layers]):
         layer = layer_class(view, index)
         layer.read_width = view.hidden_size
         layer.stream_scale = config.stream_scale if index == 0 else 1.0
         layers.append(layer)
-    if config.norm_slices:
+    if config.norm_slices and not isinstance(model.base_model.norm, SliceNorm):
         model.base_model.norm = SliceNorm.like(model.base_model.norm, config.norm_slices)
 
 
@@ -228,9 +246,13 @@ def steps_class(model_class: Any) -> Any:
         )
 
     def __init__(self, config, *args, **kwargs):
-        config.num_hidden_layers = 0
-        model_class.__init__(self, config, *args, **kwargs)
-        config.num_hidden_layers = self.config.num_hidden_layers = sum(config.depths)
+        config.check_sizes()
+        layers, config.num_hidden_layers = config.num_hidden_layers, 0
+        try:
+            model_class.__init__(self, config, *args, **kwargs)
+        finally:
+            config.num_hidden_layers = layers
+        self.config.num_hidden_layers = layers
         _fill(name, self, config)
         self.post_init()
 
