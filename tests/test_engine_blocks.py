@@ -8,19 +8,15 @@ import pytest
 import timm
 import torch
 from line_fits import ALONE, SETTINGS, Points, made, trained_with
-from model_families import images, tiny
 from timm.layers import DropPath
 from torch import nn
 from torch._dynamo.testing import CompileCounter
 from torch._dynamo.utils import counters
 
-from stepsnet.engine.distributed import DistributedContext
-from stepsnet.engine.prepare import prepare
 from stepsnet.engine.train import train
 from stepsnet.errors import UserError
 from stepsnet.models.blocks import blocks_of, recompute_blocks, step_sequences
-from stepsnet.models.compilation import SharedDropPath, compile_blocks, restore_forward, running_eagerly
-from stepsnet.models.cuda_graph import GraphedTraining
+from stepsnet.models.compilation import SharedDropPath, compile_blocks
 
 
 def test_recomputed_blocks_give_the_same_run(tmp_path):
@@ -210,33 +206,3 @@ def test_compiled_stochastic_depth_is_recomputed_as_it_was():
         model(torch.ones(8, 3, 32, 32)).square().sum().backward()
         gradients.append([parameter.grad for parameter in model.parameters()])
     torch.testing.assert_close(*gradients)
-
-
-@pytest.mark.parametrize(
-    "changes, ranks, device, expected",
-    [
-        ({}, 1, "cpu", "cuda_graph: got true on cpu, expected false, or a device of CUDA's"),
-        ({"grad_checkpointing": 0.5}, 1, "cuda", "cuda_graph: got true with grad_checkpointing=0.5"),
-        ({}, 2, "cuda", "cuda_graph: got true with 2 ranks, expected one"),
-    ],
-)
-def test_graphs_that_cannot_be_captured_are_refused(changes, ranks, device, expected):
-    settings = dataclasses.replace(SETTINGS, cuda_graph=True, **changes)
-    with pytest.raises(UserError, match=expected):
-        prepare(tiny("deit"), settings, DistributedContext(0, ranks, torch.device(device)))
-
-
-def test_off_a_gpu_a_graphed_model_is_what_it_was():
-    model, x = tiny("deit"), images()
-    expected = model.train()(x)
-    model.forward = GraphedTraining(model)
-    copied = pickle.loads(pickle.dumps(copy.deepcopy(model)))
-    with torch.no_grad():
-        copied.patch_embed.proj.weight.zero_()
-    assert copied.forward.model is copied and not torch.equal(copied(x), expected)
-    assert torch.equal(model(x), expected) and not model.forward.captured
-    with running_eagerly(model):
-        assert model.forward.paused
-    assert not model.forward.paused and isinstance(model.forward, GraphedTraining)
-    restore_forward(model)
-    assert "forward" not in model.__dict__

@@ -40,7 +40,7 @@ def prepare(model: nn.Module, settings: TrainingSettings, context: DistributedCo
     if settings.cuda_graph:
         model.forward = GraphedTraining(model, model.__dict__.get("forward"))
         if averages:
-            averages.module.forward = GraphedInference(averages.module)
+            averages.module.forward = GraphedInference(averages.module, averages.module.__dict__.get("forward"))
     wrapped = parallelize(model, settings.parallel, context)
     if averages and sharded:
         parallelize(averages.module, settings.parallel, context)

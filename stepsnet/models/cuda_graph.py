@@ -1,60 +1,70 @@
 """A model's forward and backward passes replayed as CUDA graphs, so that no kernel waits for its launch.
 
 A narrow deep network has thousands of kernels that take a GPU less time than the processor needs to launch them.
+torch.cuda.make_graphed_callables is not used: before torch 2.13 it forbids other threads to use CUDA during a capture,
+as those of loaders do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+import gc
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from ..errors import UserError, in_a_line, is_out_of_memory
 from .compilation import ReplacedForward
 
 __all__ = ["GraphedInference", "GraphedTraining"]
 
-_WARM_UPS = 3  # passes in which kernels are chosen and compiled
+_WARM_UPS = 2  # passes in which kernels are chosen and compiled, before one that is watched
 _KINDS = 8  # of inputs: each has graphs of its own, and these their own memory
 _CONSTANTS = (bool, int, float, str, type(None))
 
 
 class _Graphed(ReplacedForward):
-    """A model's forward pass, captured at its first call with inputs of some shapes and replayed at the next ones.
+    """A model's forward pass, captured for each kind of inputs and replayed.
 
-    Inputs of more than eight kinds, what is not called with tensors on a GPU, and in evaluation a model that cannot be
-    captured, run as the model was built. Weights may be written to in place; where one was moved, everything is
-    captured anew. A hook that is registered after the
-    capture is not called, and what the model does besides computing on the GPU (a counter in Python, say) is not
-    repeated.
+    A kind is the inputs' shapes and types, what else is given, and the modes of the modules and of autocast. Inputs of
+    more than eight kinds, what is not called with tensors on a GPU, and in evaluation a model that cannot be captured,
+    run as the model was built. Weights may be written to in place; where one was moved or replaced, everything is
+    captured anew. A hook that is registered after the capture is not called.
     """
 
     for_training = False
 
     def __init__(self, model: nn.Module, own: Any = None):
         super().__init__(model, own)
-        self.weights: list[Tensor] = []
-        self.places: list[tuple[int, bool]] = []
         self.captured: list[tuple[Any, _Passes | None]] = []
+        self.seen: Any = None  # the kind of inputs of the last call in evaluation that was not captured
+        self.parts: list[nn.Module] = []  # from the first capture
+        self.slots: list[tuple[dict[str, Any], str, Any]] = []  # (where the model holds it, its name, what it was)
+        self.places: list[tuple[int, bool]] = []  # of the tensors among them
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         given = [*args, *kwargs.values()]
         inputs = [value for value in given if isinstance(value, Tensor)]
         if not self._can_replay(given, inputs):
             return self.as_built(*args, **kwargs)
-        self._forget_what_moved()
+        if not self.captured or self._is_changed():
+            self._look_at_the_model()
         constants = [None if isinstance(value, Tensor) else value for value in given]
         shapes = [(x.shape, x.dtype, x.device) for x in inputs]
-        kind = (self.model.training, _autocast_of(), len(args), list(kwargs), constants, shapes)
+        modes = bytes(part.training for part in self.parts)
+        kind = (modes, _autocast_of(), len(args), list(kwargs), constants, shapes)
         kinds = [other for other, _ in self.captured]
         if kind not in kinds:
-            if len(kinds) == _KINDS:
+            # many sizes in an evaluation come once
+            if len(kinds) == _KINDS or not (self.model.training or kind == self.seen):
+                self.seen = kind
                 return self.as_built(*args, **kwargs)
             self.captured.append((kind, self._capture(partial(self._run, given, list(kwargs)), inputs)))
             kinds.append(kind)
@@ -70,44 +80,50 @@ class _Graphed(ReplacedForward):
 
     def _can_replay(self, given: Sequence[Any], inputs: Sequence[Tensor]) -> bool:
         training = self.model.training
-        if torch.is_grad_enabled() != training or (training and not self.for_training):
+        if self.paused or torch.is_grad_enabled() != training or (training and not self.for_training):
+            return False
+        if others := [type(value).__name__ for value in given if not isinstance(value, (Tensor, *_CONSTANTS))]:
+            if training:
+                raise self._refusal(f"it is called with a {others[0]}")
             return False
         if hasattr(self.model, "generate") and not training:  # each token is another shape, and a cache is written to
             return False
-        if self.paused or not inputs or any(not isinstance(value, (Tensor, *_CONSTANTS)) for value in given):
-            return False
-        if torch.compiler.is_compiling() or not all(x.is_cuda and not x.requires_grad for x in inputs):
+        if torch.compiler.is_compiling() or not inputs or not all(x.is_cuda and not x.requires_grad for x in inputs):
             return False
         return not torch.cuda.is_current_stream_capturing()
 
-    def _forget_what_moved(self) -> None:
-        if not self.captured:
-            self.weights = [*self.model.parameters(), *self.model.buffers()]
-        places = [(weight.data_ptr(), weight.requires_grad) for weight in self.weights]
-        if places != self.places:
-            self.captured.clear()
-            self.places = places
+    def _is_changed(self) -> bool:
+        """Whether a module, a parameter or a buffer was replaced, moved, frozen or freed."""
+        return any(held.get(name) is not was for held, name, was in self.slots) or self.places != _places(self.slots)
+
+    def _look_at_the_model(self) -> None:
+        self.captured.clear()
+        self.parts = list(self.model.modules())
+        kinds = ("_parameters", "_buffers", "_modules")
+        held = [getattr(part, kind) for part in self.parts for kind in kinds]
+        self.slots = [(one, name, value) for one in held for name, value in one.items()]
+        self.places = _places(self.slots)
 
     def _capture(self, run: _Run, inputs: Sequence[Tensor]) -> _Passes | None:
-        buffers = [(buffer, buffer.clone()) for buffer in self.model.buffers()]
-        drawn = torch.cuda.get_rng_state(inputs[0].device)
-        trained = [weight for weight in self.weights if weight.requires_grad] if self.model.training else []
+        """The graphs; None in evaluation for what cannot be captured."""
+        weights = [weight for weight in self.model.parameters() if weight.requires_grad] if self.model.training else []
+        if any(weight._backward_hooks for weight in weights):
+            raise self._refusal("a weight has a hook of its gradient")
         try:
-            return _Passes(run, inputs, trained)
-        except RuntimeError as error:
-            if is_out_of_memory(error):
-                raise
+            with torch.cuda.device(inputs[0].device), _as_if_not_run(self.model):
+                return _Passes(run, inputs, weights)
+        except _NotCapturable as error:
             if not self.model.training:
                 return None
-            raise UserError(
-                f"cuda_graph: {type(self.model).__name__} cannot be captured ({in_a_line(error)[:300]}), expected a "
-                "model that computes on the GPU alone, or cuda_graph=false"
-            ) from error
-        finally:  # passes before the first one: statistics and random numbers are as they were
-            torch.cuda.set_rng_state(drawn, inputs[0].device)
-            with torch.no_grad():
-                for buffer, before in buffers:
-                    buffer.copy_(before)
+            raise self._refusal(in_a_line(error)[:300]) from error
+        except _CaptureFailed as error:
+            raise self._refusal(in_a_line(error)[:300]) from error
+
+    def _refusal(self, reason: str) -> UserError:
+        return UserError(
+            f"cuda_graph: {type(self.model).__name__} cannot be captured: {reason}; expected a model that is a "
+            "function of tensors on the GPU, or cuda_graph=false"
+        )
 
 
 class GraphedInference(_Graphed):
@@ -117,8 +133,8 @@ class GraphedInference(_Graphed):
 class GraphedTraining(_Graphed):
     """In training, a graph of the forward pass and one of the backward pass; in evaluation as well.
 
-    What is drawn in the forward pass (dropout, stochastic depth) is what an eager pass would draw. The backward pass
-    has to follow its forward pass before the next one, and gradients of gradients cannot be taken.
+    What is drawn on the GPU in the forward pass (dropout, stochastic depth) is what an eager pass would draw. The
+    backward pass runs once, before the next forward pass, and gradients of gradients cannot be taken.
     """
 
     for_training = True
@@ -127,37 +143,63 @@ class GraphedTraining(_Graphed):
 _Run = Callable[[Sequence[Tensor]], Any]  # the forward pass, of its tensors alone
 
 
+class _NotCapturable(RuntimeError):
+    """Found before a capture, so that nothing of CUDA's is left in between."""
+
+
+class _CaptureFailed(RuntimeError):
+    """After which torch before 2.13 draws no random numbers any more."""
+
+
 class _Passes:
     """The graphs for inputs of one kind; they read their input where it is copied to, and the weights where they are.
 
     Args:
         weights: whose gradients the backward pass has; without any, there is only a forward pass.
+
+    Raises:
+        _NotCapturable, _CaptureFailed: the forward or the backward pass does more than computing on the GPU.
     """
 
     def __init__(self, run: _Run, inputs: Sequence[Tensor], weights: Sequence[Tensor]):
-        self.weights, self.number = weights, 0  # of forward passes
+        self.weights, self.number = weights, 0  # of passes
         with torch.inference_mode(False):  # what is made within cannot be written to outside of it
             self.inputs = [x.detach().clone() for x in inputs]
-        stream = torch.cuda.Stream(inputs[0].device)
-        stream.wait_stream(torch.cuda.current_stream(inputs[0].device))
+        stream, current = torch.cuda.Stream(), torch.cuda.current_stream()
+        stream.wait_stream(current)
         with torch.cuda.stream(stream), _without_cached_casts():
             for _ in range(_WARM_UPS):
-                outputs = _tensors(tree_leaves(run(self.inputs)))
-                if weights:
-                    _gradients(outputs, weights, [torch.zeros_like(y) for y in outputs if y.requires_grad])
-                del outputs  # with what the backward pass would need
-        # other threads, of loaders and of exchanges between ranks, may use CUDA meanwhile
+                self._once(run)
+            with _watched():
+                self._once(run)
+            with _without_collections():
+                try:
+                    self._capture(run, stream)
+                except RuntimeError as error:
+                    if is_out_of_memory(error):
+                        raise
+                    first = error.__context__ or error  # which the end of the capture hides
+                    raise _CaptureFailed(in_a_line(first)) from error
+        current.wait_stream(stream)
+
+    def _once(self, run: _Run) -> None:
+        outputs = tensors_of(run(self.inputs))
+        if self.weights:
+            gradients_of(outputs, self.weights, [torch.zeros_like(y) for y in outputs if y.requires_grad])
+
+    def _capture(self, run: _Run, stream: torch.cuda.Stream) -> None:
+        # other threads, such as a loader's that pins memory, may use CUDA meanwhile
         options: dict[str, Any] = {"stream": stream, "capture_error_mode": "thread_local"}
         self.forward_graph, self.backward_graph = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.forward_graph, **options), _without_cached_casts():
+        with torch.cuda.graph(self.forward_graph, **options):
             self.leaves, self.structure = tree_flatten(run(self.inputs))
-        outputs = _tensors(self.leaves)
+        outputs = [leaf for leaf in self.leaves if isinstance(leaf, Tensor)]
         self.differentiable = [y.requires_grad for y in outputs]
         self.output_gradients = [torch.zeros_like(y) for y in outputs if y.requires_grad]
         self.gradients: Sequence[Tensor | None] = []  # valid until the next forward pass
-        if weights:
+        if self.weights:
             with torch.cuda.graph(self.backward_graph, pool=self.forward_graph.pool(), **options):
-                self.gradients = _gradients(outputs, weights, self.output_gradients)
+                self.gradients = gradients_of(outputs, self.weights, self.output_gradients)
         self.leaves = [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in self.leaves]
 
     def __call__(self, inputs: Sequence[Tensor]) -> Any:
@@ -178,9 +220,11 @@ class _Passes:
 
     def backward(self, number: int, gradients: Sequence[Tensor]) -> list[Tensor | None]:
         if number != self.number:
-            raise RuntimeError(
-                "cuda_graph: the model was called again before this backward pass, whose values are lost"
+            raise UserError(
+                "cuda_graph: the model was called again before this backward pass, or it is the second one; expected "
+                "one backward pass behind each forward pass, or cuda_graph=false"
             )
+        self.number += 1
         given = [gradient for gradient, takes in zip(gradients, self.differentiable, strict=True) if takes]
         for place, gradient in zip(self.output_gradients, given, strict=True):
             place.copy_(gradient)
@@ -202,15 +246,33 @@ class _Replayed(torch.autograd.Function):
         return None, *[None] * len(ctx.passes.inputs), *ctx.passes.backward(ctx.number, gradients)
 
 
-def _tensors(leaves: Sequence[Any]) -> list[Tensor]:
+def tensors_of(output: Any) -> list[Tensor]:
+    """The tensors in a model's output. Raises _NotCapturable for an output with something that is not replayed."""
+    leaves, _ = tree_flatten(output)
+    if others := [type(leaf).__name__ for leaf in leaves if not isinstance(leaf, (Tensor, *_CONSTANTS))]:
+        raise _NotCapturable(f"it returns a {others[0]}")
     return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
 
 
-def _gradients(
+def gradients_of(
     outputs: Sequence[Tensor], weights: Sequence[Tensor], of_outputs: Sequence[Tensor]
-) -> tuple[Tensor | None, ...]:
+) -> list[Tensor | None]:
+    """Each in memory of its own, as a weight's gradient has it, and without autocast, as in ``loss.backward()``."""
     differentiable = [y for y in outputs if y.requires_grad]
-    return torch.autograd.grad(differentiable, weights, of_outputs, allow_unused=True)
+    with torch.autocast(weights[0].device.type, enabled=False):
+        found = torch.autograd.grad(differentiable, weights, of_outputs, allow_unused=True)
+    taken: set[int] = set()
+    own: list[Tensor | None] = []
+    for gradient in found:
+        if gradient is not None and gradient.untyped_storage().data_ptr() in taken:
+            gradient = gradient.clone()
+        own.append(gradient)
+        taken |= set() if gradient is None else {gradient.untyped_storage().data_ptr()}
+    return own
+
+
+def _places(slots: Sequence[tuple[dict[str, Any], str, Any]]) -> list[tuple[int, bool]]:
+    return [(value.data_ptr(), value.requires_grad) for _, _, value in slots if isinstance(value, Tensor)]
 
 
 def _autocast_of() -> tuple[bool, torch.dtype]:
@@ -221,3 +283,52 @@ def _without_cached_casts() -> AbstractContextManager:
     """The caller's autocast; a cast that was cached before the capture would be missing from the graph."""
     enabled, dtype = _autocast_of()
     return torch.autocast("cuda", dtype=dtype, enabled=enabled, cache_enabled=False)
+
+
+@contextmanager
+def _watched() -> Iterator[None]:
+    """Raises _NotCapturable where the processor waits for the GPU, or draws what would be drawn once for all."""
+    before, states = torch.cuda.get_sync_debug_mode(), _states_of_processor()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    except RuntimeError as error:
+        if is_out_of_memory(error):
+            raise
+        raise _NotCapturable(in_a_line(error)) from error
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+    if states != _states_of_processor():
+        raise _NotCapturable("it draws random numbers on the processor")
+
+
+@contextmanager
+def _without_collections() -> Iterator[None]:
+    """A graph that is freed during a capture would end it."""
+    gc.collect()
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _states_of_processor() -> tuple[Any, ...]:
+    _, keys, position, *_ = np.random.get_state()
+    return random.getstate(), bytes(keys), position, bytes(torch.get_rng_state().numpy())  # type: ignore[arg-type]
+
+
+@contextmanager
+def _as_if_not_run(model: nn.Module) -> Iterator[None]:
+    """Running statistics, and what is drawn next on the GPU, are afterwards what they were."""
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    drawn = torch.cuda.get_rng_state()
+    try:
+        yield
+    finally:
+        torch.cuda.set_rng_state(drawn)
+        with torch.no_grad():
+            for buffer, before in buffers:
+                buffer.copy_(before)

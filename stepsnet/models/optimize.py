@@ -35,13 +35,13 @@ def optimize(
     ``scaled_dot_product_attention``, convolutional networks keep their channels last, and with ``compile`` a model of
     up to 40 blocks becomes one frozen graph for each shape of input. On CUDA without ``compile`` the windows are
     permuted as well, but where a head's width is no multiple of 8. Elsewhere, in deeper models and for training,
-    ``compile`` compiles one block at a time, and the blocks of a width share their graphs; on a GPU this helps large
-    batches and not single images (docs/speed.md). Convolutional networks that
-    train on a CPU keep their channels last instead.
+    ``compile`` compiles one block at a time, and the blocks of a width share their graphs; in inference on CUDA all of
+    it is then replayed as a CUDA graph for each shape of input, up to eight, which helps small batches most
+    (docs/speed.md). Convolutional networks that train on a CPU keep their channels last instead.
 
-    A weight that is written to in place, loaded or moved is noticed. Two things are not, because they leave no trace: a
-    write through ``.data``, such as ``weight.data.copy_(new)``, and a hook that is registered on a part of the model
-    after its first call as one graph. Call ``optimize`` again after them.
+    A weight that is written to in place, loaded or moved is noticed. Two things are not, because they leave no trace: on
+    a CPU a write through ``.data``, such as ``weight.data.copy_(new)``, and a hook that is registered on a part of the
+    model after its first call as one graph. Call ``optimize`` again after them.
 
     Args:
         for_: ``"inference"``, which also sets the model to evaluation mode, or ``"training"``.
