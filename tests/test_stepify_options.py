@@ -3,12 +3,15 @@
 import pytest
 import timm
 import torch
+import transformers
 from torch import nn
 from torch.nn import functional as F
 
 import stepsnet
 from stepsnet.cli import main
+from stepsnet.config import ModelSpec
 from stepsnet.errors import UserError
+from stepsnet.models.build import build_model
 
 VIT = dict(img_size=32, patch_size=8, embed_dim=48, depth=4, num_heads=3, num_classes=7)
 IMAGES = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
@@ -379,3 +382,74 @@ def test_new_blocks_of_a_model_inside_of_another_start_as_its_own():
     bare = nn.Sequential(nn.Linear(9, 48), vit().blocks)
     first = stepsnet.stepify(bare, 2, example=torch.randn(1, 5, 9))[1][0].attn.qkv.weight
     torch.testing.assert_close(first.std(), torch.tensor((3 * first.shape[1]) ** -0.5), rtol=0.1, atol=0)
+
+
+class Around(nn.Module):
+    """A model of one's own around a library's."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        found = self.inner(x)
+        return getattr(found, "logits", found)
+
+
+def small_llama():
+    sizes = dict(vocab_size=50, hidden_size=32, intermediate_size=64, num_hidden_layers=4, num_attention_heads=2)
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes))
+
+
+@pytest.mark.parametrize("make", [small_llama, lambda: timm.create_model("test_vit")], ids=["llama", "vit"])
+def test_the_model_inside_of_another_is_named(make):
+    expected = (
+        r"Around is not a timm model, expected the model inside of it, model.get_submodule\('inner'\), or example="
+    )
+    with pytest.raises(UserError, match=expected):
+        stepsnet.stepify(Around(make()))
+    with pytest.raises(UserError, match=r"expected the model inside of it, model.get_submodule\('0'\)"):
+        stepsnet.stepify(nn.Sequential(make(), nn.ReLU()))
+
+
+def test_layers_of_transformers_in_another_model_are_named():
+    tokens = torch.zeros(1, 8, dtype=torch.int64)
+    with pytest.raises(UserError, match=r"inner.model.layers holds 4 layers of a model of transformers .*by itself"):
+        stepsnet.stepify(Around(small_llama()), example=tokens)
+    x = torch.randn(2, 3, 160, 160)  # timm's blocks are known anywhere
+    assert stepsnet.stepify(Around(timm.create_model("test_vit")), steps=2, example=x)(x).shape == (2, 1000)
+
+
+@pytest.mark.parametrize("make", [small_llama, lambda: timm.create_model("test_vit")], ids=["llama", "vit"])
+def test_adapters_of_peft_are_refused(make):
+    peft = pytest.importorskip("peft")
+    model = make()
+    wrapped = peft.get_peft_model(model, peft.LoraConfig(target_modules=["q_proj", "qkv"]))
+    with pytest.raises(UserError, match="stepify: PeftModel is of PEFT, expected the model without its adapters"):
+        stepsnet.stepify(wrapped)
+    for convert in (stepsnet.stepify, stepsnet.grow):
+        with pytest.raises(UserError, match=rf"{convert.__name__}: {type(model).__name__}.*(q_proj|qkv) is of PEFT"):
+            convert(model)
+    assert stepsnet.stepify(wrapped.merge_and_unload(), steps=2)
+
+
+def test_features_of_some_blocks_are_taken_in_steps():
+    with pytest.raises(UserError, match="or the one without features_only, in steps: its forward_intermediates"):
+        stepsnet.stepify(timm.create_model("vit_tiny_patch16_224", features_only=True))
+    ours = stepsnet.stepify(timm.create_model("vit_tiny_patch16_224", img_size=32))
+    x, last = torch.randn(1, 3, 32, 32), len(ours.blocks) - 1
+    maps = ours.forward_intermediates(x, indices=[3, last], intermediates_only=True)
+    assert [tuple(one.shape) for one in maps] == [(1, 192, 2, 2)] * 2
+
+
+def test_a_model_of_a_folder(tmp_path):
+    original = timm.create_model("test_vit", num_classes=7)
+    timm.models.save_for_hf(original, str(tmp_path))
+    name = f"local-dir:{tmp_path}"
+    ours = stepsnet.stepify(name, steps=2)
+    assert ours.num_classes == 7 and torch.equal(
+        stepsnet.stepify(name, steps=1, pretrained=True).head.weight, original.head.weight
+    )
+    with pytest.raises(UserError, match="model local-dir:/nowhere: Config file not found"):
+        stepsnet.stepify("local-dir:/nowhere")
+    assert build_model(ModelSpec(name, {"img_size": 32})).patch_embed.img_size == (32, 32)  # as a recipe names it

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from torch import nn
 
+from ..errors import UserError
 from ..residual.design import DesignPart
 from ..residual.passing import PassingBlock
 from ..steps import StepsNet, StreamBlock, recomputed
@@ -16,6 +17,7 @@ from .layer_config import PerLayer
 
 __all__ = [
     "blocks_of",
+    "check_no_peft",
     "is_in_steps",
     "is_of_transformers",
     "is_transformer_in_steps",
@@ -92,6 +94,16 @@ def is_of_transformers(model: Any) -> bool:
     """Whether it is a model of the library transformers, which is not imported for that."""
     library = sys.modules.get("transformers")
     return library is not None and isinstance(model, library.PreTrainedModel)
+
+
+def check_no_peft(model: nn.Module, caller: str) -> None:
+    """Raises UserError for a model with PEFT's adapters, which new blocks would not have."""
+    path = next((path for path, one in model.named_modules() if type(one).__module__.startswith("peft.")), None)
+    if path is not None:
+        raise UserError(
+            f"{caller}: {type(model).__name__}{path and f'.{path}'} is of PEFT, expected the model without its "
+            "adapters (as merge_and_unload() returns it), and those afterwards"
+        )
 
 
 def is_transformer_in_steps(model: nn.Module) -> bool:

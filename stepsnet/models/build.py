@@ -17,7 +17,7 @@ from ..errors import UserError, in_a_line, nearest
 from ..machine import host_memory
 from ..plan import MOST_BLOCKS
 
-__all__ = ["DETECTORS", "build_model", "check_model_name", "context_of", "input_size_of"]
+__all__ = ["DETECTORS", "build_model", "check_model_name", "context_of", "input_size_of", "is_elsewhere"]
 
 _LARGE = 1024  # a size from which on weights may take more memory than there is
 _DEPTHS = ("depth", "depths", "layers", "num_layers", "num_hidden_layers", "stage_depths")
@@ -132,9 +132,14 @@ def _numbers(value: object) -> list[float]:
 
 def check_model_name(spec: ModelSpec) -> None:
     """Raises UserError, with the nearest names, for a model that does not exist."""
-    if spec.name not in NOT_IN_TIMM and not timm.is_model(spec.name):
+    if spec.name not in NOT_IN_TIMM and not timm.is_model(spec.name) and not is_elsewhere(spec.name):
         known = [*NOT_IN_TIMM, *timm.list_models()]
         raise UserError(f"model: got {spec.name!r}, expected a timm or StepsNet model{nearest(spec.name, known)}")
+
+
+def is_elsewhere(name: str) -> bool:
+    """Whether it names a model of a folder or of the Hub by timm's ``local-dir:`` or ``hf-hub:``."""
+    return name.partition(":")[0] in ("local-dir", "hf-hub", "hf_hub") and ":" in name
 
 
 def context_of(config: Any) -> int | None:

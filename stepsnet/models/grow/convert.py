@@ -28,7 +28,7 @@ from torch import nn
 
 from ...errors import UserError
 from ...plan import StepPlan
-from ..blocks import is_of_transformers
+from ..blocks import check_no_peft, is_of_transformers
 from ..stepify.plan import check_plan, check_round_to
 from .of_timm import grown_vit
 from .plan import RoundTo
@@ -69,6 +69,7 @@ def grow(
         UserError: a model of another family, or a plan that does not fit.
     """
     _check_options(model, steps, plan, round_to)
+    check_no_peft(model, "grow")
     if is_of_transformers(model):
         from .of_transformers import grown_transformer  # only where transformers is there
 

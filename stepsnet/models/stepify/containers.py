@@ -254,6 +254,11 @@ def _refusal(path: str, blocks: list[nn.Module], changing: list[int], width: int
             f"{path}.{changing[0]} ({name}) changes the width or the resolution of the stream, expected blocks that "
             "keep them, behind those at the beginning of their container; a StepsNet stands between such blocks"
         )
+    if type(blocks[-1]).__module__.startswith("transformers."):
+        return (
+            f"{path} holds {len(blocks)} layers of a model of transformers ({name}), expected that model by itself, "
+            "without the one around it"
+        )
     return (
         f"{path or 'the model'} holds {len(blocks)} blocks of {name}, which has no adapter, and {name}({width}) is "
         f"not the same block: its constructor takes more than the width, or the width is not in dimension {dim}; "

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ...errors import UserError, import_extra, in_a_line, nearest
 from ...macs import on_meta
 from ...plan import Profile, StepPlan
-from ..blocks import is_of_transformers
+from ..blocks import check_no_peft, is_of_transformers
 from .adapters import OF_MODULES
 from .containers import Container, Example, find_containers
 from .plan import Match, check_plan, check_round_to, given_plans, search_plan
@@ -187,6 +187,7 @@ def model_and_example(model: nn.Module | str, options: Mapping[str, Any]) -> tup
         raise UserError(f"stepify: got {', '.join(own)} beside a model, expected such arguments only beside a name")
     if isinstance(compiled := getattr(model, "_orig_mod", None), nn.Module):
         raise UserError(f"stepify: got a compiled {type(compiled).__name__}, expected the model that was compiled")
+    check_no_peft(model, "stepify")
     if is_of_transformers(model):
         from ..build import context_of
         from .of_transformers import token_example
@@ -222,7 +223,8 @@ def example_of(model: nn.Module, given: Any = None) -> Example:
         chans = reads
     else:
         raise UserError(
-            f"stepify: {type(model).__name__} is not a timm model, expected example=, a batch that it takes"
+            f"stepify: {type(model).__name__} is not a timm model, expected "
+            f"{_inside(model)}example=, a batch that it takes"
         )
     if built_for:
         height, width = (built_for, built_for) if isinstance(built_for, int) else built_for
@@ -230,14 +232,24 @@ def example_of(model: nn.Module, given: Any = None) -> Example:
     return Example((torch.empty(size, device="meta", dtype=next(model.parameters()).dtype),))
 
 
+def _inside(model: nn.Module) -> str:
+    """Of a model that wraps one that needs no example: how that one is put in steps."""
+    for path, module in model.named_modules():
+        if path and (is_of_transformers(module) or hasattr(module, "pretrained_cfg")):
+            return f"the model inside of it, model.get_submodule({path!r}), or "
+    return ""
+
+
 def _check_taps(model: nn.Module, replaced: Sequence[Container]) -> None:
     """Raises UserError where the model reads its stream behind some of its blocks, which in steps are other places."""
     for one in replaced:
         if one.read_behind and len(one.read_behind) < len(one.blocks) - 1 - one.lead:
             places = ", ".join(map(str, one.read_behind[:4])) + ", …" * (len(one.read_behind) > 4)
+            getter = hasattr(model, "out_indices") and hasattr(getattr(model, "model", None), "forward_intermediates")
             raise UserError(
                 f"stepify: {type(model).__name__} reads its stream behind some blocks of {one.path} ({places}), which "
                 "are other places in steps; expected a model that reads it behind the last one, or behind each"
+                f"{', or the one without features_only, in steps: its forward_intermediates' * getter}"
             )
 
 
@@ -300,13 +312,15 @@ def _named(name: str, args: dict[str, Any]) -> nn.Module:
         from .of_transformers import model_of_name
 
         return model_of_name(name.removeprefix("transformers:"), args)
+    import_extra("pydantic", "model")  # a model that is at hand needs none
+    from ..build import is_elsewhere
+
     name = name.removeprefix("timm:")
-    if name != "causal_lm" and not timm.is_model(name):
+    if name != "causal_lm" and not timm.is_model(name) and not is_elsewhere(name):
         raise UserError(
             f"model: got {name!r}, expected a timm model, causal_lm or transformers:NAME"
             f"{nearest(name, timm.list_models())}"
         )
-    import_extra("pydantic", "model")  # a model that is at hand needs none
     from ...config import ModelSpec
     from ..build import build_model
 
