@@ -193,8 +193,8 @@ class ReverseStepsNet(StepsNet):
 class StreamBlock:
     """A block as a function of the whole residual stream: it rewrites the first ``width`` channels.
 
-    The other channels are copied, so a loop over these blocks copies the full width once per block. Attributes of
-    the block can be read through it; assign them on ``.block``.
+    The other channels are copied, so a loop over these blocks copies the full width once per block. Other attributes
+    than its own are the block's, read or assigned.
     """
 
     __slots__ = ("begin", "block", "checkpointed", "dim", "stream_width", "width")
@@ -229,6 +229,12 @@ class StreamBlock:
         if name in self.__slots__ or name.startswith("__"):  # copy and pickle ask before ``block`` is set
             raise AttributeError(name)
         return getattr(self.block, name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name in self.__slots__:
+            object.__setattr__(self, name, value)
+        else:
+            setattr(self.block, name, value)
 
 
 def cut_stream(widths: Sequence[int]) -> tuple[list[int], list[int]]:

@@ -189,6 +189,8 @@ def test_a_stream_block_passes_arguments_and_attributes_on():
     assert torch.equal(net[0](x, scale=0.0), x)
     assert net[0].fc is net.networks[0][0].fc
     assert torch.equal(copy.deepcopy(net[0])(x), net[0](x)) and not hasattr(net[0], "nothing")
+    net[0].fc = nn.Identity()
+    assert type(net.networks[0][0].fc) is nn.Identity and not torch.equal(net[0](x), make(WIDTHS)[0](x))
 
 
 # ---- a sequence
