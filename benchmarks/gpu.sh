@@ -9,8 +9,8 @@
 #   speed   Steps models against their baselines at batch 1 and 256, each at its best setting; of Fig. 6b four pairs
 #   memory  Fig. 6c and 6d: throughput, latency and memory of Table 5b's models
 #   deep    the study evidence/cifar10-paper-widths: Table 5a's networks of 24 and 96 blocks, eight runs at a time. DATA is
-#           CIFAR-10 as cifar10:PATH or folder:PATH (with --quick one short pair on the digits, and no DATA). With
-#           --work FOLDER its runs are kept there, and a later call goes on with them
+#           CIFAR-10 as cifar10:PATH or folder:PATH (with --quick one short pair on the digits, and no DATA). Runs that
+#           results/ has are not run again. With --work FOLDER runs are kept there, and a later call goes on with them
 #
 # All parts share --seconds, and what is stopped then has 20 more to keep what it has; without names they are tests,
 # memory and speed, and with --quick all four. Where a call may not last longer than ten minutes, call it once with
@@ -127,6 +127,7 @@ deep() {
         part deep 5 sh -c 'echo "deep needs --data with CIFAR-10, such as cifar10:PATH"; exit 2'
         return
     fi
+    [ -d "$work/results" ] || cp -r results/evidence-cifar10-paper-widths "$work/results" # what there is need not run again
     local settings=("device=$device" workers=2 eval_batch_size=1000)
     [ "$device" = cpu ] || settings+=(cuda_graph=true)
     part deep "$seconds" env OMP_NUM_THREADS=1 "$python" -m stepsnet sweep evidence/cifar10-paper-widths --data "$data" \
