@@ -54,7 +54,11 @@ def on_meta(model: nn.Module, with_hooks: bool = False) -> nn.Module:
             if isinstance(tensor, nn.Parameter) or (isinstance(tensor, Tensor) and tensor.dim()):
                 there = tensor.detach().to("meta")
                 memo[id(tensor)] = nn.Parameter(there, False) if isinstance(tensor, nn.Parameter) else there
-    return copy.deepcopy(model, memo).eval()
+    copied: Any = copy.deepcopy(model, memo).eval()
+    for module in copied.modules():
+        if getattr(module, "rope_type", None) == "dynamic":  # it asks for the number of the last position
+            module.rope_type = "default"
+    return copied
 
 
 def _layer_norm(input_shape, normalized_shape, weight_shape, *args, out_shape=None, **kwargs) -> int:

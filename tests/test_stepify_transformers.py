@@ -171,6 +171,16 @@ def test_contract(name, tmp_path):
         assert torch.equal(copied(IDS).logits, expected)
 
 
+def test_rotary_positions_that_depend_on_the_length():
+    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+    model = LlamaForCausalLM(
+        LlamaConfig(**SIZES | {"max_position_embeddings": 8}, **GROUPED, rope_parameters=rope)
+    ).eval()
+    ours = in_steps(model).eval()
+    assert torch.equal(in_steps(model, 1)(IDS).logits, model(IDS).logits)  # 9 positions
+    assert ours.model.rotary_emb.rope_type == "dynamic" and ours(IDS).logits.isfinite().all()
+
+
 @pytest.mark.parametrize("name", ["llama", "gpt2", "mamba"])
 def test_fewer_layers_end_the_stream(name, tmp_path):
     """As in transformers: of a keyword, and of layers that were cut by hand."""

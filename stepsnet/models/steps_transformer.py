@@ -125,6 +125,9 @@ class StepsTransformerConfig(PerLayer, LlamaConfig):
                     f"it follows: {value}"
                 )
             setattr(self, name, value)
+        rope = self.rope_parameters or kwargs.get("rope_scaling") or {}
+        if "longrope" in (rope.get("rope_type"), rope.get("type")):
+            raise ValueError("rope_type: got longrope, whose factors are of one head size, expected such as yarn")
         super().__post_init__(**kwargs)
         self.validate_architecture()  # here it raises the plain ValueError
 
