@@ -84,7 +84,7 @@ def augmenting_transform(spec: InputSpec, augment: Augment) -> Any:
             scale=augment.scale,
             ratio=augment.ratio,
             hflip=augment.hflip,
-            color_jitter=augment.color_jitter,
+            color_jitter=augment.color_jitter or None,  # of 0 it takes a tenth of the time and does nothing
             auto_augment=augment.auto_augment,
             interpolation=spec.interpolation,
             mean=spec.mean,
