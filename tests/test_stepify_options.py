@@ -433,6 +433,14 @@ def test_adapters_of_peft_are_refused(make):
     assert stepsnet.stepify(wrapped.merge_and_unload(), steps=2)
 
 
+def test_a_tensor_without_a_role_has_its_path():
+    model = timm.create_model("test_vit")
+    for block in model.blocks:
+        block.attn.extra = nn.Linear(7, 7)
+    with pytest.raises(UserError, match=r"^stepify: blocks: attn.extra.weight: got a tensor of shape \(7, 7\), but"):
+        stepsnet.stepify(model)
+
+
 def test_features_of_some_blocks_are_taken_in_steps():
     with pytest.raises(UserError, match="or the one without features_only, in steps: its forward_intermediates"):
         stepsnet.stepify(timm.create_model("vit_tiny_patch16_224", features_only=True))

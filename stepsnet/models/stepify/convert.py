@@ -92,6 +92,7 @@ def stepify(
     else:
         found = find_containers(model, call)
     chosen = _chosen(found, steps, stages, plan is not None)
+    _check_sizes(chosen)
     if plan is None:
         plans = {one.path: search_plan(one, steps, profile, match, blocks, round_to) for one in chosen}
     else:
@@ -238,6 +239,15 @@ def _inside(model: nn.Module) -> str:
         if path and (is_of_transformers(module) or hasattr(module, "pretrained_cfg")):
             return f"the model inside of it, model.get_submodule({path!r}), or "
     return ""
+
+
+def _check_sizes(chosen: Sequence[Container]) -> None:
+    """Raises UserError for a block with a tensor for which its adapter has no role."""
+    for one in chosen:
+        try:
+            one.adapter.num_heads(one.template)
+        except UserError as error:
+            raise UserError(f"stepify: {one.path}: {error}") from error
 
 
 def _check_taps(model: nn.Module, replaced: Sequence[Container]) -> None:

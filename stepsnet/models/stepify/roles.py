@@ -156,8 +156,8 @@ def _own_tensors(roles: Roles, module: nn.Module, path: str) -> Iterator[tuple[s
         found = (of_module or _match(roles, f"{path}.{name}".lstrip("."))).split()
         if not found:
             raise UserError(
-                f"{path}.{name} in a block: got a tensor of shape {tuple(tensor.shape)}, for which the block's adapter "
-                "has no role; stepsnet.register_block(…) takes a function that builds the block at a width"
+                f"{path}.{name}: got a tensor of shape {tuple(tensor.shape)}, but the adapter of its block has no "
+                "role for it. stepsnet.register_block(…) takes a function that builds the block at a width"
             )
         if of_module and isinstance(module, (nn.Linear, *_CONVOLUTIONS)):
             inputs, outputs = found[0], found[-1]
