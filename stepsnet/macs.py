@@ -56,9 +56,17 @@ def on_meta(model: nn.Module, with_hooks: bool = False) -> nn.Module:
                 memo[id(tensor)] = nn.Parameter(there, False) if isinstance(tensor, nn.Parameter) else there
     copied: Any = copy.deepcopy(model, memo).eval()
     for module in copied.modules():
-        if getattr(module, "rope_type", None) == "dynamic":  # it asks for the number of the last position
-            module.rope_type = "default"
+        kinds = getattr(module, "rope_type", None)  # of each type of layers, in some families
+        if isinstance(kinds, dict):
+            module.rope_type = {layers: _of_any_length(kind) for layers, kind in kinds.items()}
+        elif kinds is not None:
+            module.rope_type = _of_any_length(kinds)
     return copied
+
+
+def _of_any_length(rope_type: Any) -> Any:
+    """Rotary positions that do not ask for the number of the last one, which the meta device does not have."""
+    return "default" if rope_type == "dynamic" else rope_type
 
 
 def _layer_norm(input_shape, normalized_shape, weight_shape, *args, out_shape=None, **kwargs) -> int:

@@ -97,7 +97,10 @@ def test_each_kind_of_inputs_is_captured_once_and_again_where_the_model_has_chan
     model.eval()
     sizes = [torch.randn(size, 4) for size in range(1, 30)]
     assert captures_of(model, *sizes) == 8  # in evaluation a size may come once
+    assert captures_of(model, *sizes[:3], *sizes[:3]) == 11  # two sizes may take turns
     assert captures_of(model, *[size for size in sizes for _ in range(2)]) == 15  # seven beside that of the training
+    model.append(nn.Identity())
+    assert captures_of(model, sizes[5], sizes[5]) == 16
     torch.testing.assert_close(model(sizes[0]), model.forward.as_built(sizes[0]))
 
 

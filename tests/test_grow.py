@@ -322,3 +322,12 @@ def test_bad_input_is_one_line():
 
 def plan_of(widths, heads):
     return {"widths": widths, "depths": (4, 2)[: len(widths)], "num_heads": heads}
+
+
+def test_a_model_that_ends_before_its_depths_is_refused():
+    sizes = dict(widths=[32, 64], depths=[3, 2], num_attention_heads=[2, 4], vocab_size=50)
+    model = StepsTransformerForCausalLM(StepsTransformerConfig(**sizes))
+    assert stepsnet.grow(model)
+    model.config.num_hidden_layers = 3
+    with pytest.raises(UserError, match=r"grow: Steps.* has num_hidden_layers=3, expected the 5 layers of its depths"):
+        stepsnet.grow(model)

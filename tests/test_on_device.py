@@ -259,7 +259,7 @@ def test_what_is_drawn_on_the_processor_is_named():
 
     model = Draws(4, 4).to(DEVICE).train()
     model.forward = GraphedTraining(model)
-    with pytest.raises(UserError, match="Draws cannot be captured"):
+    with pytest.raises(UserError, match="Draws cannot be captured: it draws random numbers on the processor"):
         model(torch.ones(2, 4, device=DEVICE))
 
 

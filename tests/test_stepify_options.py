@@ -414,7 +414,7 @@ def test_the_model_inside_of_another_is_named(make):
 
 def test_layers_of_transformers_in_another_model_are_named():
     tokens = torch.zeros(1, 8, dtype=torch.int64)
-    with pytest.raises(UserError, match=r"inner.model.layers holds 4 layers of a model of transformers .*by itself"):
+    with pytest.raises(UserError, match=r"inner.model.layers holds 4 layers of transformers .*by itself"):
         stepsnet.stepify(Around(small_llama()), example=tokens)
     x = torch.randn(2, 3, 160, 160)  # timm's blocks are known anywhere
     assert stepsnet.stepify(Around(timm.create_model("test_vit")), steps=2, example=x)(x).shape == (2, 1000)

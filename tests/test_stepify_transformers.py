@@ -181,7 +181,7 @@ def test_rotary_positions_that_depend_on_the_length():
     assert ours.model.rotary_emb.rope_type == "dynamic" and ours(IDS).logits.isfinite().all()
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2", "mamba"])
+@pytest.mark.parametrize("name", ["llama", "gpt2", "mamba", "qwen3"])
 def test_fewer_layers_end_the_stream(name, tmp_path):
     """As in transformers: of a keyword, and of layers that were cut by hand."""
     ours = stir(in_steps(make(name))).eval()
@@ -195,11 +195,15 @@ def test_fewer_layers_end_the_stream(name, tmp_path):
     expected = ours.get_output_embeddings()(norm(state))
     ours.save_pretrained(tmp_path)
     short = AutoModelForCausalLM.from_pretrained(tmp_path, **{number: 3}).eval()
+    short.save_pretrained(tmp_path / "short")
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "short").eval()
     del layers[3:]
     ours.config.num_hidden_layers = 3
+    if getattr(ours.config, "layer_types", None):
+        ours.config.layer_types = ours.config.layer_types[:3]
     ours.save_pretrained(tmp_path / "cut")
-    for model in (short, ours, AutoModelForCausalLM.from_pretrained(tmp_path / "cut").eval()):
-        assert len(get_path(model.base_model, path)) == model.config.num_hidden_layers == 3
+    for model in (short, again, ours, AutoModelForCausalLM.from_pretrained(tmp_path / "cut").eval()):
+        assert len(get_path(model.base_model, path)) == model.config.num_hidden_layers == len(widths_of(model)) == 3
         torch.testing.assert_close(model(IDS).logits, expected)
         if name != "mamba":
             cached = model.generate(IDS[:1], max_new_tokens=4, do_sample=False)

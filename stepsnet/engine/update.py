@@ -166,7 +166,7 @@ class Updater:
             f"memory: a forward pass of {micro} samples does not fit ({str(error).splitlines()[0]}); raise "
             f"accumulation_steps (now {self.settings.accumulation_steps}; the effective batch stays "
             f"{self.settings.batch_size}) or grad_checkpointing (now {self.settings.grad_checkpointing}"
-            f"{', expected without cuda_graph' * self.settings.cuda_graph}), or lower batch_size"
+            f"{', for cuda_graph=false' * self.settings.cuda_graph}), or lower batch_size"
         )
 
 

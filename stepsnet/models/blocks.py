@@ -72,7 +72,8 @@ def widths_of(model: nn.Module) -> list[int]:
     """The width that each block of a StepsNet reads and writes, in the order of execution; empty without a StepsNet."""
     if is_transformer_in_steps(model):
         config = cast(Any, model).config
-        return [width for width, depth in zip(config.widths, config.depths) for _ in range(depth)]
+        widths = [width for width, depth in zip(config.widths, config.depths) for _ in range(depth)]
+        return widths[: len(blocks_of(model))]  # there may be fewer layers
     return [_width_of(block) for container in step_sequences(model) for block in container]
 
 

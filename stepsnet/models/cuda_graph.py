@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import random
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
@@ -36,7 +37,8 @@ class _Graphed(ReplacedForward):
     A kind is the inputs' shapes and types, what else is given, and the modes of the modules and of autocast. Inputs of
     more than eight kinds, what is not called with tensors on a GPU, and in evaluation a model that cannot be captured,
     run as the model was built. Weights may be written to in place; where one was moved or replaced, everything is
-    captured anew. A hook that is registered after the capture is not called.
+    captured anew. A hook that is registered after the capture is not called, and another value of a plain attribute,
+    such as a rate of dropout, is not seen.
     """
 
     for_training = False
@@ -44,9 +46,10 @@ class _Graphed(ReplacedForward):
     def __init__(self, model: nn.Module, own: Any = None):
         super().__init__(model, own)
         self.captured: list[tuple[Any, _Passes | None]] = []
-        self.seen: Any = None  # the kind of inputs of the last call in evaluation that was not captured
+        self.seen: deque[Any] = deque(maxlen=_KINDS)  # the last kinds of inputs in evaluation that were not captured
         self.parts: list[nn.Module] = []  # from the first capture
         self.slots: list[tuple[dict[str, Any], str, Any]] = []  # (where the model holds it, its name, what it was)
+        self.sizes: list[tuple[dict[str, Any], int]] = []
         self.places: list[tuple[int, bool]] = []  # of the tensors among them
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -63,8 +66,8 @@ class _Graphed(ReplacedForward):
         kinds = [other for other, _ in self.captured]
         if kind not in kinds:
             # many sizes in an evaluation come once
-            if len(kinds) == _KINDS or not (self.model.training or kind == self.seen):
-                self.seen = kind
+            if len(kinds) == _KINDS or not (self.model.training or kind in self.seen):
+                self.seen.append(kind)
                 return self.as_built(*args, **kwargs)
             self.captured.append((kind, self._capture(partial(self._run, given, list(kwargs)), inputs)))
             kinds.append(kind)
@@ -93,7 +96,9 @@ class _Graphed(ReplacedForward):
         return not torch.cuda.is_current_stream_capturing()
 
     def _is_changed(self) -> bool:
-        """Whether a module, a parameter or a buffer was replaced, moved, frozen or freed."""
+        """Whether a module, a parameter or a buffer was added, replaced, moved, frozen or freed."""
+        if any(len(held) != size for held, size in self.sizes):
+            return True
         return any(held.get(name) is not was for held, name, was in self.slots) or self.places != _places(self.slots)
 
     def _look_at_the_model(self) -> None:
@@ -101,6 +106,7 @@ class _Graphed(ReplacedForward):
         self.parts = list(self.model.modules())
         kinds = ("_parameters", "_buffers", "_modules")
         held = [getattr(part, kind) for part in self.parts for kind in kinds]
+        self.sizes = [(one, len(one)) for one in held]
         self.slots = [(one, name, value) for one in held for name, value in one.items()]
         self.places = _places(self.slots)
 

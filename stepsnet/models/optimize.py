@@ -39,9 +39,10 @@ def optimize(
     it is then replayed as a CUDA graph for each shape of input, up to eight, which helps small batches most
     (docs/speed.md). Convolutional networks that train on a CPU keep their channels last instead.
 
-    A weight that is written to in place, loaded or moved is noticed. Two things are not, because they leave no trace:
+    A weight that is written to in place, loaded or moved is noticed. What leaves no trace is not:
     on a CPU a write through ``.data``, such as ``weight.data.copy_(new)``, and a hook that is registered on a part of
-    the model after its first call as one graph. Call ``optimize`` again after them.
+    the model after its first call as one graph. On CUDA neither is another value of a plain attribute, such as
+    ``drop_prob``. Call ``optimize`` again after them.
 
     Args:
         for_: ``"inference"``, which also sets the model to evaluation mode, or ``"training"``.

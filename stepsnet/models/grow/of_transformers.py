@@ -62,6 +62,10 @@ def _container_of(model: Any, family: Family) -> tuple[Container, ContainerPlan]
     """The layers as a container of the widest step, and the plan of all steps."""
     config = model.config
     layers = list(get_path(model.base_model, family.layers))
+    whole = sum(getattr(config, "depths", None) or [config.num_hidden_layers])
+    if config.num_hidden_layers != whole:
+        got = f"num_hidden_layers={config.num_hidden_layers}"
+        raise UserError(f"grow: {type(model).__name__} has {got}, expected the {whole} layers of its depths")
     check_layers(model, layers, family.layers, "grow")
     widths = tuple(getattr(config, "widths", None) or [config.hidden_size])
     depths = tuple(getattr(config, "depths", None) or [len(layers)])

@@ -256,8 +256,8 @@ def _refusal(path: str, blocks: list[nn.Module], changing: list[int], width: int
         )
     if type(blocks[-1]).__module__.startswith("transformers."):
         return (
-            f"{path} holds {len(blocks)} layers of a model of transformers ({name}), expected that model by itself, "
-            "without the one around it"
+            f"{path} holds {len(blocks)} layers of transformers ({name}), expected a model of transformers by itself, "
+            f"without the one around it; for layers alone {TEN_LINES % name}"
         )
     return (
         f"{path or 'the model'} holds {len(blocks)} blocks of {name}, which has no adapter, and {name}({width}) is "

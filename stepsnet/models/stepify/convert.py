@@ -236,9 +236,17 @@ def example_of(model: nn.Module, given: Any = None) -> Example:
 def _inside(model: nn.Module) -> str:
     """Of a model that wraps one that needs no example: how that one is put in steps."""
     for path, module in model.named_modules():
-        if path and (is_of_transformers(module) or hasattr(module, "pretrained_cfg")):
+        if path and (_is_of_a_family(module) or hasattr(module, "pretrained_cfg")):
             return f"the model inside of it, model.get_submodule({path!r}), or "
     return ""
+
+
+def _is_of_a_family(model: Any) -> bool:
+    if not is_of_transformers(model):
+        return False
+    from ..transformers_families import FAMILIES
+
+    return model.config.model_type in FAMILIES
 
 
 def _check_sizes(chosen: Sequence[Container]) -> None:
