@@ -199,8 +199,8 @@ def test_fewer_layers_end_the_stream(name, tmp_path):
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "short").eval()
     del layers[3:]
     ours.config.num_hidden_layers = 3
-    if getattr(ours.config, "layer_types", None):
-        ours.config.layer_types = ours.config.layer_types[:3]
+    if "layer_types" in vars(ours.config):
+        ours.config.layer_types = (ours.config.layer_types or [])[:3] or None
     ours.save_pretrained(tmp_path / "cut")
     for model in (short, again, ours, AutoModelForCausalLM.from_pretrained(tmp_path / "cut").eval()):
         assert len(get_path(model.base_model, path)) == model.config.num_hidden_layers == len(widths_of(model)) == 3

@@ -248,7 +248,7 @@ def steps_class(model_class: Any) -> Any:
     def __init__(self, config, *args, **kwargs):
         config.check_sizes()
         layers, config.num_hidden_layers = config.num_hidden_layers, 0
-        if types := getattr(config, "layer_types", None):
+        if types := vars(config).get("layer_types"):
             config.layer_types = types[:layers]
         try:
             model_class.__init__(self, config, *args, **kwargs)
