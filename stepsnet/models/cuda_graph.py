@@ -118,11 +118,9 @@ class _Graphed(ReplacedForward):
         try:
             with torch.cuda.device(inputs[0].device), _as_if_not_run(self.model):
                 return _Passes(run, inputs, weights)
-        except _NotCapturable as error:
-            if not self.model.training:
+        except (_NotCapturable, _CaptureFailed) as error:
+            if isinstance(error, _NotCapturable) and not self.model.training:
                 return None
-            raise self._refusal(in_a_line(error)[:300]) from error
-        except _CaptureFailed as error:
             raise self._refusal(in_a_line(error)[:300]) from error
 
     def _refusal(self, reason: str) -> UserError:

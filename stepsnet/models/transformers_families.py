@@ -163,16 +163,14 @@ class _Steps(PerLayer):
 def steps_config_class(name: str) -> Any:
     """The configuration of a family with its steps; ``norm_slices`` are those of the last norm of a grown model."""
     base = FAMILIES[name].config_class
+    number_of_layers = base.attribute_map.get("num_hidden_layers", "num_hidden_layers")
     fields: dict[str, tuple[Any, Any]] = {
         "widths": (list[int] | None, None),
         "depths": (list[int] | None, None),
         "step_sizes": (list[dict] | None, None),
         "stream_scale": (float, 1.0),
         "norm_slices": (list[int] | None, None),
-        base.attribute_map.get("num_hidden_layers", "num_hidden_layers"): (
-            int | None,
-            None,
-        ),  # by default as depths say
+        number_of_layers: (int | None, None),  # None: as depths say
     }
     namespace = {
         "__annotations__": {key: kind for key, (kind, _) in fields.items()},
