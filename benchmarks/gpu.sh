@@ -2,15 +2,18 @@
 # What has to be measured on a GPU, in order of value. Each part runs on its own, so that one that fails or takes too
 # long loses nothing of the others, and what a part has measured by then is kept.
 #
-#   benchmarks/gpu.sh [--device cuda] [--quick] [--seconds 560] [--out gpu-results] [--data DATA] [--work FOLDER] [PART …]
+#   benchmarks/gpu.sh [--device cuda] [--quick] [--seconds 560] [--out gpu-results] [PART …]
+#                     [--data DATA] [--work FOLDER] [--study STUDY] [--cells CONTENDER@POINT,…] [--jobs 4]
 #
 #   tests   the device-dependent tests: every family in bfloat16, compiled, recomputed, sharded; detectors, segmenters;
 #           the residual stream, in every design of it; compress; each task trained; resuming to the bit
 #   speed   Steps models against their baselines at batch 1 and 256, each at its best setting; of Fig. 6b four pairs
 #   memory  Fig. 6c and 6d: throughput, latency and memory of Table 5b's models
-#   deep    the study evidence/cifar10-paper-widths: Table 5a's networks of 24 and 96 blocks, eight runs at a time. DATA is
-#           CIFAR-10 as cifar10:PATH or folder:PATH (with --quick one short pair on the digits, and no DATA). Runs that
-#           results/ has are not run again. With --work FOLDER runs are kept there, and a later call goes on with them
+#   deep    a study, or the cells of it that are named: by default evidence/cifar10-paper-widths, Table 5a's networks of 24
+#           and 96 blocks. DATA is what it is of, as cifar10:PATH, folder:PATH or text:PATH (with --quick one short pair on
+#           the digits, and no DATA). Runs that results/ has are not run again. With --work FOLDER runs are kept there, and
+#           a later call goes on with them; elsewhere what has not ended is lost, so let --jobs be few for long runs, and as
+#           many as there are cores for short ones
 #
 # All parts share --seconds, and what is stopped then has 20 more to keep what it has; without names they are tests,
 # memory and speed, and with --quick all four. Where a call may not last longer than ten minutes, call it once with
@@ -25,14 +28,17 @@
 # STEPSNET_COMMIT names the commit of a copy of the tree. --device cpu --quick is a rehearsal on any machine.
 set -uo pipefail
 cd "$(dirname "$0")/.."
-usage="expected --device DEVICE, --quick, --seconds N, --out FOLDER, --data DATA, --work FOLDER, or some of tests, speed, memory, deep"
+usage="expected --device DEVICE, --quick, --seconds N, --out FOLDER, --data DATA, --work FOLDER, --study STUDY, --cells CELLS, \
+--jobs N, or some of tests, speed, memory, deep"
 device=cuda quick="" out=gpu-results data="" work="" seconds=560 parts=()
+study=evidence/cifar10-paper-widths cells="" jobs=4
 while [ $# -gt 0 ]; do
     case "$1" in
-        --device | --out | --data | --seconds | --work)
+        --device | --out | --data | --seconds | --work | --study | --cells | --jobs)
             [ $# -gt 1 ] && [ -n "$2" ] || { echo "gpu.sh: $1 needs a value; $usage" >&2; exit 2; }
             case "$1" in
                 --device) device=$2 ;; --out) out=$2 ;; --data) data=$2 ;; --seconds) seconds=$2 ;; --work) work=$2 ;;
+                --study) study=$2 ;; --cells) cells=$2 ;; --jobs) jobs=$2 ;;
             esac
             shift
             ;;
@@ -42,7 +48,11 @@ while [ $# -gt 0 ]; do
     esac
     shift
 done
-case "$seconds" in "" | *[!0-9]*) echo "gpu.sh: --seconds: got $seconds, expected a whole number" >&2; exit 2 ;; esac
+for number in "seconds $seconds" "jobs $jobs"; do
+    case "${number#* }" in
+        *[!0-9]*) echo "gpu.sh: --${number%% *}: got ${number#* }, expected a whole number" >&2; exit 2 ;;
+    esac
+done
 deadline=$((SECONDS + seconds)) # of all parts together
 [ ${#parts[@]} -gt 0 ] || parts=(tests memory speed ${quick:+deep})
 case "$data" in "" | *:*) ;; *) data=folder:$data ;; esac
@@ -124,15 +134,18 @@ deep() {
         keep pair.json "$work/pair/comparison.json"
         return
     elif [ -z "$data" ]; then
-        part deep 5 sh -c 'echo "deep needs --data with CIFAR-10, such as cifar10:PATH"; exit 2'
+        part deep 5 sh -c "echo 'deep needs --data with what $study is of, such as cifar10:PATH'; exit 2"
         return
     fi
-    [ -d "$work/results" ] || cp -r results/evidence-cifar10-paper-widths "$work/results" # what there is need not run again
-    local settings=("device=$device" workers=2 eval_batch_size=1000)
+    local name=${study//\//-} settings=("device=$device" workers=2)
+    [ "$study" != evidence/cifar10-paper-widths ] || settings+=(eval_batch_size=1000)
     [ "$device" = cpu ] || settings+=(cuda_graph=true)
-    part deep "$seconds" env OMP_NUM_THREADS=1 "$python" -m stepsnet sweep evidence/cifar10-paper-widths --data "$data" \
-        "${settings[@]}" --jobs 8 --run "$work/deep" --resume --results "$work/results"
-    [ ! -d "$work/results" ] || tar -czf "$out/deep.tgz" -C "$work" results
+    mkdir -p "$work/results"
+    # what there is need not be run again
+    [ -d "$work/results/$name" ] || [ ! -d "results/$name" ] || cp -r "results/$name" "$work/results/$name"
+    part deep "$seconds" env OMP_NUM_THREADS=1 "$python" -m stepsnet sweep "$study" ${cells:+--cells "$cells"} \
+        --data "$data" "${settings[@]}" --jobs "$jobs" --run "$work/$name" --resume --results "$work/results/$name"
+    tar -czf "$out/deep.tgz" -C "$work" results
 }
 
 : >"$out/parts.jsonl"

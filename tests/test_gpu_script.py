@@ -38,6 +38,10 @@ def run_script(folder, *arguments, **variables):
     )
 
 
+def log_of(out):
+    return (out / "log.txt").read_text()
+
+
 def test_each_part_stands_alone(tmp_path):
     out = tmp_path / "out"
     done = run_script(tmp_path, "--device", "cpu", "--quick", "--out", str(out))
@@ -54,18 +58,31 @@ def test_each_part_stands_alone(tmp_path):
 def test_chosen_parts_and_data(tmp_path):
     out = tmp_path / "out"
     done = run_script(tmp_path, "--device", "cpu", "--out", str(out), "deep")
-    assert done.returncode == 1 and "deep needs --data with CIFAR-10, such as cifar10:PATH" in done.stdout
+    assert done.returncode == 1 and "deep needs --data with what evidence/cifar10-paper-widths is of, such as cifar10:PATH" in done.stdout
     work = tmp_path / "work"
     options = {"device": "cpu", "out": out, "data": "/cifar10", "work": work, "seconds": 9}
     arguments = [text for key, value in options.items() for text in (f"--{key}", str(value))] + ["deep"]
     done = run_script(tmp_path, *arguments)  # the study is stopped, and what it has is kept
     assert done.returncode == 1 and re.search(r"== deep, at most [1-9] s", done.stdout)  # fewer than 9 under load
-    assert "sweep evidence/cifar10-paper-widths --data folder:/cifar10" in (out / "log.txt").read_text()
+    assert "sweep evidence/cifar10-paper-widths --data folder:/cifar10" in log_of(out)
     assert len((out / "parts.jsonl").read_text().splitlines()) == 1  # of the last call
+    there = "results/evidence-cifar10-paper-widths"
     with tarfile.open(out / "deep.tgz") as packed:
-        assert "results/plain-96.json" in packed.getnames()
-    assert (work / "results" / "plain-96.json").exists()  # from which a later call goes on
-    assert f"--resume --results {work}/results" in (out / "log.txt").read_text()
+        assert f"{there}/plain-96.json" in packed.getnames()
+    assert (work / there / "plain-96.json").exists()  # from which a later call goes on
+    assert f"--jobs 4 --run {work}/evidence-cifar10-paper-widths --resume --results {work}/{there}" in log_of(out)
+    assert (work / there / "plain-24-tuning-lr0.001-seed0.json").exists()  # of the repository: not run again
+
+
+def test_another_study_and_some_of_its_cells(tmp_path):
+    out, work = tmp_path / "out", tmp_path / "work"
+    options = {"study": "depth-bench/prose", "cells": "plain@24,steps@24", "jobs": 16, "data": "text:/prose", "work": work}
+    arguments = [text for key, value in options.items() for text in (f"--{key}", str(value))]
+    run_script(tmp_path, "--device", "cpu", "--out", str(out), *arguments, "deep")
+    expected = "sweep depth-bench/prose --cells plain@24,steps@24 --data text:/prose device=cpu workers=2 --jobs 16"
+    assert expected in log_of(out)
+    with tarfile.open(out / "deep.tgz") as packed:
+        assert "results/depth-bench-prose/plain-96.json" in packed.getnames()
 
 
 def test_no_part_begins_without_what_it_needs(tmp_path):
@@ -83,6 +100,7 @@ def test_no_part_begins_without_what_it_needs(tmp_path):
         (["speeds"], "gpu.sh: got speeds, expected"),
         (["--out"], "gpu.sh: --out needs a value"),
         (["--seconds", "1m"], "gpu.sh: --seconds: got 1m, expected a whole number"),
+        (["--jobs", "all"], "gpu.sh: --jobs: got all, expected a whole number"),
         (["--device", "tpu"], "gpu.sh: torch cannot use the device tpu (RuntimeError: no such device)"),
     ],
 )
