@@ -58,7 +58,8 @@ def test_each_part_stands_alone(tmp_path):
 def test_chosen_parts_and_data(tmp_path):
     out = tmp_path / "out"
     done = run_script(tmp_path, "--device", "cpu", "--out", str(out), "deep")
-    assert done.returncode == 1 and "deep needs --data with what evidence/cifar10-paper-widths is of, such as cifar10:PATH" in done.stdout
+    expected = "deep needs --data with what evidence/cifar10-paper-widths is of, such as cifar10:PATH"
+    assert done.returncode == 1 and expected in done.stdout
     work = tmp_path / "work"
     options = {"device": "cpu", "out": out, "data": "/cifar10", "work": work, "seconds": 9}
     arguments = [text for key, value in options.items() for text in (f"--{key}", str(value))] + ["deep"]
@@ -76,7 +77,8 @@ def test_chosen_parts_and_data(tmp_path):
 
 def test_another_study_and_some_of_its_cells(tmp_path):
     out, work = tmp_path / "out", tmp_path / "work"
-    options = {"study": "depth-bench/prose", "cells": "plain@24,steps@24", "jobs": 16, "data": "text:/prose", "work": work}
+    options = {"study": "depth-bench/prose", "cells": "plain@24,steps@24", "jobs": 16, "data": "text:/prose"}
+    options["work"] = work
     arguments = [text for key, value in options.items() for text in (f"--{key}", str(value))]
     run_script(tmp_path, "--device", "cpu", "--out", str(out), *arguments, "deep")
     expected = "sweep depth-bench/prose --cells plain@24,steps@24 --data text:/prose device=cpu workers=2 --jobs 16"
