@@ -12,6 +12,7 @@ residual model already has; models/blocks.py finds it, and the blocks inside it,
 
 from __future__ import annotations
 
+import operator
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -44,6 +45,7 @@ class StepsNet(nn.Module):
     Like an ``nn.Sequential`` of blocks, a StepsNet has a length in blocks, can be sliced, and can be iterated: it
     yields the blocks as functions of the whole stream (:class:`StreamBlock`), whose composition is the container, but
     for hooks on the networks: where blocks run one by one, as with gradient checkpointing, only their own are called.
+    ``blocks[i] = Wrapper(blocks[i])`` puts a module in a block's place.
 
     Raises:
         ValueError: widths that are not positive integers, or not one network per width; in the forward pass, an
@@ -127,6 +129,37 @@ class StepsNet(nn.Module):
             kept = set(range(len(self))[index])
             return self._select([i in kept for i in range(len(self))])
         return list(self)[index]
+
+    def __setitem__(self, index: int, module: nn.Module) -> None:
+        """Put a module that reads and writes the block's own channels, (…, C_i) -> (…, C_i), in the block's place.
+
+        It may be made of blocks as they are found by their index: what it holds of them are then their modules, whose
+        parameters are its own.
+
+        Raises:
+            TypeError: something that is not an ``nn.Module``, or blocks that are joined by a design of the stream.
+        """
+        holder, name = self._places()[operator.index(index)]
+        module = _module_of(module)
+        if not isinstance(module, nn.Module):
+            raise TypeError(f"block {index}: got {type(module).__name__}, expected an nn.Module")
+        for part in module.modules():
+            for attribute, value in list(vars(part).items()):
+                if isinstance(value, StreamBlock):
+                    setattr(part, attribute, _module_of(value))
+        setattr(holder, name, module)
+
+    def _places(self) -> list[tuple[nn.Module, str]]:
+        """Of each block, the module that holds it and its name there."""
+        places: list[tuple[nn.Module, str]] = []
+        for step, network in enumerate(self.networks):
+            if isinstance(network, StepsNet):
+                places += network._places()
+            elif _is_plain_sequence(network):
+                places += [(network, name) for name in network._modules]
+            else:
+                places.append((self.networks, str(step)))
+        return places
 
     @contextmanager
     def stream_hook(self, hook: Callable[[StepsNet, Tensor], Tensor]) -> Iterator[None]:
@@ -272,6 +305,11 @@ def _blocks_in(network: nn.Module) -> list:
     """The blocks of an nn.Sequential or of a StepsNet; any other module is one block."""
     blocks: Any = network
     return list(blocks) if isinstance(network, StepsNet) or _is_plain_sequence(network) else [network]
+
+
+def _module_of(block: Any) -> Any:
+    """The module behind a StreamBlock, also where StepsNets are nested."""
+    return _module_of(block.block) if isinstance(block, StreamBlock) else block
 
 
 def _is_plain_sequence(network: nn.Module) -> bool:

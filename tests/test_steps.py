@@ -28,6 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from stepsnet import ReverseStepsNet, StepsNet
 from stepsnet.models.blocks import widths_of
 from stepsnet.models.stepify.sequence import StepSequence
+from stepsnet.residual import connect
 
 torch.set_num_threads(1)  # xdist already uses the cores
 
@@ -194,6 +195,54 @@ def test_a_stream_block_passes_arguments_and_attributes_on():
 
 
 # ---- a sequence
+
+
+class Halved(nn.Module):
+    """A wrapper as users write it, around a block as it finds it in a model."""
+
+    def __init__(self, block):
+        super().__init__()
+        self.block, self.scale = block, nn.Parameter(torch.tensor(0.5))
+
+    def forward(self, x, *args):
+        return x + self.scale * (self.block(x, *args) - x)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [*COMPOSED.values(), lambda: StepSequence([Block(w) for w in (9, 4, 4, 6, 9)], WIDTHS, (2, 1, 1), lead=1)],
+    ids=[*COMPOSED, "stepified"],
+)
+def test_a_wrapper_takes_a_blocks_place(build):
+    net, x = build(), stream(2, 5, 9)
+    reference = copy.deepcopy(net)
+    for i, block in enumerate(net):
+        net[i] = Halved(block)
+    assert len(net) == len(reference)
+    expected = x
+    for block in reference:
+        expected = expected + 0.5 * (block(expected) - expected)
+    torch.testing.assert_close(net(x), expected)
+    names = {name for name, _ in net.named_parameters()}
+    assert sum(name.endswith(".scale") for name in names) == len(net)  # and the blocks' own parameters are kept
+    assert {name.replace(".block.", ".") for name in names if "scale" not in name} == reference.state_dict().keys()
+    net[-1] = nn.Identity()
+    assert torch.equal(net[:-1](x), net(x)) and type(net[-1].block) is nn.Identity
+
+
+def test_what_cannot_take_a_blocks_place():
+    net = make(WIDTHS)
+    for index, module, error, message in [
+        (0, "fc", TypeError, "block 0: got str, expected an nn.Module"),
+        (6, Block(9), IndexError, "index out of range"),
+        (slice(2), Block(4), TypeError, "integer"),
+    ]:
+        with pytest.raises(error, match=message):
+            net[index] = module
+    joined = StepSequence(blocks(8, 2), (8,), (2,))
+    for container in (connect(blocks(8, 2), "lambdas", width=8), connect(joined, "lambdas")):
+        with pytest.raises(TypeError, match="a design of the stream joins them"):
+            container[0] = Halved(container[0])
 
 
 @EVERY_PROFILE

@@ -14,7 +14,9 @@ from .branches import BoundBranch, BranchParts, SilentBranch
 from .design import State, Unit, Wiring
 from .passing import Passage, PassingBlock
 
-__all__ = ["ConnectedBlock", "ConnectedSequence", "connected_class"]
+__all__ = ["JOINED", "ConnectedBlock", "ConnectedSequence", "connected_class"]
+
+JOINED = "blocks: a design of the stream joins them, expected to be replaced before that and connected afterwards"
 
 
 class ConnectedBlock:
@@ -145,6 +147,9 @@ class ConnectedSequence(StepsNet):
         for index, block in enumerate(self.blocks):
             run = PassingBlock(passage, block, index, self.grad_checkpointing)
             yield StreamBlock(run, self.width, self.width, -1)
+
+    def _places(self) -> list[tuple[nn.Module, str]]:
+        raise TypeError(JOINED)
 
     def _select(self, keep: Sequence[bool]) -> ConnectedSequence:
         kept = [block for block, chosen in zip(self.blocks, keep) if chosen]

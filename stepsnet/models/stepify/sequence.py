@@ -9,7 +9,7 @@ import torch.fx
 from torch import Tensor, nn
 
 from ...plan import check_steps
-from ...residual.connected import ConnectedSequence
+from ...residual.connected import JOINED, ConnectedSequence
 from ...residual.design import Wiring
 from ...residual.joining import connect_steps, wire_steps
 from ...steps import StepsNet, StreamBlock, change_width, check_stream, cut_stream, recomputed
@@ -142,6 +142,11 @@ class StepSequence(StepsNet):
         if isinstance(index, slice) and range(len(self))[index] == range(len(self)):
             return self  # as transformers' models slice theirs in each forward pass
         return super().__getitem__(index)
+
+    def _places(self) -> list[tuple[nn.Module, str]]:
+        if self.wirings:
+            raise TypeError(JOINED)
+        return [(self, name) for name in self.names]
 
     def _select(self, keep: Sequence[bool]) -> StepSequence:
         """Without the stream's beginning there is nothing to scale: then the scale is 1."""
