@@ -3,7 +3,7 @@
 # long loses nothing of the others, and what a part has measured by then is kept.
 #
 #   benchmarks/gpu.sh [--device cuda] [--quick] [--seconds 560] [--out gpu-results] [PART …]
-#                     [--data DATA] [--work FOLDER] [--study STUDY] [--cells CONTENDER@POINT,…] [--jobs 4]
+#                     [--data DATA] [--work FOLDER] [--study STUDY] [--cells CONTENDER@POINT,…] [--jobs 4] [--mps]
 #
 #   tests   the device-dependent tests: every family in bfloat16, compiled, recomputed, sharded; detectors, segmenters;
 #           the residual stream, in every design of it; compress; each task trained; resuming to the bit
@@ -13,7 +13,8 @@
 #           and 96 blocks. DATA is what it is of, as cifar10:PATH, folder:PATH or text:PATH (with --quick one short pair on
 #           the digits, and no DATA). Runs that results/ has are not run again. With --work FOLDER runs are kept there, and
 #           a later call goes on with them; elsewhere what has not ended is lost, so let --jobs be few for long runs, and as
-#           many as there are cores for short ones
+#           many as there are cores for short ones. Processes use a GPU by turns; with --mps, which starts NVIDIA's MPS
+#           and ends it, at the same time, as small models need it
 #
 # All parts share --seconds, and what is stopped then has 20 more to keep what it has; without names they are tests,
 # memory and speed, and with --quick all four. Where a call may not last longer than ten minutes, call it once with
@@ -29,9 +30,9 @@
 set -uo pipefail
 cd "$(dirname "$0")/.."
 usage="expected --device DEVICE, --quick, --seconds N, --out FOLDER, --data DATA, --work FOLDER, --study STUDY, --cells CELLS, \
---jobs N, or some of tests, speed, memory, deep"
+--jobs N, --mps, or some of tests, speed, memory, deep"
 device=cuda quick="" out=gpu-results data="" work="" seconds=560 parts=()
-study=evidence/cifar10-paper-widths cells="" jobs=4
+study=evidence/cifar10-paper-widths cells="" jobs=4 mps=""
 while [ $# -gt 0 ]; do
     case "$1" in
         --device | --out | --data | --seconds | --work | --study | --cells | --jobs)
@@ -43,6 +44,7 @@ while [ $# -gt 0 ]; do
             shift
             ;;
         --quick) quick=--quick ;;
+        --mps) mps=1 ;;
         tests | speed | memory | deep) parts+=("$1") ;;
         *) echo "gpu.sh: got $1, $usage" >&2; exit 2 ;;
     esac
@@ -59,6 +61,12 @@ case "$data" in "" | *:*) ;; *) data=folder:$data ;; esac
 python=${PYTHON:-python3}
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
 export STEPSNET_TEST_DEVICE=$device CUBLAS_WORKSPACE_CONFIG=:4096:8 # read when CUDA starts; resuming to the bit needs it
+temporary=()
+at_end() {
+    [ "$mps" != started ] || echo quit | timeout 20 nvidia-cuda-mps-control
+    [ ${#temporary[@]} = 0 ] || rm -rf "${temporary[@]}"
+}
+trap at_end EXIT
 mkdir -p "$out" || exit 2
 out=$(cd "$out" && pwd)
 modules="torch torchvision timm transformers tokenizers safetensors pydantic yaml rich filelock scipy sklearn matplotlib"
@@ -68,15 +76,19 @@ if missing=$("$python" -c "$look" $modules) && [ -n "$missing" ]; then
     echo "gpu.sh: $python cannot import $missing, expected the extras detection and language, pytest and hypothesis" >&2
     exit 2
 fi
-if ! said=$("$python" -c "import sys, torch; torch.zeros(1, device=sys.argv[1])" "$device" 2>&1); then
+[ -n "$work" ] || { work=$(mktemp -d) && temporary=("$work"); } || exit 2
+mkdir -p "$work" || exit 2
+if [ -n "$mps" ]; then
+    command -v nvidia-cuda-mps-control >/dev/null || { echo "gpu.sh: --mps: no nvidia-cuda-mps-control is installed" >&2; exit 2; }
+    CUDA_MPS_PIPE_DIRECTORY=$(mktemp -d) || exit 2 # of its own, so that only these runs share it
+    export CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY=$CUDA_MPS_PIPE_DIRECTORY
+    temporary+=("$CUDA_MPS_PIPE_DIRECTORY")
+    nvidia-cuda-mps-control -d || { echo "gpu.sh: --mps: nvidia-cuda-mps-control did not start" >&2; exit 2; }
+    mps=started
+fi
+if ! said=$(timeout 60 "$python" -c "import sys, torch; torch.zeros(1, device=sys.argv[1])" "$device" 2>&1); then
     echo "gpu.sh: torch cannot use the device $device (${said##*$'\n'}), expected another --device" >&2
     exit 2
-fi
-if [ -n "$work" ]; then
-    mkdir -p "$work" || exit 2
-else
-    work=$(mktemp -d)
-    trap 'rm -rf "$work"' EXIT
 fi
 failed=0
 

@@ -87,6 +87,19 @@ def test_another_study_and_some_of_its_cells(tmp_path):
         assert "results/depth-bench-prose/plain-96.json" in packed.getnames()
 
 
+def test_mps_runs_beside_the_parts_and_is_ended(tmp_path):
+    said, tool = tmp_path / "said", tmp_path / "nvidia-cuda-mps-control"
+    arguments = ("--device", "cpu", "--out", str(tmp_path / "out"), "--mps", "memory")
+    done = run_script(tmp_path, *arguments, PATH="/usr/bin:/bin")
+    assert done.returncode == 2 and done.stderr == "gpu.sh: --mps: no nvidia-cuda-mps-control is installed\n"
+    tool.write_text(f'#!/bin/sh\necho "$* $CUDA_MPS_PIPE_DIRECTORY" >>{said}; [ "$1" = -d ] || cat >>{said}\n')
+    tool.chmod(0o755)
+    done = run_script(tmp_path, *arguments, PATH=f"{tmp_path}:/usr/bin:/bin")
+    started, ended, command = said.read_text().splitlines()
+    folder = started.removeprefix("-d ")
+    assert done.returncode == 0 and ended.strip() == folder and command == "quit" and not Path(folder).exists()
+
+
 def test_no_part_begins_without_what_it_needs(tmp_path):
     done = run_script(tmp_path, "--device", "cpu", "--out", str(tmp_path / "out"), MISSING="pydantic pycocotools")
     assert done.returncode == 2 and not (tmp_path / "out" / "parts.jsonl").exists()
