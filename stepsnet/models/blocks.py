@@ -48,7 +48,8 @@ def blocks_of(model: nn.Module, steps: Sequence[int] | None = None) -> list[nn.M
         ValueError: the model has no such step.
     """
     if steps is not None:
-        blocks, step_of_block = blocks_of(model), _step_of_each_block(model)
+        blocks = blocks_of(model)
+        step_of_block = _step_of_each_block(model)[: len(blocks)]  # there may be fewer layers
         last = max(step_of_block, default=0)
         if not all(1 <= step <= last for step in steps):
             raise ValueError(f"got steps {list(steps)}, expected some of the model's {last}, counted from 1")
