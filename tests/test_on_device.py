@@ -32,6 +32,7 @@ from stepsnet.models.build import build_model
 from stepsnet.models.compilation import compile_blocks, running_eagerly
 from stepsnet.models.compress import compress
 from stepsnet.models.cuda_graph import GraphedTraining
+from stepsnet.models.optimize import optimize
 from stepsnet.overrides import override
 from stepsnet.recipes import find_recipe
 from stepsnet.residual import DESIGNS, connect
@@ -48,11 +49,11 @@ EVERY = pytest.mark.parametrize("family", FAMILIES)
 IMAGES = torch.randn(16, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 
 
-def make(family):
+def make(family, **changes):
     if family != "language":
         return tiny(family)
     torch.manual_seed(0)
-    model = build_model(ModelSpec("steps_transformer", LANGUAGE))
+    model = build_model(ModelSpec("steps_transformer", {**LANGUAGE, **changes}))
     model.config.use_cache = False  # as in training; a cache is not captured
     return model
 
@@ -181,6 +182,20 @@ def test_designs_of_the_stream_are_the_same_in_graphs(design):
     for x in (IMAGES, IMAGES.flip(0)):
         expected, found = (outputs_and_gradients(each, x, "bfloat16") for each in (model, graphed))
         assert error(found[0], expected[0]) < 1e-3 and worst(found[1], expected[1]) < 1e-2
+
+
+@pytest.mark.skipif(ON_CPU, reason="CUDA has graphs")
+@pytest.mark.parametrize("design", ["plain", "value_residual", "dense_former", "attention_residuals_block", "mhc"])
+def test_compiled_language_models_are_the_same_in_graphs(design):
+    """As the depth bench trains them."""
+    shape = {"widths": [48], "depths": [4], "num_attention_heads": [2]}
+    model = make("language", residual=design, **shape).to(DEVICE).train()
+    graphed = copy.deepcopy(model)
+    optimize(graphed, "training")
+    graphed.forward = GraphedTraining(graphed, graphed.__dict__.get("forward"))
+    for x in (sample("language"), sample("language").flip(0)):
+        expected, found = (outputs_and_gradients(each, x) for each in (model, graphed))
+        assert error(found[0], expected[0]) < 1e-4 and worst(found[1], expected[1]) < 1e-3
 
 
 @pytest.mark.skipif(ON_CPU, reason="CUDA has graphs")
