@@ -18,7 +18,9 @@ from stepsnet.checkpoint import save_weights
 from stepsnet.config import ModelSpec
 from stepsnet.errors import UserError
 from stepsnet.models.backbone import STRIDES, create_backbone, load_backbone
+from stepsnet.models.blocks import blocks_of
 from stepsnet.models.build import build_model
+from stepsnet.models.compilation import SharedDropPath, _share_stochastic_depth
 from stepsnet.models.optimize import optimize
 from stepsnet.models.windows import PaddedWindows, restore_windows
 
@@ -108,6 +110,15 @@ def test_frozen_stages_and_norms_stay_as_they_are(name):
         assert not changed & {f"{n}.weight" for n in affine}
     with pytest.raises(ValueError, match="frozen_stages: got 5, expected 0 to 4"):
         create_backbone(name, frozen_stages=5)
+
+
+def test_what_takes_a_frozen_parts_place_is_frozen():
+    backbone = create_backbone("test_steps_swin", frozen_stages=2, drop_path_rate=0.5)
+    _share_stochastic_depth(blocks_of(backbone))
+    backbone.train()
+    paths = [(name, m.training) for name, m in backbone.named_modules() if isinstance(m, SharedDropPath)]
+    assert {training for name, training in paths if "layers_0" in name or "layers_1" in name} == {False}
+    assert {training for name, training in paths if "layers_2" in name or "layers_3" in name} == {True}
 
 
 def test_bias_tables_and_positions_are_exempt_from_decay():

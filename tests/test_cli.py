@@ -178,6 +178,12 @@ def test_a_run_is_taken_apart(trained, tmp_path, capsys):
     status, out, err = run("analyze", "drop", trained, second, trained, capsys=capsys)
     assert status == 0 and out.startswith("| dropped | loss | top1 | top5 |") and "last 1 of width 48" in out
     assert f"{scored['top1']:.4g} ± 0 |" in out
+    (half / "summary.json").unlink()
+    (second / "config.yaml").write_text(config.replace("batch_size: ", "batch_size: 1"))  # another recipe
+    status, out, err = run("analyze", "drop", trained, second, half, capsys=capsys)
+    assert status == 0 and err == f"stepsnet: {half} has not ended, and is left out\n"
+    rows = [line.strip("| ").split(" | ")[:2] for line in out.splitlines()[2:] if "nothing" in line]
+    assert rows == [[trained.name, "nothing"], ["second", "nothing"]]
     status, out, err = run("analyze", "shortcut", trained, "--out", tmp_path / "look", "--json", capsys=capsys)
     assert status == 0, err
     rows = json.loads(out)["rows"]

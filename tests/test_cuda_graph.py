@@ -104,6 +104,21 @@ def test_each_kind_of_inputs_is_captured_once_and_again_where_the_model_has_chan
     torch.testing.assert_close(model(sizes[0]), model.forward.as_built(sizes[0]))
 
 
+def test_tensors_in_other_places_are_another_kind():
+    class Masked(nn.Linear):
+        def forward(self, x, mask=None, bias=None):
+            y = super().forward(x)
+            return y if bias is None else y + bias if mask is None else y * mask
+
+    model, x, other = Masked(4, 4).train(), torch.randn(2, 4), torch.randn(2, 4)
+    model.forward = Captures(model)
+    model(x, mask=other, bias=None)
+    torch.testing.assert_close(
+        model(x, mask=None, bias=other), nn.functional.linear(x, model.weight, model.bias) + other
+    )
+    assert model.forward.captures == 2
+
+
 def test_arguments_that_are_no_tensors_are_named_in_training():
     class Sums(nn.Linear):
         def forward(self, images):

@@ -294,6 +294,25 @@ def test_boxes_alone_are_trained_on_scored_and_drawn(tmp_path, capsys):
     assert records and not any("segmentation" in record for record in records)
     with pytest.raises(UserError, match=r"has no test split, expected .*, or a recipe with holdout"):
         build_task(tiny(root, "score_test=true", name="pennfudan/faster_rcnn"))
+    of_test = json.loads((root / "instances_val.json").read_text())
+    of_test["annotations"][0]["bbox"] = [500, 500, 10, 10]
+    (root / "instances_val.json").write_text(json.dumps(of_test))
+    with pytest.raises(UserError, match=r"instances_val.json.* lies outside its image"):  # not when all is trained
+        build_task(recipe)
+
+
+def test_a_run_goes_on_with_its_own_categories_alone(tmp_path):
+    root = write_coco(tmp_path / "data")
+    model, task = build_task(tiny(root))
+    task.save_assets(model, tmp_path)
+    task.save_assets(model, tmp_path)
+    for file in root.glob("instances_*.json"):
+        content = json.loads(file.read_text())
+        content["categories"][0]["name"] = "ring"
+        file.write_text(json.dumps(content))
+    model, task = build_task(tiny(root))
+    with pytest.raises(UserError, match=r"instances_train.json has other categories than .* was trained on"):
+        task.save_assets(model, tmp_path)
 
 
 def test_a_cascade_with_frozen_parts_trains(coco, tmp_path):

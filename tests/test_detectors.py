@@ -27,6 +27,23 @@ from stepsnet.models.cascade_mask_rcnn import CascadeRoIHeads
 SIZES = ((64, 80), (50, 61))
 
 
+@pytest.mark.parametrize("name", ["mask_rcnn", "cascade_mask_rcnn"])
+def test_a_flat_first_image_does_not_decide_where_later_ones_are_pooled(name):
+    model, images = build(name).eval(), images_of(*SIZES)
+    expected = build(name).eval()(images)
+    model([torch.rand(3, 20, 96)])
+    for got, wanted in zip(model(images), expected):
+        assert len(wanted["boxes"]) and all(torch.equal(got[key], wanted[key]) for key in wanted)
+
+
+@pytest.mark.parametrize("name", ["mask_rcnn", "upernet"])
+def test_gray_backbones_are_refused(name):
+    with pytest.raises(UserError, match=r"backbone_args.in_chans: got 1, expected 3: images are read in color"):
+        build_model(
+            ModelSpec(name, {"backbone": "test_steps_swin", "backbone_args": {"in_chans": 1}, "num_classes": 3})
+        )
+
+
 def torchvisions(pyramid, kind=MaskRCNN):
     """torchvision's own class, given the same settings."""
     torch.manual_seed(3)

@@ -102,6 +102,17 @@ def test_table_7_drops_similar_computations(model, images):
         assert row["metrics"]["top1"] == pytest.approx(evaluation(images)(without)["top1"], rel=1e-4)
 
 
+def test_steps_of_one_width_are_dropped_apart(images):
+    shape = {"widths": (48, 24, 48), "depths": (2, 5, 3), "num_heads": (2, 1, 2)}
+    model = timm.create_model("test_steps_deit", img_size=32, **shape).eval()
+    rows = drop_steps(model, evaluation(images))
+    assert [(row["dropped"], row["blocks"]) for row in rows[1:]] == [
+        ("last 1 of width 48 in step 1", [1]),
+        ("last 4 of width 24", [3, 4, 5, 6]),
+        ("last 1 of width 48 in step 3", [9]),
+    ]
+
+
 def test_each_block_is_dropped_alone_and_put_back(model, images):
     before = model(images)
     rows = drop_each(model, evaluation(images))

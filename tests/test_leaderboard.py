@@ -3,10 +3,12 @@
 import importlib
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from toy_study import declared
 
+from stepsnet.config import ModelSpec
 from stepsnet.study.declare import Cell, find_study, studies
 from stepsnet.study.leaderboard import leaderboard
 from stepsnet.study.render import render_study
@@ -98,6 +100,27 @@ def test_a_leaderboard_says_what_is_there_and_what_is_not(pages, tmp_path):
     assert lines[-1] == "![Test top-1 accuracy by blocks, a curve a contender](figures/toy.png)"
     module.study_figure(study)
     assert (tmp_path / "toy.png").stat().st_size > 5000
+
+
+def test_a_model_of_ones_own_has_arguments_of_its_own(tmp_path, monkeypatch):
+    spec = {"steps": [2], "widths": 8, "depths": "auto", "residual": True}
+    study = find_study(str(declared(tmp_path, contenders=CONTENDERS[:1], criteria=[], claims=[])))
+    for model, args, source in [
+        ("own_net", spec, "–"),
+        ("own_net", {"widths": [8, 16], "depths": [1, 1]}, "–"),
+        ("stepify", {"model": "resnet18"}, "arXiv 2511.14329"),
+        ("stepify", {"model": "resnet18", "steps": 1}, "–"),
+        ("steps_deit_tiny_patch16_224", {}, "arXiv 2511.14329"),
+    ]:
+        recipe = SimpleNamespace(model=ModelSpec(model, args))
+        monkeypatch.setattr("stepsnet.study.leaderboard.recipe_of", lambda *_, recipe=recipe: recipe)
+        assert leaderboard(study, {}).splitlines()[2].endswith(f"| {source} |")
+
+
+def test_convergence_is_not_denied_where_it_is_not_known(tmp_path):
+    study = find_study(str(declared(tmp_path, contenders=CONTENDERS[:1], criteria=[], claims=[])))
+    found = {record["run"]: record | {"curve": []} for record in records(Cell("plain", 8), [60.0, 62.0])}
+    assert "61.0 ± 1.4 (convergence unknown)" in leaderboard(study, found)
 
 
 @pytest.mark.parametrize("name", studies())

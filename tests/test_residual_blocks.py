@@ -20,10 +20,32 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 import stepsnet
 from stepsnet.errors import UserError
+from stepsnet.models.blocks import blocks_of
 from stepsnet.residual import BranchParts, connect, declare_branches
 from stepsnet.residual.branches import BoundBranch
 
 IMAGES = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+
+
+def test_a_copy_of_compiled_blocks_has_weights_of_its_own():
+    model = vit()
+    model.blocks = stirred(connect(model.blocks, "layer_scale"))
+    for block in blocks_of(model):
+        block.compile(backend="eager")
+    pickle.dumps(model)
+    copied, expected = copy.deepcopy(model), model(IMAGES)
+    torch.testing.assert_close(copied(IMAGES), expected)
+    stirred(model, seed=2)
+    torch.testing.assert_close(copied(IMAGES), expected)
+
+
+def test_attributes_of_a_connected_block_are_the_modules():
+    model = vit()
+    model.blocks = connect(model.blocks, "mhc")
+    model.blocks[0].drop_path1 = nn.Dropout(0.5)
+    for block in model.blocks:
+        block.note = "read"
+    assert type(blocks_of(model)[0].drop_path1) is nn.Dropout and model.blocks[2].note == "read"
 
 
 @pytest.mark.parametrize("name", JOINED)

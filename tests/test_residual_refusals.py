@@ -286,3 +286,39 @@ def test_declared_branches_have_to_add_up_to_the_block(branches):
     stepsnet.register_block(Masked, lambda block, width, heads: Masked(width))
     with pytest.raises(UserError, match="declared for Masked are not all that it adds"):
         stepsnet.stepify(nn.Sequential(*(Masked(32) for _ in range(4))), 2, example=torch.randn(2, 5, 32))
+
+
+class Adapted(nn.Module):
+    """As an adapter of PEFT's takes the place of a layer."""
+
+    def __init__(self, base_layer):
+        super().__init__()
+        self.base_layer = base_layer
+
+    def forward(self, x):
+        return self.base_layer(x)
+
+
+@pytest.mark.parametrize("name", ["mudd", "deep_cross_attention", "value_residual", "normformer", "fixup"])
+def test_an_adapter_around_a_layer_that_the_design_works_on_is_refused(name):
+    model = vit()
+    model.blocks = connect(model.blocks, name)
+    x = torch.randn(2, 3, 32, 32)
+    model(x)
+    attention = model.blocks[1].attn
+    path = "proj" if name in ("normformer", "fixup") else "qkv"
+    setattr(attention, path, Adapted(getattr(attention, path)))
+    with pytest.raises(UserError, match=f"attn.{path} of ConnectedBlock is a Adapted in the place of a layer"):
+        model(x)
+
+
+def test_a_checkpoint_without_gradients_for_several_tensors_is_refused():
+    args = {"widths": [32], "depths": [2], "num_attention_heads": [1], "vocab_size": 31, "residual": "value_residual"}
+    model = build_model(ModelSpec("steps_transformer", args)).train()
+    ids = torch.arange(10)[None]
+    model.gradient_checkpointing_enable({"use_reentrant": True})
+    with pytest.raises(UserError, match=r"got use_reentrant=True, .* expected use_reentrant=False"):
+        model(ids, use_cache=False)
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    model(ids, labels=ids, use_cache=False).loss.backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())

@@ -1,6 +1,8 @@
 """Segmentation's data: what is read, and what is refused before a run."""
 
 import shutil
+import struct
+import zlib
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from segmentation_tasks import Pointwise, batches, task_of, tiny_recipe
 from stepsnet.cli import main
 from stepsnet.errors import UserError
 from stepsnet.tasks import build_task
+from stepsnet.tasks.images import open_stored
 from stepsnet.tasks.segmentation import data as segmentation_data
 from stepsnet.tasks.segmentation.data import IGNORED, load_pairs
 
@@ -159,6 +162,22 @@ def test_settings_that_do_not_fit_are_refused(camvid, overrides, expected):
         build_task(tiny_recipe(camvid), f"camvid:{camvid}@test")
 
 
+@pytest.mark.parametrize("bits", [2, 4])
+def test_labels_of_fewer_bits_are_those_that_are_stored(bits, tmp_path):
+    values = np.arange(4, dtype=np.uint8).repeat(8)[None].repeat(6, 0)  # (6, 32)
+    per_byte = 8 // bits
+    packed = (values.reshape(6, -1, per_byte) << np.arange(8 - bits, -1, -bits)).sum(-1).astype(np.uint8)
+    header = struct.pack(">IIBBBBB", 32, 6, bits, 0, 0, 0, 0)
+    rows = b"".join(b"\0" + row.tobytes() for row in packed)
+    chunks = [(b"IHDR", header), (b"IDAT", zlib.compress(rows)), (b"IEND", b"")]
+    made = b"".join(
+        struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data)) for name, data in chunks
+    )
+    (tmp_path / "labels.png").write_bytes(b"\x89PNG\r\n\x1a\n" + made)
+    stored = open_stored(tmp_path / "labels.png")
+    assert stored.mode == "L" and np.array_equal(np.asarray(stored), values)
+
+
 def test_images_are_held_out_for_validation(tmp_path):
     """The data's val split is then the test split; one with a test split of its own has no need of it."""
 
@@ -170,11 +189,14 @@ def test_images_are_held_out_for_validation(tmp_path):
     assert names(parts.splits["test"]) == names(whole.splits["val"])
     assert len(names(parts.splits["val"])) == 2
     assert sorted(names(parts.splits["train"]) + names(parts.splits["val"])) == names(whole.splits["train"])
-    assert names(load_pairs(data, only="val", holdout=2).splits["val"]) == names(parts.splits["val"])
+    assert names(load_pairs(data, ["val"], holdout=2).splits["val"]) == names(parts.splits["val"])
     _, task = build_task(tiny_recipe(tmp_path / "camvid", "holdout=2", "score_test=true"))
     assert len(task.samples) == 4 and task.facts()["images"] == {"train": 4, "val": 2, "test": 3}
     with pytest.raises(UserError, match="has no split 'test'"):
         build_task(tiny_recipe(tmp_path / "camvid", "score_test=true"))
+    (tmp_path / "camvid" / "images" / "test").mkdir()
+    (tmp_path / "camvid" / "images" / "test" / "test0.png").write_bytes(b"")
+    build_task(tiny_recipe(tmp_path / "camvid"))  # which need not be annotated where it is not scored
     write_pair(tmp_path / "camvid", "test", "test0", (24, 40))
     assert load_pairs(f"{data}").splits["test"].sizes == ((24, 40),)
     with pytest.raises(UserError, match=r"holdout: got 2, but .* has a test split of its own, expected null"):

@@ -327,6 +327,18 @@ def test_fewer_layers_end_the_stream_as_in_llama(ids, tmp_path):
     assert torch.equal(drafted, model.generate(ids[:1], max_new_tokens=5, do_sample=False)) and seen
 
 
+def test_a_step_that_is_not_reached_weighs_nothing(ids, tmp_path):
+    torch.manual_seed(0)
+    model = make(depths=(2, 1, 1), residual="deep_cross_attention")
+    for stream in model.model.streams:
+        for parameter in stream.parameters():
+            nn.init.normal_(parameter)
+    states = model(ids, output_hidden_states=True).hidden_states
+    model.save_pretrained(tmp_path)
+    short = AutoModelForCausalLM.from_pretrained(tmp_path, num_hidden_layers=2).eval()
+    torch.testing.assert_close(short(ids).logits, model.lm_head(model.model.norm(states[2])))
+
+
 @pytest.mark.parametrize(("depths", "layers"), [((31, 4, 2), None), ((6, 6, 4), 12), ((31, 4, 2), 32)])
 def test_as_many_layers_as_told_run(ids, depths, layers, tmp_path):
     """Not so many as a LLaMA of the default size has, 32, or as the default configuration, 12."""

@@ -74,7 +74,7 @@ def test_a_study_from_tuning_to_the_claim(tmp_path, capsys, in_process):
         best = max(tuned.values())
         chosen = min(rate for rate, value in tuned.items() if value == best)  # the lower of two that are equal
         assert {r["rate"] for r in records.values() if (r["kind"], r["point"]) == ("final", point)} == {chosen}
-    assert "10 of 10 runs." in out and (folder / "blocks.png").exists() and (folder / "study.csv").exists()
+    assert "10 of 10 runs." in out and (folder / "study.png").exists() and (folder / "study.csv").exists()
     assert "10 of 10 runs have ended" in (folder / "leaderboard.md").read_text()
     # from the results alone, in another place: nothing is run, and the same is said
     before = len(in_process)

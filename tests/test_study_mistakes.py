@@ -10,11 +10,11 @@ from PIL import Image
 from toy_study import TOY, declared, run
 
 from stepsnet.errors import UserError
-from stepsnet.overrides import to_yaml
+from stepsnet.overrides import override, to_yaml
 from stepsnet.recipes import find_recipe
 from stepsnet.study.declare import Cell, read_study, studies
 from stepsnet.study.results import settings_of, write_record
-from stepsnet.study.run_plan import Planned, check_models, data_of, recipe_of
+from stepsnet.study.run_plan import Planned, _keys_of_training, check_models, data_of, recipe_of
 
 
 def change(**of_contender):
@@ -405,3 +405,10 @@ def test_a_misspelt_key_is_named_before_the_one_that_it_was_meant_to_be(tmp_path
     (tmp_path / "toy.yaml").write_text(yaml.safe_dump(values))
     status, _, err = run("sweep", tmp_path / "toy.yaml", capsys=capsys)
     assert status == 2 and "unknown key 'contender'" in err and "did you mean contenders" in err
+
+
+def test_contenders_differ_in_neither_length_nor_what_a_loss_is_of():
+    text = _keys_of_training(override(find_recipe("tinyshakespeare/deep"), ["epoch_updates=5"]))
+    assert {"epochs", "epoch_updates", "batch_size", "tokenizer", "vocab_size", "eval_stride"} <= set(text)
+    images = _keys_of_training(find_recipe("digits/tiny"))  # where an epoch is one pass, of whichever batches
+    assert "epochs" in images and "batch_size" not in images and "eval_batch_size" not in {*images, *text}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from itertools import groupby
 from typing import Any, cast
 
 import torch
@@ -126,13 +128,16 @@ def drop_steps(model: nn.Module, evaluate: Evaluate) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = [{"dropped": "nothing", "blocks": [], "metrics": evaluate(model)}]
     for first, last in _stages(model):
         most = max(params[first:last])
-        for width in sorted(set(widths[first:last])):
-            inside = [index for index in range(first, last) if widths[index] == width]
+        steps = [list(step) for _, step in groupby(range(first, last), key=widths.__getitem__)]
+        of_width = Counter(widths[step[0]] for step in steps)
+        for number, inside in enumerate(steps, 1):
+            width = widths[inside[-1]]
+            which = f" in step {number}" if of_width[width] > 1 else ""
             count = min(max(round(most / params[inside[-1]]), 1), len(inside))
             chosen = inside[-count:]
             with dropped([blocks[index] for index in chosen]):
                 metrics = evaluate(model)
-            rows.append({"dropped": f"last {count} of width {width}", "blocks": chosen, "metrics": metrics})
+            rows.append({"dropped": f"last {count} of width {width}{which}", "blocks": chosen, "metrics": metrics})
     return rows
 
 

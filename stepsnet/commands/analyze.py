@@ -18,8 +18,6 @@ from .options import place, runs_inside
 if TYPE_CHECKING:
     from torch import nn
 
-    from ..config import ModelSpec
-
 __all__ = ["analyze_drop", "analyze_mask", "analyze_shortcut", "render_rows"]
 
 HELP = "look inside trained networks: Fig. 2, Table 6 and Table 7 of your own runs"
@@ -129,9 +127,10 @@ def _names(folders: Sequence[Path]) -> list[str]:
 
 
 def analyze_mask(folders: Sequence[Path], data: str | None = None) -> list[dict[str, Any]]:
-    """Table 6 on runs: metrics are lists with a value for each run of a model, such as its seeds.
+    """Table 6 on runs: metrics are lists with a value for each seed of a recipe.
 
-    Of runs of several models, each model has rows of its own, with the names of its runs.
+    Of runs of several recipes, each has rows of its own, with the names of its runs; runs that have not ended are left
+    out where others have.
 
     Raises:
         UserError: a folder is no run, or no model has several steps.
@@ -150,27 +149,27 @@ def analyze_drop(folders: Sequence[Path], data: str | None = None, each: bool = 
 
 def _over_runs(analysis: Analysis, folders: Sequence[Path], data: str | None) -> list[dict[str, Any]]:
     from ..analysis.interventions import OneStep
-    from ..run_folder import read_run_recipe
+    from ..report.load_runs import load_run
 
     called = dict(zip(folders, _names(folders)))
-    models: list[tuple[ModelSpec, list[Path]]] = []
-    for folder in folders:
-        model = read_run_recipe(folder).model
-        of_model = next((runs for other, runs in models if other == model), None)
-        if of_model is None:
-            models.append((model, [folder]))
+    loaded = [load_run(folder) for folder in folders]
+    any_ended = any(run.summary for run in loaded)
+    recipes: dict[str, list[Path]] = {}
+    for run in loaded:
+        if any_ended and not run.summary:
+            say(f"stepsnet: {run.folder} has not ended, and is left out", error=True)
         else:
-            of_model.append(folder)
+            recipes.setdefault(run.recipe_key, []).append(run.folder)
     rows: list[dict[str, Any]] = []
-    for _, runs in models:
+    for runs in recipes.values():
         try:
             found = [analysis(*_run(folder, data)) for folder in runs]
         except OneStep as error:
-            if len(models) == 1:
+            if len(recipes) == 1:
                 raise
             say(f"stepsnet: {', '.join(map(str, runs))}: {error}; left out", error=True)
             continue
-        names = {"runs": [called[folder] for folder in runs]} if len(models) > 1 else {}
+        names = {"runs": [called[folder] for folder in runs]} if len(recipes) > 1 else {}
         for same in zip(*found):  # a row of each run
             metrics = {name: [row["metrics"][name] for row in same] for name in same[0]["metrics"]}
             rows.append({**names, **same[0], "metrics": metrics})

@@ -7,6 +7,7 @@ map), images of any size, and the four strides where all maps of a model have th
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,7 @@ class PyramidBackbone(nn.Module):
         self.channels_last = str(getattr(features, "output_fmt", "NCHW")).endswith("NHWC")
         self.norms = nn.ModuleList(nn.LayerNorm(width) if normalised else nn.Identity() for width in self.channels)
         self._frozen = self._freeze(frozen_stages, frozen_norms)
+        self._at_first = set(features.modules())
 
     def forward(self, images: Tensor) -> list[Tensor]:
         height, width = images.shape[-2:]
@@ -100,6 +102,9 @@ class PyramidBackbone(nn.Module):
         super().train(mode)
         for module in self._frozen:
             module.training = False
+            for child in module.children():
+                if child not in self._at_first:  # it has taken a frozen one's place, as where blocks are compiled
+                    child.train(False)
         return self
 
     def no_weight_decay(self) -> set[str]:
@@ -129,6 +134,12 @@ class PyramidBackbone(nn.Module):
 def _ceil_divide(side: int, stride: int) -> int:
     """⌈side / stride⌉ without ``-(-side // stride)``: ONNX and OpenVINO round the quotient of a negative towards 0."""
     return (side + stride - 1) // stride
+
+
+def check_color(backbone_args: Mapping[str, Any]) -> None:
+    """Raises ValueError for a backbone of other images than detectors and segmenters read, which is all in color."""
+    if (channels := backbone_args.get("in_chans", 3)) != 3:
+        raise ValueError(f"backbone_args.in_chans: got {channels}, expected 3: images are read in color, gray ones too")
 
 
 def create_backbone(

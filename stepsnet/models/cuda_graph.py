@@ -28,6 +28,7 @@ __all__ = ["GraphedInference", "GraphedTraining"]
 
 _WARM_UPS = 2  # passes in which kernels are chosen and compiled, before one that is watched
 _KINDS = 8  # of inputs: each has graphs of its own, and these their own memory
+_A_TENSOR = object()  # in its place among what is given
 _CONSTANTS = (bool, int, float, str, type(None))
 
 
@@ -59,7 +60,7 @@ class _Graphed(ReplacedForward):
             return self.as_built(*args, **kwargs)
         if not self.captured or self._is_changed():
             self._look_at_the_model()
-        constants = [None if isinstance(value, Tensor) else value for value in given]
+        constants = [_A_TENSOR if isinstance(value, Tensor) else (type(value), value) for value in given]
         shapes = [(x.shape, x.dtype, x.device) for x in inputs]
         modes = bytes(part.training for part in self.parts)
         kind = (modes, _autocast_of(), len(args), list(kwargs), constants, shapes)

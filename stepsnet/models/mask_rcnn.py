@@ -6,6 +6,7 @@ Swin's detectors. Labels are 1 … num_classes, 0 is the background.
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -24,8 +25,9 @@ from torchvision.models.detection.rpn import RegionProposalNetwork, RPNHead
 from torchvision.models.detection.transform import GeneralizedRCNNTransform
 from torchvision.ops import FeaturePyramidNetwork, MultiScaleRoIAlign
 from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
+from torchvision.ops.poolers import initLevelMapper
 
-from .backbone import PyramidBackbone, create_backbone, mean_and_std_of
+from .backbone import STRIDES, PyramidBackbone, check_color, create_backbone, mean_and_std_of
 
 __all__ = [
     "BOXES",
@@ -163,6 +165,15 @@ class Detector(GeneralizedRCNN):
         return {f"backbone.body.{name}" for name in self.backbone.body.no_weight_decay()}
 
 
+def create_roi_pool(side: int) -> MultiScaleRoIAlign:
+    """RoI features of ``side``² from the backbone's strides, which torchvision would guess once, from the first image:
+    wrongly where it is flat, since maps are of padded images."""
+    pool = MultiScaleRoIAlign(_LEVELS, side, sampling_ratio=2)
+    pool.scales = [1 / stride for stride in STRIDES]
+    pool.map_levels = initLevelMapper(*(int(math.log2(stride)) for stride in (STRIDES[0], STRIDES[-1])))
+    return pool
+
+
 def create_roi_heads(
     box_head: nn.Module,
     hidden: int,
@@ -186,7 +197,7 @@ def create_roi_heads(
         masks: whether there is a mask head.
     """
     return RoIHeads(
-        box_roi_pool=MultiScaleRoIAlign(_LEVELS, BOXES, sampling_ratio=2),
+        box_roi_pool=create_roi_pool(BOXES),
         box_head=box_head,
         box_predictor=BoxPredictor(hidden, 1 + num_classes),
         fg_iou_thresh=iou,
@@ -197,7 +208,7 @@ def create_roi_heads(
         score_thresh=0.05,
         nms_thresh=0.5,
         detections_per_img=100,
-        mask_roi_pool=MultiScaleRoIAlign(_LEVELS, MASKS, sampling_ratio=2) if masks else None,
+        mask_roi_pool=create_roi_pool(MASKS) if masks else None,
         mask_head=MaskRCNNHeads(channels, (channels,) * 4, dilation=1) if masks else None,
         mask_predictor=_MaskPredictor(channels, channels, 1 + num_classes) if masks else None,
     )
@@ -241,6 +252,7 @@ def create_detector(
         raise ValueError(f"size, max_size: got {size} and {max_size}, expected {_SMALLEST} <= size <= max_size")
     if len(anchors) != len(ANCHORS):
         raise ValueError(f"anchors: got {len(anchors)} sides, expected {len(ANCHORS)}, one per level")
+    check_color(backbone_args or {})
     pyramid = FeaturePyramid(create_backbone(backbone, **(backbone_args or {})), channels)
     heads = make_heads(channels, hidden, num_classes, samples)
     return Detector(pyramid, heads, num_classes, size, max_size, anchors, *mean_and_std_of(backbone))

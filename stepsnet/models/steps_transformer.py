@@ -291,7 +291,8 @@ class StepsTransformerModel(StepsTransformerPreTrainedModel):
             layers, left = layers[:left], max(0, left - len(layers))
             y, waiting = change_width(y, waiting, self.slices_read[step], self.slice_widths, -1)  # y: (B, N, C_i)
             position_embeddings = self.rotary_embs[step](y, position_ids=position_ids)
-            wiring: Any = self.streams[step] if self.streams is not None else None
+            # a step that is not reached, where there are fewer layers, weighs nothing
+            wiring: Any = self.streams[step] if self.streams is not None and layers else None
             state = wiring.start(y) if wiring else y
             for layer in layers:
                 state = layer(

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from transformers import UperNetConfig
 from transformers.models.upernet.modeling_upernet import UperNetFCNHead, UperNetHead
 
-from .backbone import create_backbone
+from .backbone import check_color, create_backbone
 
 __all__ = ["UPerNet", "create"]
 
@@ -57,6 +57,7 @@ class UPerNet(nn.Module):
         if auxiliary_stage not in (1, 2, 3, 4):
             raise ValueError(f"auxiliary_stage: got {auxiliary_stage}, expected 1 to 4")
         self.num_classes, self.backbone_name = num_classes, backbone
+        check_color(backbone_args or {})
         self.backbone = create_backbone(backbone, **(backbone_args or {}))
         config: Any = UperNetConfig(
             hidden_size=channels,

@@ -10,7 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["BoundBranch", "BranchParts", "Projection", "SilentBranch", "through"]
+from ..errors import UserError
+
+__all__ = ["BoundBranch", "BranchParts", "Projection", "SilentBranch", "through", "was_replaced"]
 
 
 Projection = tuple[str, int, int]  # path of a linear layer, a part of its output, of how many equal parts
@@ -76,13 +78,17 @@ class BoundBranch:
         inputs = norm(x_q), norm(x_k), norm(x_v)
         of_layers: dict[Any, list[Tensor]] = {}  # of separate_inputs.LinearOfSeveral: one, or one each
         for (path, _, _), x in zip(self.parts.projections or (), inputs):
-            of_layers.setdefault(self.block.get_submodule(path), []).append(x)
-        for layer, own in of_layers.items():
-            layer.inputs = tuple(own)
-        y = self._behind_norm(inputs[0])
-        for layer in of_layers:
-            layer.inputs = None
-        return y
+            layer: Any = self.block.get_submodule(path)
+            if not hasattr(layer, "inputs"):
+                raise UserError(was_replaced(self.block, path, layer))
+            of_layers.setdefault(layer, []).append(x)
+        try:
+            for layer, own in of_layers.items():
+                layer.inputs = tuple(own)
+            return self._behind_norm(inputs[0])
+        finally:  # a checkpoint ends a pass that it runs again as soon as it has what it needs
+            for layer in of_layers:
+                layer.inputs = None
 
     def _behind_norm(self, y: Tensor, behind: Callable[[Tensor], Tensor] | None = None) -> Tensor:
         layer = attrgetter(self.parts.layer)(self.block)
@@ -91,6 +97,14 @@ class BoundBranch:
         for path in self.parts.after:
             y = through(attrgetter(path)(self.block), y)
         return y
+
+
+def was_replaced(block: nn.Module, path: str, layer: Any) -> str:
+    """What is wrong where a layer that a design works on is another one now."""
+    return (
+        f"residual: {path} of {type(block).__name__} is a {type(layer).__name__} in the place of a layer that the "
+        "design works on, as of PEFT's adapters; expected the layer itself"
+    )
 
 
 def through(part: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:

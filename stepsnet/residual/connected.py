@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -30,12 +30,17 @@ class ConnectedBlock:
     unit: Unit
     branch_parts: tuple[BranchParts, ...]
     block_class: Any
+    training: bool
+    gradient_checkpointing: bool  # of transformers' layers
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """The class is made for the block's, so that pickle and deepcopy have to make it too."""
-        return _blank, (self.block_class,), self.__dict__
+        of_module: Any = self
+        return _blank, (self.block_class,), of_module.__getstate__()  # without what torch.compile has made
 
     def forward(self, state: State, *args: Any, **kwargs: Any) -> State:
+        if isinstance(state, tuple):
+            self._refuse_reentrant()
         if self.unit == "block":
             whole: Callable[..., Tensor] = super().forward  # type: ignore[misc]
             return self.connections[0](state, lambda x: whole(x, *args, **kwargs))
@@ -47,6 +52,20 @@ class ConnectedBlock:
         for connection, branch in zip(self.connections, branches, strict=True):
             state = connection(state, branch)
         return state
+
+    def _refuse_reentrant(self) -> None:
+        """Raises UserError under a checkpointing of transformers that does not look for tensors in a tuple."""
+        recompute: Any = getattr(self, "_gradient_checkpointing_func", None)
+        if (
+            isinstance(recompute, partial)
+            and recompute.keywords.get("use_reentrant")
+            and self.gradient_checkpointing
+            and self.training
+        ):
+            raise UserError(
+                "gradient_checkpointing: got use_reentrant=True, with which a stream of several tensors gets no "
+                "gradients, expected use_reentrant=False"
+            )
 
     def _refuse(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Raises UserError for arguments, such as a mask, that a branch would have to take and none takes."""

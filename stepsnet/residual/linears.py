@@ -9,7 +9,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from .branches import BranchParts, Projection
+from ..errors import UserError
+from .branches import BranchParts, Projection, was_replaced
 
 __all__ = [
     "BranchWeights",
@@ -104,8 +105,10 @@ def heads_of(block: nn.Module, parts: BranchParts) -> int:
 
 def run_before_last(block: Any, index: int, parts: BranchParts) -> None:
     """Put ``inner`` of the block's connection ``index`` in front of the last layer of its branch."""
-    block.get_submodule(parts.last).register_forward_pre_hook(partial(_changed, block, index))
+    block.get_submodule(parts.last).register_forward_pre_hook(partial(_changed, block, index, parts.last))
 
 
-def _changed(block: Any, index: int, layer: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+def _changed(block: Any, index: int, path: str, layer: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    if (now := attrgetter(path)(block)) is not layer:
+        raise UserError(was_replaced(block, path, now))
     return block.connections[index].inner(arguments[0]), *arguments[1:]

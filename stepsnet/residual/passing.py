@@ -32,7 +32,9 @@ class Passage:
 
 
 class PassingBlock:
-    """One block in a pass. ``block`` is the module, by which blocks.py finds it."""
+    """One block in a pass. ``block`` is the module, by which blocks.py finds it, and has all other attributes."""
+
+    __slots__ = ("block", "checkpointed", "index", "passage")
 
     def __init__(self, passage: Passage, block: nn.Module, index: int, checkpointed: bool):
         self.passage, self.block, self.index, self.checkpointed = passage, block, index, checkpointed
@@ -61,7 +63,13 @@ class PassingBlock:
             "the stream of this design is more than that tensor, run the container or its blocks in order"
         )
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in self.__slots__:
+            object.__setattr__(self, name, value)
+        else:
+            setattr(self.block, name, value)
+
     def __getattr__(self, name: str) -> Any:
-        if name in ("block", "passage") or name.startswith("__"):
+        if name in self.__slots__ or name.startswith("__"):
             raise AttributeError(name)
         return getattr(self.block, name)

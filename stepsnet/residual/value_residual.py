@@ -13,12 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from .branches import BranchParts
+from ..errors import UserError
+from .branches import BranchParts, was_replaced
 from .design import Branch, Connection, Place, Wiring
 
 __all__ = ["ValueResidual"]
@@ -58,9 +60,12 @@ class ValueResidual(Connection):
         *first, x = state
         if not self.is_attention:
             return (*first, x + F(x))
-        self.first = first[0] if first else None
-        x = x + F(x)
-        made, self.first, self.made = self.made, None, None
+        try:
+            self.first = first[0] if first else None
+            x = x + F(x)
+            made = self.made
+        finally:  # a checkpoint ends a pass that it runs again as soon as it has what it needs
+            self.first, self.made = None, None
         if made is None:  # the attention has not run: its block is dropped, and the next is the first
             return (*first, x)
         return (first[0] if first else made, x)
@@ -74,16 +79,19 @@ class ValueResidual(Connection):
     def prepare(cls, block: Any, parts: Sequence[BranchParts], place: Place, options: Mapping[str, Any]) -> None:
         for index, one in enumerate(parts):
             if one.values is not None:
-                path, part, of = one.values
-                block.get_submodule(path).register_forward_hook(partial(_mix, block, index, part, of))
+                block.get_submodule(one.values[0]).register_forward_hook(partial(_mix, block, index, *one.values))
 
     @classmethod
     def traffic(cls, layers: int, options: Mapping[str, Any]) -> float:
         return 9.0 - 6.0 / layers  # of layers / 2 attentions all but the first mix
 
 
-def _mix(block: Any, index: int, part: int, of: int, linear: nn.Module, arguments: Any, output: Tensor) -> Tensor:
+def _mix(
+    block: Any, index: int, path: str, part: int, of: int, linear: nn.Module, arguments: Any, output: Tensor
+) -> Tensor:
     """The output of the linear layer with V' in place of V: (B, N, C), or with queries and keys (B, N, 3C)."""
+    if (now := attrgetter(path)(block)) is not linear:
+        raise UserError(was_replaced(block, path, now))
     outputs = list(output.chunk(of, -1))
     outputs[part] = block.connections[index].values(outputs[part])
     return torch.cat(outputs, -1) if of > 1 else outputs[0]

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..analysis.design_costs import stream_traffic
+from ..config import ModelSpec
 from ..markdown import markdown_table
 from ..metrics import find_metric
 from ..report.words import count
@@ -45,7 +46,7 @@ def leaderboard(study: Study, results: Mapping[str, Mapping[str, Any]]) -> str:
         return 2 if not row["seeds"] else int(has_diverged), mean
 
     def traffic_of(contender: Contender) -> float | None:
-        return _traffic(_args(study, contender, ranked_at, results)) if ranked_at in contender.points else None
+        return _traffic(_model(study, contender, ranked_at, results)) if ranked_at in contender.points else None
 
     of_first, lines = traffic_of(first), []
     for contender in sorted(study.contenders, key=place):
@@ -55,8 +56,8 @@ def leaderboard(study: Study, results: Mapping[str, Mapping[str, Any]]) -> str:
             traffic = traffic_of(contender)
             relative = f"{traffic / of_first:.2f}" if traffic and of_first else "–"
             sizes = [count(row["params"]), count(row["macs"]), relative]
-        args = _args(study, contender, max(contender.points), results)
-        lines.append([_label(contender), *scores, *sizes, _source(args)])
+        model = _model(study, contender, max(contender.points), results)
+        lines.append([_label(contender), *scores, *sizes, _source(model)])
     unit = f" ({metric.unit})" if metric.unit else ""
     headers = ["design", *(f"{point} {study.point}" for point in points), "parameters", "MACs", "traffic", "source"]
     note = (
@@ -78,10 +79,13 @@ def _score(study: Study, row: Mapping[str, Any] | None, spec: str) -> str:
     if row["test"]:
         missing, diverged = len(study.seeds) - len(row["seeds"]), len(row["seeds"]) - len(row["test"])
         score = format_mean_std(row["test"], spec)
-        long_enough = row["moved"] is not None and row["moved"] < study.flatness.within
         doubts = [f"{len(row['seeds'])} of {len(study.seeds)} seeds"] * (missing > 0)
         doubts += [f"{diverged} of {len(row['seeds'])} diverged"] * (diverged > 0)
-        doubts += ["rate at an edge"] * bool(row["at_edge"]) + ["not converged"] * (not long_enough)
+        doubts += ["rate at an edge"] * bool(row["at_edge"])
+        if row["moved"] is None:
+            doubts.append("convergence unknown")
+        elif row["moved"] >= study.flatness.within:
+            doubts.append("not converged")
         return f"{score} ({', '.join(doubts)})" if doubts else score
     if row["seeds"] or row["never_trained"]:
         return "diverged"
@@ -89,37 +93,46 @@ def _score(study: Study, row: Mapping[str, Any] | None, spec: str) -> str:
     return f"in tuning, {counted(tuned, 'run')}" if tuned else "not yet run"
 
 
-def _args(study: Study, contender: Contender, point: int, results: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Arguments of the contender's model: of its first variant where none has been chosen yet."""
+def _model(study: Study, contender: Contender, point: int, results: Mapping[str, Any]) -> ModelSpec:
+    """The contender's model: of its first variant where none has been chosen yet."""
     cell = Cell(contender.name, point)
     choice = choice_of(study, cell, results)
     variant = choice.variant if choice else next(iter(contender.variants), "")
-    return recipe_of(study, Planned(cell, "final", variant, study.tuning.rates[0], study.seeds[0])).model.args
+    return recipe_of(study, Planned(cell, "final", variant, study.tuning.rates[0], study.seeds[0])).model
 
 
-def _design(args: Mapping[str, Any]) -> str:
-    return args.get("residual") or "plain"
+def _is_ours(model: ModelSpec) -> bool:
+    """Whether ``widths``, ``depths`` and ``residual`` are a StepsNet's; in other models they mean other things."""
+    return model.name.startswith(("steps_", "test_steps_"))
 
 
-def _traffic(args: Mapping[str, Any]) -> float | None:
+def _design(model: ModelSpec) -> str:
+    return model.args.get("residual") or "plain"
+
+
+def _traffic(model: ModelSpec) -> float | None:
     """Numbers read and written between the branches per token; None where widths or the design's are not declared, or
     where each stage has its own."""
-    if not {"widths", "depths"} <= args.keys() or _has_stages(args):
+    if not _is_ours(model) or not {"widths", "depths"} <= model.args.keys() or _has_stages(model):
         return None
-    widths, depths = args["widths"], args["depths"]
-    of_stream = stream_traffic(widths, depths, _design(args), args.get("residual_options"))
+    widths, depths = model.args["widths"], model.args["depths"]
+    of_stream = stream_traffic(widths, depths, _design(model), model.args.get("residual_options"))
     return None if of_stream is None else of_stream * max(widths) * sum(depths)
 
 
-def _source(args: Mapping[str, Any]) -> str:
-    design = DESIGNS.get(_design(args))
+def _source(model: ModelSpec) -> str:
+    """Of the design; unknown for models that are neither ours nor made by stepify."""
+    if model.name == "stepify":
+        return _STEPS if model.args.get("steps", 3) != 1 else "–"
+    if not _is_ours(model):
+        return "–"
+    design, widths = DESIGNS.get(_design(model)), model.args.get("widths")
     of_design = [] if design is None else [design.source.split(",")[0]]
-    widths = args.get("widths", ())
-    in_steps = any(len(set(stage)) > 1 for stage in (widths if _has_stages(args) else [widths]))
-    in_steps |= args.get("steps", 1) > 1  # of stepify
+    stages: Any = widths if _has_stages(model) else [widths or ()]
+    in_steps = not widths or any(len(set(stage)) > 1 for stage in stages)  # the families' own are in steps
     return ", ".join([_STEPS] * in_steps + of_design) or _PLAIN
 
 
-def _has_stages(args: Mapping[str, Any]) -> bool:
+def _has_stages(model: ModelSpec) -> bool:
     """Whether the widths are nested, a list a stage, as those of Swin and ResNet are."""
-    return any(isinstance(stage, (list, tuple)) for stage in args.get("widths", ()))
+    return any(isinstance(stage, (list, tuple)) for stage in model.args.get("widths") or ())

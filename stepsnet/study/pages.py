@@ -39,6 +39,6 @@ def write_study(study: Study, results: Mapping[str, Mapping[str, Any]], folder: 
     figure = draw_study(study, results)
     if figure is not None:
         table = csv_of([{key: value for key, value in row.items() if key != "tried"} for row in rows])
-        pages |= {**figure_files(figure, study.point), "study.csv": table.encode()}
+        pages |= {**figure_files(figure, "study"), "study.csv": table.encode()}
     write_own_files(folder, pages)
     return text

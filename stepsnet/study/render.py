@@ -32,7 +32,8 @@ def rows_of(study: Study, results: Results) -> list[dict[str, Any]]:
         tuned = [record for record in results.values() if _is_tuning(record, cell)]
         chosen = [record for record in tuned if choice and record["variant"] == choice.variant]
         facts: Mapping[str, Any] = next((r for r in [*finals.values(), *chosen, *tuned] if "macs" in r), {})
-        moved = [flatness_of(study, record.get("curve", [])) for record in finals.values()]
+        trained = [record for record in finals.values() if record.get("metrics")]
+        moved = [flatness_of(study, record.get("curve", [])) for record in trained]
         known = [each for each in moved if each is not None]
         tried: dict[str, list[float | None]] = {}
         for record in tuned:
@@ -180,7 +181,8 @@ def _criteria_table(study: Study, judgements: Sequence[Judged]) -> str:
 def draw_study(study: Study, results: Results) -> Figure | None:
     """The metric on the test split and the loss on clean training samples against the points, one curve per contender.
 
-    A contender at one point is a marker. Bands reach from the lowest to the highest seed. None without a final run.
+    A contender at one point is a marker, and a marker is hollow where seeds diverged, which are not in the mean. Bands
+    reach from the lowest to the highest seed. None without a final run.
     """
     rows = [row for row in rows_of(study, results) if row["test"]]
     if not rows:
@@ -210,12 +212,21 @@ def draw_study(study: Study, results: Results) -> Figure | None:
                 more = place >= len(OKABE_ITO)  # than there are colours
                 marker = "os"[more] if len(study.contenders[place].points) > 1 else "Dsv^P*X"[place % 7]
                 line = marker + ("--" if more else "-")
-                ax.plot(x, [statistics.fmean(v) for v in values], line, color=colour, label=label, markersize=4)
-        if there < all_of:
-            axes[0].set_title(f"{there} of {all_of} runs")
+                means = [statistics.fmean(v) for v in values]
+                ax.plot(x, means, line, color=colour, label=label, markersize=4)
+                lost = [i for i, row in enumerate(of_label) if _diverged(row)]
+                ax.plot([x[i] for i in lost], [means[i] for i in lost], marker, color=colour, mfc="white", markersize=4)
+        remarks = [f"{there} of {all_of} runs"] * (there < all_of)
+        remarks += ["hollow: without seeds that diverged"] * any(map(_diverged, rows))
+        axes[0].set_title("; ".join(remarks))
         handles = {text: handle for ax in axes for handle, text in zip(*ax.get_legend_handles_labels())}
         figure.legend(handles.values(), handles.keys(), loc="outside upper left", ncols=min(len(handles), 3))
     return figure
+
+
+def _diverged(row: Mapping[str, Any]) -> bool:
+    """Whether some of the cell's final seeds did, but not all."""
+    return len(row["test"]) < len(row["seeds"])
 
 
 def _is_tuning(record: Mapping[str, Any], cell: Cell) -> bool:

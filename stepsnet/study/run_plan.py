@@ -37,7 +37,17 @@ __all__ = [
     "with_variant",
 ]
 
-_TRAINING = ("epochs", "train_samples", "holdout", "clean_samples", "seq_len")  # which compute alone does not show
+# which compute alone does not show: the length and the data of the training, and what a loss is a mean of
+_TRAINING = (
+    "epochs",
+    "epoch_updates",
+    "train_samples",
+    "holdout",
+    "clean_samples",
+    "seq_len",
+    "tokenizer",
+    "vocab_size",
+)
 _PRECISIONS = ("ap", "ap50", "ap75", "ap_small", "ap_medium", "ap_large")
 _GIVEN = {  # the metrics of a task's runs, the one of its training batches, if any, first
     "classification": ("top1", "top5", "loss"),
@@ -209,13 +219,20 @@ def _check_differences(study: Study) -> None:
     for others in at_point.values():
         first, _, expected = others[0]
         for cell, _, recipe in others:
-            for key in _TRAINING:
+            for key in _keys_of_training(expected):
                 got, wanted = getattr(recipe, key, None), getattr(expected, key, None)
                 if got != wanted and not study.contender(cell.contender).unequal:
                     raise UserError(
                         f"{cell}: got {key} {got}, where {first} has {wanted}, expected the same (or `unequal`, which "
                         "says why)"
                     )
+
+
+def _keys_of_training(recipe: Recipe) -> list[str]:
+    """The settings in which contenders at a point may not differ, those of evaluation among them."""
+    of_evaluation = [key for key in vars(recipe) if key.startswith("eval_") and key != "eval_batch_size"]
+    counts_updates = getattr(recipe, "epoch_updates", None) is not None  # otherwise an epoch is a pass over the data
+    return [*_TRAINING, *of_evaluation, *["batch_size"] * counts_updates]
 
 
 def _check_gives(study: Study, cell: Cell, recipe: Any) -> None:

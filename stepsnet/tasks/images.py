@@ -41,6 +41,7 @@ _FORMATS = (
     *("TGA", "DDS", "ICO", "ICNS", "PCX", "SGI", "QOI", "XBM", "XPM", "PSD"),
 )
 
+_STRETCHED = {"L;2": 85, "L;4": 17}  # by which Pillow multiplies grey values of so many bits
 _GREYSCALE = ("1", "L", "LA", "La", "I", "F")  # of Pillow's modes; those of 16 bits begin with I
 
 MAX_PIXELS = "STEPSNET_MAX_IMAGE_PIXELS"  # an environment variable; a small file may claim to be a huge image
@@ -89,8 +90,17 @@ def open_stored(path: Path) -> Image.Image:
         UnreadableImage: the file cannot be decoded.
     """
     with _opened(path) as image:
+        stretched = _STRETCHED.get(_raw_mode(image), 1)
         image.load()
-        return image.copy()
+        return image.copy() if stretched == 1 else image.point(lambda value: value // stretched)
+
+
+def _raw_mode(image: Image.Image) -> str:
+    """How Pillow is about to read the pixels, such as "L;4"; "" where it is not one way."""
+    tile = getattr(image, "tile", None)  # of a file
+    args = tile[0][3] if tile else ""
+    mode = args[0] if isinstance(args, tuple) and args else args
+    return mode if isinstance(mode, str) else ""
 
 
 def as_seen(image: Image.Image, mode: str = "RGB", format: str | None = None) -> Image.Image:

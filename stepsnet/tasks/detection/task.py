@@ -7,6 +7,7 @@ import dataclasses
 import json
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -31,7 +32,8 @@ from ..classification.inputs import Normalization, on_other_normalization
 from ..loading import loaded
 from ..pictures import spread_over
 from ..remarks import on_classes
-from .data import CocoData, DetectionSamples, LeftOut, grouped_order, load_coco, require_test_split
+from ..splits import split_of
+from .data import CocoData, CocoSplit, DetectionSamples, LeftOut, grouped_order, load_coco, require_test_split
 from .inspection import pictures_of
 from .scores import ByClass, average_precision, found_objects, objects_by_class
 from .transforms import Target
@@ -52,14 +54,19 @@ def open_data(recipe: DetectionRecipe, data: str, run: Path | None = None) -> Co
         raise UserError(f"model: got {recipe.model.name}, expected one of {', '.join(DETECTORS)} for detection")
     if recipe.score_test and run is None:
         require_test_split(data, recipe.holdout)
-    return load_coco(
-        data,
+    load = partial(
+        load_coco,
         masks=DETECTORS[recipe.model.name],
         max_invalid=recipe.max_invalid,
         without_objects=recipe.without_objects,
         holdout=recipe.holdout,
-        training=run is None,
     )
+    opened = load(data, training=run is None)
+    if recipe.score_test and run is None:  # a mistake in it would end the run when all is trained
+        test = load(f"{split_of(data)[0]}@test", training=False).val.split
+        if _named(test.categories) != _named(opened.train.split.categories):
+            raise UserError(f"data: {test.file} has other categories than the training split, expected the same")
+    return opened
 
 
 def resolve(recipe: DetectionRecipe, opened: CocoData) -> tuple[DetectionRecipe, list[str]]:
@@ -73,10 +80,8 @@ def build(
     """Raises UserError where the model or the data do not exist, or do not fit each other."""
     coco = opened or open_data(recipe, data or recipe.data, run)
     model = cast(Detector, build_model(recipe.model, pretrained=run is None))
-    if run and _named(read_categories(run)) != _named(coco.val.split.categories):
-        raise UserError(
-            f"data: {coco.val.split.file} has other categories than {run} was trained on, expected the same"
-        )
+    if run:
+        _check_categories(coco.val.split, run)
     check_class_count(recipe, model.num_classes, len(coco.classes), run)
     as_evaluated = _augment_as_evaluated(model)
     train = DetectionSamples(coco.train.split, _with_sizes(recipe.augment, as_evaluated), recipe.seed)
@@ -207,7 +212,11 @@ class Detection(Task):
         return count_detector(model, input_size=(3, size, min(max_size, round(_ASPECT * size))))
 
     def save_assets(self, model: nn.Module, folder: Path) -> None:
-        write_atomically(folder / CATEGORIES_FILE, json.dumps(self.data.train.split.categories) + "\n")
+        """Raises UserError where the folder has other categories: the data of a run that is resumed have changed."""
+        split = self.data.train.split
+        if (folder / CATEGORIES_FILE).exists():
+            _check_categories(split, folder)
+        write_atomically(folder / CATEGORIES_FILE, json.dumps(split.categories) + "\n")
 
     def inspect(self, model: nn.Module, device: torch.device) -> list[Section]:
         """Some images with what is there beside what was found."""
@@ -271,6 +280,11 @@ def _returning_losses(model: Detector) -> Iterator[None]:
     finally:
         for part, mode in zip(parts, modes):
             part.training = mode
+
+
+def _check_categories(split: CocoSplit, run: Path) -> None:
+    if _named(read_categories(run)) != _named(split.categories):
+        raise UserError(f"data: {split.file} has other categories than {run} was trained on, expected the same")
 
 
 def _named(categories: Sequence[Record]) -> list[tuple[int, str]]:
