@@ -142,7 +142,9 @@ class StepsNet(nn.Module):
         holder, name = self._places()[operator.index(index)]
         module = _module_of(module)
         if not isinstance(module, nn.Module):
-            raise TypeError(f"block {index}: got {type(module).__name__}, expected an nn.Module")
+            raise TypeError(f"block {index}: got {type(module).__name__}, expected an nn.Module, as of blocks[i].block")
+        if isinstance(holder, nn.ModuleList) and (isinstance(module, StepsNet) or _is_plain_sequence(module)):
+            module = nn.Sequential(module)  # one block, as before, and not as many as it holds
         for part in module.modules():
             for attribute, value in list(vars(part).items()):
                 if isinstance(value, StreamBlock):
@@ -230,7 +232,7 @@ class StreamBlock:
     than its own are the block's, read or assigned.
     """
 
-    __slots__ = ("begin", "block", "checkpointed", "dim", "stream_width", "width")
+    __slots__ = ("_begin", "_checkpointed", "_dim", "_stream_width", "block", "width")
 
     def __init__(
         self,
@@ -241,22 +243,22 @@ class StreamBlock:
         checkpointed: bool = False,
         begin: Callable[[Tensor], Tensor] | None = None,
     ):
-        self.block, self.width, self.stream_width, self.dim = block, width, stream_width, dim
-        self.checkpointed = checkpointed
-        self.begin = begin  # of the first block: what is done with the whole stream before it
+        self.block, self.width, self._stream_width, self._dim = block, width, stream_width, dim
+        self._checkpointed = checkpointed
+        self._begin = begin  # of the first block: what is done with the whole stream before it
 
     def __call__(self, z: Tensor, *args, **kwargs) -> Tensor:
         """z: (…, C), channels along ``dim`` -> the stream after this block, (…, C)."""
-        if self.begin is not None:
-            z = self.begin(z)
-        untouched = self.stream_width - self.width
+        if self._begin is not None:
+            z = self._begin(z)
+        untouched = self._stream_width - self.width
         if untouched == 0:
             return self._run(z, *args, **kwargs)
-        y, waiting = torch.split(z, [self.width, untouched], self.dim)  # (…, C_i), (…, C - C_i)
-        return torch.cat((self._run(y, *args, **kwargs), waiting), self.dim)  # (…, C)
+        y, waiting = torch.split(z, [self.width, untouched], self._dim)  # (…, C_i), (…, C - C_i)
+        return torch.cat((self._run(y, *args, **kwargs), waiting), self._dim)  # (…, C)
 
     def _run(self, y: Tensor, *args, **kwargs) -> Tensor:
-        return recomputed(self.block, y, *args, **kwargs) if self.checkpointed else self.block(y, *args, **kwargs)
+        return recomputed(self.block, y, *args, **kwargs) if self._checkpointed else self.block(y, *args, **kwargs)
 
     def __getattr__(self, name: str):
         if name in self.__slots__ or name.startswith("__"):  # copy and pickle ask before ``block`` is set

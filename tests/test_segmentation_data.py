@@ -189,7 +189,7 @@ def test_images_are_held_out_for_validation(tmp_path):
     assert names(parts.splits["test"]) == names(whole.splits["val"])
     assert len(names(parts.splits["val"])) == 2
     assert sorted(names(parts.splits["train"]) + names(parts.splits["val"])) == names(whole.splits["train"])
-    assert names(load_pairs(data, ["val"], holdout=2).splits["val"]) == names(parts.splits["val"])
+    assert names(load_pairs(data, only="val", holdout=2).splits["val"]) == names(parts.splits["val"])
     _, task = build_task(tiny_recipe(tmp_path / "camvid", "holdout=2", "score_test=true"))
     assert len(task.samples) == 4 and task.facts()["images"] == {"train": 4, "val": 2, "test": 3}
     with pytest.raises(UserError, match="has no split 'test'"):

@@ -8,6 +8,7 @@ import pytest
 import torch
 import transformers
 from peft import LoraConfig, get_peft_model
+from torch import nn
 from transformers import (
     AutoModel,
     AutoModelForCausalLM,
@@ -26,6 +27,8 @@ from transformers import (
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Trainer,
+    TrainingArguments,
 )
 
 import stepsnet
@@ -470,3 +473,18 @@ def test_arguments_of_transformers_are_taken_with_the_fields(tmp_path):
     for name in ("attn_implementation", "dtype"):
         with pytest.raises(UserError, match=r"model: transformers:.*bogus"):
             model_of_name(str(tmp_path), {name: "bogus"})
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_what_the_library_and_accelerate_go_by_the_names_of_classes_for(name, tmp_path):
+    """Trainer shifts the labels of causal models alone, and FSDP wraps the layers that a model names."""
+    pytest.importorskip("accelerate")
+    ours = in_steps(make(name))
+    arguments = TrainingArguments(str(tmp_path), label_smoothing_factor=0.1, use_cpu=True, report_to=[])
+    trainer = Trainer(ours, arguments)
+    loss = trainer.compute_loss(ours.eval(), {"input_ids": IDS, "labels": IDS.clone()})
+    log_probabilities = ours(IDS).logits[:, :-1].log_softmax(-1)
+    expected = nn.functional.nll_loss(log_probabilities.flatten(0, 1), IDS[:, 1:].flatten())
+    torch.testing.assert_close(loss, 0.9 * expected - 0.1 * log_probabilities.mean())
+    kinds = {type(module).__name__ for module in ours.modules()}
+    assert ours._no_split_modules and all(wanted in kinds for wanted in ours._no_split_modules)

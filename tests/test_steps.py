@@ -188,7 +188,10 @@ def test_a_stream_block_passes_arguments_and_attributes_on():
     net = make(WIDTHS)
     x = stream(2, 9)
     assert torch.equal(net[0](x, scale=0.0), x)
-    assert net[0].fc is net.networks[0][0].fc
+    assert net[0].fc is net.networks[0][0].fc and net[0].dim == -1
+    net[0].dim = -2
+    assert net.networks[0][0].dim == -2 and torch.equal(net[1](x)[:, 4:], x[:, 4:])
+    net[0].dim = -1
     assert torch.equal(copy.deepcopy(net[0])(x), net[0](x)) and not hasattr(net[0], "nothing")
     net[0].fc = nn.Identity()
     assert type(net.networks[0][0].fc) is nn.Identity and not torch.equal(net[0](x), make(WIDTHS)[0](x))
@@ -226,6 +229,8 @@ def test_a_wrapper_takes_a_blocks_place(build):
     names = {name for name, _ in net.named_parameters()}
     assert sum(name.endswith(".scale") for name in names) == len(net)  # and the blocks' own parameters are kept
     assert {name.replace(".block.", ".") for name in names if "scale" not in name} == reference.state_dict().keys()
+    net[-1] = nn.Sequential(net[-1].block, nn.Identity())
+    assert len(net) == len(reference)
     net[-1] = nn.Identity()
     assert torch.equal(net[:-1](x), net(x)) and type(net[-1].block) is nn.Identity
 
@@ -233,7 +238,7 @@ def test_a_wrapper_takes_a_blocks_place(build):
 def test_what_cannot_take_a_blocks_place():
     net = make(WIDTHS)
     for index, module, error, message in [
-        (0, "fc", TypeError, "block 0: got str, expected an nn.Module"),
+        (0, "fc", TypeError, "block 0: got str, expected an nn.Module, as of blocks.i..block"),
         (6, Block(9), IndexError, "index out of range"),
         (slice(2), Block(4), TypeError, "integer"),
     ]:

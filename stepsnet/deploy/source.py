@@ -171,6 +171,7 @@ def _with_weights(source: Source, weights: str | Path | None) -> Source:
 
 
 def _of_module(model: nn.Module, input_size: Sequence[int] | None) -> Source:
+    model = getattr(model, "_orig_mod", model)  # of torch.compile
     config = getattr(model, "pretrained_cfg", None) or {}
     name = str(config.get("architecture") or type(model).__name__.lower())
     args: dict[str, Any] = {}

@@ -32,6 +32,7 @@ from transformers.modeling_layers import (
     GenericForTokenClassification,
 )
 from transformers.modeling_outputs import BaseModelOutputWithPast
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.models.llama.configuration_llama import LlamaConfig
 from transformers.models.llama.modeling_llama import (
     LlamaAttention,
@@ -368,6 +369,7 @@ def create(**kwargs: Any) -> StepsTransformerForCausalLM:
 AutoConfig.register("steps_transformer", StepsTransformerConfig)
 AutoModel.register(StepsTransformerConfig, StepsTransformerModel)
 AutoModelForCausalLM.register(StepsTransformerConfig, StepsTransformerForCausalLM)
+MODEL_FOR_CAUSAL_LM_MAPPING_NAMES["steps_transformer"] = StepsTransformerForCausalLM.__name__  # by which Trainer knows
 AutoModelForSequenceClassification.register(StepsTransformerConfig, StepsTransformerForSequenceClassification)
 AutoModelForQuestionAnswering.register(StepsTransformerConfig, StepsTransformerForQuestionAnswering)
 AutoModelForTokenClassification.register(StepsTransformerConfig, StepsTransformerForTokenClassification)

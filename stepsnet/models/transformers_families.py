@@ -18,6 +18,7 @@ import transformers
 from huggingface_hub.dataclasses import strict
 from torch import Tensor
 from transformers import AutoConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from ..errors import UserError
 from ..plan import check_steps
@@ -255,6 +256,9 @@ def steps_class(model_class: Any) -> Any:
         self.config.num_hidden_layers = layers
         _fill(name, self, config)
         self.post_init()
+        for part in self.modules():  # accelerate looks for a layer of each class that is named
+            if isinstance(part, transformers.PreTrainedModel):
+                part._no_split_modules = set(part._no_split_modules or ()) - {layer}
 
     layer = FAMILIES[name].layer
     namespace = {
@@ -291,7 +295,10 @@ def register_models(name: str) -> None:
     for auto_name in _AUTO:
         auto = getattr(transformers, auto_name)
         if base in auto._model_mapping.keys():  # noqa: SIM118 - it is no mapping by its iterator
-            auto.register(config_class, steps_class(auto._model_mapping[base]), exist_ok=True)
+            made = steps_class(auto._model_mapping[base])
+            auto.register(config_class, made, exist_ok=True)
+            if auto_name == "AutoModelForCausalLM":  # by its name Trainer knows whose labels to shift
+                MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[f"steps_{name}"] = made.__name__
 
 
 for _name in FAMILIES:

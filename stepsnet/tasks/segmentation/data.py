@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -100,21 +100,22 @@ def _camvid(root: Path) -> _Layout:
     table = np.full(256, _UNKNOWN, dtype=np.int16)
     table[: len(classes)] = np.arange(len(classes))
     table[ignored] = IGNORED
-    optional = {"test": "test"} if (root / "images" / "test").is_dir() else {}
+    has_test = all((root / kind / "test").is_dir() for kind in ("images", "annotations"))  # it may have no annotations
+    optional = {"test": "test"} if has_test else {}
     return _Layout(tuple(classes), table, {"train": "train", "val": "val", **optional})
 
 
 SOURCES: dict[str, Callable[[Path], _Layout]] = {"ade20k": _ade20k, "camvid": _camvid}
 
 
-def load_pairs(data: str, splits: Iterable[str] | None = None, holdout: int | None = None) -> SegmentationData:
+def load_pairs(data: str, only: str | None = None, holdout: int | None = None) -> SegmentationData:
     """Open ``ade20k:PATH``, or ``camvid:PATH``, which is the layout for data of your own too.
 
     Every image and annotation is opened once, with a progress bar. The result is kept in the cache folder under a
     checksum of the names, sizes and times of all files, until one of them changes.
 
     Args:
-        splits: open these only; the others may be missing, or without annotations.
+        only: open this split only; the others may be missing.
         holdout: training images to validate on; the data's val split is then test.
 
     Raises:
@@ -131,9 +132,8 @@ def load_pairs(data: str, splits: Iterable[str] | None = None, holdout: int | No
     layout = SOURCES[kind](root)
     check_holdout(holdout, path, "test" in layout.folders)
     sources = {split: source for split, source in sources_of(holdout).items() if source in layout.folders}
-    needed = list(dict.fromkeys(splits or sources))
-    for split in needed:
-        require_split(path, split, sources)
+    needed = [only] if only else list(sources)
+    require_split(path, needed[0], sources)
     opened = dict.fromkeys(sources[split] for split in needed)
     pairs = {source: _find(root, layout.folders[source]) for source in opened}
     found = cached_json(

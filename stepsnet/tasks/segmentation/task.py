@@ -32,7 +32,7 @@ from ..classification.inputs import Normalization, on_other_normalization
 from ..loading import loaded
 from ..remarks import on_classes
 from ..scoring import mean_loss, shared_by
-from ..splits import split_of
+from ..splits import require_split, split_of
 from .data import IGNORED, SegmentationData, Split, load_pairs
 from .inference import Inference
 from .inspection import pictures_of
@@ -51,9 +51,9 @@ Batch = tuple[Tensor, Tensor]  # images and labels
 def open_data(recipe: SegmentationRecipe, data: str, run: Path | None = None) -> SegmentationData:
     """Raises UserError where the data do not exist, or for a mistake in them."""
     path, split = split_of(data)
-    splits = (split,) if run else ("train", split, *(["test"] if recipe.score_test else []))
-    pairs = load_pairs(path, splits, recipe.holdout)
-    for needed in splits:
+    pairs = load_pairs(path, only=split if run else None, holdout=recipe.holdout)
+    for needed in (split,) if run else ("train", split, *(["test"] if recipe.score_test else [])):
+        require_split(path, needed, pairs.splits)
         if not any(pairs.splits[needed].class_pixels):
             raise UserError(f"data: {path}: got only ignored pixels in the {needed} split, expected some with a class")
     return pairs
