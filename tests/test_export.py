@@ -261,9 +261,17 @@ class Odd(nn.Module):
         return torch.special.bessel_j0(x).mean((2, 3))
 
 
+def test_a_compiled_model_is_exported(here):
+    stepsnet.export(torch.compile(timm.create_model("test_vit")), "compiled.pt2", fixed_size=True)
+    assert (here / "compiled.pt2").exists()
+
+
 def test_a_failed_export_leaves_nothing(here, monkeypatch):
     with pytest.raises(UserError, match=r"onnx cannot hold odd: it has no prims.bessel_j0; expected --format torch"):
         stepsnet.export(Odd(), fixed_size=True)
+    with pytest.raises(UserError, match=r"cannot hold test_vit: .*BFloat16") as raised:
+        stepsnet.export(timm.create_model("test_vit").bfloat16(), fixed_size=True)
+    assert "--format" not in str(raised.value)  # which no other format would help with
     (here / "mine.pt2").write_text("mine")
     monkeypatch.setattr(exporting, "open_session", lambda path: lambda x: [torch.full((len(x), 1000), torch.nan)])
     with pytest.raises(UserError, match="outputs differ from torch's by nan"):

@@ -19,7 +19,7 @@ from huggingface_hub.utils import filter_repo_objects
 from PIL import Image
 from run_folders import closed
 from segmentation_tasks import tiny_recipe
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, AutoModelForImageClassification, AutoTokenizer, PreTrainedTokenizerFast
 
 import stepsnet
 from stepsnet.checkpoint import save_weights, untied
@@ -89,6 +89,9 @@ def test_timm_loads_a_classifier_with_its_preprocessing(name, args, tmp_path):
     images = torch.randn(2, *spec.input_size, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         assert torch.equal(again(images), ours(images))
+    of_transformers = AutoModelForImageClassification.from_pretrained(tmp_path / "out").eval()
+    with torch.no_grad():
+        assert torch.equal(of_transformers(images).logits, ours(images))
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config["label_names"] == ["cat", "dog", "gnu"] and config["pretrained_cfg"]["license"] is None
     assert again.pretrained_cfg["label_names"] == ["cat", "dog", "gnu"]

@@ -136,18 +136,21 @@ def write_checked(
     use, others = source.use, () if fixed_size else source.other_shapes
     named = {axis: name for axis, name in enumerate(use.axes) if name != "channels"}
     reasons = [] if others or fixed_size else ["its windows or positions are laid out for it"]
+    is_of_format = False
     for axes in (*([named] if others else []), {0: named[0]}, {}):
         note(f"exporting {source.model_name} to {form.name}, open: {', '.join(axes.values()) or 'nothing'}")
         try:
             metadata = _attempt(source, form, path, axes, others if len(axes) > 1 else ())
         except UserError as error:
             reasons.append(str(error))
-            if len(axes) == 1 and not isinstance(error, NotCaptured):
+            is_of_format = not isinstance(error, NotCaptured)  # all formats are made of what torch captures
+            if len(axes) == 1 and is_of_format:
                 break  # what a format lacks, it lacks for one sample too
             continue
         return metadata, _fixed(use, axes, reasons)
     known = " or ".join(name for name in FORMATS if name != form.name)
-    raise UserError(f"export: {form.name} cannot hold {source.model_name}: {reasons[-1]}; expected --format {known}")
+    advice = f"; expected --format {known}" if is_of_format else ""
+    raise UserError(f"export: {form.name} cannot hold {source.model_name}: {reasons[-1]}{advice}")
 
 
 def _fixed(use: Deployment, axes: dict[int, str], reasons: Sequence[str]) -> list[str]:

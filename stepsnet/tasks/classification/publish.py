@@ -5,6 +5,7 @@ A model that timm does not make by a name, such as one of ``stepify``, is a fold
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import timm
@@ -12,6 +13,7 @@ from timm.models import save_for_hf
 
 from ...config import ClassificationRecipe
 from ...errors import UserError
+from ...files import write_atomically
 from ..assets import CLASSES_FILE, save_classes
 from ..publication import Publication, modules_of, publish_run_folder, trained_model
 from .inputs import data_config
@@ -36,6 +38,13 @@ A local copy is loaded as `local-dir:FOLDER`. In training pictures were upright,
 transparent, and channels of 16 bits were scaled to 8."""
 
 
+def _say_classes_once(file: Path) -> None:
+    """Transformers hands on timm's ``num_classes`` and ``model_args``, so that a number in both is given twice."""
+    config = json.loads(file.read_text())
+    config.get("model_args", {}).pop("num_classes", None)
+    write_atomically(file, json.dumps(config, indent=2) + "\n")
+
+
 def publish(run: Path, recipe: ClassificationRecipe, folder: Path) -> Publication:
     """Write weights, and a config with the model's arguments, the class names and how images become inputs.
 
@@ -52,6 +61,7 @@ def publish(run: Path, recipe: ClassificationRecipe, folder: Path) -> Publicatio
         save_for_hf(model, str(folder), model_config=config, safe_serialization=True, data_config=spec)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UserError(f"push: timm cannot save {recipe.model.name}: {type(error).__name__}: {error}") from error
+    _say_classes_once(folder / "config.json")
     save_classes(folder, classes)
     modules = modules_of(recipe, model)
     imports = "".join(f"\nimport {module}  # registers the model with timm" for module in modules)
