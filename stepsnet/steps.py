@@ -25,7 +25,16 @@ from torch.utils.checkpoint import checkpoint
 
 from .plan import check_widths
 
-__all__ = ["ReverseStepsNet", "StepsNet", "StreamBlock", "change_width", "check_stream", "cut_stream", "recomputed"]
+__all__ = [
+    "ReverseStepsNet",
+    "StepsNet",
+    "StreamBlock",
+    "change_width",
+    "check_stream",
+    "cut_stream",
+    "module_of",
+    "recomputed",
+]
 
 
 class StepsNet(nn.Module):
@@ -140,7 +149,7 @@ class StepsNet(nn.Module):
             TypeError: something that is not an ``nn.Module``, or blocks that are joined by a design of the stream.
         """
         holder, name = self._places()[operator.index(index)]
-        module = _module_of(module)
+        module = module_of(module)
         if not isinstance(module, nn.Module):
             raise TypeError(f"block {index}: got {type(module).__name__}, expected an nn.Module, as of blocks[i].block")
         if isinstance(holder, nn.ModuleList) and (isinstance(module, StepsNet) or _is_plain_sequence(module)):
@@ -148,7 +157,7 @@ class StepsNet(nn.Module):
         for part in module.modules():
             for attribute, value in list(vars(part).items()):
                 if isinstance(value, StreamBlock):
-                    setattr(part, attribute, _module_of(value))
+                    setattr(part, attribute, module_of(value))
         setattr(holder, name, module)
 
     def _places(self) -> list[tuple[nn.Module, str]]:
@@ -309,9 +318,9 @@ def _blocks_in(network: nn.Module) -> list:
     return list(blocks) if isinstance(network, StepsNet) or _is_plain_sequence(network) else [network]
 
 
-def _module_of(block: Any) -> Any:
+def module_of(block: Any) -> Any:
     """The module behind a StreamBlock, also where StepsNets are nested."""
-    return _module_of(block.block) if isinstance(block, StreamBlock) else block
+    return module_of(block.block) if isinstance(block, StreamBlock) else block
 
 
 def _is_plain_sequence(network: nn.Module) -> bool:

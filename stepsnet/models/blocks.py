@@ -12,7 +12,7 @@ from torch import nn
 from ..errors import UserError
 from ..residual.design import DesignPart
 from ..residual.passing import PassingBlock
-from ..steps import StepsNet, StreamBlock, recomputed
+from ..steps import StepsNet, StreamBlock, module_of, recomputed
 from .layer_config import PerLayer
 
 __all__ = [
@@ -141,6 +141,7 @@ def _width_of(block: StreamBlock) -> int:
     return _width_of(block.block) if isinstance(block.block, StreamBlock) else block.width
 
 
-def _module_of(block: Any) -> nn.Module:
-    """The module behind a StreamBlock, also where StepsNets are nested."""
-    return _module_of(block.block) if isinstance(block, (StreamBlock, PassingBlock)) else block
+def _module_of(block: StreamBlock) -> nn.Module:
+    """The module of a block, also of one in a pass over blocks that a design joins."""
+    module = module_of(block)
+    return module.block if isinstance(module, PassingBlock) else module

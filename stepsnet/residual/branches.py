@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..errors import UserError
 
-__all__ = ["BoundBranch", "BranchParts", "Projection", "SilentBranch", "through", "was_replaced"]
+__all__ = ["BoundBranch", "BranchParts", "Projection", "SilentBranch", "check_in_place", "through"]
 
 
 Projection = tuple[str, int, int]  # path of a linear layer, a part of its output, of how many equal parts
@@ -80,7 +80,7 @@ class BoundBranch:
         for (path, _, _), x in zip(self.parts.projections or (), inputs):
             layer: Any = self.block.get_submodule(path)
             if not hasattr(layer, "inputs"):
-                raise UserError(was_replaced(self.block, path, layer))
+                raise UserError(_was_replaced(self.block, path, layer))
             of_layers.setdefault(layer, []).append(x)
         try:
             for layer, own in of_layers.items():
@@ -99,7 +99,13 @@ class BoundBranch:
         return y
 
 
-def was_replaced(block: nn.Module, path: str, layer: Any) -> str:
+def check_in_place(block: nn.Module, path: str, layer: Any) -> None:
+    """Raises UserError where another layer is in the place of the one that a design works on."""
+    if (now := attrgetter(path)(block)) is not layer:
+        raise UserError(_was_replaced(block, path, now))
+
+
+def _was_replaced(block: nn.Module, path: str, layer: Any) -> str:
     """What is wrong where a layer that a design works on is another one now."""
     return (
         f"residual: {path} of {type(block).__name__} is a {type(layer).__name__} in the place of a layer that the "

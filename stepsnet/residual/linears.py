@@ -9,8 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..errors import UserError
-from .branches import BranchParts, Projection, was_replaced
+from .branches import BranchParts, Projection, check_in_place
 
 __all__ = [
     "BranchWeights",
@@ -109,6 +108,5 @@ def run_before_last(block: Any, index: int, parts: BranchParts) -> None:
 
 
 def _changed(block: Any, index: int, path: str, layer: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    if (now := attrgetter(path)(block)) is not layer:
-        raise UserError(was_replaced(block, path, now))
+    check_in_place(block, path, layer)
     return block.connections[index].inner(arguments[0]), *arguments[1:]

@@ -13,14 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..errors import UserError
-from .branches import BranchParts, was_replaced
+from .branches import BranchParts, check_in_place
 from .design import Branch, Connection, Place, Wiring
 
 __all__ = ["ValueResidual"]
@@ -90,8 +88,7 @@ def _mix(
     block: Any, index: int, path: str, part: int, of: int, linear: nn.Module, arguments: Any, output: Tensor
 ) -> Tensor:
     """The output of the linear layer with V' in place of V: (B, N, C), or with queries and keys (B, N, 3C)."""
-    if (now := attrgetter(path)(block)) is not linear:
-        raise UserError(was_replaced(block, path, now))
+    check_in_place(block, path, linear)
     outputs = list(output.chunk(of, -1))
     outputs[part] = block.connections[index].values(outputs[part])
     return torch.cat(outputs, -1) if of > 1 else outputs[0]

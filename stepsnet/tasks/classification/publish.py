@@ -38,7 +38,7 @@ A local copy is loaded as `local-dir:FOLDER`. In training pictures were upright,
 transparent, and channels of 16 bits were scaled to 8."""
 
 
-def _say_classes_once(file: Path) -> None:
+def _say_num_classes_once(file: Path) -> None:
     """Transformers hands on timm's ``num_classes`` and ``model_args``, so that a number in both is given twice."""
     config = json.loads(file.read_text())
     config.get("model_args", {}).pop("num_classes", None)
@@ -61,7 +61,7 @@ def publish(run: Path, recipe: ClassificationRecipe, folder: Path) -> Publicatio
         save_for_hf(model, str(folder), model_config=config, safe_serialization=True, data_config=spec)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UserError(f"push: timm cannot save {recipe.model.name}: {type(error).__name__}: {error}") from error
-    _say_classes_once(folder / "config.json")
+    _say_num_classes_once(folder / "config.json")
     save_classes(folder, classes)
     modules = modules_of(recipe, model)
     imports = "".join(f"\nimport {module}  # registers the model with timm" for module in modules)

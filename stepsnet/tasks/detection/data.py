@@ -38,7 +38,6 @@ __all__ = [
     "grouped_order",
     "load_coco",
     "read_pixels",
-    "require_test_split",
 ]
 
 WithoutObjects = Literal["refuse", "leave_out", "train"]
@@ -159,6 +158,7 @@ def load_coco(
     without_objects: WithoutObjects = "refuse",
     holdout: int | None = None,
     training: bool = True,
+    with_test: bool = False,
 ) -> CocoData:
     """Open a data set and check all of it.
 
@@ -170,15 +170,18 @@ def load_coco(
         without_objects: what to do with training images that have no objects besides crowds.
         holdout: training images to validate on; the data's val split is then test.
         training: False opens the evaluated split only, and leaves the training split without images.
+        with_test: check the test split too, which is scored when all is trained.
 
     Raises:
         UserError: a mistake in the data, with its file and record.
     """
     data, evaluated = split_of(data)
     root = _root_of(data)
-    _check_splits(root, evaluated, holdout)
+    scored = [evaluated, *["test"] * with_test]
+    for name in scored:
+        _check_splits(root, name, holdout)
     sources = sources_of(holdout)
-    needed = ["train", evaluated] if training else [evaluated]
+    needed = [*["train"] * training, *scored]
     files = {name: _open_split(root, name, max_invalid, masks) for name in dict.fromkeys(sources[n] for n in needed)}
     first, *others = files.values()
     for other in others:
@@ -192,10 +195,11 @@ def load_coco(
             split = replace(split, images=tuple(split.images[index] for index in indices))
         return _with_objects(split, without_objects) if name == "train" else split
 
+    for split in map(part, scored):
+        if not any(map(split.objects_of, split.images)):
+            got = f"got no objects to score in {len(split.images)} images"
+            raise UserError(f"data: {split.file}: {got}, expected annotations besides crowds")
     val = part(evaluated)
-    if not any(map(val.objects_of, val.images)):
-        got = f"got no objects to score in {len(val.images)} images"
-        raise UserError(f"data: {val.file}: {got}, expected annotations besides crowds")
     train = part("train") if training else replace(val, images=(), annotations={}, left_out=())
     return CocoData(
         tuple(category["name"] for category in val.categories),
@@ -203,11 +207,6 @@ def load_coco(
         DetectionSamples(val, None, seed),
         f"{holdout} of train" if holdout and evaluated == "val" else evaluated,
     )
-
-
-def require_test_split(data: str, holdout: int | None) -> None:
-    """Raises UserError where ``DATA@test`` does not exist; no file is opened."""
-    _check_splits(_root_of(split_of(data)[0]), "test", holdout)
 
 
 def read_pixels(file: Path | Image.Image, stored_size: tuple[int, int] | None = None) -> Tensor:

@@ -7,7 +7,6 @@ import dataclasses
 import json
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -32,8 +31,7 @@ from ..classification.inputs import Normalization, on_other_normalization
 from ..loading import loaded
 from ..pictures import spread_over
 from ..remarks import on_classes
-from ..splits import split_of
-from .data import CocoData, CocoSplit, DetectionSamples, LeftOut, grouped_order, load_coco, require_test_split
+from .data import CocoData, CocoSplit, DetectionSamples, LeftOut, grouped_order, load_coco
 from .inspection import pictures_of
 from .scores import ByClass, average_precision, found_objects, objects_by_class
 from .transforms import Target
@@ -52,21 +50,15 @@ def open_data(recipe: DetectionRecipe, data: str, run: Path | None = None) -> Co
     """Raises UserError where the data do not exist, for a mistake in them, or where the model learns no objects."""
     if recipe.model.name not in DETECTORS:
         raise UserError(f"model: got {recipe.model.name}, expected one of {', '.join(DETECTORS)} for detection")
-    if recipe.score_test and run is None:
-        require_test_split(data, recipe.holdout)
-    load = partial(
-        load_coco,
+    return load_coco(
+        data,
         masks=DETECTORS[recipe.model.name],
         max_invalid=recipe.max_invalid,
         without_objects=recipe.without_objects,
         holdout=recipe.holdout,
+        training=run is None,
+        with_test=recipe.score_test and run is None,
     )
-    opened = load(data, training=run is None)
-    if recipe.score_test and run is None:  # a mistake in it would end the run when all is trained
-        test = load(f"{split_of(data)[0]}@test", training=False).val.split
-        if _named(test.categories) != _named(opened.train.split.categories):
-            raise UserError(f"data: {test.file} has other categories than the training split, expected the same")
-    return opened
 
 
 def resolve(recipe: DetectionRecipe, opened: CocoData) -> tuple[DetectionRecipe, list[str]]:
