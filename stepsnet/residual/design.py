@@ -237,7 +237,12 @@ def reset_norm(norm: Any) -> None:
 def without_autocast(x: Tensor) -> AbstractContextManager[Any]:
     """For what is computed in float32 in any case; where a device has no autocast, there is nothing to switch off."""
     kind = x.device.type
-    return torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext()
+    return torch.autocast(kind, enabled=False) if _has_autocast(kind) else nullcontext()
+
+
+@torch.compiler.assume_constant_result  # torch 2.11 cannot trace it, and would compile every pass anew
+def _has_autocast(kind: str) -> bool:
+    return torch.amp.is_autocast_available(kind)
 
 
 def rms_norm(x: Tensor) -> Tensor:

@@ -110,7 +110,7 @@ def _made_with(records: Iterable[Mapping[str, Any]]) -> str:
     """The machines, the version of torch and the commits that some runs were made with."""
     known = [record for record in records if "hardware" in record]  # all but those that diverged
     torch = sorted({record.get("versions", {}).get("torch", "unknown") for record in known})
-    commits = sorted({record.get("commit") or "unknown" for record in known})
+    commits = sorted({(record.get("commit") or "unknown")[:7] for record in known})
     return f"{', '.join(_machines(known))}; torch {', '.join(torch)}; commit {', '.join(commits)}."
 
 
