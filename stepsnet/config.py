@@ -274,7 +274,11 @@ class DetectionRecipe(DenseRecipe):
         default=None, description="of the training images; null: the sizes of evaluation"
     )
     max_invalid: int = Field(
-        default=0, ge=0, le=2**31, description="annotations outside their image or without area that are left out"
+        default=0,
+        ge=0,
+        le=2**31,
+        description="annotations that are left out (a box without area or outside its image, a wrong mask) or cut to "
+        "the image (a box that reaches out of it)",
     )
     without_objects: Literal["refuse", "leave_out", "train"] = Field(
         default="refuse", description="what to do with training images without objects"

@@ -89,9 +89,11 @@ BAD = {
     ),
     "outside": (
         lambda c: change(c, "val", annotations=of_first(bbox=[5, 5, 60, 9])),
-        r"instances_val.json: annotation 1 of val1.png: the box \[5, 5, 60, 9\] lies outside its image of 48×64",
+        r"instances_val.json: annotation 1 of val1.png: the box \[5, 5, 60, 9\] reaches out of its image of 48×64 "
+        r"\(1 of \d+ annotations; set max_invalid=1 to cut boxes to their images\)",
     ),
-    "before": (lambda c: change(c, annotations=of_first(bbox=[-9, 5, 20, 9])), "lies outside its image of 48×64"),
+    "before": (lambda c: change(c, annotations=of_first(bbox=[-9, 5, 20, 9])), "reaches out of its image of 48×64"),
+    "far outside": (lambda c: change(c, annotations=of_first(bbox=[-30, 5, 20, 9])), "lies outside its image of 48×64"),
     "no box": (lambda c: change(c, annotations=of_first(bbox=[1, 2])), r"got bbox \[1, 2\], expected \[x, y, width"),
     "not a number": (
         lambda c: change(c, annotations=of_first(bbox=[1, 2, float("nan"), 3])),
@@ -132,8 +134,8 @@ BAD = {
     ),
     "no segmentation": (
         lambda c: change(c, annotations=of_first(segmentation=None)),
-        r"train.json: annotation 1 of train1.png: got no segmentation, expected polygons or RLE; without masks, "
-        r"expected model.name=faster_rcnn or cascade_rcnn",
+        r"train.json: annotation 1 of train1.png: got no segmentation, expected polygons or RLE \(1 of 13 annotations; "
+        r"set max_invalid=1 to leave out what is like this\); without masks, expected model.name=faster_rcnn or ",
     ),
     "empty": (lambda c: change(c, annotations=of_first(segmentation=[])), "1 of train1.png: got no segmentation"),
     "boxes alone": (
@@ -200,7 +202,7 @@ def test_a_mistake_comes_before_training(coco, tmp_path, capsys):
     tiny = ["model.args.backbone=test_steps_swin", "model.args.backbone_args={}"]
     assert main(["train", "pennfudan/mask_rcnn", "--data", f"coco:{coco}", "--run", str(run), *tiny]) == 2
     err = capsys.readouterr().err
-    assert "lies outside its image" in err and len(err.strip().splitlines()) == 1 and not run.exists()
+    assert "reaches out of its image" in err and len(err.strip().splitlines()) == 1 and not run.exists()
     change(coco, "val", annotations=of_first(bbox=[5, 5, 20, 20]))
     wrong = ["--data", f"coco:{coco}", "--run", str(run), *tiny, "model.args.num_classes=1"]
     assert main(["train", "pennfudan/mask_rcnn", *wrong]) == 2
@@ -239,6 +241,27 @@ def test_what_may_be_left_out_is_told(coco):
     assert target["boxes"].shape == (0, 4) and target["masks"].shape[0] == 0
     with pytest.raises(UserError, match=r"has no area \(1 of 11 annotations; set max_invalid=1 to leave out"):
         load(coco)
+
+
+def test_a_box_that_reaches_out_is_cut_and_a_wrong_mask_left_out_where_so_many_are_accepted(coco):
+    """The box of the first annotation, the mask of the second: both are of image 1."""
+
+    def spoil(records):
+        records[0] = {**records[0], "bbox": [-9, 5, 20, 90], "area": 7}
+        records[1] = {**records[1], "segmentation": None}
+
+    change(coco, annotations=spoil)
+    with pytest.raises(UserError, match=r"\(2 of 13 annotations; set max_invalid=2 to leave out .* and cut boxes to"):
+        load(coco, max_invalid=1)
+    split = load(coco, max_invalid=2).train.split
+    cut, *others = split.annotations[1]
+    assert cut["bbox"] == [0, 5, 11, 59] and cut["area"] == 7
+    left_out, reaches_out = (str(one) for one in split.left_out)
+    assert left_out.startswith("left out 1 of 13 annotations") and left_out.endswith("expected polygons or RLE")
+    assert reaches_out.startswith("cut to the image 1 of 13 annotations") and "[-9, 5, 20, 90]" in reaches_out
+    assert split.content()["annotations"][0]["bbox"] == cut["bbox"]  # which the scores are of
+    boxes = load(coco, masks=False, max_invalid=1).train.split
+    assert boxes.annotations[1][0]["bbox"] == cut["bbox"] and len(boxes.annotations[1]) == len(others) + 2
 
 
 @pytest.mark.parametrize("left", [0, -0.005])

@@ -78,7 +78,7 @@ def picture_source(picture: Picture) -> str:
 
 
 def data_notes(groups: Sequence[Group]) -> list[str]:
-    """What was left out of the data, in sentences; with the run's name where not all runs say the same."""
+    """What was left out of the data or cut, in sentences; with the run's name where not all runs say the same."""
     runs = [(group, run) for group, run in members(groups) if run.summary]
     said: dict[str, list[str]] = {}
     for group, run in runs:
@@ -89,7 +89,8 @@ def data_notes(groups: Sequence[Group]) -> list[str]:
 
 def _notes_of(summary: Mapping[str, Any]) -> list[str]:
     notes = [
-        f"{one['count']} of {one['total']} {one['what']} of {one['file']}, such as {one['first']}"
+        f"{one.get('done', 'left out')}: {one['count']} of {one['total']} {one['what']} of {one['file']}, "
+        f"such as {one['first']}"
         for one in summary.get("left_out", [])
     ]
     if count := summary.get("undecodable"):

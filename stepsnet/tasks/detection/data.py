@@ -27,7 +27,7 @@ from ...errors import UserError, nearest
 from ..images import UnreadableImage, open_image
 from ..splits import check_holdout, hold_out, sources_of, split_of
 from .transforms import Target, augmented, clamped
-from .validate import Record, check_split, encode_segmentation, read_annotations, without_slivers
+from .validate import Checked, Record, check_split, encode_segmentation, read_annotations, without_slivers
 
 __all__ = [
     "CocoData",
@@ -49,16 +49,17 @@ _GROUP_SIZE = 4  # images of one shape in a row, at most
 
 @dataclass(frozen=True)
 class LeftOut:
-    """Records of a file that are not used."""
+    """Records of a file that are not used, or not whole."""
 
     file: str  # its name
     what: str  # "annotations" or "images"
     count: int
     total: int
     first: str  # the first of them, and why
+    done: str = "left out"
 
     def __str__(self) -> str:
-        return f"left out {self.count} of {self.total} {self.what} of {self.file}, such as {self.first}"
+        return f"{self.done} {self.count} of {self.total} {self.what} of {self.file}, such as {self.first}"
 
 
 @dataclass(frozen=True)
@@ -166,7 +167,8 @@ def load_coco(
         data: ``coco:PATH``, or a path alone; behind an ``@`` the split that is evaluated.
         augment: of the training split; None leaves images as they are.
         masks: whether they are needed. Otherwise boxes are enough, and masks are not read.
-        max_invalid: annotations per split that may be left out, for a box without area or outside its image.
+        max_invalid: annotations per split that may be left out, for a box without area or outside its image or a mask
+            that is missing or wrong, or be cut to the image that their box reaches out of.
         without_objects: what to do with training images that have no objects besides crowds.
         holdout: training images to validate on; the data's val split is then test.
         training: False opens the evaluated split only, and leaves the training split without images.
@@ -273,23 +275,53 @@ def _open_split(root: Path, name: str, max_invalid: int, masks: bool) -> CocoSpl
     folder = _first_of(root, _FOLDERS, name, "folder of images")
     content = read_annotations(file)
     checked = check_split(file, folder, content)
-    total, invalid = len(content["annotations"]), checked.invalid
-    first = next(iter(invalid.values()), "")
-    if len(invalid) > max_invalid:
-        mends = f"set max_invalid={len(invalid)} to leave out what is like this"
-        raise UserError(f"data: {file}: {first} ({len(invalid)} of {total} annotations; {mends})")
-    if masks and checked.wrong_mask:
-        boxes_alone = "expected model.name=faster_rcnn or cascade_rcnn (and baseline.name), which learn boxes alone"
-        if checked.without_mask == total - len(invalid):
-            raise UserError(f"data: {file} has boxes and no segmentations, {boxes_alone}")
-        raise UserError(f"data: {file}: {checked.wrong_mask}; without masks, {boxes_alone}")
+    total = len(content["annotations"])
+    _check_annotations(file, checked, total, max_invalid, masks)
+    unusable = {**checked.invalid, **(checked.wrong_masks if masks else {})}
+    cut = {number: reason for number, reason in checked.reaching_out.items() if number not in unusable}
+    sizes = {image["id"]: (image["height"], image["width"]) for image in content["images"]}
     annotations: dict[int, list[Record]] = defaultdict(list)
     for annotation in content["annotations"]:
-        if annotation["id"] not in invalid:
-            annotations[annotation["image_id"]].append(without_slivers(annotation) if masks else annotation)
+        if annotation["id"] in unusable:
+            continue
+        if annotation["id"] in cut:
+            annotation = _cut(annotation, *sizes[annotation["image_id"]])
+        annotations[annotation["image_id"]].append(without_slivers(annotation) if masks else annotation)
     categories = sorted(content["categories"], key=lambda category: category["id"])
-    left_out = (LeftOut(file.name, "annotations", len(invalid), total, first),) if invalid else ()
-    return CocoSplit(file, folder, tuple(categories), tuple(content["images"]), dict(annotations), masks, left_out)
+    told = tuple(
+        LeftOut(file.name, "annotations", len(reasons), total, next(iter(reasons.values())), done)
+        for done, reasons in (("left out", unusable), ("cut to the image", cut))
+        if reasons
+    )
+    return CocoSplit(file, folder, tuple(categories), tuple(content["images"]), dict(annotations), masks, told)
+
+
+def _check_annotations(file: Path, checked: Checked, total: int, max_invalid: int, masks: bool) -> None:
+    """Raises UserError where more annotations than ``max_invalid`` cannot be used as they are."""
+    wrong_masks = checked.wrong_masks if masks else {}
+    boxes_alone = "expected model.name=faster_rcnn or cascade_rcnn (and baseline.name), which learn boxes alone"
+    if masks and total > len(checked.invalid) and checked.without_mask == total - len(checked.invalid):
+        raise UserError(f"data: {file} has boxes and no segmentations, {boxes_alone}")
+    count = len({*checked.invalid, *checked.reaching_out, *wrong_masks})
+    if count <= max_invalid:
+        return
+    boxes = {**checked.invalid, **checked.reaching_out}
+    first = next(iter({**boxes, **wrong_masks}.values()))
+    ways = [
+        *["leave out what is like this"] * bool(checked.invalid or wrong_masks),
+        *["cut boxes to their images"] * bool(checked.reaching_out),
+    ]
+    advice = "" if boxes else f"; without masks, {boxes_alone}"
+    mends = f"set max_invalid={count} to {' and '.join(ways)}"
+    raise UserError(f"data: {file}: {first} ({count} of {total} annotations; {mends}){advice}")
+
+
+def _cut(annotation: Record, height: int, width: int) -> Record:
+    """An annotation with its box cut to the image; the area, where it is given, stays."""
+    x, y, wide, high = annotation["bbox"]
+    left, top = max(x, 0), max(y, 0)
+    box = [left, top, min(x + wide, width) - left, min(y + high, height) - top]
+    return {**annotation, "bbox": box}
 
 
 def _first_of(root: Path, patterns: Sequence[str], name: str, what: str) -> Path:

@@ -10,7 +10,7 @@ import hashlib
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Annotated, Any, Literal
@@ -25,7 +25,7 @@ from ..images import UnreadableImage, each_in_threads, image_sizes, open_image
 
 __all__ = ["MIN_SIDE", "Checked", "check_split", "encode_segmentation", "read_annotations", "without_slivers"]
 
-_CHECK_VERSION = 8  # a new number discards the results that are kept
+_CHECK_VERSION = 9  # a new number discards the results that are kept
 _SLACK = 1.0  # pixels that a box may reach beyond its image, by rounding
 MIN_SIDE = 0.01  # pixels of a box: float32 may find no area below it, at the far side of a large image
 
@@ -39,9 +39,11 @@ Record = Mapping[str, Any]
 class Checked:
     """What the check of a split has found that a recipe may accept."""
 
-    invalid: dict[int, str]  # why the box of an annotation cannot be used, by its id
-    without_mask: int  # annotations that have a box alone
-    wrong_mask: str  # the first annotation without a mask that can be learnt, and why; "" where each has one
+    # annotations by their ids, and why
+    invalid: dict[int, str]  # the box cannot be used
+    reaching_out: dict[int, str]  # a part of the box is outside of the image
+    wrong_masks: dict[int, str]  # there is no mask that can be learnt, beside a box that can
+    without_mask: int  # how many of these have a box alone
 
 
 class _StrictRecord(BaseModel):
@@ -98,8 +100,8 @@ def check_split(file: Path, folder: Path, content: Record) -> Checked:
         content: of ``file``.
 
     Returns:
-        The boxes that have no area or lie outside their image, and the masks that are missing or wrong: the caller
-        decides how many of the first may be left out, and whether the second are needed.
+        The boxes that have no area or are not in their image, and the masks that are missing or wrong: the caller
+        decides how many may be left out or cut, and whether masks are needed.
 
     Raises:
         UserError: the first of all other mistakes.
@@ -107,7 +109,11 @@ def check_split(file: Path, folder: Path, content: Record) -> Checked:
     _check_images(file, folder, content["images"])
     key = f"coco/{_fingerprint(file, folder, content)}.json"
     found = cached_json(key, lambda: asdict(_check_records(file, folder, content)))
-    return Checked(**{**found, "invalid": {int(number): reason for number, reason in found["invalid"].items()}})
+    by_id = {
+        name: {int(number): reason for number, reason in found[name].items()}
+        for name in ("invalid", "reaching_out", "wrong_masks")
+    }
+    return Checked(**by_id, without_mask=found["without_mask"])
 
 
 def encode_segmentation(segmentation: Any, height: int, width: int) -> dict[str, Any]:
@@ -155,8 +161,8 @@ def _check_records(file: Path, folder: Path, content: Record) -> Checked:
             got = f"got image_id {annotation.get('image_id')!r}, expected the id of an image"
             raise UserError(f"data: {file}: annotation {annotation['id']}: {got}")
         by_image[image["id"]].append(annotation)
-    invalid: dict[int, str] = {}
-    without_mask, wrong_mask = 0, ""
+    found = Checked({}, {}, {}, 0)
+    without_mask = 0
     checked = each_in_threads(partial(_check_file, file, folder), content["images"], f"checking {file.name}")
     for _, image in zip(checked, content["images"]):
         size = image["height"], image["width"]
@@ -168,12 +174,14 @@ def _check_records(file: Path, folder: Path, content: Record) -> Checked:
                 got = f"got category_id {annotation['category_id']}, expected one of the categories, {known}"
                 raise UserError(f"data: {file}: {where}: {got}")
             if reason := _wrong_box(annotation["bbox"], *size):
-                invalid[annotation["id"]] = f"{where}: {reason}"
+                found.invalid[annotation["id"]] = f"{where}: {reason}"
                 continue
+            if reason := _reaches_out(annotation["bbox"], *size):
+                found.reaching_out[annotation["id"]] = f"{where}: {reason}"
             if reason := _wrong_segmentation(annotation.get("segmentation"), *size):
                 without_mask += annotation.get("segmentation") in _NO_SEGMENTATION
-                wrong_mask = wrong_mask or f"{where}: {reason}"
-    return Checked(invalid, without_mask, wrong_mask)
+                found.wrong_masks[annotation["id"]] = f"{where}: {reason}"
+    return replace(found, without_mask=without_mask)
 
 
 def _check_ids(file: Path, what: str, records: Sequence[Record], may_be_empty: bool = False) -> None:
@@ -219,10 +227,14 @@ def _wrong_box(box: Sequence[float], height: int, width: int) -> str:
     if min(wide, high) < MIN_SIDE:
         return f"the box {list(box)} has no area"
     inside = min(x + wide, width) - max(x, 0), min(y + high, height) - max(y, 0)
-    reaches_out = min(x, y) < -_SLACK or x + wide > width + _SLACK or y + high > height + _SLACK
-    if reaches_out or min(inside) < MIN_SIDE:
-        return f"the box {list(box)} lies outside its image of {width}×{height}"
-    return ""
+    return f"the box {list(box)} lies outside its image of {width}×{height}" if min(inside) < MIN_SIDE else ""
+
+
+def _reaches_out(box: Sequence[float], height: int, width: int) -> str:
+    """That a box reaches further beyond its image than by rounding, or nothing."""
+    x, y, wide, high = box
+    beyond = max(-x, -y, x + wide - width, y + high - height)
+    return f"the box {list(box)} reaches out of its image of {width}×{height}" if beyond > _SLACK else ""
 
 
 def _wrong_segmentation(segmentation: Any, height: int, width: int) -> str:
