@@ -14,7 +14,7 @@
 #           the digits, and no DATA). Runs that results/ has are not run again. With --work FOLDER runs are kept there, and
 #           a later call goes on with them; elsewhere what has not ended is lost, so let --jobs be few for long runs, and as
 #           many as there are cores for short ones. Processes use a GPU by turns; with --mps, which starts NVIDIA's MPS
-#           and ends it, at the same time, as small models need it
+#           and ends it, at the same time, as small models need it. The cores that are left load data
 #
 # All parts share --seconds, and what is stopped then has 20 more to keep what it has; without names they are tests,
 # memory and speed, and with --quick all four. Where a call may not last longer than ten minutes, call it once with
@@ -52,7 +52,7 @@ while [ $# -gt 0 ]; do
 done
 for number in "seconds $seconds" "jobs $jobs"; do
     case "${number#* }" in
-        *[!0-9]*) echo "gpu.sh: --${number%% *}: got ${number#* }, expected a whole number" >&2; exit 2 ;;
+        0* | *[!0-9]*) echo "gpu.sh: --${number%% *}: got ${number#* }, expected a positive whole number" >&2; exit 2 ;;
     esac
 done
 deadline=$((SECONDS + seconds)) # of all parts together
@@ -149,7 +149,9 @@ deep() {
         part deep 5 sh -c "echo 'deep needs --data with what $study is of, such as cifar10:PATH'; exit 2"
         return
     fi
-    local name=${study//\//-} settings=("device=$device" workers=2)
+    local name=${study//\//-} workers=$(($(nproc) / jobs - 1)) # beside each run's own process
+    [ "$workers" -ge 1 ] || workers=1
+    local settings=("device=$device" "workers=$workers")
     [ "$study" != evidence/cifar10-paper-widths ] || settings+=(eval_batch_size=1000)
     [ "$device" = cpu ] || settings+=(cuda_graph=true)
     mkdir -p "$work/results"

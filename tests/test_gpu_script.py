@@ -81,8 +81,9 @@ def test_another_study_and_some_of_its_cells(tmp_path):
     options["work"] = work
     arguments = [text for key, value in options.items() for text in (f"--{key}", str(value))]
     run_script(tmp_path, "--device", "cpu", "--out", str(out), *arguments, "deep")
-    expected = "sweep depth-bench/prose --cells plain@24,steps@24 --data text:/prose device=cpu workers=2 --jobs 16"
-    assert expected in log_of(out)
+    workers = max(1, len(os.sched_getaffinity(0)) // 16 - 1)
+    expected = f"--cells plain@24,steps@24 --data text:/prose device=cpu workers={workers} --jobs 16"
+    assert f"sweep depth-bench/prose {expected}" in log_of(out)
     with tarfile.open(out / "deep.tgz") as packed:
         assert "results/depth-bench-prose/plain-96.json" in packed.getnames()
 
@@ -114,8 +115,9 @@ def test_no_part_begins_without_what_it_needs(tmp_path):
         (["--devise", "cpu"], "gpu.sh: got --devise, expected --device DEVICE, --quick"),
         (["speeds"], "gpu.sh: got speeds, expected"),
         (["--out"], "gpu.sh: --out needs a value"),
-        (["--seconds", "1m"], "gpu.sh: --seconds: got 1m, expected a whole number"),
-        (["--jobs", "all"], "gpu.sh: --jobs: got all, expected a whole number"),
+        (["--seconds", "1m"], "gpu.sh: --seconds: got 1m, expected a positive whole number"),
+        (["--jobs", "all"], "gpu.sh: --jobs: got all, expected a positive whole number"),
+        (["--jobs", "0"], "gpu.sh: --jobs: got 0, expected a positive whole number"),
         (["--device", "tpu"], "gpu.sh: torch cannot use the device tpu (RuntimeError: no such device)"),
     ],
 )
