@@ -75,6 +75,14 @@ def test_two_ranks_of_ddp_train_as_one_process(tmp_path, alone):
     assert (tmp_path / "ddp" / "epochs-2" / "summary.json").exists()
 
 
+def test_each_epoch_of_ddp_is_trained_with_label_smoothing(tmp_path):
+    """Without averages, where the wrapped model itself is evaluated between two epochs."""
+    settings = [*SETTINGS, "ema_decay=null", "label_smoothing=0.5", "train_samples=256", "stream_epochs=0"]
+    for name, ranks in (("one", 1), ("two", 2)):
+        finish(start(tmp_path / name, ranks, settings=settings))
+    assert_same(tmp_path / "two", tmp_path / "one")
+
+
 def test_fsdp_is_killed_and_goes_on_in_one_process(tmp_path, alone):
     folder = tmp_path / "fsdp"
     process = start(folder, 2, "parallel=fsdp")

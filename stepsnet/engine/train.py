@@ -110,10 +110,10 @@ class Trainer:
         if task.monitor not in METRICS:  # whether more of it is better could only be guessed
             hint = nearest(task.monitor, METRICS)
             raise UserError(f"monitor of {type(task).__name__}: got {task.monitor!r}, expected a listed metric{hint}")
-        self.state, wrapped = prepare(model, settings, context)
+        self.state, self.wrapped = prepare(model, settings, context)
         schedule = Schedule(self.state.optimizer, settings, task.steps_per_epoch)
-        self.updater = Updater(wrapped, task, self.state.optimizer, schedule, settings, context, self.state.averages)
-        self.evaluated_model = self.state.averages.module if self.state.averages else wrapped
+        self.updater = Updater(self.wrapped, task, self.state.optimizer, schedule, settings, context, self.state.averages)
+        self.evaluated_model = self.state.averages.module if self.state.averages else self.wrapped
         self.folder, self.checkpoints, self.position = folder, folder / "checkpoints", Position()
         self.earlier_seconds, self.began_at = 0.0, time.monotonic()
         self.note(describe_batch(settings, context, task))
@@ -133,7 +133,7 @@ class Trainer:
             self.measure_stream(epoch=0)
         first_epoch, done = self.first_epoch()
         for epoch in range(first_epoch, self.settings.epochs):
-            self.model.train()
+            self.wrapped.train()  # and the model in it: a task asks what it is given, which DDP wraps
             with closing(self.batches_of_updates(epoch, done)) as updates:
                 for batches in updates:
                     update = self.update(epoch, batches)
