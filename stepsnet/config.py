@@ -30,6 +30,7 @@ from .errors import UserError
 
 __all__ = [
     "MAY_CHANGE_ON_RESUME",
+    "OWN_OF_ADAMW",
     "RECIPE_TYPES",
     "Augment",
     "ClassificationRecipe",
@@ -43,6 +44,9 @@ __all__ = [
     "TrainingSettings",
     "key_of",
 ]
+
+# what adamw has where a recipe gives null; said out loud, as older recipes do, it is the same recipe
+OWN_OF_ADAMW = {"betas": (0.9, 0.999), "eps": 1e-8}
 
 _MOST_WINDOWS = 4096  # in which one image is evaluated
 
@@ -65,9 +69,13 @@ class TrainingSettings:
         default=None, description="samples per update that lr is meant for; null: as it is"
     )
     lr_base_scale: Literal["linear", "sqrt"] = Field(default="linear", description="how lr is scaled to batch_size")
-    betas: tuple[BelowOne, BelowOne] = Field(default=(0.9, 0.999), description="of optimizers that have two")
+    betas: tuple[BelowOne, BelowOne] | None = Field(
+        default=None, description="of optimizers that have two; null: the optimizer's own, of adamw 0.9 and 0.999"
+    )
     momentum: BelowOne = Field(default=0.9, description="of optimizers that have it in place of betas")
-    eps: float = Field(default=1e-8, ge=0, le=1, description="of the optimizer")
+    eps: Annotated[float, Field(ge=0, le=1)] | None = Field(
+        default=None, description="of the optimizer; null: its own, of adamw 1e-8"
+    )
     weight_decay: float = Field(
         default=0.05, ge=0, le=1e6, description="not applied to norms, biases and what the model exempts"
     )
@@ -125,6 +133,11 @@ class TrainingSettings:
         le=2**31,
         description="updates between such measurements in training, which run eagerly; 0: never",
     )
+
+    def __post_init__(self) -> None:
+        for name, own in OWN_OF_ADAMW.items():
+            if self.opt == "adamw" and getattr(self, name) == own:
+                object.__setattr__(self, name, None)
 
     def epochs_at(self, step: int) -> int:
         """The length that the schedule has at an update: ``epochs``, or one of ``earlier_epochs``."""
@@ -306,6 +319,7 @@ class SegmentationRecipe(DenseRecipe):
     eval_flip: bool = Field(default=False, description="average with the flipped image too")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.eval_stride and self.eval_stride > (self.eval_window or 0):
             raise UserError(f"eval_stride: got {self.eval_stride}, expected at most eval_window, {self.eval_window}")
         if self.eval_window:

@@ -12,6 +12,7 @@ from torch import nn
 import stepsnet
 from stepsnet.cli import main
 from stepsnet.config import ClassificationRecipe, ModelSpec
+from stepsnet.deploy.sessions import open_session
 from stepsnet.deploy.source import find_source
 from stepsnet.errors import UserError
 from stepsnet.models.build import build_model
@@ -117,6 +118,8 @@ def test_a_module_of_nobody_says_what_its_user_says():
         ({"mean": 0.5}, "mean: got 0.5, expected 1 numbers"),
         ({"std": ["a"]}, r"std: got \['a'\], expected 1 numbers"),
         ({"std": (0.0,)}, r"std: got \(0.0,\), expected 1 numbers"),
+        ({"mean": (123.7,)}, r"mean: got \(123.7,\), expected that of pixels in 0 … 1, not in 0 … 255"),
+        ({"std": (58.4,)}, r"std: got \(58.4,\), expected that of pixels in 0 … 1"),
         ({"input_size": 224}, "input_size: got 224, expected three whole numbers"),
         ({"classes": 5}, "classes: got 5, expected a list of names"),
     ):
@@ -124,6 +127,26 @@ def test_a_module_of_nobody_says_what_its_user_says():
             find_source(model, about=wrong)
     with pytest.raises(UserError, match="classes: got 2, expected the names of the 1000 outputs"):
         find_source("test_vit", about={"classes": ["cat", "dog"]})
+
+
+class _Parts(nn.Module):
+    def forward(self, x):
+        return {"mask": x.mean(1), "score": x.mean((1, 2, 3))}
+
+
+@pytest.mark.parametrize(
+    ("model", "names"),
+    [
+        (lambda: timm.create_model("test_steps_swin", features_only=True), ["map_1", "map_2", "map_3", "map_4"]),
+        (_Parts, ["mask", "score"]),
+    ],
+)
+def test_all_outputs_of_a_module_are_named(model, names, here):
+    exported = stepsnet.export(model().eval(), "several.pt2")
+    described = exported.metadata["outputs"]
+    assert [one["name"] for one in described] == names and exported.metadata["task"] == "features"
+    found = open_session(exported.path)(torch.randn(1, 3, 224, 224))
+    assert [len(one["shape"]) for one in described] == [one.ndim for one in found]
 
 
 @pytest.mark.parametrize(

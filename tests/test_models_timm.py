@@ -1,5 +1,7 @@
 """Every family works with timm's tools: features, parameter groups and layer decay."""
 
+import re
+
 import pytest
 import timm
 import torch
@@ -222,6 +224,18 @@ def test_layer_decay(family):
     for name, parameter in model.named_parameters():
         assert scale[id(parameter)] == pytest.approx(0.75 ** (last - groups[name])), name
         assert decay[id(parameter)] == (0.0 if parameter.dim() < 2 or name in unweighted else 0.05), name
+
+
+@pytest.mark.parametrize("design", ["attention_residuals", "deep_cross_attention"])
+def test_the_wiring_at_the_end_of_a_step_is_of_its_last_block(design):
+    model = timm.create_model("test_steps_deit", residual=design)
+    groups = group_parameters(model, model.group_matcher(), reverse=True)
+    of_blocks = {}  # the last one of each step
+    for name, group in groups.items():
+        if match := re.match(r"blocks\.networks\.(\d+)\.\d+\.", name):
+            of_blocks[match[1]] = max(group, of_blocks.get(match[1], 0))
+    wirings = {name: group for name, group in groups.items() if ".wiring." in name}
+    assert wirings and all(group == of_blocks[name.split(".")[2]] for name, group in wirings.items())
 
 
 def test_no_weight_decay():

@@ -6,6 +6,7 @@ import types
 import pytest
 import timm
 import torch
+from timm.layers import DropPath
 from torch import nn
 from torch._dynamo.utils import counters
 
@@ -13,8 +14,8 @@ import stepsnet
 from stepsnet.commands.bench import bench, find_candidates
 from stepsnet.config import ModelSpec
 from stepsnet.errors import UserError
-from stepsnet.models.compilation import FrozenForward
-from stepsnet.models.optimize import PURPOSES
+from stepsnet.models.compilation import FrozenForward, SharedDropPath
+from stepsnet.models.optimize import PURPOSES, optimize
 from stepsnet.models.windows import PermutedWindows, permute_windows, restore_windows
 from stepsnet.runs import evaluate
 from stepsnet.tasks.prediction import PredictInputs
@@ -205,6 +206,18 @@ def test_what_it_does_not_cover_stays_as_it_is():
         stepsnet.optimize("resnet18")
     with pytest.raises(UserError, match="compile: no sequence of blocks was found"):
         stepsnet.optimize(model, "training")
+
+
+def test_a_schedule_of_stochastic_depth_is_followed():
+    model = optimize(made("test_vit", drop_path_rate=0.5), "training", compile=True).train()
+    paths = [part for part in model.modules() if isinstance(part, DropPath)]
+    assert paths and all(isinstance(path, SharedDropPath) for path in paths)
+    x = torch.ones(8, 2, 2)
+    for path in paths:
+        path.drop_prob = 0.0
+        assert torch.equal(path(x), x)
+        path.drop_prob = 0.999
+        assert not torch.equal(path(x), x)
 
 
 def test_convolutions_train_with_channels_last_and_are_not_compiled():

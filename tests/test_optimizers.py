@@ -84,3 +84,27 @@ def test_it_goes_on_where_a_parameter_had_no_gradient_yet(name, momentum, sharde
             state.model.uses_it = True
         for (key, ours), theirs in zip(resumed.model.named_parameters(), whole.model.parameters()):
             assert torch.equal(ours, theirs), key
+
+
+@pytest.mark.parametrize("name", list(filter(usable, timm.optim.list_optimizers())))
+def test_what_a_recipe_leaves_open_is_the_optimizers_own(name):
+    model = nn.Linear(6, 8)
+    ours = build_optimizer(model, dataclasses.replace(SETTINGS, opt=name)).defaults
+    theirs = timm.optim.create_optimizer_v2(model, opt=name, lr=SETTINGS.lr, momentum=SETTINGS.momentum).defaults
+    for key in ("betas", "eps"):
+        assert ours.get(key) == theirs.get(key)
+
+
+def test_betas_and_eps_are_given_to_the_optimizer_or_refused():
+    given = dataclasses.replace(SETTINGS, opt="lion", betas=(0.8, 0.9))
+    assert build_optimizer(nn.Linear(2, 2), given).defaults["betas"] == (0.8, 0.9)
+    given = dataclasses.replace(SETTINGS, opt="adabelief", eps=1e-8)  # which is adamw's, but not its own
+    assert build_optimizer(nn.Linear(2, 2), given).defaults["eps"] == 1e-8
+    with pytest.raises(UserError, match=r"betas: got \(0.8, 0.9\), expected null: adan has 3 of them"):
+        build_optimizer(nn.Linear(2, 2), dataclasses.replace(SETTINGS, opt="adan", betas=(0.8, 0.9)))
+
+
+def test_adamws_own_said_out_loud_are_the_same_recipe():
+    """As configs and records of earlier versions say them."""
+    assert dataclasses.replace(SETTINGS, opt="adamw", betas=(0.9, 0.999), eps=1e-8) == SETTINGS
+    assert dataclasses.replace(SETTINGS, opt="adamw", betas=(0.9, 0.99)) != SETTINGS

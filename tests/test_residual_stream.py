@@ -18,7 +18,7 @@ from stepsnet.config import ModelSpec
 from stepsnet.console import Lines
 from stepsnet.engine.task import BatchShard
 from stepsnet.errors import UserError
-from stepsnet.models.blocks import step_sequences
+from stepsnet.models.blocks import blocks_of, step_sequences
 from stepsnet.models.build import build_model
 from stepsnet.models.compilation import compile_blocks
 from stepsnet.models.stepify.convert import stepify
@@ -182,6 +182,19 @@ def test_any_residual_model(name, num_blocks):
     assert num_blocks is None or len(blocks) == num_blocks
     for block in blocks:
         assert block.gamma > 0 and block.gradient > 0 and -1 <= block.correlation <= 1 + 1e-5
+
+
+@pytest.mark.parametrize(
+    ("name", "side", "dim"), [("mambaout_femto", 64, -1), ("tiny_vit_5m_224", 224, -1), ("convnext_atto", 64, 1)]
+)
+def test_channels_of_blocks_with_convolutions_are_first_or_last(name, side, dim):
+    model, images = timm.create_model(name).eval(), torch.randn(1, 3, side, side)
+    seen = []
+    blocks_of(model)[-1].register_forward_hook(lambda block, inputs, output: seen.append((inputs[0], output)))
+    found = measure_stream(model, lambda model: model(images).sum())[-1]
+    ((z, after),) = seen
+    assert found.width == after.shape[dim] == model.num_features
+    assert found.branch == pytest.approx(((after - z).norm() / z.norm()).item(), rel=1e-4)
 
 
 def test_a_language_model():

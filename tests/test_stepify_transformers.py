@@ -103,6 +103,11 @@ MODELS = {
         LlamaConfig(**SIZES, **GROUPED, pad_token_id=0),
         AutoModelForSequenceClassification,
     ),
+    "a classifier of two kinds of layers": (
+        transformers.Qwen3ForSequenceClassification,
+        Qwen3Config(**SIZES, **GROUPED, **SLIDING, head_dim=24, pad_token_id=0),
+        AutoModelForSequenceClassification,
+    ),
 }
 ENCODERS = ("bert", "roberta")
 EVERY = pytest.mark.parametrize("name", MODELS)

@@ -20,6 +20,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 import stepsnet
 from stepsnet import StepsNet, StepsTransformerConfig, StepsTransformerForCausalLM
+from stepsnet.analysis.complexity import count_language_model
 from stepsnet.commands.table import compare_table
 from stepsnet.config import ModelSpec
 from stepsnet.errors import UserError
@@ -320,6 +321,11 @@ def test_fewer_layers_end_the_stream_as_in_llama(ids, tmp_path):
     short = AutoModelForCausalLM.from_pretrained(tmp_path, num_hidden_layers=3).eval()
     expected = model.lm_head(model.model.norm(states[3]))  # behind three layers, with the channels that wait
     torch.testing.assert_close(short(ids).logits, expected)
+    one, whole = (count_language_model(each, 8) for each in (short, model))
+    last = model.model.layers[3:]  # of 2, 2 and 1
+    unused = sum(part.weight.numel() for part in last.modules() if isinstance(part, nn.Linear))
+    unused += 2 * 8 * (model.config.widths[1] + model.config.widths[2])  # attention
+    assert (one.blocks, whole.blocks) == (3, 5) and one.macs == whole.macs - unused
     short.save_pretrained(tmp_path / "short")
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "short").eval()
     torch.testing.assert_close(again(ids).logits, expected)

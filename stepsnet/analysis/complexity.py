@@ -77,14 +77,20 @@ def count_language_model(model: Any, context: int) -> Complexity:
     """
     params = sum(parameter.numel() for parameter in model.parameters())
     is_of_the_paper = model.config.model_type == "steps_transformer"
+    blocks = len(blocks_of(model))
+    if is_of_the_paper:  # layers behind num_hidden_layers are kept, and do not run
+        blocks = min(blocks, model.config.num_hidden_layers)
     if not is_of_the_paper or model.config.residual != "plain":  # with the products of the design
         macs = _macs_of_sequence(model, context) // context
     else:
-        linear = sum(module.weight.numel() for module in model.modules() if isinstance(module, nn.Linear))
-        macs = linear + sum(
-            2 * context * width * depth for width, depth in zip(model.config.widths, model.config.depths)
+        waiting = {part for layer in model.base_model.layers[blocks:] for part in layer.modules()}
+        linear = sum(
+            module.weight.numel()
+            for module in model.modules()
+            if isinstance(module, nn.Linear) and module not in waiting
         )
-    blocks = len(blocks_of(model))
+        widths = [width for width, depth in zip(model.config.widths, model.config.depths) for _ in range(depth)]
+        macs = linear + sum(2 * context * width for width in widths[:blocks])
     return Complexity(blocks, 5 * blocks + 1 if is_of_the_paper else count_layers(model), params, macs)
 
 

@@ -30,8 +30,9 @@ def measure_stream(model: nn.Module, loss: Callable[[nn.Module], Tensor]) -> lis
     """Run ``loss(model)`` forward and backward, and take the statistics of every block on the way.
 
     Compiled blocks run eagerly here, since compiled code may leave hooks out. A model whose weights need no gradient
-    is run forward only, and its gradients are not a number. In a model without a StepsNet the channels are dimension 1
-    for blocks with convolutions and images (B, C, H, W), else the last.
+    is run forward only, and its gradients are not a number. In a model without a StepsNet the channels of images are
+    dimension 1 or the last, as the sizes of the block's norms and biases say; where these leave it open, dimension 1
+    for blocks with convolutions.
 
     Args:
         model: in the mode that the caller has set; the mode is kept, and the gradients are cleared.
@@ -110,6 +111,16 @@ def _as_it_is(gradient: Tensor) -> Tensor:
     return gradient
 
 
+def _channels_of(block: nn.Module, y: Tensor) -> int:
+    """The dimension of the channels in what a block returns."""
+    if y.ndim != 4:
+        return -1
+    sizes = {parameter.shape[0] for parameter in block.parameters() if parameter.ndim == 1}
+    if (y.shape[1] in sizes) != (y.shape[-1] in sizes):
+        return 1 if y.shape[1] in sizes else -1
+    return 1 if any(isinstance(module, nn.Conv2d) for module in block.modules()) else -1
+
+
 def _first_channels(width: int, gradient: Tensor) -> Tensor:
     return gradient[..., :width]
 
@@ -159,8 +170,7 @@ class _Observer:
             before, after = before[..., :width], after[..., :width]
             of_stream = partial(_first_channels, width)
         if before.shape != after.shape or not self._continues_stream(before):  # no StepsNet, or a new stage
-            has_convolutions = y.ndim == 4 and any(isinstance(module, nn.Conv2d) for module in block.modules())
-            self.start_stream(before if before.shape == after.shape else after, 1 if has_convolutions else -1)
+            self.start_stream(before if before.shape == after.shape else after, _channels_of(block, y))
         assert self.input is not None and self.stream is not None
         width, stream_width = after.shape[self.dim], self.stream.shape[self.dim]
         tail = self.stream.narrow(self.dim, width, stream_width - width)  # (…, C - C_i)

@@ -8,7 +8,7 @@ import secrets
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -173,8 +173,11 @@ def _attempt(
     cases = [source.inputs(count, shape) for count in ((1, 3) if axes else (1,))]
     cases += [source.inputs(2, other) for other in others]
     with torch.inference_mode():
-        found = [flat_outputs(source.model(x)) for x in cases]
-    names = source.use.outputs or tuple(f"map_{number}" for number in range(1, len(found[0]) + 1))
+        returned = [source.model(x) for x in cases]
+    found = [flat_outputs(one) for one in returned]
+    names = _names_of(source.use, returned[0], found[0])
+    if source.use.outputs and names != source.use.outputs:  # it is no classifier
+        source = replace(source, use=replace(source.use, task="features"))
     metadata = _describe(source, captured, names, found, cases)
     try:
         form.write(captured, names, json.dumps(metadata), path)
@@ -185,6 +188,16 @@ def _attempt(
     if not worst <= MAX_ERROR:  # a NaN is no success either
         raise UserError(f"its outputs differ from torch's by {worst:.1e} of their norm, expected at most {MAX_ERROR}")
     return metadata
+
+
+def _names_of(use: Deployment, returned: Any, tensors: Sequence[Tensor]) -> tuple[str, ...]:
+    """The outputs' names: as the use has them, where it has as many, as the model calls them, or numbers."""
+    if len(use.outputs) == len(tensors):
+        return use.outputs
+    if isinstance(returned, Mapping) and all(isinstance(name, str) for name in returned):
+        return tuple(returned)
+    kind = "map" if all(one.ndim == 4 for one in tensors) else "output"
+    return tuple(f"{kind}_{number}" for number in range(1, len(tensors) + 1))
 
 
 def _error(got: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
@@ -216,7 +229,7 @@ def _describe(
         "inputs": [{"name": use.input, "dtype": use.dtype, "shape": captured.input_shape}],
         "outputs": [
             {"name": name, "shape": [batch, *_common([one.shape[1:] for one in ones])]}
-            for name, *ones in zip(outputs, *found)
+            for name, *ones in zip(outputs, *found, strict=True)
         ],
         "preprocessing": use.preprocessing,
         "classes": list(use.classes) if use.classes else None,

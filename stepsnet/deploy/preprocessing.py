@@ -92,6 +92,8 @@ def stated(
         are_numbers = all(isinstance(one, Real) and least < float(one) < math.inf for one in entries)
         if len(entries) != shape[0] or not are_numbers:
             raise UserError(f"{name}: got {values!r}, expected {shape[0]} numbers, one for each channel")
+        if any(one > 1 for one in entries):
+            raise UserError(f"{name}: got {values!r}, expected that of pixels in 0 … 1, not in 0 … 255")
         found[name] = tuple(entries)
     return tuple(shape), found
 

@@ -57,8 +57,11 @@ def check_optimizer(settings: TrainingSettings) -> None:
     known = timm.optim.list_optimizers()
     if settings.opt not in known:
         raise UserError(f"opt: got {settings.opt!r}, expected one of timm's optimizers{nearest(settings.opt, known)}")
-    if timm.optim.get_optimizer_info(settings.opt).second_order:
+    takes = timm.optim.get_optimizer_info(settings.opt)
+    if takes.second_order:
         raise UserError(f"opt: got {settings.opt!r}, expected an optimizer that needs no second derivatives")
+    if settings.betas is not None and takes.has_betas and takes.num_betas != 2:
+        raise UserError(f"betas: got {settings.betas}, expected null: {settings.opt} has {takes.num_betas} of them")
     with torch.random.fork_rng(devices=[]), torch.device("cpu"), torch.enable_grad():
         toy = nn.Linear(2, 2)
         toy(torch.ones(1, 2)).sum().backward()
@@ -71,9 +74,9 @@ def check_optimizer(settings: TrainingSettings) -> None:
 def _create(model: nn.Module, settings: TrainingSettings) -> Optimizer:
     takes = timm.optim.get_optimizer_info(settings.opt)
     arguments: dict = {"momentum": settings.momentum} if takes.has_momentum else {}
-    if takes.has_betas and takes.num_betas == 2:
+    if settings.betas is not None and takes.has_betas:
         arguments["betas"] = settings.betas
-    if takes.has_eps:
+    if settings.eps is not None and takes.has_eps:
         arguments["eps"] = settings.eps
     if settings.opt == "adamw":
         arguments["fused"] = True  # a deep, narrow model has a thousand small tensors

@@ -112,7 +112,9 @@ class Trainer:
             raise UserError(f"monitor of {type(task).__name__}: got {task.monitor!r}, expected a listed metric{hint}")
         self.state, self.wrapped = prepare(model, settings, context)
         schedule = Schedule(self.state.optimizer, settings, task.steps_per_epoch)
-        self.updater = Updater(self.wrapped, task, self.state.optimizer, schedule, settings, context, self.state.averages)
+        self.updater = Updater(
+            self.wrapped, task, self.state.optimizer, schedule, settings, context, self.state.averages
+        )
         self.evaluated_model = self.state.averages.module if self.state.averages else self.wrapped
         self.folder, self.checkpoints, self.position = folder, folder / "checkpoints", Position()
         self.earlier_seconds, self.began_at = 0.0, time.monotonic()

@@ -106,6 +106,11 @@ class SharedDropPath(DropPath):
         super().__init__(drop_prob, scale_by_keep)
         self.kept = torch.tensor(1.0 - drop_prob, device=device)  # no buffer: state dicts and DDP leave it alone
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name == "drop_prob" and hasattr(self, "kept"):  # as a schedule of stochastic depth sets it
+            self.kept.fill_(1.0 - value)
+
     def forward(self, x: Tensor) -> Tensor:
         if not self.training:
             return x

@@ -111,7 +111,9 @@ class StepsDeiT(VisionTransformer):
 
     @torch.jit.ignore
     def group_matcher(self, coarse: bool = False) -> dict:
-        blocks = [(r"^blocks\.networks\.(\d+)\.(\d+)", None), (r"^norm", (99999,))]
+        blocks: list[tuple[str, Optional[tuple[int]]]] = [(r"^blocks\.networks\.(\d+)\.(\d+)", None)]
+        # timm's 99999: of the group before, which is the last block of its step and of all
+        blocks += [(r"^blocks\.networks\.(\d+)\.wiring", (99999,)), (r"^norm", (99999,))]
         return {**super().group_matcher(coarse), "blocks": blocks}
 
 

@@ -223,8 +223,8 @@ class StepsTransformerModel(StepsTransformerPreTrainedModel):
     """The decoder: token ids (B, N) -> (B, N, C).
 
     ``layers`` is one list over all steps, as LLaMA's. ``hidden_states`` are the whole residual stream after each
-    layer, what it wrote and the channels that wait, so that all have the width C. As in LLaMA, a
-    ``config.num_hidden_layers`` below the number of layers ends the stream behind so many of them.
+    layer, what it wrote and the channels that wait, so that all have the width C. A ``config.num_hidden_layers`` below
+    the number of layers ends the stream behind so many of them, as in LLaMA; the others are kept, and do not run.
     """
 
     def __init__(self, config: StepsTransformerConfig):

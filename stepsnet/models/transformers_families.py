@@ -247,7 +247,8 @@ def steps_class(model_class: Any) -> Any:
     def __init__(self, config, *args, **kwargs):
         config.check_sizes()
         layers, config.num_hidden_layers = config.num_hidden_layers, 0
-        if types := vars(config).get("layer_types"):
+        # an Auto class within makes the base model of this configuration, which has no layers then and keeps its types
+        if layers and (types := vars(config).get("layer_types")):
             config.layer_types = types[:layers]
         try:
             model_class.__init__(self, config, *args, **kwargs)
