@@ -219,7 +219,8 @@ class ClassificationRecipe(Recipe):
         default=None, description="side of the input; data: of the training images; null: the model's own"
     )
     crop_pct: Annotated[float, Field(ge=0.1, le=1)] | None = Field(
-        default=None, description="share of the resized image that is evaluated; null: the model's"
+        default=None,
+        description="share of the resized image that is evaluated; null: the model's, with img_size=data all of it",
     )
     crop_mode: Literal["center", "squash", "border"] | None = Field(
         default=None, description="how an evaluated image becomes a square, by timm's names; null: the model's"

@@ -104,6 +104,8 @@ def as_begun(recipe: R, begun: Recipe) -> R:
             changes[key] = ModelSpec(own.name, {**given, **more})
     if getattr(recipe, "img_size", None) == "data":
         changes["img_size"] = getattr(begun, "img_size", None)
+        if recipe.crop_pct is None:  # type: ignore[attr-defined]
+            changes["crop_pct"] = getattr(begun, "crop_pct", None)
     if isinstance(recipe, ClassificationRecipe) and recipe.crop_mode is None:
         changes["crop_mode"] = getattr(begun, "crop_mode", None)
     return dataclasses.replace(recipe, **changes)

@@ -84,6 +84,7 @@ METRICS: dict[str, Metric] = {
         Metric("word_perplexity", "perplexity per word", decimals=1, higher_is_better=False),
         Metric("bits_per_character", "bits per character", decimals=3, higher_is_better=False, is_detail=True),
         Metric("loss", "loss", decimals=3, higher_is_better=False),
+        Metric("router_loss", "loss of the router", decimals=3, higher_is_better=False, is_detail=True),
     )
 }
 SPLITS = {"train": "training", "val": "validation", "test": "test"}

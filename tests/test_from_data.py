@@ -14,12 +14,14 @@ from stepsnet.checkpoint import save_weights
 from stepsnet.cli import main
 from stepsnet.config import ModelSpec
 from stepsnet.errors import UserError
+from stepsnet.from_data import as_begun
+from stepsnet.models.build import build_model
 from stepsnet.overrides import override, read_recipe
 from stepsnet.recipes import find_recipe
 from stepsnet.runs.advice import on_settings
 from stepsnet.tasks import build_opened, build_task, open_data, resolve
 from stepsnet.tasks.classification import task as classification
-from stepsnet.tasks.classification.inputs import Normalization
+from stepsnet.tasks.classification.inputs import Normalization, normalization_of
 from stepsnet.tasks.classification.sources import SOURCES
 
 SHALLOW = ["model.args.depths=[1,1,1]", "baseline.args.depths=[1]", "train_samples=null", "batch_size=4"]
@@ -102,6 +104,21 @@ def test_a_size_that_does_not_fit_is_one_line_with_the_key(size, changes, expect
     with pytest.raises(UserError) as raised:
         resolved(recipe)
     assert str(raised.value).startswith(f"img_size: {expected}")
+
+
+def test_images_at_their_own_size_are_evaluated_whole(tmp_path):
+    """And trained on so, where nothing augments them: a model's own crop would enlarge them first."""
+    recipe = recipe_on(write_images(tmp_path), "crop_pct=null", "augment=null", "model.args.num_classes=3")
+    closed, lines = resolved(recipe)
+    assert lines[-1] == "img_size 16, from the data, whose images are evaluated whole (crop_pct 1)"
+    assert as_begun(recipe, closed).crop_pct == closed.crop_pct == 1.0
+    _, task = build_opened(closed, open_data(closed))
+    for samples in (task.data.train, task.data.val):
+        stored = np.asarray(samples.images.read(int(samples.indices[0])).convert("RGB")) / 255
+        mean, std = (np.array(one) for one in normalization_of(closed, build_model(closed.model)))
+        np.testing.assert_allclose(samples[0, 0, 0][0].permute(1, 2, 0), (stored - mean) / std, atol=1e-5)
+    kept, lines = resolved(override(recipe, ["crop_pct=0.5"]))
+    assert kept.crop_pct == 0.5 and lines[-1] == "img_size 16, from the data"
 
 
 def test_images_of_several_sizes_need_a_number(tmp_path):

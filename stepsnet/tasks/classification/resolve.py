@@ -47,7 +47,11 @@ def resolve(recipe: ClassificationRecipe, opened: StoredData) -> tuple[Classific
     if recipe.img_size == "data" and "img_size" not in args:
         side = look.side()
         recipe, of_model = with_crop_mode(fit_input_size(recipe, side), opened)
-        return recipe, [*lines, f"img_size {side}, from the data", *of_model]
+        decided = f"img_size {side}, from the data"
+        # a model's own would enlarge the images and cut off their borders
+        if recipe.crop_pct is None and opened.name != "digits":
+            recipe, decided = replace(recipe, crop_pct=1.0), f"{decided}, whose images are evaluated whole (crop_pct 1)"
+        return recipe, [*lines, decided, *of_model]
     if recipe.img_size == "data":
         recipe = with_args(recipe, args, img_size=None)
     elif recipe.img_size and "img_size" not in args:

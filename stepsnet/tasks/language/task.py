@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from ...analysis.complexity import Complexity, count_language_model
 from ...config import LanguageRecipe
+from ...engine.distributed import unwrap
 from ...engine.randomness import order_of_pass, sample_of_run
 from ...engine.task import BatchShard, Task
 from ...errors import UserError
@@ -161,8 +162,14 @@ class LanguageModelling(Task):
         return torch.from_numpy(rows).to(device)
 
     def loss(self, model: nn.Module, batch: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        logits = model(input_ids=batch[:, :-1], use_cache=False).logits  # (B, N, vocab_size)
-        return nn.functional.cross_entropy(logits.flatten(0, 1).float(), batch[:, 1:].flatten()), {}
+        output = model(input_ids=batch[:, :-1], use_cache=False)  # logits (B, N, vocab_size)
+        loss = nn.functional.cross_entropy(output.logits.flatten(0, 1).float(), batch[:, 1:].flatten())
+        # of a mixture of experts with output_router_logits, which balances them
+        router_loss = getattr(output, "aux_loss", None) if model.training else None
+        if router_loss is None:
+            return loss, {}
+        config: Any = unwrap(model).config
+        return loss + config.router_aux_loss_coef * router_loss, {"router_loss": router_loss.detach()}
 
     @torch.no_grad()
     def evaluate(self, model: nn.Module, shard: BatchShard, device: torch.device) -> dict[str, float]:
