@@ -297,7 +297,7 @@ def test_boxes_alone_are_trained_on_scored_and_drawn(tmp_path, capsys):
     of_test = json.loads((root / "instances_val.json").read_text())
     of_test["annotations"][0]["bbox"] = [500, 500, 10, 10]
     (root / "instances_val.json").write_text(json.dumps(of_test))
-    with pytest.raises(UserError, match=r"instances_val.json.* reaches out of its image"):  # not when all is trained
+    with pytest.raises(UserError, match=r"instances_val.json.* lies outside its image"):  # not when all is trained
         build_task(recipe)
 
 
