@@ -38,9 +38,10 @@ def test_types_bounds_and_defaults_are_words():
     said = explain(find_recipe("cifar10/shallow"))
     for line in (
         "# samples per update, over all ranks and accumulated parts (whole number, at least 1; default 1024)",
-        "# of optimizers that have two (list of 2, each a number, at least 0, less than 1; default [0.9, 0.999])",
+        "# of optimizers that have two; null: the optimizer's own, of adamw 0.9 and 0.999 "
+        "(list of 2, each a number, at least 0, less than 1 or null; default null)",
         "  # alpha; 0: no Mixup (number, at least 0, at most 1000; default 0.0)",
-        "betas: [0.9, 0.999]",
+        "betas: null",
     ):
         assert f"{line}\n" in said
     assert "#   hflip: probability of a horizontal flip (number" in explain(find_recipe("digits/tiny"))  # of none yet
