@@ -181,6 +181,8 @@ def _check_records(file: Path, folder: Path, content: Record) -> Checked:
             if reason := _wrong_segmentation(annotation.get("segmentation"), *size):
                 without_mask += annotation.get("segmentation") in _NO_SEGMENTATION
                 found.wrong_masks[annotation["id"]] = f"{where}: {reason}"
+    if without_mask == len(content["annotations"]) - len(found.invalid):  # boxes alone: a reason for each says no more
+        found.wrong_masks.clear()
     return replace(found, without_mask=without_mask)
 
 
