@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
@@ -30,7 +31,6 @@ from .errors import UserError
 
 __all__ = [
     "MAY_CHANGE_ON_RESUME",
-    "OWN_OF_ADAMW",
     "RECIPE_TYPES",
     "Augment",
     "ClassificationRecipe",
@@ -42,11 +42,11 @@ __all__ = [
     "SegmentationAugment",
     "SegmentationRecipe",
     "TrainingSettings",
+    "adamw_defaults_in",
     "key_of",
 ]
 
-# what adamw has where a recipe gives null; said out loud, as older recipes do, it is the same recipe
-OWN_OF_ADAMW = {"betas": (0.9, 0.999), "eps": 1e-8}
+_OWN_OF_ADAMW = {"betas": (0.9, 0.999), "eps": 1e-8}  # what it has where a recipe gives null
 
 _MOST_WINDOWS = 4096  # in which one image is evaluated
 
@@ -135,9 +135,8 @@ class TrainingSettings:
     )
 
     def __post_init__(self) -> None:
-        for name, own in OWN_OF_ADAMW.items():
-            if self.opt == "adamw" and getattr(self, name) == own:
-                object.__setattr__(self, name, None)
+        for name in adamw_defaults_in(vars(self)):
+            object.__setattr__(self, name, None)
 
     def epochs_at(self, step: int) -> int:
         """The length that the schedule has at an update: ``epochs``, or one of ``earlier_epochs``."""
@@ -341,13 +340,25 @@ RECIPE_TYPES: dict[str, type[Recipe]] = {
 }
 
 
+def adamw_defaults_in(settings: Mapping[str, Any]) -> list[str]:
+    """The settings that say of adamw what it has by itself: null means the same, and older recipes said it."""
+    if settings.get("opt") != "adamw":
+        return []
+    given = {name: settings.get(name) for name in _OWN_OF_ADAMW}
+    return [name for name, value in given.items() if _as_tuple(value) == _OWN_OF_ADAMW[name]]
+
+
 def key_of(kind: type, name: str) -> str:
     """The key of a field in text: ``import`` is that of ``imports``, since Python allows no field of that name."""
     return kind.__pydantic_fields__[name].alias or name  # type: ignore[attr-defined]
 
 
 def _as_names(given: Any) -> Any:
-    return (given,) if isinstance(given, str) else tuple(given) if isinstance(given, list) else given
+    return (given,) if isinstance(given, str) else _as_tuple(given)
+
+
+def _as_tuple(given: Any) -> Any:
+    return tuple(given) if isinstance(given, list) else given
 
 
 def _starting_from_its_own(recipe: Recipe, of_baseline: Recipe, key: str) -> Recipe:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..analysis.block_statistics import StreamMeasurement
-from ..config import MAY_CHANGE_ON_RESUME, OWN_OF_ADAMW, Recipe
+from ..config import MAY_CHANGE_ON_RESUME, Recipe, adamw_defaults_in
 from ..errors import UserError
 from ..files import write_atomically
 from ..reading import read_json
@@ -92,12 +92,7 @@ def read_results(folder: Path, study: Study) -> dict[str, dict[str, Any]]:
                     raise UserError(f"results: {file} has {key} {str(rules)[:40]!r}, expected a list of sentences")
             if file.stem != record["run"]:  # such as a copy beside it, of which only one would count
                 raise UserError(f"results: {file} holds the record of {record['run']}, expected {record['run']}.json")
-            settings = record["settings"]
-            for key, own in OWN_OF_ADAMW.items():
-                if settings.get("opt") == "adamw" and settings.get(key) == json.loads(
-                    json.dumps(own)
-                ):  # of an older one
-                    settings[key] = None
+            record["settings"] |= dict.fromkeys(adamw_defaults_in(record["settings"]))  # of an older one
             found[record["run"]] = record
     return found
 
