@@ -6,7 +6,7 @@ PYTHON ?= python3
 RUN ?= runs/demo
 BIN := .venv/bin
 
-.PHONY: demo test lint unit contract docs readme clean
+.PHONY: demo test lint unit contract docs lowest readme clean
 
 demo: .venv/installed
 	$(BIN)/stepsnet compare digits/tuned --run $(RUN) --auto-resume
@@ -28,6 +28,15 @@ contract: .venv/installed-dev
 docs: .venv/installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx --builder html --fail-on-warning --keep-going --quiet docs docs/_build/html
 
+# the tests with the lowest versions that pyproject.toml allows, in an environment of their own (some 45 minutes)
+lowest:
+	$(PYTHON) -m venv .venv-lowest
+	.venv-lowest/bin/python -m pip install --quiet --upgrade pip uv
+	.venv-lowest/bin/uv pip compile --quiet --resolution lowest-direct --extra dev -o .venv-lowest/versions.txt pyproject.toml
+	.venv-lowest/bin/python -m pip install --quiet -r .venv-lowest/versions.txt
+	.venv-lowest/bin/python -m pip install --quiet --no-deps -e .
+	OMP_NUM_THREADS=1 .venv-lowest/bin/pytest -n 2
+
 # render the README's and the docs' tables from results/ and the commands
 readme: .venv/installed-dev
 	$(BIN)/python docs/render.py
@@ -43,4 +52,4 @@ readme: .venv/installed-dev
 	touch $@
 
 clean:
-	rm -rf .venv runs docs/_build
+	rm -rf .venv .venv-lowest runs docs/_build
