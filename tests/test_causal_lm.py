@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
 from stepsnet.analysis.complexity import count_language_model
 from stepsnet.cli import main
@@ -64,6 +64,21 @@ def test_mistakes(args, expected):
 def test_what_is_causal_is_taken_whatever_its_configuration_says(args):
     model = build_model(ModelSpec("causal_lm", {**args, "vocab_size": 300}))
     assert model.training and model(torch.tensor([[1, 2, 3]])).logits.shape == (1, 3, 300)
+
+
+@pytest.mark.parametrize("model_type, padding", [("olmo2", None), ("gemma2", None), ("opt", None), ("roberta", 1)])
+def test_no_token_of_the_data_is_taken_for_padding(model_type, padding, tmp_path):
+    """The library's default is one of its own tokenizer's; RoBERTa counts positions by it."""
+    fields = {**BERT, "ffn_dim": 32, "num_key_value_heads": 2, "head_dim": 16, "word_embed_proj_dim": 32}
+    known = AutoConfig.for_model(model_type).to_dict()
+    args = {name: value for name, value in fields.items() if name in known}
+    args |= {"is_decoder": True} if model_type == "roberta" else {}
+    data = load_text("python-docs", "bpe", 300)
+    model = build_model(ModelSpec("causal_lm", {"model_type": model_type, "vocab_size": 300, **args}))
+    rows = model.get_input_embeddings().weight.norm(dim=1)
+    assert (rows == 0).nonzero().flatten().tolist() == ([] if padding is None else [padding])
+    save_assets(model, data.tokenizer, tmp_path)
+    assert AutoConfig.from_pretrained(tmp_path).pad_token_id == model.generation_config.pad_token_id == padding
 
 
 def test_a_model_without_an_end_of_its_positions(tmp_path):

@@ -4,6 +4,8 @@ import json
 import re
 import shlex
 import socket
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -172,6 +174,50 @@ def test_the_card_of_a_model_of_transformers_own_needs_no_code_of_ours(tmp_path,
     card = (tmp_path / "out" / "README.md").read_text()
     assert "import stepsnet" not in card and "custom code" not in card and "AutoModelForCausalLM" in card
     assert type(AutoModelForCausalLM.from_pretrained(tmp_path / "out")).__module__.startswith("transformers.")
+
+
+def test_a_card_says_where_auto_tokenizer_is_wrong(tmp_path, session_cache):
+    """transformers makes Qwen's kind of tokenizer of every folder of type qwen2."""
+    args = {"model_type": "qwen2", "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1}
+    args |= {"num_attention_heads": 2, "num_key_value_heads": 2, "vocab_size": 280}
+    changes = ["model.name=causal_lm", f"model.args={json.dumps(args)}", "vocab_size=280", "seq_len=16"]
+    recipe = override(find_recipe("python-docs/tiny"), changes)
+    run = finished(tmp_path / "run", recipe, val_perplexity=120.0, val_loss=4.8)
+    trained_on = load_text("python-docs", "bpe", 280).tokenizer
+    save_assets(build_model(recipe.model), trained_on, run)
+    assert main(["push", str(run), "--out", str(tmp_path / "out")]) == 0
+    text, card = "def f(x):\n    return  x", (tmp_path / "out" / "README.md").read_text()
+    expected = trained_on.encode(text).ids
+    assert AutoTokenizer.from_pretrained(tmp_path / "out")(text).input_ids != expected  # else the note can go
+    assert "AutoTokenizer` makes another tokenizer" in card and "PreTrainedTokenizerFast.from_pretrained" in card
+    assert PreTrainedTokenizerFast.from_pretrained(tmp_path / "out")(text).input_ids == expected
+
+
+@pytest.mark.parametrize("model", ["steps_transformer", "steps_gpt2"])
+def test_what_was_loaded_by_remote_code_is_saved_and_loaded_again(model, language_run, tmp_path, session_cache):
+    """In programs that do not import stepsnet, as the card says; a fine-tuning saves the model so."""
+    run = language_run
+    if model == "steps_gpt2":
+        args = {"model": "causal_lm", "model_type": "gpt2", "n_embd": 16, "n_layer": 4, "n_head": 2, "steps": 2}
+        changes = ["model.name=stepify", f"model.args={json.dumps({**args, 'vocab_size': 280})}"]
+        recipe = override(find_recipe("python-docs/tiny"), [*changes, "vocab_size=280", "seq_len=16"])
+        run = finished(tmp_path / "made", recipe, val_perplexity=120.0, val_loss=4.8)
+        save_assets(build_model(recipe.model), load_text("python-docs", "bpe", 280).tokenizer, run)
+    write_repository(run, tmp_path / "one")
+    code = """
+import sys, torch
+from transformers import AutoModelForCausalLM
+model = AutoModelForCausalLM.from_pretrained(sys.argv[1], trust_remote_code=True)
+model.save_pretrained(sys.argv[2])
+print(model(input_ids=torch.arange(8)[None]).logits.sum().item())
+"""
+    said = []
+    for one, other in (("one", "two"), ("two", "three")):
+        folders = (str(tmp_path / one), str(tmp_path / other))
+        said.append(subprocess.run([sys.executable, "-c", code, *folders], capture_output=True, text=True, check=True))
+    assert said[0].stdout == said[1].stdout
+    names = {path.name for path in (tmp_path / "three").iterdir()}
+    assert names == {"config.json", "generation_config.json", "model.safetensors", "modeling_stepsnet.py"}
 
 
 def test_a_push_knows_all_files_that_it_writes(language_run, tmp_path):

@@ -4,7 +4,8 @@ import json
 import sys
 
 import pytest
-from line_fits import SETTINGS, trained_with
+from line_fits import SETTINGS, lines_without_speed, trained_with
+from torch import nn
 
 from stepsnet.errors import UserError
 
@@ -91,8 +92,7 @@ def test_a_service_hears_how_a_run_has_ended(tmp_path, monkeypatch):
             return cls()
 
         def log(self, values, step):
-            if len(finished) == 1:
-                raise RuntimeError("at the second run's first line")
+            pass
 
         def finish(self, exit_code):
             finished.append(exit_code)
@@ -100,6 +100,35 @@ def test_a_service_hears_how_a_run_has_ended(tmp_path, monkeypatch):
 
     monkeypatch.setitem(sys.modules, "wandb", Service)
     trained_with(tmp_path / "one", tracker="wandb")
-    with pytest.raises(RuntimeError, match="second run"):
-        trained_with(tmp_path / "two", tracker="wandb")
+    with pytest.raises(RuntimeError, match="shapes"):
+        trained_with(tmp_path / "two", make=lambda: nn.Linear(5, 1), tracker="wandb")
     assert finished == [0, 1]
+
+
+@pytest.mark.parametrize("error", [ConnectionError("the service\nis away"), RuntimeError("the space is sleeping")])
+def test_a_service_that_fails_stops_no_training(error, tmp_path, monkeypatch):
+    """It is told once; the record of the run is its own."""
+    seen = []
+
+    class Service:
+        @classmethod
+        def init(cls, **kwargs):
+            return cls()
+
+        def log(self, values, step):
+            seen.append(step)
+            if step >= 4:
+                raise error
+
+        def finish(self):
+            seen.append("finish")
+
+    monkeypatch.setitem(sys.modules, "trackio", Service)
+    _, _, events = trained_with(tmp_path / "run", tracker="trackio", log_interval=2)
+    assert seen == [2, 4, "finish"]
+    said = [event["text"] for event in events if "tracker:" in event.get("text", "")]
+    text = " ".join(str(error).split())
+    path = tmp_path / "run" / "metrics.jsonl"
+    assert said == [f"tracker: trackio failed at update 4 and gets no more: {text}; the metrics are in {path}"]
+    _, plain, _ = trained_with(tmp_path / "plain", log_interval=2)
+    assert lines_without_speed(tmp_path / "run") == lines_without_speed(tmp_path / "plain")

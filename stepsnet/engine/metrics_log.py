@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ..errors import UserError
+from ..errors import UserError, in_a_line
 from ..files import write_atomically
 from ..run_records import metrics_text, parse_metrics
 from .tracking import Tracker, scalars
@@ -20,28 +20,44 @@ __all__ = ["MetricsLog", "trim_log"]
 class MetricsLog:
     """The lines of a run, and the trackers that get their numbers too, which are closed at the end of ``with``."""
 
-    def __init__(self, path: Path, writes: bool, trackers: Sequence[Tracker] = ()):
+    def __init__(
+        self,
+        path: Path,
+        writes: bool,
+        trackers: Sequence[Tracker] = (),
+        say: Callable[[str], object] = lambda text: None,
+    ):
         """
         Args:
             writes: False on all ranks but the first, which write nothing.
+            say: is told of a tracker that fails.
         """
-        self.path, self.writes, self.trackers = path, writes, trackers
+        self.path, self.writes, self.trackers, self.say = path, writes, trackers, say
+        self.working = list(trackers)
 
     @property
     def size_bytes(self) -> int:
         return self.path.stat().st_size if self.writes else 0
 
     def add(self, line: dict[str, Any]) -> None:
-        """Raises UserError where the disk is full; what was written of the line is cut off on resuming."""
+        """Raises UserError where the disk is full; what was written of the line is cut off on resuming.
+
+        A tracker that fails, as a service that is away, gets no more of the run: the record is here.
+        """
         if not self.writes:
             return
         try:
             with self.path.open("a") as file:
                 file.write(json.dumps(line) + "\n")
-            for tracker in self.trackers:
-                tracker.track(scalars(line), line["step"])
         except OSError as error:
             raise UserError(f"metrics: cannot write {self.path}: {error.strerror or error}") from error
+        for tracker in tuple(self.working):
+            try:
+                tracker.track(scalars(line), line["step"])
+            except Exception as error:  # whatever a service, its network or a full disk raises
+                self.working.remove(tracker)
+                said = f"{in_a_line(error)[:300]}; the metrics are in {self.path}"
+                self.say(f"tracker: {tracker.name} failed at update {line['step']} and gets no more: {said}")
 
     def __enter__(self) -> MetricsLog:
         return self

@@ -24,6 +24,7 @@ __all__ = ["Tracker", "open_trackers"]
 class Tracker:
     """A place that metrics go to."""
 
+    name: str
     track: Callable[[Mapping[str, float], int], object]  # values by name, step
     close: Callable[[bool], object]  # whether the training has failed
 
@@ -67,7 +68,7 @@ def _tensorboard(folder: Path, step: int) -> Tracker:
             writer.add_scalar(name, value, step)
         writer.flush()
 
-    return Tracker(track, lambda failed: writer.close())
+    return Tracker("tensorboard", track, lambda failed: writer.close())
 
 
 def _without_tensorboards(arguments: Any, print_it: Callable[[Any], object] = threading.excepthook) -> None:
@@ -99,4 +100,4 @@ def _service(tracker: str, folder: Path, name: str, config: Mapping[str, Any]) -
     def close(failed: bool) -> None:  # else the next run of this process, as in a notebook, would be taken for this one
         run.finish(**({"exit_code": int(failed)} if tracker == "wandb" else {}))
 
-    return Tracker(lambda values, step: run.log(dict(values), step=step), close)
+    return Tracker(tracker, lambda values, step: run.log(dict(values), step=step), close)

@@ -126,7 +126,7 @@ class Trainer:
             if lost:
                 self.note(lost)
             trackers = open_trackers(settings.tracker, folder, self.position.step, asdict(settings))
-        self.log = MetricsLog(folder / "metrics.jsonl", context.is_main, trackers)
+        self.log = MetricsLog(folder / "metrics.jsonl", context.is_main, trackers, self.note)
         self.shown_at = 0.0
 
     def run(self) -> TrainResult:

@@ -45,12 +45,28 @@ def create(model_type: str | None = None, **fields: Any) -> nn.Module:
         token = getattr(default, name, None)
         if isinstance(token, int) and token >= size:
             fields.setdefault(name, None)
+    if getattr(default, "pad_token_id", None) is not None and _does_without_padding(model_type, fields):
+        fields.setdefault("pad_token_id", None)  # an ordinary token here, whose embedding would not be trained
     config = AutoConfig.for_model(model_type, **fields)
     if type(config) not in AutoModelForCausalLM._model_mapping:
         raise UserError(f"model causal_lm: model_type: got {model_type!r}, expected a causal language model")
     model = AutoModelForCausalLM.from_config(config)
     _check_is_causal(model, model_type)
     return model
+
+
+def _does_without_padding(model_type: str | None, fields: dict[str, Any]) -> bool:
+    """Whether a model can be made and run without a padding token: RoBERTa, for one, counts positions by it."""
+    tokens = torch.zeros(1, 2, dtype=torch.long, device="meta")
+    try:
+        with torch.device("meta"):
+            config = AutoConfig.for_model(model_type, **{**fields, "pad_token_id": None})
+            AutoModelForCausalLM.from_config(config)(input_ids=tokens, use_cache=False)
+    except RuntimeError:  # what looks at values, which the meta device has none of
+        return True
+    except Exception:
+        return False
+    return True
 
 
 def _check_is_causal(model: Any, model_type: str | None) -> None:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, ClassVar
 
+from ..files import write_atomically
 from .assembly import per_block
 
-__all__ = ["LayerConfig", "PerLayer"]
+__all__ = ["InstalledCode", "LayerConfig", "PerLayer"]
+
+_MODULE = "modeling_stepsnet"  # beside saved weights, for ``auto_map``
 
 
 class LayerConfig:
@@ -25,7 +29,15 @@ class LayerConfig:
         return getattr(self.model_config, name)
 
 
-class PerLayer:
+class InstalledCode:
+    """A class whose code is the installed stepsnet, also where it was found with ``trust_remote_code``."""
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: str = "") -> None:
+        """Nothing: transformers would copy one module beside what is saved, without the package that it imports."""
+
+
+class PerLayer(InstalledCode):
     """What a configuration with ``steps`` and ``depths`` gives transformers: a view of itself for each layer."""
 
     depths: Any
@@ -38,6 +50,23 @@ class PerLayer:
         super().__setattr__(name, value)
         if is_whole and isinstance(value, list | tuple):
             super().__setattr__("num_hidden_layers", sum(value))
+
+    def let_others_find(self, **classes: str) -> None:
+        """What is saved from now on is found by programs that do not import stepsnet, with ``trust_remote_code``.
+
+        Args:
+            **classes: by transformers' Auto classes, those of the configuration's own module.
+        """
+        self.auto_map = {auto: f"{_MODULE}.{name}" for auto, name in classes.items()}  # type: ignore[misc]
+
+    def save_pretrained(self, save_directory: Any, **kwargs: Any) -> None:
+        """With the module that ``auto_map`` names, whose one line imports the installed stepsnet."""
+        found = [name.partition(".") for name in self.auto_map.values()]  # of a repository: USER/NAME--MODULE.CLASS
+        if names := dict.fromkeys(name for module, _, name in found if module == _MODULE):
+            Path(save_directory).mkdir(parents=True, exist_ok=True)
+            imported = f"from {type(self).__module__} import {', '.join(names)}  # noqa: F401\n"
+            write_atomically(Path(save_directory) / f"{_MODULE}.py", imported)
+        super().save_pretrained(save_directory, **kwargs)  # type: ignore[misc]
 
     @property
     def steps(self) -> Sequence[LayerConfig]:

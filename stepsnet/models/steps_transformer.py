@@ -50,7 +50,7 @@ from ..residual.design import DesignPart
 from ..residual.joining import wire_steps
 from ..steps import change_width, cut_stream
 from .assembly import resolve_heads
-from .layer_config import LayerConfig, PerLayer
+from .layer_config import InstalledCode, LayerConfig, PerLayer
 from .slice_norm import SliceNorm
 
 __all__ = ["StepsTransformerConfig", "StepsTransformerForCausalLM", "StepsTransformerModel"]
@@ -176,7 +176,7 @@ def _per_step(values: PerStep) -> list[int]:
     return [values] if isinstance(values, int) else list(values)
 
 
-class StepsTransformerPreTrainedModel(LlamaPreTrainedModel):
+class StepsTransformerPreTrainedModel(InstalledCode, LlamaPreTrainedModel):
     config_class = StepsTransformerConfig
     config: StepsTransformerConfig
     _can_record_outputs = {"attentions": LlamaAttention}  # noqa: RUF012 - hidden states are collected in forward

@@ -22,7 +22,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from ..errors import UserError
 from ..plan import check_steps
-from .layer_config import LayerConfig, PerLayer
+from .layer_config import InstalledCode, LayerConfig, PerLayer
 from .slice_norm import SliceNorm
 from .stepify.adapters import HeadRule
 from .stepify.roles import get_path
@@ -271,7 +271,7 @@ def steps_class(model_class: Any) -> Any:
         "config_class": steps_config_class(name),
         "_no_split_modules": [*(model_class._no_split_modules or []), f"Steps{layer}"],
     }
-    made = type(f"Steps{model_class.__name__}", (model_class,), namespace)
+    made = type(f"Steps{model_class.__name__}", (InstalledCode, model_class), namespace)
     globals()[made.__name__] = made  # where pickle looks for it
     return made
 

@@ -8,7 +8,6 @@ from typing import Any
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from ...files import write_atomically
 from ...models.build import context_of
 from .data import END_OF_TEXT
 
@@ -33,12 +32,10 @@ def save_assets(model: Any, tokenizer: Tokenizer, folder: Path) -> None:
     fast.save_pretrained(folder)
     for config in (model.config, model.generation_config):  # LLaMA's own are tokens 1 and 2
         config.bos_token_id, config.eos_token_id = None, end
+        if not any(getattr(part, "padding_idx", None) is not None for part in model.modules()):
+            config.pad_token_id = None  # the default's is an ordinary token here
     model.config.architectures = [type(model).__name__]
-    if not type(model).__module__.startswith("stepsnet."):  # the library's own
-        model.config.save_pretrained(folder)
-        return
-    names = {"AutoConfig": type(model.config).__name__, "AutoModelForCausalLM": type(model).__name__}
-    model.config.auto_map = {auto: f"modeling_stepsnet.{name}" for auto, name in names.items()}
+    if type(model).__module__.startswith("stepsnet."):  # and not the library's own
+        names = {"AutoConfig": type(model.config).__name__, "AutoModelForCausalLM": type(model).__name__}
+        model.config.let_others_find(**names)
     model.config.save_pretrained(folder)
-    imported = f"from {type(model).__module__} import {', '.join(names.values())}  # noqa: F401\n"
-    write_atomically(folder / "modeling_stepsnet.py", imported)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from transformers import AutoTokenizer
+
 from ...config import LanguageRecipe
 from ..publication import Publication, trained_model
 from .assets import save_assets
@@ -13,9 +15,9 @@ from .data import load_tokenizer
 __all__ = ["publish"]
 
 _USAGE = """\
-{registers}from transformers import AutoModelForCausalLM, AutoTokenizer
+{registers}from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
-tokenizer = AutoTokenizer.from_pretrained("SOURCE")
+tokenizer = PreTrainedTokenizerFast.from_pretrained("SOURCE")
 model = AutoModelForCausalLM.from_pretrained("SOURCE")
 tokens = tokenizer("Once", return_tensors="pt")
 print(tokenizer.decode(model.generate(**tokens, max_new_tokens=50)[0]))
@@ -25,13 +27,21 @@ _NOTE = """\
 Without `import stepsnet`, transformers asks whether to run custom code, or wants `trust_remote_code=True`: it has found
 `modeling_stepsnet.py` in this repository, whose one line imports the installed stepsnet. `AutoTokenizer` asks too,
 because it reads the model's config first; the tokenizer has no code of its own, and is the same after any answer."""
+_OTHER_TOKENIZER = """\
+`AutoTokenizer` makes another tokenizer of this repository, which gives other tokens than those that the model was trained
+on: transformers takes all models of this type for one family's own. `PreTrainedTokenizerFast`, as above, reads the right
+one."""
+_SAMPLE = "Two  blanks,\n\n    an indented line: 12,345 tokens\n"  # what tokenizers split in different ways
 
 
 def publish(run: Path, recipe: LanguageRecipe, folder: Path) -> Publication:
     """Write weights, config and tokenizer. Raises UserError where the run has no weights, or no tokenizer."""
     model: Any = trained_model(run, recipe)
-    save_assets(model, load_tokenizer(run / "tokenizer.json"), folder)
+    tokenizer = load_tokenizer(run / "tokenizer.json")
+    save_assets(model, tokenizer, folder)
     model.save_pretrained(folder)
     is_ours = (folder / "modeling_stepsnet.py").exists()  # and not a model of transformers' own
     usage = _USAGE.format(registers="import stepsnet  # registers the model with transformers\n" if is_ours else "")
-    return Publication("transformers", "text-generation", usage, _NOTE if is_ours else "")
+    is_other = AutoTokenizer.from_pretrained(folder)(_SAMPLE).input_ids != tokenizer.encode(_SAMPLE).ids
+    notes = [note for note, applies in ((_NOTE, is_ours), (_OTHER_TOKENIZER, is_other)) if applies]
+    return Publication("transformers", "text-generation", usage, "\n\n".join(notes))
