@@ -24,7 +24,7 @@ from .errors import UserError
 from .files import is_temporary, remove_temporaries, sha256, write_atomically
 from .from_data import as_begun
 from .overrides import read_recipe, to_plain, to_yaml
-from .run_records import checkpoint_folders, read_metrics, read_summary, step_of
+from .run_records import checkpoint_folders, diverged_at, read_metrics, read_summary, step_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -43,6 +43,7 @@ __all__ = [
     "has_begun",
     "has_ended",
     "has_weights",
+    "how_far",
     "lock_folder",
     "names_in",
     "open_run_folder",
@@ -337,6 +338,19 @@ def read_run_recipe(folder: Path) -> Recipe:
 def has_weights(folder: Path) -> bool:
     """Whether a run has final weights or a checkpoint; they are not read."""
     return (folder / "model.safetensors").exists() or bool(checkpoint_folders(folder / "checkpoints"))
+
+
+def how_far(folder: Path) -> str | None:
+    """How far a run that has not ended is, in words: after update 1 of 132; None of others, and of published ones."""
+    from .checkpoint import latest
+
+    checkpoint, _ = latest(folder / "checkpoints")
+    if read_summary(folder) is not None or checkpoint is None:
+        return None
+    updates = checkpoint.state["data"]["updates an epoch"] * read_run_recipe(folder).epochs
+    done = f"after update {checkpoint.state['position']['step']} of {updates}"
+    diverged = diverged_at(folder)
+    return done if diverged is None else f"{done}, diverged at {diverged}"
 
 
 def read_weights(folder: Path) -> Mapping[str, Tensor]:

@@ -151,7 +151,7 @@ def test_eval_of_several_tasks_ranks_each_by_itself(tmp_path, monkeypatch):
     scored_as({**scores, "text": {"loss": 1.0, "perplexity": 2.7}}, monkeypatch)
     table = render_scores(evaluate_runs(runs))
     assert [line.count(" — |") for line in table.splitlines() if line.startswith("| text |")] == [2 - 1]
-    assert "StepsNet · digits/deep is better by 10.0 points" in table.replace(" · 8 blocks", "")
+    assert "StepsNet · data digits is better by 10.0 points" in table
     assert "The validation perplexity is 2.70 for StepsNet" in table and "best" not in table
 
 
@@ -264,6 +264,11 @@ def test_a_run_that_was_stopped_is_scored_and_not_counted(both, tmp_path, capsys
     status, out, err = run("eval", folder, capsys=capsys)
     assert status == 0 and "| stepsnet-seed1, after update 22 of 22 |" in out, err
     assert "(seed 0 only" in out and "not finished: seed 1 of StepsNet" in out and "StepsNet, 2 seeds" not in out
+    alone = folder / "stepsnet-seed1"
+    for line in (("eval", alone), ("export", alone, "--out", tmp_path / "stopped.pt2")):
+        status, out, err = run(*line, capsys=capsys)
+        assert status == 0 and f"{alone} has not ended: these are its weights after update 22 of 22" in out + err
+    assert "has not ended" not in run("eval", folder / "stepsnet-seed0", capsys=capsys)[2]
     scores = json.loads(run("eval", folder, "--json", capsys=capsys)[1])
     assert [row.get("stopped") for row in scores["runs"]] == [None, "after update 22 of 22", None, None]
 

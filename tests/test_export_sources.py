@@ -122,11 +122,18 @@ def test_a_module_of_nobody_says_what_its_user_says():
         ({"std": (58.4,)}, r"std: got \(58.4,\), expected that of pixels in 0 … 1"),
         ({"input_size": 224}, "input_size: got 224, expected three whole numbers"),
         ({"classes": 5}, "classes: got 5, expected a list of names"),
+        ({"classes": ["cat"]}, "classes: got 1, expected the names of the 2 outputs"),
     ):
         with pytest.raises(UserError, match=message):
             find_source(model, about=wrong)
     with pytest.raises(UserError, match="classes: got 2, expected the names of the 1000 outputs"):
         find_source("test_vit", about={"classes": ["cat", "dog"]})
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_module_of_another_precision_is_refused(dtype):
+    with pytest.raises(UserError, match=rf"the module has weights of {str(dtype)[6:]}, expected float32, as module"):
+        stepsnet.export(timm.create_model("test_resnet").to(dtype), "half.onnx")
 
 
 class _Parts(nn.Module):

@@ -276,6 +276,48 @@ def test_the_card_is_made_from_the_run_and_its_seeds(tmp_path):
     assert "one seed, 9" in text and "None is stated for these weights" in text and "hf-hub:USER/alone" in text
 
 
+def test_a_model_of_a_folder_is_published_with_its_own_name(tmp_path):
+    """Nobody else has the folder; what is made of such a model has no name that others can build."""
+    timm.models.save_for_hf(timm.create_model("test_vit", depth=2, num_classes=3), str(tmp_path / "mine"))
+    run = classifier(tmp_path / "run", f"local-dir:{tmp_path / 'mine'}")
+    made = classifier(tmp_path / "made", "stepify", model=f"local-dir:{tmp_path / 'mine'}", steps=2)
+    picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (48, 64, 3), dtype=np.uint8))
+    expected = stepsnet.load(run).predict(picture)
+    assert main(["push", str(run), "--out", str(tmp_path / "out")]) == 0
+    with pytest.raises(
+        UserError, match=r"push: stepify was made of local-dir:.*, a folder of this machine without which"
+    ):
+        write_repository(made, tmp_path / "refused")
+    (tmp_path / "mine").rename(tmp_path / "gone")
+    published = stepsnet.load(tmp_path / "out")
+    assert published.recipe.model.name == "test_vit" and published.predict(picture) == expected
+    assert "The model is `test_vit`" in (tmp_path / "out" / "README.md").read_text()
+    timm.create_model(f"local-dir:{tmp_path / 'out'}", pretrained=True)
+
+
+@pytest.mark.parametrize(
+    ("split", "listed", "row"),
+    [
+        ("", "validation", "| validation top-1 accuracy | 60.0%"),
+        ("@test", "test", "| test top-1 accuracy | 60.0%"),
+        ("@train", None, "| training top-1 accuracy, as evaluated | 60.0%"),
+    ],
+)
+def test_the_card_says_which_split_was_scored(split, listed, row, tmp_path):
+    run = classifier(tmp_path / "run", "test_vit")
+    config = run / "config.yaml"
+    config.write_text(config.read_text().replace("/home/somebody/cats", f"/home/somebody/cats{split}"))
+    summary = json.loads((run / "summary.json").read_text())
+    summary |= {"samples": {"train": 16, "evaluated": 8}, "undecodable": 2}
+    (run / "summary.json").write_text(json.dumps(summary))
+    assert main(["push", str(run), "--out", str(tmp_path / "out")]) == 0
+    card = ModelCard.load(tmp_path / "out" / "README.md")
+    found = card.data.eval_results or []
+    assert [(one.dataset_name, one.dataset_split) for one in found] == ([("folder:cats", listed)] if listed else [])
+    assert row in card.text and "On `folder:cats`, 16 samples" in card.text
+    assert "of all these, 2 could not be decoded and were left out:" in card.text
+
+
 def test_nothing_says_where_the_run_was(tmp_path, monkeypatch):
     run = classifier(tmp_path / "secret-place" / "run", "test_vit")
     (tmp_path / "my_module.py").write_text("")

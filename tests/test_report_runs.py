@@ -83,6 +83,38 @@ def test_runs_of_several_tasks_are_not_ranked(tmp_path):
     assert [text.get_text() for text in legend.get_texts()] == ["other · 8 blocks"]
 
 
+@pytest.mark.parametrize(
+    "other", [{"data": "folder:cats"}, {"epochs": 4, "done": 4}, {"holdout": 300}, {"train_samples": 100}]
+)
+def test_results_of_other_data_or_lengths_are_not_subtracted(other, tmp_path, undrawn):
+    runs = [make_run(tmp_path / "s", "StepsNet"), make_run(tmp_path / "b", "baseline", top1=90.0, **other)]
+    words = said(runs)
+    assert "is better by" not in words and words.endswith("no difference between them to state.")
+    text = read(write_report(runs, tmp_path / "report.html", "t")).text
+    (name, *_) = other
+    assert f"the runs differ in {name}" in text and "with the same settings" not in text
+    sizes = [
+        make_run(tmp_path / f"n{size}", "one", widths=[8] * size, **(other if size == 8 else {})) for size in (4, 8)
+    ]
+    groups = group_runs([load_run(run) for run in sizes])
+    assert figures_of(groups)["depth"] is None and f"· {name} " in groups[0].name
+    assert said(sizes).endswith("no difference between them to state.")
+
+
+def test_data_that_lie_elsewhere_are_the_same(tmp_path):
+    places = zip(TOP1, ("folder:data/cats", "folder:/elsewhere/cats/"))
+    runs = [make_run(tmp_path / label, label, data=data) for label, data in places]
+    assert len(pairs(group_runs([load_run(run) for run in runs]))) == 1
+
+
+def test_pages_side_by_side_keep_their_figures(tmp_path, undrawn):
+    for name, top1 in (("one", 60.0), ("two", 70.0)):
+        write_report([make_run(tmp_path / name, top1=top1)], tmp_path / "pages" / f"{name}.html")
+    for name, top1 in (("one", "60"), ("two", "70")):
+        assert f",{top1}.0" in (tmp_path / "pages" / f"{name}-figures" / "top1.csv").read_text()
+        assert f"{name}-figures" in read(tmp_path / "pages" / f"{name}.html").text
+
+
 def test_a_run_that_is_given_twice_counts_once(tmp_path, monkeypatch):
     run = make_run(tmp_path / "both" / "a")
     monkeypatch.chdir(tmp_path)

@@ -95,6 +95,7 @@ def test_class_names_come_from_their_file(shards):
         ([("x", {"png": png(0), "json": b'{"label": 1e999}'})], r"x.json: got the class inf, expected 0 to"),
         ([("x", {"png": png(0), "cls": b"99999999999"})], r"x.cls: got the class 99999999999, expected 0 to"),
         ([("x", {"png": png(0), "json": b"[" * 100_000})], r"x.json: got b'.*', expected the number of a class"),
+        ([("x", {"cls": b"1", "png": png(0), "json": b'{"label": 7}'})], r"x has the classes 1 and 7, expected one"),
         (None, r"cannot read .*bad-train.tar as a WebDataset shard: .*"),
     ],
 )
@@ -144,6 +145,29 @@ def test_hugging_face_data_are_read_through_timms_reader(tmp_path):
     task = Classification(data, 4, input_size=SPEC.input_size, workers=2)
     images, labels = next(task.batches(0, 0, BatchShard(), CPU))
     assert images.shape == (4, 3, 16, 16) and set(labels.tolist()) <= {0, 1}
+
+
+def test_images_behind_a_second_dot_are_told(shards):
+    """A key ends at the first dot, by WebDataset's rule; beside it may be pictures that are no inputs."""
+    write_shard(shards / "more-train.tar", [("x", {"png": png(0), "cls": b"0"}), ("a.b", {"png": png(0), "cls": b"2"})])
+    data = load_images(f"wds:{shards}", SPEC)
+    said = Classification(data, 2, input_size=SPEC.input_size).remarks()[0]
+    assert len(data.train) == 7 and "left out 1 image such as a.b.png: a key ends at the first dot" in said
+
+
+@pytest.mark.parametrize(
+    ("column", "labels", "said"),
+    [("fine_label", [0, 1], "image: .*, fine_label: int64"), ("label", ["cat", "dog"], "image: .*, label: string")],
+)
+def test_labels_of_hugging_face_without_classes_are_refused(column, labels, said, tmp_path):
+    import datasets
+
+    images = [{"bytes": png(shade), "path": None} for shade in (0, 90)]
+    table = datasets.Dataset.from_dict({"image": images, column: labels}).cast_column("image", datasets.Image())
+    for split in ("train", "validation"):
+        table.to_parquet(str(tmp_path / "set" / f"{split}-0.parquet"))
+    with pytest.raises(UserError, match=f"no classes in the column label of train, whose columns are {said}, expected"):
+        load_images(f"hfds:{tmp_path / 'set'}", SPEC)
 
 
 def test_what_hugging_face_cannot_load_is_one_line(tmp_path):

@@ -130,5 +130,5 @@ def test_a_service_that_fails_stops_no_training(error, tmp_path, monkeypatch):
     text = " ".join(str(error).split())
     path = tmp_path / "run" / "metrics.jsonl"
     assert said == [f"tracker: trackio failed at update 4 and gets no more: {text}; the metrics are in {path}"]
-    _, plain, _ = trained_with(tmp_path / "plain", log_interval=2)
+    trained_with(tmp_path / "plain", log_interval=2)
     assert lines_without_speed(tmp_path / "run") == lines_without_speed(tmp_path / "plain")

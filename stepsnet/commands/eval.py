@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ..errors import UserError
 from ..summary_stats import format_mean_std
 from ..terminal import say
-from .options import place, runs_inside, whole
+from .options import place, runs_inside, say_how_far, whole
 
 if TYPE_CHECKING:
     from ..runs.scores import Scores
@@ -56,6 +56,7 @@ def run(options: argparse.Namespace) -> None:
             scores = evaluate_runs(runs, options.data, options.stride, options.overrides)
         else:
             metrics = evaluate_run(options.run, options.data, options.stride, options.overrides)
+            say_how_far(options.run)
     if runs not in ([], [options.run]):
         say(json.dumps(dataclasses.asdict(scores)) if options.json else render_scores(scores))
         return

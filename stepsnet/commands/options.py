@@ -187,6 +187,14 @@ def runs_inside(folder: Path) -> list[Path]:
     return trained
 
 
+def say_how_far(run: Path) -> None:
+    """Tell that the weights of a run which was stopped are those of a checkpoint."""
+    from ..run_folder import how_far
+
+    if far := how_far(run):
+        say(f"stepsnet: {run} has not ended: these are its weights {far}", error=True)
+
+
 def _pair_of_model(options: argparse.Namespace) -> Recipe:
     """--model NAME in place of a recipe; what stands first is then a change to it."""
     from ..recipes.any_model import stepify_pair

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
 from ..terminal import counted, say
-from .options import runs_inside, whole
+from .options import runs_inside, say_how_far, whole
 
 if TYPE_CHECKING:
     from ..tasks.prediction import PredictInputs, Prediction
@@ -73,6 +73,8 @@ def run(options: argparse.Namespace) -> None:
         leave_out=leave_out,
     )
     runs = runs_inside(options.run)
+    for run in runs:
+        say_how_far(run)
     if runs != [options.run]:
         _predict_with_each(runs, inputs, options.json)
     else:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
+import torch
 from torch import Tensor, nn
 
 from ..checkpoint import load_into
@@ -19,12 +20,12 @@ from ..models.build import DETECTORS, build_model, input_size_of
 from ..models.compilation import restore_forward
 from ..models.transfer import read_pretrained
 from ..models.windows import restore_windows
-from ..run_folder import read_run_recipe
+from ..run_folder import how_far, read_run_recipe
 from ..runs.grid import refuse_comparison
 from ..tasks import describe_deployment
 from ..tasks.deployment import Deployment, of_tokens
 from ..tasks.publication import trained_model
-from .capture import other_picture_sizes
+from .capture import flat_outputs, other_picture_sizes
 from .preprocessing import channels_of, of_model, stated, unknown
 from .samples import photographs, words
 
@@ -119,13 +120,14 @@ def find_source(
 def _of_run(run: Path, features: bool, fixed_size: bool) -> Source:
     refuse_comparison(run, "export")
     recipe = read_run_recipe(run)
-    _refuse_detector(recipe.model.name)
-    name = run.resolve().name
+    _refuse_detector(recipe.model.name, features)
+    name, far = run.resolve().name, how_far(run)
+    notes = (f"{run} has not ended: these are its weights {far}",) if far else ()
     if not features:
         model = trained_model(run, recipe)
         use = describe_deployment(run, recipe, model)
         is_language = use.axes[1] == "tokens"
-        return Source(name, recipe.model.name, LanguageModel(model) if is_language else model, use, True)
+        return Source(name, recipe.model.name, LanguageModel(model) if is_language else model, use, True, notes)
     if not isinstance(recipe, ClassificationRecipe):
         raise UserError(f"--features: {run} is a run of {recipe.task}, expected one of classification")
     model = trained_model(run, recipe)
@@ -133,11 +135,12 @@ def _of_run(run: Path, features: bool, fixed_size: bool) -> Source:
     args = {key: value for key, value in recipe.model.args.items() if key != "num_classes"}
     backbone = _backbone(recipe.model.name, args, fixed_size)
     load_backbone(backbone, run)
-    return Source(f"{name}-features", recipe.model.name, backbone, _of_maps(use.shape, use.preprocessing), True)
+    maps = _of_maps(use.shape, use.preprocessing)
+    return Source(f"{name}-features", recipe.model.name, backbone, maps, True, notes)
 
 
 def _of_name(name: str, features: bool, weights: str | Path | None, args: dict[str, Any], fixed_size: bool) -> Source:
-    _refuse_detector(name)
+    _refuse_detector(name, features)
     if "/" in name or name.endswith((".yaml", ".json", ".safetensors")):
         raise UserError(f"export: {name} is no folder, expected that of a run, or the name of a model")
     model = build_model(ModelSpec(name, args))
@@ -179,6 +182,10 @@ def _of_module(model: nn.Module, input_size: Sequence[int] | None) -> Source:
         channels, *sides = stated(input_size, input_size)[0]
         args = {"in_chans": channels, "img_size": tuple(sides)}
     plain = copy.deepcopy(model).cpu()
+    for parameter in plain.parameters():
+        if parameter.is_floating_point() and parameter.dtype != torch.float32:
+            got = str(parameter.dtype).removeprefix("torch.")
+            raise UserError(f"export: the module has weights of {got}, expected float32, as module.float() makes them")
     restore_forward(plain)  # what optimize has put there is for this machine, and no exporter takes it
     restore_windows(plain)
     return described(name, plain, True, args, told=bool(config))
@@ -223,8 +230,8 @@ def _told(source: Source, about: dict[str, Any]) -> Source:
     if classes is not None:
         if isinstance(classes, str) or not isinstance(classes, Sequence):
             raise UserError(f"classes: got {classes!r}, expected a list of names, one for each output")
-        expected = getattr(source.model, "num_classes", len(classes))
-        if len(classes) != expected:
+        expected = _classes_of(source, shape)
+        if expected is not None and len(classes) != expected:
             raise UserError(f"classes: got {len(classes)}, expected the names of the {expected} outputs")
     use = replace(
         use,
@@ -233,6 +240,15 @@ def _told(source: Source, about: dict[str, Any]) -> Source:
         classes=use.classes if classes is None else list(classes),
     )
     return replace(source, use=use, notes=() if {"mean", "std"} <= said.keys() else source.notes)
+
+
+def _classes_of(source: Source, shape: tuple[int, ...]) -> int | None:
+    """The number of a model's classes, by what it returns where it does not say it; None where it is no classifier."""
+    if isinstance(number := getattr(source.model, "num_classes", None), int):
+        return number
+    with torch.inference_mode():
+        found = flat_outputs(source.model(source.inputs(1, shape)))
+    return found[0].shape[1] if len(found) == 1 and found[0].ndim > 1 else None
 
 
 def _encoder(tokenizer: str) -> Callable[[str], list[int]]:
@@ -251,9 +267,10 @@ def _backbone(name: str, args: dict[str, Any], fixed_size: bool) -> PyramidBackb
         raise UserError(f"--features: {' '.join(str(error).split())}") from None
 
 
-def _refuse_detector(name: str) -> None:
+def _refuse_detector(name: str, features: bool) -> None:
     if name in DETECTORS:
+        others = "a classifier, a segmenter or, with --features, a backbone"
+        expected = "a classifier's backbone" if features else others
         raise UserError(
-            f"export: {name} is a detector, whose lists of objects differ from image to image; expected a classifier, "
-            "a segmenter or, with --features, a backbone"
+            f"export: {name} is a detector, whose lists of objects differ from image to image; expected {expected}"
         )

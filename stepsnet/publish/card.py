@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -24,8 +25,9 @@ from ..report.words import count, duration, key_in_words
 from ..run_folder import read_run_recipe
 from ..summary_stats import format_mean_std
 from ..tasks.publication import Publication
+from ..tasks.splits import split_of
 
-__all__ = ["public_recipe", "render_card"]
+__all__ = ["public_recipe", "published", "render_card"]
 
 _LOCAL_ARGUMENTS = ("checkpoint_path", "cache_dir")  # of timm.create_model: files of this machine
 _LOCAL_SETTINGS = {"import_from": None, "device": "auto", "workers": 0, "tracker": None}
@@ -42,16 +44,16 @@ def render_card(run: Path, publication: Publication, repo: str, license: str | N
     Raises:
         UserError: the run's folder cannot be read.
     """
-    loaded, recipe = load_run(run), read_run_recipe(run)
+    loaded, recipe = load_run(run), published(read_run_recipe(run), publication)
     summary, metrics = loaded.summary, _metrics(loaded.summary["metrics"])
-    data = public_value(recipe.data)
+    data, split = split_of(public_value(recipe.data))
     metadata = ModelCardData(
         library_name=publication.library,
         pipeline_tag=publication.pipeline,
         license=license,
         tags=["stepsnet", publication.library],
         model_name=repo.rpartition("/")[2],
-        eval_results=_results(metrics, data, publication.pipeline),
+        eval_results=_results(metrics, data, split, publication.pipeline),
     )
     seeds = _seeds(loaded)
     card = ModelCard.from_template(
@@ -67,7 +69,7 @@ def render_card(run: Path, publication: Publication, repo: str, license: str | N
         usage=publication.usage.replace("SOURCE", repo).rstrip(),
         note=publication.note,
         modules=recipe.imports,
-        results=_table(metrics, seeds),
+        results=_table(metrics, split, seeds),
         seeds=sorted(seed.seed for seed in seeds),
         command=public_command(summary["command"]),
         time=duration(summary["seconds"]),
@@ -101,21 +103,31 @@ def _kind(run: LoadedRun) -> tuple[str, Any]:
     return run.recipe_key, run.summary.get("label")
 
 
-def _table(metrics: Mapping[str, float], seeds: Sequence[LoadedRun]) -> str:
+def _label(name: str, split: str, with_unit: bool = False) -> str:
+    """What a metric is called in words, of the split that its run evaluated: with ``DATA@train`` no validation."""
+    found, key = split_and_key(name)
+    if found != "val" or split == "val":
+        return metric_label(name, with_unit=with_unit)
+    return metric_label(f"{split}_{key}", with_unit=with_unit) + (", as evaluated" if split == "train" else "")
+
+
+def _table(metrics: Mapping[str, float], split: str, seeds: Sequence[LoadedRun]) -> str:
     headers = ["", "these weights", *([f"mean ± standard deviation of {len(seeds)} seeds"] if len(seeds) > 1 else [])]
     rows = []
     for name, value in metrics.items():
         metric, values = find_metric(name), [seed.summary["metrics"].get(name) for seed in seeds]
         known = [one for one in values if one is not None]
         spread = [format_mean_std(known, metric.spec, metric.unit) if len(known) == len(seeds) else "—"]
-        rows.append([metric_label(name), format_metric(name, value), *(spread if len(seeds) > 1 else [])])
+        rows.append([_label(name, split), format_metric(name, value), *(spread if len(seeds) > 1 else [])])
     return markdown_table(headers, rows, "l" + "r" * (len(headers) - 1))
 
 
-def _results(metrics: Mapping[str, float], data: str, pipeline: str) -> list[EvalResult]:
+def _results(metrics: Mapping[str, float], data: str, evaluated: str, pipeline: str) -> list[EvalResult]:
+    """What the hub lists: scores on images or texts that were not trained on."""
     found = []
     for name, value in metrics.items():
         split, key = split_and_key(name)
+        split = evaluated if split == "val" else split
         if split != "train" and (find_metric(name).is_headline or key == "loss"):
             found.append(
                 EvalResult(
@@ -124,11 +136,16 @@ def _results(metrics: Mapping[str, float], data: str, pipeline: str) -> list[Eva
                     dataset_name=data,
                     dataset_split="validation" if split == "val" else split,
                     metric_type=_HUB_METRICS.get(key, key),
-                    metric_name=metric_label(name, with_unit=True),
+                    metric_name=_label(name, evaluated, with_unit=True),
                     metric_value=value,
                 )
             )
     return found
+
+
+def published(recipe: Recipe, publication: Publication) -> Recipe:
+    """A run's recipe with the model as others build it."""
+    return recipe if publication.model is None else dataclasses.replace(recipe, model=publication.model)
 
 
 def public_recipe(recipe: Recipe) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from ..run_folder import read_run_recipe
 from ..run_records import read_summary
 from ..runs.grid import refuse_comparison
 from ..tasks import publish
-from .card import public_recipe, render_card
+from .card import public_recipe, published, render_card
 
 if TYPE_CHECKING:
     from ..tasks.publication import Publication
@@ -58,7 +58,7 @@ def write_repository(run: Path, folder: Path) -> Publication:
     except OSError as error:
         raise UserError(f"--out: cannot use {folder}: {error.strerror}") from None
     publication = publish(run, recipe, folder)
-    write_atomically(folder / "config.yaml", dump_yaml(public_recipe(recipe)))
+    write_atomically(folder / "config.yaml", dump_yaml(public_recipe(published(recipe, publication))))
     return publication
 
 

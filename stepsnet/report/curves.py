@@ -60,7 +60,10 @@ def _caption(curves: dict[str, list[tuple[Group, Curve]]]) -> str:
     parts: list[str] = []
     for name, recorded in curves.items():
         last = [(group, max(curve), curve[max(curve)][0]) for group, curve in recorded]
-        values = values_in_words(last, lambda value, name=name: format_metric(name, value))  # type: ignore[misc]
+        values = values_in_words(
+            last,
+            lambda value, name=name: format_metric(name, value) if math.isfinite(value) else "not finite",  # type: ignore[misc]
+        )
         parts.append(f"{'the' if parts else 'The'} {metric_label(name)} is {values}")
     return sentence(*parts)
 

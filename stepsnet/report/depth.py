@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from ..metrics import SPLITS, Metric, metric_label
 from .figure import ReportFigure, csv_rows, make_panels, scale_by_size
-from .load_runs import Group
+from .load_runs import Group, comparable
 from .words import join, mean_std, number, result_metric, sentence
 
 __all__ = ["depth_figure", "results_figure"]
@@ -21,8 +21,8 @@ Curve = dict[int, Group]  # of one label, by number of blocks
 def depth_figure(groups: Sequence[Group]) -> ReportFigure | None:
     """A metric against the number of blocks, as in Fig. 1.
 
-    None unless every model has a result, no two models have the same label and depth, and one label has several
-    depths. Models whose number of blocks is not known are left out.
+    None unless every model has a result of the same data and length of training, no two models have the same label
+    and depth, and one label has several depths. Models whose number of blocks is not known are left out.
     """
     metric = result_metric(groups)
     shown = [group for group in groups if group.blocks]
@@ -30,7 +30,7 @@ def depth_figure(groups: Sequence[Group]) -> ReportFigure | None:
     for group in sorted(shown, key=lambda group: group.blocks or 0):
         curves.setdefault(group.label, {})[group.blocks or 0] = group
     has_duplicates = sum(map(len, curves.values())) < len(shown)
-    if metric is None or has_duplicates or max(map(len, curves.values()), default=0) < 2:
+    if metric is None or not comparable(shown) or has_duplicates or max(map(len, curves.values()), default=0) < 2:
         return None
     splits = _splits(shown, metric)
     return ReportFigure(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -21,6 +22,11 @@ from ..run_folder import RECIPES
 from ..run_records import diverged_at, metrics_text, read_label, read_summary
 
 STEPS, BASELINE = "StepsNet", "baseline"
+# of the recipes of models that are compared, what they may differ in
+_OF_THE_MODEL = {"model", "baseline", "init", "baseline_init", "backbone", "baseline_backbone"}
+_OF_THE_MODEL |= {"name", "title", "expected", "seed", "earlier_epochs"}
+# and what no result of two models is compared over
+_OF_THE_RESULT = ("data", "holdout", "train_samples", "epochs")
 LINESTYLES = ("-", "--", ":", "-.")
 
 
@@ -101,6 +107,13 @@ class Group:
     @property
     def recipe(self) -> str:
         return str(self.runs[0].config.get("name"))
+
+    @property
+    def trained_on(self) -> tuple[Any, ...]:
+        """What a result is of besides the model: the data, wherever they lie, their part, and the passes over them."""
+        config = self.runs[0].config
+        data = re.split(r"[/\\]", str(config.get("data")).rstrip("/\\"))[-1]
+        return (self.task, data, *(config.get(key) for key in _OF_THE_RESULT[1:]))
 
     @property
     def counted(self) -> tuple[LoadedRun, ...]:
@@ -216,17 +229,30 @@ def group_runs(runs: Sequence[LoadedRun]) -> list[Group]:
     return groups
 
 
+def comparable(groups: Sequence[Group]) -> bool:
+    """Whether their results are of one data set and as many passes over it."""
+    return len({group.trained_on for group in groups}) < 2
+
+
+def varied_settings(groups: Sequence[Group]) -> list[str]:
+    """The settings in which the groups differ besides their models."""
+    return _varied([group.runs[0].config for group in groups], _OF_THE_MODEL | MAY_CHANGE_ON_RESUME)
+
+
+def _varied(recipes: Sequence[dict[str, Any]], besides: Iterable[str]) -> list[str]:
+    keys = dict.fromkeys(key for recipe in recipes for key in recipe if key not in besides)
+    return [key for key in keys if len({str(recipe.get(key)) for recipe in recipes}) > 1]
+
+
 def _suffixes(found: dict[tuple[str, str], list[LoadedRun]]) -> list[str]:
     """What is added to the label of each group so that no two names are equal: the first of these that does it."""
     recipes = [runs[0].config for runs in found.values()]
-    varied = [
-        key
-        for key in recipes[0]
-        if key not in ("model", "baseline", "seed") and len({str(r.get(key)) for r in recipes}) > 1
-    ]
+    varied = _varied(recipes, ("model", "baseline", "seed"))
+    of_result = [key for key in varied if key in _OF_THE_RESULT]  # which a depth would hide
     numbers = [f" · {number}" for number in range(1, len(found) + 1)]
     for suffixes in (
         [""] * len(found),
+        [f" · {', '.join(f'{key} {recipe.get(key)}' for key in of_result)}" for recipe in recipes],
         [f" · {blocks} blocks" if blocks else "" for blocks in map(_num_blocks, found.values())],
         [f" · {recipe.get('name')}" for recipe in recipes],
         [f" · {', '.join(f'{key} {recipe.get(key)}' for key in varied)}" for recipe in recipes],

@@ -26,7 +26,7 @@ from .confusion import confusion_figure
 from .curves import curves_figure
 from .depth import depth_figure, results_figure
 from .figure import ReportFigure, csv_of, in_style
-from .load_runs import Group, LoadedRun, group_runs, load_run, members
+from .load_runs import Group, LoadedRun, group_runs, load_run, members, varied_settings
 from .residual_stream import stream_figure
 from .sections import class_table, data_notes, examples, picture_source
 from .shortcut_ratio import shortcut_ratio_figure
@@ -64,8 +64,9 @@ def write_report(runs: Sequence[Path], out: Path, title: str | None = None, forc
     groups = group_runs(loaded)
     few = groups if len(groups) <= _MAX_CURVES else []
     figures = figures_of(groups)
-    contents: dict[str, bytes] = {}
-    inline = [(figure, _files_of(figure, contents)) for figure in figures.values() if figure]
+    drawn: dict[str, bytes] = {}
+    inline = [(figure, _files_of(figure, drawn)) for figure in figures.values() if figure]
+    folder = "figures" if page.name == "report.html" else f"{page.stem}-figures"  # pages may stand side by side
     columns = _metric_columns(groups)
     sentence, tiles = summarize_results(groups)
     origins = _origins(groups)
@@ -87,11 +88,14 @@ def write_report(runs: Sequence[Path], out: Path, title: str | None = None, forc
         metric_columns=[metric_label(name, with_unit=True) for name in columns],
         runs=_table_of_runs(groups, columns),
         models=_table_of_models(groups),
+        varied=varied_settings(groups),
+        folder=folder,
         origins=origins,
         made_differently=len(origins) > 1 or any(run.summary.get("trained_before") for run in loaded),
     )
-    every = [_file_of(name, suffix) for name in figures for suffix in _SUFFIXES]
+    contents = {f"{folder}/{name}": content for name, content in drawn.items()}
     contents[page.name] = text.encode()  # last: where the page is, its figures are
+    every = [f"{folder}/{_file_of(name, suffix)}" for name in figures for suffix in _SUFFIXES]
     outdated = [name for name in every if name not in contents]
     write_own_files(page.parent, contents, outdated, force)
     return page
@@ -119,7 +123,7 @@ def figures_of(groups: Sequence[Group]) -> dict[str, ReportFigure | None]:
 
 
 def _file_of(figure: str, suffix: str) -> str:
-    return f"figures/{figure}.{suffix}"
+    return f"{figure}.{suffix}"
 
 
 def _files_of(figure: ReportFigure, contents: dict[str, bytes]) -> list[Markup]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..metrics import METRICS, SPLITS, Metric, find_metric, higher_is_better, metric_label
 from ..summary_stats import format_count, format_mean_std
-from .load_runs import BASELINE, STEPS, Group
+from .load_runs import BASELINE, STEPS, Group, comparable
 
 __all__ = [
     "count",
@@ -28,6 +28,7 @@ __all__ = [
 
 Tile = dict[str, str]  # name, value, note, color
 _MAX_IN_A_SENTENCE = 6  # models; more are in the tables
+_DIFFERENT = "different data or lengths of training, so there is no difference between them to state"
 
 
 def join(parts: Iterable[str]) -> str:
@@ -109,6 +110,8 @@ def summarize_results(groups: Sequence[Group], split: str = "val") -> tuple[str,
     differences = [_difference(steps, base, key) for steps, base in pairs(finished)]
     difference_tiles = [tile for _, tile in differences if tile]
     if len(finished) > _MAX_IN_A_SENTENCE:
+        if not comparable(finished):
+            return sentence(f"{len(finished)} models are of {_DIFFERENT}", unfinished), difference_tiles
         best, worst = _best(finished, key), _best(finished, key, worst=True)
         ends = " and worst for ".join(f"{g.the}, {mean_std(_values(g, key), metric)}" for g in (best, worst))
         return sentence(f"Of {len(finished)} models, the {name} is best for {ends}", unfinished), difference_tiles
@@ -120,7 +123,8 @@ def summarize_results(groups: Sequence[Group], split: str = "val") -> tuple[str,
         tiles.append({"name": group.name, "value": value, "note": f"{name}, {note}", "color": group.color})
     conclusions = [words for words, _ in differences]
     if not conclusions and len(finished) > 1:
-        conclusions.append(f"the best mean is that of {_best(finished, key).the}")
+        best_mean = f"the best mean is that of {_best(finished, key).the}"
+        conclusions.append(best_mean if comparable(finished) else f"they are of {_DIFFERENT}")
     return sentence(f"The {name} is {join(parts)}", *conclusions, unfinished), tiles + difference_tiles
 
 
@@ -134,19 +138,19 @@ def _best(groups: Sequence[Group], key: str, worst: bool = False) -> Group:
 
 
 def pairs(groups: Sequence[Group]) -> list[tuple[Group, Group]]:
-    """Each StepsNet with its baseline of the same task.
+    """Each StepsNet with its baseline of the same task, data and length of training.
 
     This is the one of its recipe's name, where several have that name the one of its comparison's folder, and in a
     sweep, whose recipes have names of their own, the one that has its suffix.
     """
     of_label = [[group for group in groups if group.label == label] for label in (STEPS, BASELINE)]
     keys: list[Callable[[Group], Any]] = [
-        lambda group: (group.task, group.recipe),
-        lambda group: (group.task, group.recipe, {run.folder.absolute().parent for run in group.runs}),
-        lambda group: (group.task, group.suffix),
+        lambda group: (group.trained_on, group.recipe),
+        lambda group: (group.trained_on, group.recipe, {run.folder.absolute().parent for run in group.runs}),
+        lambda group: (group.trained_on, group.suffix),
     ]
     if all(len(of_one) == 1 for of_one in of_label):
-        keys = [lambda group: group.task]
+        keys = [lambda group: group.trained_on]
     found: dict[str, Group] = {}  # by the name of the StepsNet
     for key in keys:
         taken = {*found, *(base.name for base in found.values())}

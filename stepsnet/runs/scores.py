@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..checkpoint import latest
 from ..errors import UserError
-from ..report.load_runs import BASELINE, LoadedRun, group_runs, load_run, members
+from ..report.load_runs import BASELINE, group_runs, load_run, members
 from ..report.words import pairs, summarize_results
-from ..run_folder import read_run_recipe
+from ..run_folder import how_far
 from ..summary_stats import mean_and_std
 from ..tasks.splits import split_of
 from .evaluate import evaluate_run
@@ -61,7 +60,7 @@ def evaluate_runs(
             "model": group.name,
             "seed": run.seed,
             "metrics": of_folder[run.folder],
-            **({} if run.summary else {"stopped": _progress(run)}),
+            **({} if run.summary else {"stopped": how_far(run.folder) or "not finished"}),
         }
         for group, run in members(groups)
     ]
@@ -72,16 +71,6 @@ def evaluate_runs(
     ]
     in_words = summarize_results(groups, split)[0].replace("\u00a0", " ")
     return Scores(of_runs, of_models, [row for row in differences if row["seeds"]], in_words)
-
-
-def _progress(run: LoadedRun) -> str:
-    """How far the weights of a run are that has not ended."""
-    checkpoint, _ = latest(run.folder / "checkpoints")
-    if checkpoint is None:
-        return "not finished"
-    updates = checkpoint.state["data"]["updates an epoch"] * read_run_recipe(run.folder).epochs
-    done = f"after update {checkpoint.state['position']['step']} of {updates}"
-    return done if run.diverged is None else f"{done}, diverged at {run.diverged}"
 
 
 def _differences(one: dict[str, BySeed], other: dict[str, BySeed]) -> dict[str, BySeed]:

@@ -84,7 +84,8 @@ def read_results(folder: Path, study: Study) -> dict[str, dict[str, Any]]:
                     got = f"{key} {str(record[key])[:40]!r}" if key in record else f"no {key}"
                     raise UserError(f"results: {file} has {got}, expected a file as a run of the study leaves it")
             for key, value in record.get("metrics", {}).items():
-                if not isinstance(value, int | float | None) or isinstance(value, bool):
+                is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+                if not (is_number or value is None):
                     raise UserError(f"results: {file} has {key} {str(value)[:40]!r}, expected a number")
             for key in ("criteria", "claims", "sentences"):
                 rules = record.get(key, [])

@@ -9,7 +9,8 @@ from pathlib import Path
 from torch import nn
 
 from ..checkpoint import load_into, save_weights, untied
-from ..config import Recipe
+from ..config import ModelSpec, Recipe
+from ..errors import UserError
 from ..models.build import build_model
 from ..reading import read_json
 from ..run_folder import read_weights
@@ -25,6 +26,7 @@ class Publication:
     pipeline: str  # the hub's name for what it does, such as image-classification
     usage: str  # Python code; SOURCE stands for the repository
     note: str = ""  # a paragraph below the code
+    model: ModelSpec | None = None  # where the recipe's is found on some machines alone
 
 
 def trained_model(run: Path, recipe: Recipe) -> nn.Module:
@@ -47,7 +49,15 @@ def publish_run_folder(
 
     Args:
         draws: whether predict draws what it finds.
+
+    Raises:
+        UserError: the run has no weights or no classes, or its model was made of one in a folder.
     """
+    if inner := next((one for one in recipe.model.args.values() if str(one).startswith("local-dir:")), None):
+        raise UserError(
+            f"push: {recipe.model.name} was made of {inner}, a folder of this machine without which nobody can build "
+            "the model, expected a model with a name of timm's"
+        )
     read_json(run / classes_file, "run", list)  # before anything is written
     model = trained_model(run, recipe)
     shutil.copyfile(run / classes_file, folder / classes_file)

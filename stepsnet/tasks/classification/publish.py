@@ -11,7 +11,7 @@ from pathlib import Path
 import timm
 from timm.models import save_for_hf
 
-from ...config import ClassificationRecipe
+from ...config import ClassificationRecipe, ModelSpec
 from ...errors import UserError
 from ...files import write_atomically
 from ..assets import CLASSES_FILE, save_classes
@@ -22,6 +22,7 @@ from .transforms import mode_of
 
 __all__ = ["publish"]
 
+_PLACES = ("hf-hub", "hf_hub", "local-dir")  # where a config says timm's name and arguments
 # of timm's config of a name: where its own weights come from, and their licence
 _OF_OTHER_WEIGHTS = ("license", "tag", "origin_url", "notes", "paper_ids", "paper_name")
 _USAGE = """\
@@ -51,7 +52,8 @@ def publish(run: Path, recipe: ClassificationRecipe, folder: Path) -> Publicatio
     Raises:
         UserError: the run has no weights, or timm cannot save the model.
     """
-    if not timm.is_model(recipe.model.name):
+    source = recipe.model.name.partition(":")[0]
+    if not timm.is_model(recipe.model.name) and source not in _PLACES:
         return publish_run_folder(run, recipe, folder, CLASSES_FILE, "image-classification", draws=False)
     model = trained_model(run, recipe)
     classes = classes_of(run, model)
@@ -67,4 +69,6 @@ def publish(run: Path, recipe: ClassificationRecipe, folder: Path) -> Publicatio
     imports = "".join(f"\nimport {module}  # registers the model with timm" for module in modules)
     mode = mode_of(spec["input_size"][0])
     usage = _USAGE.format(imports=f"{imports}\n" if imports else "", mode=mode)
-    return Publication("timm", "image-classification", usage, _NOTE)
+    written = json.loads((folder / "config.json").read_text())
+    named = ModelSpec(written["architecture"], written.get("model_args", {}) | {"num_classes": written["num_classes"]})
+    return Publication("timm", "image-classification", usage, _NOTE, named if source in _PLACES else None)

@@ -18,6 +18,7 @@ from PIL import Image
 
 from ...errors import UserError
 from ...reading import read_text
+from ...terminal import counted
 from ..images import image_shape, image_suffixes, open_image
 
 __all__ = ["Shards", "find_shards"]
@@ -36,8 +37,16 @@ class Shards:
         self.mode = mode
         self.labels: list[int] = []
         self.members: list[tuple[Path, str, int, int]] = []  # file, name, offset and length in bytes
+        self.unread: list[str] = []  # images behind a second dot
         for path in paths:
             self._index(path)
+
+    @property
+    def left_out(self) -> str:
+        if not self.unread:
+            return ""
+        images = counted(len(self.unread), "image")
+        return f"left out {images} such as {self.unread[0]}: a key ends at the first dot, so that it is no KEY.png"
 
     def _index(self, path: Path) -> None:
         images: dict[str, tuple[str, int, int]] = {}
@@ -57,8 +66,11 @@ class Shards:
                         images[key] = (member.name, member.offset_data, member.size)
                     elif suffix in ("cls", "json") and (file := tar.extractfile(member)):
                         label = _label(file.read(), suffix, f"{path}: {member.name}")
-                        if label is not None:
-                            labels[key] = label
+                        if label is not None and labels.setdefault(key, label) != label:
+                            both = f"{labels[key]} and {label}"
+                            raise UserError(f"data: {path}: {key.lstrip('/')} has the classes {both}, expected one")
+                    elif Path(name).suffix.lower() in image_suffixes():
+                        self.unread.append(member.name)
                 _check_end(path, tar.offset)
         except (OSError, tarfile.TarError, ValueError, KeyError) as error:
             raise UserError(f"data: cannot read {path} as a WebDataset shard: {error}") from None

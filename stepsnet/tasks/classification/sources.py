@@ -239,10 +239,21 @@ def _hugging_face(name: str, mode: str) -> Splits:
             continue
     else:
         raise UserError(f"data: hfds:{name} has only the split train, expected validation or test too")
+    for part, reader in zip(("train", split), readers, strict=True):
+        if not reader.class_to_idx:  # of a column that is missing, or holds text or numbers without names
+            columns = ", ".join(f"{column}: {kind}" for column, kind in _kinds_of_columns(reader.dataset.features))
+            raise UserError(
+                f"data: hfds:{name}: got no classes in the column label of {part}, whose columns are {columns}, "
+                "expected label: ClassLabel (class_encode_column makes one)"
+            )
     train, val = readers
     if train.class_to_idx != val.class_to_idx:
         raise UserError(f"data: hfds:{name} has other classes in {split} than in train, expected the same")
     return Splits(tuple(map(str, train.class_to_idx)), _TimmReader(train, mode), _TimmReader(val, mode))
+
+
+def _kinds_of_columns(features: Mapping[str, Any]) -> list[tuple[str, str]]:
+    return [(name, getattr(kind, "dtype", None) or type(kind).__name__) for name, kind in features.items()]
 
 
 def _shards(path: str, mode: str) -> Splits:
