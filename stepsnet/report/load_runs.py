@@ -26,7 +26,7 @@ STEPS, BASELINE = "StepsNet", "baseline"
 _OF_THE_MODEL = {"model", "baseline", "init", "baseline_init", "backbone", "baseline_backbone"}
 _OF_THE_MODEL |= {"name", "title", "expected", "seed", "earlier_epochs"}
 # and what no result of two models is compared over
-_OF_THE_RESULT = ("data", "holdout", "train_samples", "epochs")
+_OF_THE_RESULT = ("data", "holdout", "train_samples", "tokenizer", "vocab_size", "epochs")
 LINESTYLES = ("-", "--", ":", "-.")
 
 
