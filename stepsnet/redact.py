@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-__all__ = ["public", "public_command", "public_value"]
+__all__ = ["public", "public_command", "public_value", "without_place"]
 
 # a home, a root, a drive, or a way out of the current folder
 _LOCAL_PATH = re.compile(r"~|[/\\]|[A-Za-z]:[/\\]|([^/\\]+[/\\])*\.\.([/\\]|$)")
@@ -32,6 +32,11 @@ def public_value(text: str) -> str:
     elif _LOCAL_PATH.match(path):
         path = re.split(r"[/\\]", re.sub(r"[/\\]+(?=@|$)", "", path))[-1] or path
     return _LOCAL_FOLDERS.sub("", f"{kind}{colon}{path}")
+
+
+def without_place(data: str) -> str:
+    """The name of a data set, wherever it lies: ``folder:data/cifar10`` -> ``folder:cifar10``; a hub's stays whole."""
+    return data if data.startswith("hfds:") else re.sub(r"[^/:]*/+(?=[^/])", "", data).rstrip("/")
 
 
 def _public_structure(text: str) -> str:

@@ -344,8 +344,10 @@ def how_far(folder: Path) -> str | None:
     """How far a run that has not ended is, in words: after update 1 of 132; None of others, and of published ones."""
     from .checkpoint import latest
 
+    if read_summary(folder) is not None:
+        return None
     checkpoint, _ = latest(folder / "checkpoints")
-    if read_summary(folder) is not None or checkpoint is None:
+    if checkpoint is None:
         return None
     updates = checkpoint.state["data"]["updates an epoch"] * read_run_recipe(folder).epochs
     done = f"after update {checkpoint.state['position']['step']} of {updates}"

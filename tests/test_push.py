@@ -41,6 +41,8 @@ from stepsnet.tasks.language.assets import save_assets
 from stepsnet.tasks.language.data import load_text
 from stepsnet.tasks.publication import publish_run_folder
 
+ROTARY = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+ROTARY |= {"num_key_value_heads": 2}
 COUNTS = {"blocks": 3, "layers": 17, "params": 58_634, "macs": 976_660}
 ORIGIN = {
     "command": "stepsnet train mine.yaml data=folder:cats --run runs/a",
@@ -132,14 +134,22 @@ def test_digits_have_their_own_preprocessing(tmp_path):
     assert transform(picture).numpy() == pytest.approx(read(picture).numpy(), abs=1e-5)
 
 
+def language(folder, *changes):
+    recipe = override(find_recipe("python-docs/tiny"), [*changes, "vocab_size=280", "seq_len=16"])
+    run = finished(folder, recipe, val_perplexity=120.0, val_loss=4.8)
+    save_assets(build_model(recipe.model), load_text("python-docs", "bpe", 280).tokenizer, run)
+    return run
+
+
+def of_transformers(folder, name, **args):
+    """A run of a model by its type."""
+    return language(folder, f"model.name={name}", f"model.args={json.dumps({**args, 'vocab_size': 280})}")
+
+
 @pytest.fixture
 def language_run(tmp_path, session_cache):
     args = {"widths": [16, 32], "depths": [1, 1], "num_attention_heads": [2, 2], "vocab_size": 280}
-    changes = [f"model.args.{key}={json.dumps(value)}" for key, value in args.items()]
-    recipe = override(find_recipe("python-docs/tiny"), [*changes, "vocab_size=280", "seq_len=16"])
-    run = finished(tmp_path / "run", recipe, val_perplexity=120.0, val_loss=4.8)
-    save_assets(build_model(recipe.model), load_text("python-docs", "bpe", 280).tokenizer, run)
-    return run
+    return language(tmp_path / "run", *(f"model.args.{key}={json.dumps(value)}" for key, value in args.items()))
 
 
 def test_transformers_loads_a_language_model(language_run, tmp_path):
@@ -164,12 +174,7 @@ def test_transformers_loads_a_language_model(language_run, tmp_path):
 
 
 def test_the_card_of_a_model_of_transformers_own_needs_no_code_of_ours(tmp_path, session_cache):
-    model = {"model_type": "llama", "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1}
-    args = {**model, "num_attention_heads": 2, "num_key_value_heads": 2, "vocab_size": 280}
-    changes = ["model.name=causal_lm", f"model.args={json.dumps(args)}", "vocab_size=280", "seq_len=16"]
-    recipe = override(find_recipe("python-docs/tiny"), changes)
-    run = finished(tmp_path / "run", recipe, val_perplexity=120.0, val_loss=4.8)
-    save_assets(build_model(recipe.model), load_text("python-docs", "bpe", 280).tokenizer, run)
+    run = of_transformers(tmp_path / "run", "causal_lm", model_type="llama", **ROTARY)
     assert main(["push", str(run), "--out", str(tmp_path / "out")]) == 0
     card = (tmp_path / "out" / "README.md").read_text()
     assert "import stepsnet" not in card and "custom code" not in card and "AutoModelForCausalLM" in card
@@ -178,13 +183,8 @@ def test_the_card_of_a_model_of_transformers_own_needs_no_code_of_ours(tmp_path,
 
 def test_a_card_says_where_auto_tokenizer_is_wrong(tmp_path, session_cache):
     """transformers makes Qwen's kind of tokenizer of every folder of type qwen2."""
-    args = {"model_type": "qwen2", "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1}
-    args |= {"num_attention_heads": 2, "num_key_value_heads": 2, "vocab_size": 280}
-    changes = ["model.name=causal_lm", f"model.args={json.dumps(args)}", "vocab_size=280", "seq_len=16"]
-    recipe = override(find_recipe("python-docs/tiny"), changes)
-    run = finished(tmp_path / "run", recipe, val_perplexity=120.0, val_loss=4.8)
+    run = of_transformers(tmp_path / "run", "causal_lm", model_type="qwen2", **ROTARY)
     trained_on = load_text("python-docs", "bpe", 280).tokenizer
-    save_assets(build_model(recipe.model), trained_on, run)
     assert main(["push", str(run), "--out", str(tmp_path / "out")]) == 0
     text, card = "def f(x):\n    return  x", (tmp_path / "out" / "README.md").read_text()
     expected = trained_on.encode(text).ids
@@ -199,10 +199,7 @@ def test_what_was_loaded_by_remote_code_is_saved_and_loaded_again(model, languag
     run = language_run
     if model == "steps_gpt2":
         args = {"model": "causal_lm", "model_type": "gpt2", "n_embd": 16, "n_layer": 4, "n_head": 2, "steps": 2}
-        changes = ["model.name=stepify", f"model.args={json.dumps({**args, 'vocab_size': 280})}"]
-        recipe = override(find_recipe("python-docs/tiny"), [*changes, "vocab_size=280", "seq_len=16"])
-        run = finished(tmp_path / "made", recipe, val_perplexity=120.0, val_loss=4.8)
-        save_assets(build_model(recipe.model), load_text("python-docs", "bpe", 280).tokenizer, run)
+        run = of_transformers(tmp_path / "made", "stepify", **args)
     write_repository(run, tmp_path / "one")
     code = """
 import sys, torch

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from ..config import MAY_CHANGE_ON_RESUME, RECIPE_TYPES, ClassificationRecipe, k
 from ..errors import UserError, in_a_line
 from ..metrics import METRICS
 from ..reading import parse_json, read_text, read_yaml
+from ..redact import without_place
 from ..run_folder import RECIPES
 from ..run_records import diverged_at, metrics_text, read_label, read_summary
 
@@ -112,8 +112,7 @@ class Group:
     def trained_on(self) -> tuple[Any, ...]:
         """What a result is of besides the model: the data, wherever they lie, their part, and the passes over them."""
         config = self.runs[0].config
-        data = re.split(r"[/\\]", str(config.get("data")).rstrip("/\\"))[-1]
-        return (self.task, data, *(config.get(key) for key in _OF_THE_RESULT[1:]))
+        return (self.task, without_place(str(config.get("data"))), *(config.get(key) for key in _OF_THE_RESULT[1:]))
 
     @property
     def counted(self) -> tuple[LoadedRun, ...]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import re
 from collections.abc import Mapping
 from functools import partial
 from itertools import pairwise
@@ -17,7 +16,7 @@ from ..config import MAY_CHANGE_ON_RESUME, Recipe, adamw_defaults_in
 from ..errors import UserError
 from ..files import write_atomically
 from ..reading import read_json
-from ..redact import public_value
+from ..redact import public_value, without_place
 from ..report.load_runs import load_run
 from ..run_folder import has_begun
 from .declare import Cell, Study
@@ -110,18 +109,13 @@ def check_one_data_set(records: Mapping[str, Mapping[str, Any]], data: str | Non
         if "data" not in record:  # of one that diverged
             continue
         expected = expected or record["data"]
-        if _without_place(record["data"]) != _without_place(expected):
+        if without_place(record["data"]) != without_place(expected):
             raise UserError(f"results: {run} was trained on {record['data']}, expected one data set, {expected}")
         of_data = json.dumps([record["settings"].get(key) for key in _OF_DATA])
         size = {key: record[key] for key in _OF_DATA_SIZE if key in record}
         first, of = sizes.setdefault(of_data, (size, run))
         if size != first:
             raise UserError(f"results: {run} was trained on {size}, {of} on {first}, expected one data set")
-
-
-def _without_place(data: str) -> str:
-    """The name of a data set, wherever it lies: ``folder:data/cifar10`` -> ``folder:cifar10``; a hub's stays whole."""
-    return data if data.startswith("hfds:") else re.sub(r"[^/:]*/+(?=[^/])", "", data).rstrip("/")
 
 
 def settings_of(recipe: Recipe) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import timm
 from timm.models import save_for_hf
@@ -39,11 +40,16 @@ A local copy is loaded as `local-dir:FOLDER`. In training pictures were upright,
 transparent, and channels of 16 bits were scaled to 8."""
 
 
-def _say_num_classes_once(file: Path) -> None:
-    """Transformers hands on timm's ``num_classes`` and ``model_args``, so that a number in both is given twice."""
+def _say_num_classes_once(file: Path) -> dict[str, Any]:
+    """Transformers hands on timm's ``num_classes`` and ``model_args``, so that a number in both is given twice.
+
+    Returns:
+        The config as it is then.
+    """
     config = json.loads(file.read_text())
     config.get("model_args", {}).pop("num_classes", None)
     write_atomically(file, json.dumps(config, indent=2) + "\n")
+    return config
 
 
 def publish(run: Path, recipe: ClassificationRecipe, folder: Path) -> Publication:
@@ -63,12 +69,11 @@ def publish(run: Path, recipe: ClassificationRecipe, folder: Path) -> Publicatio
         save_for_hf(model, str(folder), model_config=config, safe_serialization=True, data_config=spec)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UserError(f"push: timm cannot save {recipe.model.name}: {type(error).__name__}: {error}") from error
-    _say_num_classes_once(folder / "config.json")
+    written = _say_num_classes_once(folder / "config.json")
     save_classes(folder, classes)
     modules = modules_of(recipe, model)
     imports = "".join(f"\nimport {module}  # registers the model with timm" for module in modules)
     mode = mode_of(spec["input_size"][0])
     usage = _USAGE.format(imports=f"{imports}\n" if imports else "", mode=mode)
-    written = json.loads((folder / "config.json").read_text())
     named = ModelSpec(written["architecture"], written.get("model_args", {}) | {"num_classes": written["num_classes"]})
     return Publication("timm", "image-classification", usage, _NOTE, named if source in _PLACES else None)
