@@ -251,15 +251,21 @@ def _suffixes(found: dict[tuple[str, str], list[LoadedRun]]) -> list[str]:
     numbers = [f" · {number}" for number in range(1, len(found) + 1)]
     for suffixes in (
         [""] * len(found),
-        [f" · {', '.join(f'{key} {recipe.get(key)}' for key in of_result)}" for recipe in recipes],
+        [_said(recipe, of_result) for recipe in recipes],
         [f" · {blocks} blocks" if blocks else "" for blocks in map(_num_blocks, found.values())],
         [f" · {recipe.get('name')}" for recipe in recipes],
-        [f" · {', '.join(f'{key} {recipe.get(key)}' for key in varied)}" for recipe in recipes],
+        [_said(recipe, varied) for recipe in recipes],
         [f" · {runs[0].folder.name}" for runs in found.values()],
     ):
         if len({label + suffix for (label, _), suffix in zip(found, suffixes)}) == len(found):
             return suffixes
     return numbers
+
+
+def _said(recipe: dict[str, Any], keys: Sequence[str]) -> str:
+    """These settings, less those that recipes of its task do not have."""
+    said = ", ".join(f"{key} {recipe[key]}" for key in keys if key in recipe)
+    return f" · {said}" if said else ""
 
 
 def _num_blocks(runs: Sequence[LoadedRun]) -> int | None:
