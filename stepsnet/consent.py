@@ -82,7 +82,8 @@ def _found(values: Any, key: str = "") -> Iterator[tuple[str, Any]]:
         yield key, values
     elif isinstance(values, str) and values:
         kind, _, rest = values.partition(":")
-        place = Path(rest.partition("@")[0])
+        where = rest.partition("@")[0]
+        place = Path(where.partition(":")[0] if kind == "hfds" else where)  # which may name a part of it
         is_here = kind in ("hfds", "cifar10", "cifar100") and place.is_dir() and not is_half_downloaded(place)
         named = key.endswith(".hf_hub_id") or (key == "tokenizer" and values == "gpt2")
         if (named or _FETCHED.match(values)) and not is_here and key not in ("name", "title"):

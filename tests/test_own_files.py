@@ -128,6 +128,13 @@ def test_what_was_asked_for_once_is_remembered(tmp_path, capsys, own_words, monk
 
 
 def test_data_that_are_here_need_no_asking(tmp_path):
-    for data in ("digits", f"folder:{tmp_path}", f"hfds:{tmp_path}", f"cifar10:{tmp_path}@test", "python-docs"):
+    for data in (
+        "digits",
+        f"folder:{tmp_path}",
+        f"hfds:{tmp_path}",
+        f"hfds:{tmp_path}:fine_label@test",
+        f"cifar10:{tmp_path}@test",
+        "python-docs",
+    ):
         assert not fetched_by(override(find_recipe("digits/tiny"), [f"data={data}"])), data
     assert list(fetched_by(override(find_recipe("python-docs/tiny"), ["tokenizer=gpt2"]))) == ["tokenizer"]

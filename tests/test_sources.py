@@ -155,19 +155,44 @@ def test_images_behind_a_second_dot_are_told(shards):
     assert len(data.train) == 7 and "left out 1 image such as a.b.png: a key ends at the first dot" in said
 
 
+@pytest.fixture
+def pictures_in_columns(tmp_path):
+    """Writes a data set of two pictures a split, with these columns beside them."""
+    import datasets
+
+    def write(image="image", classes=(), **columns):
+        table = datasets.Dataset.from_dict(
+            {image: [{"bytes": png(shade), "path": None} for shade in (0, 90)], **columns}
+        )
+        table = table.cast_column(image, datasets.Image())
+        for column in classes:
+            table = table.class_encode_column(column)
+        for split in ("train", "validation"):
+            table.to_parquet(str(tmp_path / "set" / f"{split}-0.parquet"))
+        return f"hfds:{tmp_path / 'set'}"
+
+    return write
+
+
 @pytest.mark.parametrize(
     ("column", "labels", "said"),
     [("fine_label", [0, 1], "image: .*, fine_label: int64"), ("label", ["cat", "dog"], "image: .*, label: string")],
 )
-def test_labels_of_hugging_face_without_classes_are_refused(column, labels, said, tmp_path):
-    import datasets
+def test_labels_of_hugging_face_without_classes_are_refused(column, labels, said, pictures_in_columns):
+    with pytest.raises(UserError, match=f"got the columns {said}, expected label: ClassLabel"):
+        load_images(pictures_in_columns(**{column: labels}), SPEC)
 
-    images = [{"bytes": png(shade), "path": None} for shade in (0, 90)]
-    table = datasets.Dataset.from_dict({"image": images, column: labels}).cast_column("image", datasets.Image())
-    for split in ("train", "validation"):
-        table.to_parquet(str(tmp_path / "set" / f"{split}-0.parquet"))
-    with pytest.raises(UserError, match=f"no classes in the column label of train, whose columns are {said}, expected"):
-        load_images(f"hfds:{tmp_path / 'set'}", SPEC)
+
+def test_columns_of_hugging_face_by_other_names(pictures_in_columns):
+    data = pictures_in_columns("img", ["fine", "coarse"], fine=["cat", "dog"], coarse=["pet", "beast"])
+    with pytest.raises(UserError, match=r"fine: int64, coarse: int64, expected label: ClassLabel .*hfds:NAME:COLUMN"):
+        load_images(data, SPEC)
+    with pytest.raises(UserError, match="expected breed: ClassLabel"):
+        load_images(f"{data}:breed", SPEC)
+    found = load_images(f"{data}:coarse", SPEC, None, 0)
+    assert found.classes == ("beast", "pet") and [found.val[(0, index, 0)][1] for index in (0, 1)] == [1, 0]
+    found = load_images(pictures_in_columns("img", ["labels"], labels=["cat", "dog"]), SPEC, None, 0)
+    assert found.classes == ("cat", "dog")
 
 
 def test_what_hugging_face_cannot_load_is_one_line(tmp_path):

@@ -219,41 +219,52 @@ def _download(kind: Any, folder: Path) -> None:
             (folder / DOWNLOADING).unlink()
 
 
-def _hugging_face(name: str, mode: str) -> Splits:
+def _hugging_face(path: str, mode: str) -> Splits:
     """A data set of the hub, or of a local folder, with the splits train and validation (or test).
 
-    Beside validation, test is not read: on the hub its labels are often hidden.
+    ``NAME:COLUMN`` says which column has the labels. Beside validation, test is not read: on the hub its labels are
+    often hidden.
     """
-    import_extra("datasets", "data")
+    load_dataset = import_extra("datasets", "data").load_dataset
     from timm.data.readers import create_reader
 
+    name, _, labels = path.partition(":")
     try:
-        readers = [create_reader(f"hfds/{name}", root=None, split="train")]
+        features = load_dataset(name, split="train").features
+        columns = _columns(path, features, labels)
+        readers = [create_reader(f"hfds/{name}", root=None, split="train", **columns)]
+    except UserError:
+        raise
     except Exception as error:  # anything that the hub, the network or the files may raise
         raise UserError(f"data: cannot load hfds:{name}: {' '.join(str(error).split())[:300]}") from None
     for split in ("validation", "test"):
         try:
-            readers.append(create_reader(f"hfds/{name}", root=None, split=split))
+            readers.append(create_reader(f"hfds/{name}", root=None, split=split, **columns))
             break
         except ValueError:
             continue
     else:
         raise UserError(f"data: hfds:{name} has only the split train, expected validation or test too")
-    for part, reader in zip(("train", split), readers, strict=True):
-        if not reader.class_to_idx:  # of a column that is missing, or holds text or numbers without names
-            columns = ", ".join(f"{column}: {kind}" for column, kind in _kinds_of_columns(reader.dataset.features))
-            raise UserError(
-                f"data: hfds:{name}: got no classes in the column label of {part}, whose columns are {columns}, "
-                "expected label: ClassLabel (class_encode_column makes one)"
-            )
     train, val = readers
     if train.class_to_idx != val.class_to_idx:
         raise UserError(f"data: hfds:{name} has other classes in {split} than in train, expected the same")
     return Splits(tuple(map(str, train.class_to_idx)), _TimmReader(train, mode), _TimmReader(val, mode))
 
 
-def _kinds_of_columns(features: Mapping[str, Any]) -> list[tuple[str, str]]:
-    return [(name, getattr(kind, "dtype", None) or type(kind).__name__) for name, kind in features.items()]
+def _columns(path: str, features: Mapping[str, Any], labels: str) -> dict[str, str]:
+    """The columns of images and labels, as timm's reader calls them: of that name, else the only one of its kind."""
+
+    def column(kind: str, name: str, alone: bool, hint: str = "") -> str:
+        of_kind = [other for other, feature in features.items() if type(feature).__name__ == kind]
+        if name not in of_kind and not (alone and len(of_kind) == 1):
+            kinds = {other: getattr(what, "dtype", None) or type(what).__name__ for other, what in features.items()}
+            got = ", ".join(f"{other}: {what}" for other, what in kinds.items())
+            raise UserError(f"data: hfds:{path}: got the columns {got}, expected {name}: {kind}{hint}")
+        return name if name in of_kind else of_kind[0]
+
+    hint = " (class_encode_column makes one, and hfds:NAME:COLUMN says which it is)"
+    classes = column("ClassLabel", labels or "label", not labels, hint)
+    return {"input_key": column("Image", "image", True), "target_key": classes}
 
 
 def _shards(path: str, mode: str) -> Splits:
