@@ -11,6 +11,7 @@ A block between ``<!-- begin: NAME … -->`` and ``<!-- end -->`` is replaced by
     digits                         the deep pair on digits, a wide plain network, and logistic regression
     study NAME, leaderboard NAME   a declared study as far as its runs have ended: by cell, or a row a contender
     study-keys                     the keys of a study's declaration
+    stream NAME CELL…              γ by update in the final runs of a study's cells, and their gradients at the end
     verdicts NAME…                 the criteria of declared studies that have a verdict
     answers NAME…                  a row a declared study: its question, and what may be said by now
     analysis FILE TABLE            what ``stepsnet analyze --json`` printed
@@ -38,6 +39,7 @@ from pathlib import Path
 import render_benchmarks
 import render_runs
 import render_speed
+import render_stream
 
 from stepsnet.cli import main as stepsnet
 
@@ -53,6 +55,7 @@ TABLES = {
     "study": render_runs.study_table,
     "leaderboard": render_runs.leaderboard_table,
     "study-keys": render_runs.study_keys,
+    "stream": render_stream.stream_table,
     "verdicts": render_runs.verdicts_table,
     "answers": render_runs.answers_table,
     "paper-depths": render_runs.paper_depths,
@@ -78,7 +81,12 @@ TABLES = {
 }
 
 
-STUDIES = {"leaderboard", "study"}  # whose figures are drawn anew where their page has changed
+# drawn anew where a page has changed
+FIGURES = {
+    "leaderboard": render_runs.study_figure,
+    "study": render_runs.study_figure,
+    "stream": render_stream.stream_figure,
+}
 
 
 def command_output(arguments: list[str]) -> str:
@@ -113,8 +121,8 @@ def main() -> int:
             page.write_text(rendered, encoding="utf-8")
             for block in BLOCK.finditer(rendered):
                 kind, *arguments = shlex.split(block["name"])
-                if kind in STUDIES and "figures/" in block[0]:
-                    render_runs.study_figure(*arguments)
+                if kind in FIGURES and "figures/" in block[0]:
+                    FIGURES[kind](*arguments)
     return status
 
 

@@ -7,6 +7,8 @@ from pathlib import Path
 
 from stepsnet.markdown import markdown_table
 from stepsnet.metrics import find_metric
+from stepsnet.study.declare import Study, find_study
+from stepsnet.study.results import read_results
 from stepsnet.summary_stats import format_mean_std
 
 RESULTS = Path(__file__).parent.parent / "results"
@@ -45,3 +47,10 @@ def has_benchmark(name: str) -> bool:
 
 def read_benchmark(name: str) -> dict:
     return json.loads((RESULTS / "benchmarks" / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def read_study(name: str) -> tuple[Study, dict]:
+    """A declared study and the records of its runs."""
+    study = find_study(name)
+    assert study is not None, name
+    return study, read_results(RESULTS / study.folder, study)

@@ -6,17 +6,16 @@ import json
 import statistics
 from typing import Any
 
-from render_parts import FIGURES, RESULTS, mean_difference, mean_std, origin, table_of_numbers
+from render_parts import FIGURES, RESULTS, mean_difference, mean_std, origin, read_study, table_of_numbers
 
 from stepsnet.markdown import markdown_table
 from stepsnet.metrics import find_metric, format_metric, metric_label
 from stepsnet.paper.tables import all_rows, printed_rows
 from stepsnet.recipes import ablations
 from stepsnet.runs.compare import summarize
-from stepsnet.study.declare import Claim, Contender, Criterion, Flatness, Study, Tuning, find_study
+from stepsnet.study.declare import Claim, Contender, Criterion, Flatness, Study, Tuning
 from stepsnet.study.leaderboard import leaderboard
 from stepsnet.study.render import draw_study, render_study
-from stepsnet.study.results import read_results
 from stepsnet.study.run_plan import progress
 from stepsnet.study.verdict import finals_of, judge_study
 from stepsnet.summary_stats import format_mean_std, percent
@@ -252,7 +251,7 @@ def _default(field: Any) -> str:
 
 def leaderboard_table(name: str) -> str:
     """A declared study with a row a contender, and its figure once a final run has ended."""
-    study, results = _study(name)
+    study, results = read_study(name)
     if not results:
         designs = "; ".join(contender.label or contender.name for contender in study.contenders)
         return f"None of its {progress(study, results)[1]} runs has ended yet. Declared are: {designs}."
@@ -261,7 +260,7 @@ def leaderboard_table(name: str) -> str:
 
 
 def study_figure(name: str) -> None:
-    study, results = _study(name)
+    study, results = read_study(name)
     figure = draw_study(study, results)
     if figure is not None:
         figure.savefig(FIGURES / f"{study.folder}.png", dpi=150)
@@ -278,18 +277,12 @@ def _has_curve(study: Study, results: dict) -> bool:
     return len(set(cells)) < len(cells)
 
 
-def _study(name: str) -> tuple[Study, dict]:
-    study = find_study(name)
-    assert study is not None, name
-    return study, read_results(RESULTS / study.folder, study)
-
-
 def verdicts_table(*names: str) -> str:
     """The criteria of studies that have a verdict: one row each, and how many are open."""
     rows, notes = [], []
     levels: set[float] = set()
     for name in names:
-        study, results = _study(name)
+        study, results = read_study(name)
         metric = find_metric(study.metric)
         spec = f"+.{metric.decimals + 1}f"  # as the page of the study has it
         margins = {criterion.name: criterion.margin for criterion in study.criteria}
@@ -299,7 +292,8 @@ def verdicts_table(*names: str) -> str:
             between = f"{one.low:{spec}} to {one.high:{spec}}" if one.low is not None else ""
             mean = f"{one.mean:{spec}}{metric.difference_unit}" if one.mean is not None else ""
             asked = f"{one.name} (`{name}`, {len(study.seeds)} seeds)"
-            rows.append([asked, mean, between, f"{margins[one.name]:g}", f"**{one.verdict}**"])
+            verdict = f"**{one.verdict}**" + (f": {one.reason}" if one.reason else "")
+            rows.append([asked, mean, between, f"{margins[one.name]:g}", verdict])
         there, all_of = progress(study, results)
         if there < all_of:
             notes.append(
@@ -315,7 +309,7 @@ def answers_table(*names: str) -> str:
     """One row a declared study: what it asks, how many of its runs have ended, and what may be said by now."""
     rows = []
     for name in names:
-        study, results = _study(name)
+        study, results = read_study(name)
         there, all_of = progress(study, results)
         said = [
             f"**{one.verdict}**" + (f": {one.text}" if one.verdict in ("for", "against") else "")
@@ -327,7 +321,7 @@ def answers_table(*names: str) -> str:
 
 def study_table(name: str) -> str:
     """A declared study, as far as its runs have ended."""
-    study, results = _study(name)
+    study, results = read_study(name)
     if not results:
         return "No run has ended yet."
     note = f"One thread per run. The runs are in `results/{study.folder}/`, each with its command."

@@ -52,7 +52,7 @@ def pages(tmp_path, monkeypatch):
     """docs/render_runs.py with results and figures of its own, and the toy's declaration."""
     monkeypatch.syspath_prepend(Path(__file__).parent.parent / "docs")
     module = importlib.import_module("render_runs")
-    monkeypatch.setattr(module, "RESULTS", tmp_path / "results")
+    monkeypatch.setattr("render_parts.RESULTS", tmp_path / "results")
     monkeypatch.setattr(module, "FIGURES", tmp_path)
     (tmp_path / "results" / "toy").mkdir(parents=True)
     flatness = {"share": 0.5, "within": 0.1}
@@ -151,11 +151,12 @@ def test_until_the_last_point_is_run_the_one_before_ranks(pages, tmp_path):
     assert "Costs at 4 blocks;" in "".join(rows)
 
 
-def test_the_page_of_evidence_answers_for_every_study_of_it():
-    page = (Path(__file__).parent.parent / "docs" / "evidence" / "index.md").read_text(encoding="utf-8")
-    answers = page.split("<!-- begin: answers ")[1].split("<!-- end -->")[0].splitlines()
+def test_every_study_of_the_evidence_is_on_its_page_and_on_the_first():
+    root = Path(__file__).parent.parent
     ours = {name for name in studies() if name.startswith(("evidence/", "stepify/"))}
-    assert set(answers[0].removesuffix(" -->").split()) == ours == {row.split("`")[1] for row in answers[3:]}
+    for page, block in (("docs/evidence/index.md", "answers"), ("README.md", "verdicts")):
+        shown = (root / page).read_text(encoding="utf-8").split(f"<!-- begin: {block} ")[1].split(" -->")[0]
+        assert set(shown.split()) == ours, page
 
 
 def test_answers_say_what_may_be_claimed(pages, tmp_path):

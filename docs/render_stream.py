@@ -1,0 +1,73 @@
+"""Tables and figures of what studies recorded of the residual stream: Fig. 2 of tuned networks, over their seeds."""
+
+from __future__ import annotations
+
+import statistics
+
+from matplotlib import colormaps
+from render_parts import FIGURES, read_study
+
+from stepsnet.markdown import markdown_table
+from stepsnet.report.figure import in_style, make_panels
+from stepsnet.study.declare import Study
+from stepsnet.study.verdict import finals_of
+from stepsnet.summary_stats import format_mean_std
+
+Curves = dict[int, list[list[float]]]  # by update: of each seed, a value after each block
+
+
+def stream_table(name: str, *cells: str) -> str:
+    """γ after the last block by update, and the gradients at the end: mean ± deviation over the final runs of cells."""
+    study, results = read_study(name)
+    rows = []
+    for cell in cells:
+        of_cell = study.cell(cell, "stream")
+        finals = finals_of(study, of_cell, results)
+        gamma, gradient = _recorded(finals, "gamma"), _recorded(finals, "gradient")
+        at_end = [of_seed[0] / of_seed[-1] for of_seed in gradient[max(gradient)]]
+        after_last = [format_mean_std([of_seed[-1] for of_seed in of_seeds], ".2f") for of_seeds in gamma.values()]
+        rows.append([_label(study, cell), str(len(finals)), *after_last, format_mean_std(at_end, ".1f")])
+    headers = ["", "seeds", *(f"γ, update {update:,}" for update in gamma), "gradient, first / last block"]
+    return f"{markdown_table(headers, rows, 'l' + 'r' * (len(headers) - 1))}\n\n{_figure_line(study)}"
+
+
+def stream_figure(name: str, *cells: str) -> None:
+    """γ after each block, a panel a cell and a curve an update, as in Fig. 2; bands reach over the seeds.
+
+    Dotted is γ of the part that is read, where that is less than the whole stream.
+    """
+    study, results = read_study(name)
+    with in_style():
+        figure, axes = make_panels(False, len(cells), 2, 2.4, sharex=True, sharey=True)
+        highest, handles = 1.0, {}
+        for ax, cell in zip(axes, cells):
+            finals = finals_of(study, study.cell(cell, "stream"), results)
+            whole, read = _recorded(finals, "gamma"), _recorded(finals, "gamma_read")
+            for place, (update, of_seeds) in enumerate(whole.items()):
+                color = colormaps["viridis_r"](0.12 + 0.88 * place / max(1, len(whole) - 1))
+                depth = [block / len(of_seeds[0]) for block in range(len(of_seeds[0]) + 1)]
+                low, mean, high = ([1, *map(of, zip(*of_seeds))] for of in (min, statistics.fmean, max))
+                ax.fill_between(depth, low, high, color=color, alpha=0.2, linewidth=0)
+                (handles[f"update {update:,}"],) = ax.plot(depth, mean, color=color, linewidth=1.5)
+                if read[update] != of_seeds:
+                    ax.plot(depth, [1, *map(statistics.fmean, zip(*read[update]))], ":", color=color, linewidth=1)
+                highest = max(highest, *high)
+            ax.set(xlabel="depth (0: input, 1: output)", ylabel="shortcut ratio γ", title=_label(study, cell))
+        axes[0].set(xlim=(0, 1), ylim=(0, 1.05 * highest))
+        figure.legend(handles.values(), handles.keys(), loc="outside upper left", ncols=len(handles))
+        figure.savefig(FIGURES / f"{study.folder}-shortcut.png", dpi=150)
+
+
+def _recorded(finals, quantity: str) -> Curves:
+    """Where all of the final runs have been measured."""
+    of_runs = [{line["step"]: line[quantity] for line in record["stream"]} for record in finals.values()]
+    return {update: [run[update] for run in of_runs] for update in sorted(set.intersection(*map(set, of_runs)))}
+
+
+def _label(study: Study, cell: str) -> str:
+    name, _, point = cell.partition("@")
+    return f"{study.contender(name).label or name}, {point} {study.point}"
+
+
+def _figure_line(study: Study) -> str:
+    return f"![Shortcut ratio γ by depth over the training, a panel a network](figures/{study.folder}-shortcut.png)"
