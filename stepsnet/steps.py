@@ -175,7 +175,13 @@ class StepsNet(nn.Module):
     @contextmanager
     def stream_hook(self, hook: Callable[[StepsNet, Tensor], Tensor]) -> Iterator[None]:
         """Put ``hook(self, x)`` in the place of the input x, (…, C), whether the container is called or looped over."""
-        handle = self.register_forward_pre_hook(lambda module, inputs: (hook(module, inputs[0]), *inputs[1:]))
+
+        def replaced(module: StepsNet, inputs: tuple, named: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+            if inputs:
+                return (hook(module, inputs[0]), *inputs[1:]), named
+            return inputs, {**named, "x": hook(module, named["x"])}
+
+        handle = self.register_forward_pre_hook(replaced, with_kwargs=True)
         self._stream_hooks = (*self._stream_hooks, hook)
         try:
             yield
@@ -303,8 +309,14 @@ def change_width(
         parts = torch.split(y, [sum(slice_widths[:slices])] + slice_widths[slices:held], dim)  # noqa: RUF005 - TorchScript
         return parts[0], [parts[i] for i in range(1, 1 + held - slices)] + waiting
     if slices > held:
-        y = torch.cat([y] + waiting[: slices - held], dim)  # noqa: RUF005 - TorchScript
+        y = torch.cat([y] + _beside(y, waiting[: slices - held]), dim)  # noqa: RUF005 - TorchScript
     return y, waiting[slices - held :]
+
+
+@torch.fx.wrap  # a leaf in symbolic traces, where devices cannot be compared
+def _beside(y: Tensor, waiting: list[Tensor]) -> list[Tensor]:
+    """The waiting channels on the device of y, where networks are spread over several."""
+    return [x if x.device == y.device else x.to(y.device) for x in waiting]
 
 
 def recomputed(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -87,6 +87,13 @@ def test_a_plain_model_is_resampled_to_the_strides():
         torch.testing.assert_close(got, expected)
 
 
+def test_how_a_trained_step_ends_is_trained_too():
+    backbone = create_backbone("test_steps_deit", residual="attention_residuals", frozen_stages=2)
+    trained = {name for name, parameter in backbone.named_parameters() if parameter.requires_grad}
+    ends = [f"features.model.blocks.networks.{step}.wiring.query.w" for step in range(3)]
+    assert [name in trained for name in ends] == [False, True, True]  # the second map is in the second step
+
+
 @pytest.mark.parametrize("name", ["test_steps_swin", "test_steps_resnet", "test_steps_deit"])
 def test_frozen_stages_and_norms_stay_as_they_are(name):
     backbone = create_backbone(name, frozen_stages=2, frozen_norms=True, drop_path_rate=0.5).train()

@@ -126,7 +126,15 @@ def test_the_first_page_is_short_and_says_what_is_missing():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     written = re.sub(r"<!-- begin: .*?<!-- end -->\n", "", text, flags=re.DOTALL)  # tables grow with the results
     assert len(written.splitlines()) <= 140
-    for said in ("The paper", "argues that", "arXiv:2511.14329", "not on PyPI", "make demo", "make test", "accuracies has been reproduced"):
+    for said in (
+        "The paper",
+        "argues that",
+        "arXiv:2511.14329",
+        "not on PyPI",
+        "make demo",
+        "make test",
+        "accuracies has been reproduced",
+    ):
         assert said in text, said
 
 

@@ -191,6 +191,8 @@ def test_stochastic_depth_in_a_graph_is_timms():
         torch.testing.assert_close(factor.unique(), torch.tensor([0.0, 1 / (1 - rate)]))
         assert abs(factor[:, 0, 0].mean() - 1) < 4 * (rate / (1 - rate) / shape[0]) ** 0.5
     assert torch.equal(shared.eval()(factors[0]), factors[0]) and not shared.state_dict()
+    shared.drop_prob = 1.0
+    assert not shared.train()(torch.ones(shape)).any()
 
 
 def test_compiled_stochastic_depth_is_recomputed_as_it_was():

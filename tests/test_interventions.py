@@ -6,13 +6,14 @@ import pytest
 import timm
 import torch
 import transformers
+from residual_networks import STEPS, deit
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import stepsnet
 from stepsnet.analysis.interventions import drop_each, drop_steps, dropped, mask_paths, masked
 from stepsnet.errors import UserError
-from stepsnet.models.blocks import blocks_of
+from stepsnet.models.blocks import blocks_of, recompute_blocks
 from stepsnet.models.steps_transformer import create
 
 
@@ -55,6 +56,36 @@ def test_table_6_has_both_paths_and_one_unmasked(model, images):
     ]
     assert rows[0]["metrics"] == rows[6]["metrics"] == evaluation(images)(model)
     assert len({row["metrics"]["top1"] for row in rows}) == 11
+
+
+def test_compiled_code_does_not_hide_what_is_taken_out(model, images):
+    evaluate = evaluation(images)
+    with torch.no_grad():
+        expected = [drop_steps(model, evaluate), mask_paths(model, evaluate), drop_each(model, evaluate)]
+        model.compile(backend="eager")
+        before = evaluate(model)
+        assert [drop_steps(model, evaluate), mask_paths(model, evaluate), drop_each(model, evaluate)] == expected
+        assert evaluate(model) == before
+
+
+def test_a_dropped_block_has_its_own_forward_pass_again():
+    """Such as one that recomputes it, which had been lost where a design joins the blocks."""
+    model = deit("mhc", **STEPS)
+    blocks = blocks_of(model)
+    recompute_blocks(blocks)
+    own = [block.forward for block in blocks]
+    with dropped(blocks[1:]):
+        assert blocks[0].forward is own[0] and blocks[1].forward is not own[1]
+    assert [block.forward for block in blocks] == own
+
+
+def test_layers_that_do_not_run_are_not_dropped():
+    torch.manual_seed(0)
+    model = create(widths=(32, 48, 64), depths=(2, 1, 2), num_attention_heads=(2, 3, 4), vocab_size=61).eval()
+    model.config.num_hidden_layers = 3
+    ids = torch.arange(8)[None]
+    rows = drop_steps(model, lambda model: {"loss": model(ids).logits.sum().item()})
+    assert [row["blocks"] for row in rows[1:]] == [[0, 1], [2]] and len({row["metrics"]["loss"] for row in rows}) == 3
 
 
 def test_channels_that_do_not_wait_are_not_said_to_be_masked(images):

@@ -183,6 +183,32 @@ def test_designs_that_work_on_linear_layers_take_a_block_of_ones_own():
     torch.testing.assert_close(joined(x), expected)
 
 
+def test_fixup_scales_by_all_branches_of_the_model():
+    class Thrice(Plain):
+        def forward(self, x):
+            for _ in range(3):
+                x = super().forward(x)
+            return x
+
+    declare_branches(Thrice, [BranchParts("norm", "mlp", hidden=(("up", 0, 1),), last="down")] * 3)
+    blocks = connect([Thrice(8) for _ in range(4)], "fixup").blocks
+    assert {one.branch_scale for block in blocks for one in block.connections} == {12**-0.5}
+
+
+def test_the_norm_behind_a_branch_is_a_new_one():
+    blocks, seen = [Plain(8) for _ in range(2)], []
+    declare_branches(Plain, ["norm mlp"])
+    for block in blocks:
+        nn.init.constant_(block.norm.weight, 3.0)
+        block.requires_grad_(False).norm.register_forward_hook(lambda *_: seen.append(1))
+    joined = connect(blocks, "peri_ln")
+    behind = [parameter for name, parameter in joined.named_parameters() if "connections" in name]
+    assert all(p.requires_grad and set(p.tolist()) <= {0.0, 1.0} for p in behind) and len(behind) == 4
+    seen.clear()
+    joined(torch.randn(1, 2, 8))
+    assert len(seen) == 2
+
+
 def test_a_layer_derived_from_a_librarys_has_no_row_of_its():
     class Longer(LlamaDecoderLayer):
         def forward(self, hidden_states, *args, **kwargs):

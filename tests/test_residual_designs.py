@@ -138,6 +138,10 @@ def test_it_begins_again_on_the_meta_device(name):
         empty = deit(name, **STEPS)
     empty.to_empty(device="cpu").load_state_dict(eager.state_dict())
     torch.testing.assert_close(empty.eval()(IMAGES), eager(IMAGES))
+    with torch.device("meta"):
+        empty = deit(name, **STEPS)
+    empty.load_state_dict(eager.state_dict(), assign=True)
+    torch.testing.assert_close(empty.eval()(IMAGES), eager(IMAGES))
 
 
 @EVERY
@@ -181,11 +185,26 @@ def test_connect_takes_the_place_of_a_sequential(name):
             y = recomputed(block, y) if again else block(y)
         torch.testing.assert_close(y, connected(x))
         torch.testing.assert_close(torch.autograd.grad(y.sum(), list(connected.parameters())), expected)
-    if DESIGNS[name].wiring is not stepsnet.residual.Wiring:
-        first, second = list(connected)[:2]
-        first(x)
-        with pytest.raises(RuntimeError, match="block 1 of a connected sequence: got another tensor"):
-            second(x)
+    first, second = list(connected)[:2]
+    y, prompt = first(x), torch.ones(WIDTH)
+    if DESIGNS[name].wiring is stepsnet.residual.Wiring:  # the tensor is the whole state
+        torch.testing.assert_close(second(y + prompt), connected.blocks[1](y + prompt))
+        return
+    with pytest.raises(RuntimeError, match="block 1 of a connected sequence: got another tensor"):
+        second(x)
+    with torch.no_grad():
+        y += prompt
+    with pytest.raises(RuntimeError, match="block 1 of a connected sequence: got another tensor"):
+        second(y)
+
+
+@EVERY
+def test_a_diverged_stream_stays_nan_block_by_block(name):
+    blocks = deit(name, **STEPS).eval().blocks
+    x = torch.full((1, 4, WIDTH), math.nan)
+    for block in blocks:
+        x = block(x)
+    assert x.isnan().all()
 
 
 @pytest.mark.parametrize("name", [name for name in JOINED if name not in ("peri_ln", "deepnorm", "normformer")])

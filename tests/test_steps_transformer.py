@@ -11,8 +11,11 @@ from transformers import (
     AutoModelForQuestionAnswering,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
+    DynamicCache,
     LlamaConfig,
     LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
     PreTrainedTokenizerFast,
     masking_utils,
 )
@@ -431,3 +434,52 @@ def test_the_tokenizer_of_a_run_is_transformers(tmp_path):
     data = load_text("python-docs", "characters", None)
     fast = PreTrainedTokenizerFast(tokenizer_object=data.tokenizer)
     assert fast.decode(fast("def f():\n  pass")["input_ids"]) == "def f():\n  pass"
+
+
+@pytest.mark.parametrize("residual", ["plain", "mhc"])
+def test_layers_are_not_split_over_devices(residual):
+    model = stepsnet.models.steps_transformer.create(**ARGS, residual=residual)
+    kinds = {type(layer).__name__ for layer in model.model.layers}
+    assert (
+        set(model._no_split_modules)
+        == kinds
+        == {"ConnectedLlamaDecoderLayer" if residual == "mhc" else "LlamaDecoderLayer"}
+    )
+
+
+def test_layers_on_several_devices():
+    """accelerate's hooks move what a layer is called with, and not the channels that wait. Meta stands for a GPU."""
+    hooks = pytest.importorskip("accelerate.hooks")
+    model = StepsTransformerForCausalLM(StepsTransformerConfig(**ARGS, tie_word_embeddings=False)).eval()
+    for module in (*model.model.layers[1:], model.model.norm, model.lm_head):
+        hooks.add_hook_to_module(module.to("meta"), hooks.AlignDevicesHook(execution_device="meta"))
+    output = model(torch.arange(5)[None], output_hidden_states=True)
+    assert (
+        output.logits.shape == (1, 5, 101)
+        and [z.device.type for z in output.hidden_states] == ["cpu"] * 2 + ["meta"] * 3
+    )
+
+
+def test_a_model_of_one_layer_is_counted():
+    model = StepsTransformerForCausalLM(StepsTransformerConfig(widths=64, depths=1, vocab_size=101))
+    counted = count_language_model(model, 16)
+    linear = 4 * 64 * 64 + 3 * 64 * 171
+    assert (counted.blocks, counted.layers, counted.macs) == (1, 6, linear + 64 * 101 + 2 * 16 * 64)
+
+
+@pytest.mark.parametrize("make", ["ours", "mistral"])
+def test_a_cache_has_the_layers_that_run(make):
+    """As where the first layers draft what the model then checks (assistant_early_exit)."""
+    torch.manual_seed(0)
+    if make == "ours":
+        model = StepsTransformerForCausalLM(StepsTransformerConfig(**ARGS))
+    else:
+        sizes = dict(hidden_size=64, intermediate_size=96, num_hidden_layers=4, num_attention_heads=4)
+        config = MistralConfig(**sizes, num_key_value_heads=4, vocab_size=101, sliding_window=4)
+        model = stepsnet.stepify(MistralForCausalLM(config), steps=2)
+    ids = torch.arange(1, 9)[None]
+    plain = dict(max_new_tokens=6, do_sample=False, pad_token_id=0)
+    expected = model.eval().generate(ids, **plain)
+    assert torch.equal(model.generate(ids, assistant_early_exit=2, **plain), expected)
+    model.config.num_hidden_layers = 2
+    assert len(DynamicCache(config=model.config).layers) in (0, 2)

@@ -78,11 +78,10 @@ def count_language_model(model: Any, context: int) -> Complexity:
     params = sum(parameter.numel() for parameter in model.parameters())
     is_of_the_paper = model.config.model_type == "steps_transformer"
     blocks = len(blocks_of(model))
-    if is_of_the_paper:  # layers behind num_hidden_layers are kept, and do not run
-        blocks = min(blocks, model.config.num_hidden_layers)
     if not is_of_the_paper or model.config.residual != "plain":  # with the products of the design
         macs = _macs_of_sequence(model, context) // context
     else:
+        # those behind num_hidden_layers are kept, and do not run
         waiting = {part for layer in model.base_model.layers[blocks:] for part in layer.modules()}
         linear = sum(
             module.weight.numel()

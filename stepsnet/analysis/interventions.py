@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ..errors import UserError
 from ..models.blocks import blocks_of, is_in_steps, is_transformer_in_steps, step_sequences, widths_of
+from ..models.compilation import running_eagerly
 from ..residual.connected import ConnectedBlock
 from ..steps import StepsNet
 
@@ -43,7 +44,7 @@ def masked(model: Any, share: float, path: str) -> Iterator[None]:
         count, full = _masked_channels(widths, share, path), max(widths)
         kept = torch.ones(full, dtype=x.dtype, device=x.device)
         kept[slice(0, count) if path == "slow" else slice(full - count, None)] = 0
-        return x * (kept if dim == -1 else kept.view(-1, *[1] * (x.ndim - dim - 1)))
+        return x * kept.view(-1, *[1] * (x.ndim - dim % x.ndim - 1))
 
     def before(sequence: StepsNet, x: Tensor) -> Tensor:
         if getattr(sequence, "lead", 0):
@@ -54,6 +55,7 @@ def masked(model: Any, share: float, path: str) -> Iterator[None]:
         return mask(x, sequence.widths, sequence.dim)
 
     with ExitStack() as stack:
+        stack.enter_context(running_eagerly(model))
         for sequence in step_sequences(model):
             if len(sequence.widths) > 1:
                 stack.enter_context(sequence.stream_hook(before))
@@ -72,17 +74,31 @@ def masked(model: Any, share: float, path: str) -> Iterator[None]:
 def dropped(blocks: Sequence[nn.Module]) -> Iterator[None]:
     """Let blocks give what they are given; in a design of the residual stream, let their branches give zero.
 
+    Code that was compiled before does not see it: :func:`stepsnet.models.compilation.running_eagerly`.
+
     Raises:
         Reshapes: a block whose output has another shape, when the model runs.
     """
     with ExitStack() as stack:
         for block in blocks:
             if isinstance(block, ConnectedBlock):
-                stack.callback(block.__dict__.pop, "forward")
-                block.forward = block.without_branches
+                stack.enter_context(_running(block, block.without_branches))
             else:
                 stack.callback(block.register_forward_hook(_give_input, with_kwargs=True).remove)
         yield
+
+
+@contextmanager
+def _running(block: Any, forward: Callable[..., Any]) -> Iterator[None]:
+    """Another forward pass of a block, in the place of one that it may have of its own, such as one that recomputes."""
+    own = block.__dict__.get("forward")
+    block.forward = forward
+    try:
+        yield
+    finally:
+        del block.forward
+        if own is not None:
+            block.forward = own
 
 
 def mask_paths(model: nn.Module, evaluate: Evaluate, parts: int = 6) -> list[dict[str, Any]]:
@@ -125,7 +141,7 @@ def drop_steps(model: nn.Module, evaluate: Evaluate) -> list[dict[str, Any]]:
     _check_in_steps(model)
     blocks, widths = blocks_of(model), widths_of(model)
     params = [sum(parameter.numel() for parameter in block.parameters()) for block in blocks]
-    rows: list[dict[str, Any]] = [{"dropped": "nothing", "blocks": [], "metrics": evaluate(model)}]
+    rows: list[dict[str, Any]] = [{"dropped": "nothing", "blocks": [], "metrics": _without([], model, evaluate)}]
     for first, last in _stages(model):
         most = max(params[first:last])
         steps = [list(step) for _, step in groupby(range(first, last), key=widths.__getitem__)]
@@ -135,8 +151,7 @@ def drop_steps(model: nn.Module, evaluate: Evaluate) -> list[dict[str, Any]]:
             which = f" in step {number}" if of_width[width] > 1 else ""
             count = min(max(round(most / params[inside[-1]]), 1), len(inside))
             chosen = inside[-count:]
-            with dropped([blocks[index] for index in chosen]):
-                metrics = evaluate(model)
+            metrics = _without([blocks[index] for index in chosen], model, evaluate)
             rows.append({"dropped": f"last {count} of width {width}{which}", "blocks": chosen, "metrics": metrics})
     return rows
 
@@ -150,10 +165,15 @@ def drop_each(model: nn.Module, evaluate: Evaluate) -> list[dict[str, Any]]:
     rows = []
     for index, block in enumerate(blocks):
         metrics: dict[str, float] = {}
-        with suppress(Reshapes), dropped([block]):
-            metrics = evaluate(model)
+        with suppress(Reshapes):
+            metrics = _without([block], model, evaluate)
         rows.append({"block": index, "width": widths[index] if widths else None, "metrics": metrics})
     return rows
+
+
+def _without(blocks: Sequence[nn.Module], model: nn.Module, evaluate: Evaluate) -> dict[str, float]:
+    with running_eagerly(model), dropped(blocks):  # compiled code would not see that they are
+        return evaluate(model)
 
 
 def _masked_channels(widths: Sequence[int], share: float, path: str) -> int:

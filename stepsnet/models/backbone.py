@@ -22,6 +22,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..errors import UserError
+from ..residual.connected import ConnectedSequence
 from .blocks import blocks_of
 from .transfer import read_pretrained, resized
 from .windows import pad_windows
@@ -263,7 +264,9 @@ def _parts_after(features: nn.Module, stages: int) -> list[nn.Module]:
     """The modules that run after the output of the given number of stages."""
     if (model := _wrapped_model(features)) is not None:
         indices: Any = features.out_indices
-        return blocks_of(model)[indices[stages - 1] + 1 :]
+        blocks = blocks_of(model)[indices[stages - 1] + 1 :]
+        joined = (part for part in model.modules() if isinstance(part, ConnectedSequence))
+        return blocks + [part.wiring for part in joined if part.blocks and part.blocks[-1] in blocks]
     children: Any = dict(features.named_children())
     outputs = list(features.return_layers)  # type: ignore[arg-type]
     return list(children.values())[list(children).index(outputs[stages - 1]) + 1 :]

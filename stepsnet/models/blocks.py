@@ -57,16 +57,18 @@ def blocks_of(model: nn.Module, steps: Sequence[int] | None = None) -> list[nn.M
     containers = step_sequences(model)
     if containers:
         return [_module_of(block) for container in containers for block in container]
+    is_transformer = is_transformer_in_steps(model)
     found: list[nn.Module] = []
     trunk = getattr(model, "trunk", None)
     for module in (trunk if isinstance(trunk, nn.Module) else model).modules():
         members = list(module) if isinstance(module, (nn.Sequential, nn.ModuleList)) else []
-        same_type = len(members) > 1 and len({type(member) for member in members}) == 1
+        same_type = len(members) > (not is_transformer) and len({type(member) for member in members}) == 1
         is_design = same_type and isinstance(members[0], DesignPart)  # how streams begin and end, and no blocks
         if same_type and not is_design and any(True for _ in members[0].parameters()):
             found += [block for member in members for block in _blocks_of_stage(member)]
     nested = {inner for block in found for inner in block.modules() if inner is not block}
-    return [block for block in dict.fromkeys(found) if block not in nested]  # a block may hold sequences too
+    blocks = [block for block in dict.fromkeys(found) if block not in nested]  # a block may hold sequences too
+    return blocks[: cast(Any, model).config.num_hidden_layers] if is_transformer else blocks
 
 
 def widths_of(model: nn.Module) -> list[int]:
@@ -74,7 +76,7 @@ def widths_of(model: nn.Module) -> list[int]:
     if is_transformer_in_steps(model):
         config = cast(Any, model).config
         widths = [width for width, depth in zip(config.widths, config.depths) for _ in range(depth)]
-        return widths[: len(blocks_of(model))]  # there may be fewer layers
+        return widths[: config.num_hidden_layers]
     return [_width_of(block) for container in step_sequences(model) for block in container]
 
 

@@ -115,7 +115,8 @@ class SharedDropPath(DropPath):
         if not self.training:
             return x
         factor = (torch.rand(x.shape[0], *[1] * (x.ndim - 1), device=x.device) < self.kept).to(x.dtype)
-        return x * (factor / self.kept.to(x.dtype) if self.scale_by_keep else factor)
+        # where nothing is kept, there is nothing to scale
+        return x * (factor / self.kept.clamp(min=1e-6).to(x.dtype) if self.scale_by_keep else factor)
 
 
 def _share_stochastic_depth(blocks: Sequence[nn.Module]) -> None:

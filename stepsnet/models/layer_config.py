@@ -75,8 +75,8 @@ class PerLayer(InstalledCode):
 
     @property
     def per_layer_config(self) -> list[LayerConfig]:
-        """A view per layer, from which transformers takes the shapes of a static cache."""
-        return per_block(self.steps, self.depths or [])
+        """A view per layer that runs, from which transformers takes the shapes of a cache."""
+        return per_block(self.steps, self.depths or [])[: self.num_hidden_layers]  # type: ignore[attr-defined]
 
     @per_layer_config.setter
     def per_layer_config(self, value: Any) -> None:

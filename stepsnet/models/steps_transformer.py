@@ -49,7 +49,7 @@ from ..residual.connected import ConnectedBlock
 from ..residual.design import DesignPart
 from ..residual.joining import wire_steps
 from ..steps import change_width, cut_stream
-from .assembly import resolve_heads
+from .assembly import per_block, resolve_heads
 from .layer_config import InstalledCode, LayerConfig, PerLayer
 from .slice_norm import SliceNorm
 
@@ -179,6 +179,7 @@ def _per_step(values: PerStep) -> list[int]:
 class StepsTransformerPreTrainedModel(InstalledCode, LlamaPreTrainedModel):
     config_class = StepsTransformerConfig
     config: StepsTransformerConfig
+    _no_split_modules: Any = None  # a design of the stream has classes of its own
     _can_record_outputs = {"attentions": LlamaAttention}  # noqa: RUF012 - hidden states are collected in forward
 
     def _init_weights(self, module: nn.Module) -> None:
@@ -234,8 +235,8 @@ class StepsTransformerModel(StepsTransformerPreTrainedModel):
         self.padding_idx = config.pad_token_id
         self.vocab_size = config.vocab_size
         self.embed_tokens = ScaledEmbedding(config)
-        layers = (LlamaDecoderLayer(step, index) for index, step in enumerate(config.per_layer_config))
-        self.layers = nn.ModuleList(layers)
+        of_layers = enumerate(per_block(steps, config.depths))  # also of those that do not run
+        self.layers = nn.ModuleList(LlamaDecoderLayer(step, index) for index, step in of_layers)
         steps_layers, options = list(self.layers_of_steps()), config.residual_options or {}
         wirings = wire_steps(steps_layers, config.widths, config.residual, options)
         self.streams = None if wirings is None else nn.ModuleList(wirings)  # the wiring of each step's stream
@@ -245,6 +246,7 @@ class StepsTransformerModel(StepsTransformerPreTrainedModel):
             self.norm = SliceNorm.like(self.norm, config.norm_slices)
         self.rotary_embs = nn.ModuleList(LlamaRotaryEmbedding(step) for step in steps)  # head sizes differ
         self.gradient_checkpointing = False
+        self._no_split_modules = {type(layer).__name__ for layer in self.layers}
         self.post_init()
 
     def layers_of_steps(self) -> Iterator[list[nn.Module]]:
@@ -291,7 +293,7 @@ class StepsTransformerModel(StepsTransformerPreTrainedModel):
         for step, layers in enumerate(self.layers_of_steps()):
             layers, left = layers[:left], max(0, left - len(layers))
             y, waiting = change_width(y, waiting, self.slices_read[step], self.slice_widths, -1)  # y: (B, N, C_i)
-            position_embeddings = self.rotary_embs[step](y, position_ids=position_ids)
+            position_embeddings = self.rotary_embs[step](y, position_ids=position_ids.to(y.device))
             # a step that is not reached, where there are fewer layers, weighs nothing
             wiring: Any = self.streams[step] if self.streams is not None and layers else None
             state = wiring.start(y) if wiring else y
@@ -306,7 +308,9 @@ class StepsTransformerModel(StepsTransformerPreTrainedModel):
                     **kwargs,
                 )
                 if hidden_states is not None:
-                    hidden_states.append(torch.cat((wiring.finish(state) if wiring else state, *waiting), -1))
+                    read = wiring.finish(state) if wiring else state
+                    whole, _ = change_width(read, waiting, len(self.slice_widths), self.slice_widths, -1)
+                    hidden_states.append(whole)
             y = wiring.finish(state) if wiring else state
         y, _ = change_width(y, waiting, len(self.slice_widths), self.slice_widths, -1)  # (B, N, C)
         y = self.norm(y)

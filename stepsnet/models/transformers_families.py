@@ -221,7 +221,7 @@ def _fill(name: str, model: Any, config: Any) -> None:
     layer_class = _stream_layer_class(FAMILIES[name].layer_class)
     # a head's constructor may make its base model by an Auto class, of a copy of the configuration without layers
     model.base_model.config.num_hidden_layers = config.num_hidden_layers
-    for index, view in enumerate(config.per_layer_config[: config.num_hidden_layers]):
+    for index, view in enumerate(config.per_layer_config):
         layer = layer_class(view, index)
         layer.read_width = view.hidden_size
         layer.stream_scale = config.stream_scale if index == 0 else 1.0

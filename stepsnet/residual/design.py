@@ -55,6 +55,7 @@ class Place:
         norm: the norm in front of that branch, where it is declared.
         inputs: what the last layer of that branch reads, where it is declared; else 0.
         heads: of an attention; else 0.
+        branches: those of the whole model, where all of its blocks have as many as the stream's have on average.
     """
 
     width: int
@@ -66,6 +67,7 @@ class Place:
     norm: nn.Module | None = None
     inputs: int = 0
     heads: int = 0
+    branches: int = 1
 
 
 class DesignPart(nn.Module):
@@ -227,8 +229,9 @@ def reset_norm(norm: Any) -> None:
         nn.init.zeros_(norm.bias)
     if getattr(norm, "weight", None) is not None:
         nn.init.ones_(norm.weight)
+        of_torch = type(norm).__module__.startswith("torch.")
         if (
-            not norm.weight.is_meta
+            not (norm.weight.is_meta or of_torch)
             and norm(torch.linspace(-3, 5, len(norm.weight)).to(norm.weight)).square().mean() > 2
         ):
             nn.init.zeros_(norm.weight)

@@ -4,7 +4,7 @@ r"""Fixup: Zhang et al., "Fixup Initialization: Residual Learning Without Normal
 
 In front of the activation it is the MLP's own bias; the layers of LLaMA and Qwen have none. Start: F's last layer at 0,
 a = 1, the added numbers at 0, the other layers by Xavier's rule with biases of 0, and values and the MLP's hidden layer
-scaled by L^(-1/(2m - 2)) with L branches of m layers in sequence: two branches a block, m = 2, so L^(-1/2). Queries,
+scaled by L^(-1/(2m - 2)) with L branches of m layers in sequence: m = 2, so L^(-1/2). Queries,
 keys and the gate of a gated MLP are beside that sequence, and not scaled. The classifier keeps its library's
 initialization; in Fixup it starts at 0. The model's last norm stays, as do norms inside of a branch, such as those of
 queries and keys. Parameters: six numbers a block, less the norms. Traffic: that of the plain stream.
@@ -33,7 +33,7 @@ class Fixup(Connection):
 
     def __init__(self, place: Place, options: Mapping[str, Any]):
         super().__init__(place, options)
-        self.branch_scale = (2 * place.blocks) ** -0.5
+        self.branch_scale = place.branches**-0.5
         self.shift, self.inner, self.gain = Shift(), Shift(), Gain(1.0)
 
     def init_weights(self) -> None:

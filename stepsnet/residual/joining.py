@@ -196,11 +196,15 @@ def _make(stream: _Stream) -> _Made:
     """Before any block is changed, so that a design of one's own that fails here leaves them as they are."""
     design, options, layers = stream.design, stream.options, sum(stream.connections)
     made = _Made(design.wiring(stream.width, layers, options), [], [])
+    branches = round(stream.total * sum(map(len, stream.parts)) / max(1, len(stream.blocks)))
     layer = 1
     for number, (block, parts, count) in enumerate(zip(stream.blocks, stream.parts, stream.connections), stream.first):
         of_connections = [None] if design.unit == "block" else parts[:count]
         places = [
-            replace(Place(stream.width, layer + i, layers, number, stream.total), **_branch_at(block, one))
+            replace(
+                Place(stream.width, layer + i, layers, number, stream.total, branches=branches),
+                **_branch_at(block, one),
+            )
             for i, one in enumerate(of_connections)
         ]
         made.places.append(places[0])

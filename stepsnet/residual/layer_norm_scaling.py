@@ -35,7 +35,7 @@ class LayerNormScaling(Connection):
         self.init_weights()
 
     def init_weights(self) -> None:
-        self.factor.fill_(self.place.block**-0.5)
+        self.factor.fill_(self.place.block**-0.5)  # on the meta device it stays empty
 
     def forward(self, x: Tensor, F: Branch) -> Tensor:
         return x + F(x)
@@ -47,6 +47,8 @@ class LayerNormScaling(Connection):
 
 
 def _start_again(connection: LayerNormScaling, keys: Any) -> None:
+    if connection.factor.is_meta:  # and the weights were assigned; a number on the CPU goes with those of any device
+        connection.factor = torch.empty((), dtype=connection.factor.dtype)
     connection.init_weights()
 
 

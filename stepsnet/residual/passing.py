@@ -15,10 +15,15 @@ __all__ = ["Passage", "PassingBlock"]
 
 
 def _same(x: Tensor, other: Tensor) -> bool:
-    """Whether two tensors are equal; taken for granted where tensors have no values."""
+    """Whether two tensors are equal, NaN with NaN; taken for granted where tensors have no values."""
     if x is other or x.is_meta or type(x) is not Tensor or torch.compiler.is_compiling():
         return True
-    return x.shape == other.shape and torch.equal(x, other)
+    return x.shape == other.shape and torch.allclose(x, other, rtol=0, atol=0, equal_nan=True)
+
+
+def _writes(x: Tensor) -> int:
+    """How often a tensor was changed in place, where that is counted."""
+    return 0 if torch.compiler.is_compiling() or x.is_inference() else x._version
 
 
 class Passage:
@@ -28,6 +33,7 @@ class Passage:
         self.wiring = wiring
         self.state: State = None
         self.shown: Tensor | None = None  # what the last block has returned
+        self.writes = 0  # to that tensor, by then
         self.begun: dict[int, tuple[Tensor, State]] = {}  # what each block began with, for one that is run again
 
 
@@ -47,16 +53,19 @@ class PassingBlock:
         run = partial(recomputed, self.block) if self.checkpointed else self.block
         one.state = run(state, *args, **kwargs)
         one.shown = one.wiring.finish(one.state)
+        one.writes = _writes(one.shown)
         return one.shown
 
     def _state_for(self, x: Tensor) -> State:
         one = self.passage
+        if type(one.wiring) is Wiring:  # the state is the stream, whatever was done to it in between
+            return x
         if self.index in one.begun and _same(x, one.begun[self.index][0]):  # run again, perhaps from a view of its own
             return one.begun[self.index][1]
         if self.index == 0 or one.shown is None:
             one.begun.clear()
             return one.wiring.start(x)
-        if _same(x, one.shown):
+        if _same(x, one.shown) and one.writes == _writes(one.shown):
             return one.state
         raise RuntimeError(
             f"block {self.index} of a connected sequence: got another tensor than the block before has returned; "

@@ -2,7 +2,7 @@ r"""Peri-LN: Kim et al., "Peri-LN: Revisiting Normalization Layer in the Transfo
 
     x_{l+1} = x_l + Norm(Layer_l(Norm(x_l)))
 
-The norm behind has the class and the start of the one in front. The paper may normalize the embedding too; that is the
+The norm behind is as the one in front was at its start. The paper may normalize the embedding too; that is the
 model's, and left as it is, since the stream's start is to be the same in all designs. Stochastic depth and LayerScale
 stay behind the norm. Parameters: those of a norm a branch. Traffic: that of the plain stream, the norm behind being
 fused with the sum.
@@ -28,7 +28,11 @@ class PeriLN(Connection):
 
     def __init__(self, place: Place, options: Mapping[str, Any]):
         super().__init__(place, options)
-        self.norm: Any = copy.deepcopy(place.norm)
+        norm: Any = place.norm
+        self.norm = copy.deepcopy(norm).requires_grad_()
+        for hooks in (self.norm._forward_pre_hooks, self.norm._forward_hooks):
+            hooks.clear()  # which are of the one in front
+        self.init_weights()
 
     def init_weights(self) -> None:
         reset_norm(self.norm)
