@@ -168,7 +168,8 @@ def plan_steps(
             costs, budget = [2.0 ** (i - num_widths + 1) for i in range(num_widths)], float(depth)
         else:
             costs, budget = [block_macs(w, tokens, mlp_ratio) for w in widths], macs
-        depths = search_depths(costs, budget, blocks)
+        holds_all = macs is not None and blocks is None and macs >= sum(costs)  # then no step is empty
+        depths = search_depths(costs, budget, blocks, least=int(holds_all))
     arranged_widths, arranged_depths = arrange_steps(widths, depths, profile)
     own = width // head_dim if width % head_dim == 0 else heads_for(width, head_dim)  # of the residual network
     heads = tuple(own if w == width else heads_for(w, head_dim) for w in arranged_widths)

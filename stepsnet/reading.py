@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import stat
 from collections.abc import Callable, Hashable
@@ -11,10 +12,15 @@ from typing import Any
 
 from .errors import UserError
 
-__all__ = ["dump_yaml", "parse_json", "parse_yaml", "read_json", "read_text", "read_yaml", "yaml_file"]
+__all__ = ["dump_yaml", "parse_json", "parse_yaml", "read_json", "read_text", "read_yaml", "seen_from", "yaml_file"]
 
 _MOST_NODES = 100_000  # of a YAML file, with what its aliases stand for: a few lines can stand for billions
 _MOST_DEPTH = 100
+
+
+def seen_from(path: str | Path) -> str:
+    """For messages of what is not there: from where a relative path was looked for, or nothing."""
+    return "" if Path(path).is_absolute() else f" seen from {os.path.abspath('.')}"
 
 
 def read_text(path: Path, what: str) -> str:
@@ -31,7 +37,8 @@ def read_text(path: Path, what: str) -> str:
             raise UserError(f"{what}: cannot read {path}: it is not a file")
         content = path.read_bytes()
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
-        raise UserError(f"{what}: cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
+        from_here = seen_from(path) if isinstance(error, FileNotFoundError) else ""
+        raise UserError(f"{what}: cannot read {path}: {getattr(error, 'strerror', None) or error}{from_here}") from None
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:

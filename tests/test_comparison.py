@@ -126,6 +126,18 @@ def test_eval_scores_each_run_and_what_differs(both, capsys):
     assert out.count("\n| stepsnet-seed") == out.count("\n| baseline-seed") == 2
 
 
+def test_a_page_that_cannot_be_written_hides_no_training(tmp_path, monkeypatch, capsys):
+    def full(*arguments):
+        raise UserError("cannot write report.html: No space left on device")
+
+    monkeypatch.setattr("stepsnet.runs.report.write_report", full)
+    folder = tmp_path / "run"
+    status, out, err = run("train", "digits/tiny", "--run", folder, *SMALL, capsys=capsys)
+    assert status == 0 and "report.html" not in out.splitlines()[-1], err
+    assert out.splitlines()[-1].startswith(f"runs: {folder} — after 2 epochs: ")
+    assert f"what was trained is kept, and `stepsnet report {folder} --out FILE.html` draws it" in out + err
+
+
 def scored_as(scores, monkeypatch):
     monkeypatch.setattr("stepsnet.runs.scores.evaluate_run", lambda folder, *_: scores[folder.name])
 

@@ -154,7 +154,7 @@ def test_a_copy_beside_the_checkpoints_stays_as_it_is(tmp_path):
     ("error", "said"),
     [
         (OSError(28, "No space left on device"), "No space left on device"),
-        (RuntimeError("[enforce fail at inline_container.cc:671]"), r"writing failed, with \d+ bytes free"),
+        (RuntimeError("[enforce fail at inline_container.cc:671]"), r"writing failed, with \d+\.\d GiB free"),
     ],
 )
 def test_what_was_written_half_is_no_checkpoint(tmp_path, monkeypatch, error, said):

@@ -360,6 +360,13 @@ def test_a_folder_without_validation_is_refused(tmp_path):
         load_text(f"text:{tmp_path}", "bpe", 300)
 
 
+def test_line_ends_are_those_of_other_systems(tmp_path):
+    (tmp_path / "text.txt").write_bytes(b"\xef\xbb\xbfone\r\ntwo\r\n" * 1 + b"three\r\n" * 40)
+    data = load_text(f"text:{tmp_path / 'text.txt'}", "characters", None)
+    assert data.tokenizer.decode(data.splits["train"].tokens.tolist()).startswith("one\ntwo\nthree\n")
+    assert "\r" not in data.tokenizer.get_vocab()
+
+
 def test_hugging_face_text_is_read(tmp_path):
     lines = [f"line {i} of some words" for i in range(30)]
     for name, part in (("train", lines[:20]), ("validation", lines[20:])):

@@ -195,6 +195,13 @@ def test_columns_of_hugging_face_by_other_names(pictures_in_columns):
     assert found.classes == ("cat", "dog")
 
 
+def test_a_relative_path_is_told_with_where_it_was_looked_for(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for kind in ("folder", "wds"):
+        with pytest.raises(UserError, match=f"data: none is not a folder seen from {tmp_path}, expected --data {kind}"):
+            load_images(f"{kind}:none", SPEC)
+
+
 def test_what_hugging_face_cannot_load_is_one_line(tmp_path):
     with pytest.raises(UserError, match=r"cannot load hfds:.*nowhere"):
         load_images(f"hfds:{tmp_path}/nowhere", SPEC)

@@ -56,6 +56,7 @@ def compare_and_tell(recipe: Recipe, folder: Path, seeds: Sequence[int], jobs: i
 
     with choose_display() as display:
         from ..runs.compare import compare  # takes seconds
+        from ..runs.report import where_to_look
 
         summary = compare(recipe, folder, seeds, jobs, display, resume)
     said, count = [], len(summary["seeds"])
@@ -64,6 +65,6 @@ def compare_and_tell(recipe: Recipe, folder: Path, seeds: Sequence[int], jobs: i
         means = {key: value["mean"] for key, value in summary[name].items()}
         said.append(f"{name} {headline(means, 'val')}")
     say(
-        f"report: {folder / 'report.html'} — validation after {counted(recipe.epochs, 'epoch')}"
+        f"{where_to_look(folder)} — validation after {counted(recipe.epochs, 'epoch')}"
         f"{f', mean of {count} seeds' if count > 1 else ''}: {', '.join(said)}{without}"
     )

@@ -90,8 +90,9 @@ def sweep_and_tell(
     from ..console import choose_display
 
     with choose_display() as display:
+        from ..runs.report import where_to_look
         from ..runs.sweep import sweep  # takes seconds
 
         rows = sweep(recipes, folder, seeds, jobs, display, resume)
     names = len({row["recipe"] for row in rows})
-    say(f"report: {folder / 'report.html'} — {counted(len(rows), 'run')} of {counted(names, 'recipe')}")
+    say(f"{where_to_look(folder)} — {counted(len(rows), 'run')} of {counted(names, 'recipe')}")

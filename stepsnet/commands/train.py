@@ -39,10 +39,11 @@ def train_and_tell(recipe: Recipe, folder: Path, resume: Resume) -> None:
     from ..metrics import SPLITS, headline
 
     with choose_display() as display:
+        from ..runs.report import where_to_look
         from ..runs.train import train_run  # takes seconds
 
         summary = train_run(recipe, folder, display, resume)
     if summary:
         parts = {SPLITS[split]: headline(summary["metrics"], split) for split in ("val", "train")}
         said = ", ".join(f"{split} {text}" for split, text in parts.items() if text)
-        say(f"report: {folder / 'report.html'} — after {counted(summary['epochs'], 'epoch')}: {said}")
+        say(f"{where_to_look(folder)} — after {counted(summary['epochs'], 'epoch')}: {said}")

@@ -207,7 +207,8 @@ def _save(state: dict[str, Any], path: Path) -> None:
         torch.save(state, path)
     except RuntimeError as error:
         free = shutil.disk_usage(path.parent).free
-        raise OSError(errno.EIO, f"writing failed, with {free} bytes free on the disk") from error
+        hint = "" if free < 2**30 else "; a quota or a limit of the size of files?"
+        raise OSError(errno.EIO, f"writing failed, with {free / 2**30:.1f} GiB free on the disk{hint}") from error
 
 
 def _publish(folder: Path, temporary: Path, final: Path, keep: int, best: int | None) -> None:

@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..errors import UserError
 from ..own_files import NotOurFile
 from ..report import write_report
 
-__all__ = ["report_or_tell"]
+__all__ = ["report_or_tell", "where_to_look"]
 
 
 def report_or_tell(runs: Sequence[Path], page: Path, title: str, tell: Callable[[dict[str, Any]], None]) -> None:
-    """Write the page of runs; a file of the user's in its place stays there, and ``tell`` gets a note of it."""
+    """Write the page of runs, which are whole without it: where it cannot be written, ``tell`` gets a note of that.
+
+    A file of the user's in its place stays there.
+    """
     try:
         write_report(runs, page, title)
     except NotOurFile as error:
         tell({"kind": "note", "text": f"no report: {error}"})
+    except UserError as error:
+        again = f"stepsnet report {shlex.quote(str(page.parent))} --out FILE.html"
+        tell({"kind": "note", "text": f"no report: {error}; what was trained is kept, and `{again}` draws it"})
+
+
+def where_to_look(folder: Path) -> str:
+    """The page of a folder of runs, or the folder, where a full disk has kept the page from being written."""
+    page = folder / "report.html"
+    return f"report: {page}" if page.exists() else f"runs: {folder}"

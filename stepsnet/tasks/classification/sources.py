@@ -16,6 +16,7 @@ from PIL import Image
 
 from ...consent import DOWNLOADING, is_half_downloaded
 from ...errors import UserError, import_extra, in_a_line
+from ...reading import seen_from
 from ...terminal import counted
 from ..images import find_images, image_shape, open_image
 from .shards import find_shards
@@ -115,7 +116,7 @@ def _folder(path: str, mode: str) -> Splits:
     """
     root = Path(path)
     if not root.is_dir():
-        raise UserError(f"data: {path} is not a folder, expected --data folder:PATH")
+        raise UserError(f"data: {path} is not a folder{seen_from(path)}, expected --data folder:PATH")
     train_root, val_root = _split_folder(root, "train"), _split_folder(root, "val", "validation", "valid", "test")
     (train, left_out), test_root = _images_by_class(train_root), root / "test"
 

@@ -24,6 +24,7 @@ from torchvision.ops import box_convert
 from ...config import DetectionAugment
 from ...engine.randomness import data_order, seed_sample
 from ...errors import UserError, nearest
+from ...reading import seen_from
 from ..images import UnreadableImage, open_image
 from ..splits import check_holdout, hold_out, sources_of, split_of
 from .transforms import Target, augmented, clamped
@@ -254,7 +255,9 @@ def _root_of(data: str) -> Path:
     if colon and kind != "coco" and not root.exists():
         raise UserError(f"data: got {data!r}, expected coco:PATH{nearest(kind, ['coco'])}")
     if not root.is_dir():
-        raise UserError(f"data: {root} is not a folder, expected --data coco:PATH, with images and their JSON")
+        raise UserError(
+            f"data: {root} is not a folder{seen_from(root)}, expected --data coco:PATH, with images and their JSON"
+        )
     return root
 
 

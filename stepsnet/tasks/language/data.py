@@ -142,7 +142,8 @@ def _files(path: str) -> Texts:
                 found[split] = [_read(file)]
             elif split != "test":
                 raise UserError(
-                    f"data: {root} has no {names[0]}.txt, expected train.txt, valid.txt and optionally test.txt"
+                    f"data: {root} has no {names[0]}.txt, expected train.txt, valid.txt and optionally test.txt; of a "
+                    "file alone, text:FILE, the last tenth is for validation"
                 )
         return found
     text = _read(root)
@@ -154,7 +155,7 @@ def _read(path: Path) -> str:
     name, at, split = str(path).rpartition("@")
     if at and not path.exists() and Path(name).exists():
         raise UserError(f"data: {name} has no split {split!r}, expected one of {', '.join(SPLITS)}")
-    text = read_text(path, "data")
+    text = read_text(path, "data").replace("\r\n", "\n")
     if not text.strip():
         raise UserError(f"data: {path} is empty, expected text")
     return text

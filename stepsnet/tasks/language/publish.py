@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from transformers import AutoTokenizer
+from transformers.utils import logging
 
 from ...config import LanguageRecipe
 from ..publication import Publication, trained_model
@@ -39,9 +42,22 @@ def publish(run: Path, recipe: LanguageRecipe, folder: Path) -> Publication:
     model: Any = trained_model(run, recipe)
     tokenizer = load_tokenizer(run / "tokenizer.json")
     save_assets(model, tokenizer, folder)
-    model.save_pretrained(folder)
+    with _no_bars():
+        model.save_pretrained(folder)
     is_ours = (folder / "modeling_stepsnet.py").exists()  # and not a model of transformers' own
     usage = _USAGE.format(registers="import stepsnet  # registers the model with transformers\n" if is_ours else "")
     is_other = AutoTokenizer.from_pretrained(folder)(_SAMPLE).input_ids != tokenizer.encode(_SAMPLE).ids
     notes = [note for note, applies in ((_NOTE, is_ours), (_OTHER_TOKENIZER, is_other)) if applies]
     return Publication("transformers", "text-generation", usage, "\n\n".join(notes))
+
+
+@contextmanager
+def _no_bars() -> Iterator[None]:
+    """transformers draws bars into logs too, for what takes a second."""
+    drawn = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if drawn:
+            logging.enable_progress_bar()
