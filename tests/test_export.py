@@ -205,6 +205,8 @@ def test_a_size_that_is_the_same_for_some_sizes_only_is_open(here):
     exported = stepsnet.export(Every32nd(), "coarse.pt2", input_size=(3, 40, 40))
     assert [shape[2] for shape in exported.metadata["checked_shapes"]] == [40, 40, 72, 53]
     assert exported.metadata["outputs"][0]["shape"] == ["batch", 3, None, None]
+    exported = stepsnet.export(nn.ReLU(), "whole.pt2", input_size=(3, 40, 40))
+    assert exported.metadata["outputs"][0]["shape"] == ["batch", 3, "height", "width"]
 
 
 def test_a_language_model_with_its_tokenizer(here, own_cache):
@@ -216,6 +218,7 @@ def test_a_language_model_with_its_tokenizer(here, own_cache):
     save_assets(model, load_text(recipe.data, recipe.tokenizer, 270).tokenizer, run)
     exported = stepsnet.export(run)
     assert exported.metadata["inputs"] == [{"name": "input_ids", "dtype": "int64", "shape": ["batch", "tokens"]}]
+    assert [one["shape"] for one in exported.metadata["outputs"]] == [["batch", "tokens", 270]]
     from tokenizers import Tokenizer
 
     ids = Tokenizer.from_str(read_metadata("tale.onnx")["tokenizer"]).encode("what it wrote").ids

@@ -199,7 +199,6 @@ def test_no_step_is_empty_where_the_budget_holds_them_all():
     assert all(plan_steps(384, 12, 3, macs=macs).depths[-1] for macs in (0.9e9, 1e9, 1.5e9, 2e9))
 
 
-
 @pytest.mark.parametrize("steps", range(1, 6))
 @pytest.mark.parametrize("scale", [0.75, 1, 1.5, 3])
 def test_a_budget_in_macs(steps, scale):

@@ -228,7 +228,7 @@ def _describe(
         "model": source.model_name,
         "inputs": [{"name": use.input, "dtype": use.dtype, "shape": captured.input_shape}],
         "outputs": [
-            {"name": name, "shape": [batch, *_common([one.shape[1:] for one in ones])]}
+            {"name": name, "shape": [batch, *_sizes_of(ones, captured.input_shape, cases)]}
             for name, *ones in zip(outputs, *found, strict=True)
         ],
         "preprocessing": use.preprocessing,
@@ -239,9 +239,19 @@ def _describe(
     return json.loads(json.dumps(described))
 
 
-def _common(shapes: Sequence[Sequence[int]]) -> list[int | None]:
-    """The sizes that are the same for inputs of all sizes; None for those that depend on the input."""
-    return [sizes[0] if len(set(sizes)) == 1 else None for sizes in zip(*shapes)]
+def _sizes_of(ones: Sequence[Tensor], input_shape: Sequence[int | str], cases: Sequence[Tensor]) -> list[Any]:
+    """An output's sizes behind the batch: a number where inputs of all sizes have the same, the name of an open axis of
+    the input where it is always as long, and None for what depends on the input otherwise."""
+    found: list[Any] = []
+    for axis, sizes in enumerate(zip(*(one.shape[1:] for one in ones)), 1):
+        if len(set(sizes)) == 1:
+            found.append(sizes[0])
+            continue
+        like = [i for i, name in enumerate(input_shape) if isinstance(name, str) and i]
+        like = [i for i in like if all(size == x.shape[i] for size, x in zip(sizes, cases))]
+        same = axis if axis in like else like[0] if len(like) == 1 else None
+        found.append(None if same is None else input_shape[same])
+    return found
 
 
 @contextmanager
