@@ -5,9 +5,8 @@ from __future__ import annotations
 import statistics
 
 from matplotlib import colormaps
-from render_parts import FIGURES, read_study
+from render_parts import FIGURES, read_study, table_of_numbers
 
-from stepsnet.markdown import markdown_table
 from stepsnet.report.figure import in_style, make_panels
 from stepsnet.study.declare import Study
 from stepsnet.study.verdict import finals_of
@@ -21,14 +20,13 @@ def stream_table(name: str, *cells: str) -> str:
     study, results = read_study(name)
     rows = []
     for cell in cells:
-        of_cell = study.cell(cell, "stream")
-        finals = finals_of(study, of_cell, results)
+        finals = finals_of(study, study.cell(cell, "stream"), results)
         gamma, gradient = _recorded(finals, "gamma"), _recorded(finals, "gradient")
         at_end = [of_seed[0] / of_seed[-1] for of_seed in gradient[max(gradient)]]
         after_last = [format_mean_std([of_seed[-1] for of_seed in of_seeds], ".2f") for of_seeds in gamma.values()]
         rows.append([_label(study, cell), str(len(finals)), *after_last, format_mean_std(at_end, ".1f")])
     headers = ["", "seeds", *(f"γ, update {update:,}" for update in gamma), "gradient, first / last block"]
-    return f"{markdown_table(headers, rows, 'l' + 'r' * (len(headers) - 1))}\n\n{_figure_line(study)}"
+    return f"{table_of_numbers(headers, rows)}\n\n{_figure_line(study)}"
 
 
 def stream_figure(name: str, *cells: str) -> None:

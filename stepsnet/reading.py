@@ -12,15 +12,30 @@ from typing import Any
 
 from .errors import UserError
 
-__all__ = ["dump_yaml", "parse_json", "parse_yaml", "read_json", "read_text", "read_yaml", "seen_from", "yaml_file"]
+__all__ = [
+    "dump_yaml",
+    "parse_json",
+    "parse_yaml",
+    "read_json",
+    "read_text",
+    "read_yaml",
+    "require_folder",
+    "yaml_file",
+]
 
 _MOST_NODES = 100_000  # of a YAML file, with what its aliases stand for: a few lines can stand for billions
 _MOST_DEPTH = 100
 
 
-def seen_from(path: str | Path) -> str:
+def _seen_from(path: str | Path) -> str:
     """For messages of what is not there: from where a relative path was looked for, or nothing."""
     return "" if Path(path).is_absolute() else f" seen from {os.path.abspath('.')}"
+
+
+def require_folder(path: str | Path, expected: str) -> None:
+    """Raises UserError, with what was expected, where the data's folder is not there."""
+    if not Path(path).is_dir():
+        raise UserError(f"data: {path} is not a folder{_seen_from(path)}, expected {expected}")
 
 
 def read_text(path: Path, what: str) -> str:
@@ -37,7 +52,7 @@ def read_text(path: Path, what: str) -> str:
             raise UserError(f"{what}: cannot read {path}: it is not a file")
         content = path.read_bytes()
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
-        from_here = seen_from(path) if isinstance(error, FileNotFoundError) else ""
+        from_here = _seen_from(path) if isinstance(error, FileNotFoundError) else ""
         raise UserError(f"{what}: cannot read {path}: {getattr(error, 'strerror', None) or error}{from_here}") from None
     try:
         text = content.decode("utf-8-sig")

@@ -133,6 +133,7 @@ def test_the_first_page_is_short_and_says_what_is_missing():
         "not on PyPI",
         "make demo",
         "make test",
+        "on a GPU",
         "accuracies has been reproduced",
     ):
         assert said in text, said

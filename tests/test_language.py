@@ -361,7 +361,7 @@ def test_a_folder_without_validation_is_refused(tmp_path):
 
 
 def test_line_ends_are_those_of_other_systems(tmp_path):
-    (tmp_path / "text.txt").write_bytes(b"\xef\xbb\xbfone\r\ntwo\r\n" * 1 + b"three\r\n" * 40)
+    (tmp_path / "text.txt").write_bytes(b"\xef\xbb\xbfone\r\ntwo\r\n" + b"three\r\n" * 40)
     data = load_text(f"text:{tmp_path / 'text.txt'}", "characters", None)
     assert data.tokenizer.decode(data.splits["train"].tokens.tolist()).startswith("one\ntwo\nthree\n")
     assert "\r" not in data.tokenizer.get_vocab()

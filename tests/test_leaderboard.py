@@ -155,8 +155,11 @@ def test_every_study_of_the_evidence_is_on_its_page_and_on_the_first():
     root = Path(__file__).parent.parent
     ours = {name for name in studies() if name.startswith(("evidence/", "stepify/"))}
     for page, block in (("docs/evidence/index.md", "answers"), ("README.md", "verdicts")):
-        shown = (root / page).read_text(encoding="utf-8").split(f"<!-- begin: {block} ")[1].split(" -->")[0]
-        assert set(shown.split()) == ours, page
+        shown = (root / page).read_text(encoding="utf-8").split(f"<!-- begin: {block} ")[1].split("<!-- end -->")[0]
+        names, *rows = shown.splitlines()
+        assert set(names.removesuffix(" -->").split()) == ours, page
+        if block == "answers":
+            assert {row.split("`")[1] for row in rows[2:]} == ours
 
 
 def test_answers_say_what_may_be_claimed(pages, tmp_path):

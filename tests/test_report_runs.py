@@ -84,7 +84,8 @@ def test_runs_of_several_tasks_are_not_ranked(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "other", [{"data": "folder:cats"}, {"epochs": 4, "done": 4}, {"holdout": 300}, {"tokenizer": "bpe"}]
+    "other",
+    [{"data": "folder:cats"}, {"epochs": 4, "done": 4}, {"holdout": 300}, {"train_samples": 100}, {"tokenizer": "bpe"}],
 )
 def test_results_of_other_data_or_lengths_are_not_subtracted(other, tmp_path, undrawn):
     runs = [make_run(tmp_path / "s", "StepsNet"), make_run(tmp_path / "b", "baseline", top1=90.0, **other)]

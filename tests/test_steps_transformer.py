@@ -440,11 +440,8 @@ def test_the_tokenizer_of_a_run_is_transformers(tmp_path):
 def test_layers_are_not_split_over_devices(residual):
     model = stepsnet.models.steps_transformer.create(**ARGS, residual=residual)
     kinds = {type(layer).__name__ for layer in model.model.layers}
-    assert (
-        set(model._no_split_modules)
-        == kinds
-        == {"ConnectedLlamaDecoderLayer" if residual == "mhc" else "LlamaDecoderLayer"}
-    )
+    assert kinds == {"ConnectedLlamaDecoderLayer" if residual == "mhc" else "LlamaDecoderLayer"}
+    assert set(model._no_split_modules) == kinds
 
 
 def test_layers_on_several_devices():
@@ -454,10 +451,8 @@ def test_layers_on_several_devices():
     for module in (*model.model.layers[1:], model.model.norm, model.lm_head):
         hooks.add_hook_to_module(module.to("meta"), hooks.AlignDevicesHook(execution_device="meta"))
     output = model(torch.arange(5)[None], output_hidden_states=True)
-    assert (
-        output.logits.shape == (1, 5, 101)
-        and [z.device.type for z in output.hidden_states] == ["cpu"] * 2 + ["meta"] * 3
-    )
+    assert output.logits.shape == (1, 5, 101)
+    assert [z.device.type for z in output.hidden_states] == ["cpu"] * 2 + ["meta"] * 3
 
 
 def test_a_model_of_one_layer_is_counted():
@@ -482,4 +477,4 @@ def test_a_cache_has_the_layers_that_run(make):
     expected = model.eval().generate(ids, **plain)
     assert torch.equal(model.generate(ids, assistant_early_exit=2, **plain), expected)
     model.config.num_hidden_layers = 2
-    assert len(DynamicCache(config=model.config).layers) in (0, 2)
+    assert len(DynamicCache(config=model.config).layers) == 2

@@ -240,15 +240,17 @@ def _describe(
 
 
 def _sizes_of(ones: Sequence[Tensor], input_shape: Sequence[int | str], cases: Sequence[Tensor]) -> list[Any]:
-    """An output's sizes behind the batch: a number where inputs of all sizes have the same, the name of an open axis of
-    the input where it is always as long, and None for what depends on the input otherwise."""
+    """An output's sizes behind the batch: a number where inputs of all sizes have the same.
+
+    Where it is always as long as an open axis of the input, that axis' name; None for what depends on it otherwise.
+    """
+    open_axes = [axis for axis, name in enumerate(input_shape) if axis and isinstance(name, str)]
     found: list[Any] = []
     for axis, sizes in enumerate(zip(*(one.shape[1:] for one in ones)), 1):
         if len(set(sizes)) == 1:
             found.append(sizes[0])
             continue
-        like = [i for i, name in enumerate(input_shape) if isinstance(name, str) and i]
-        like = [i for i in like if all(size == x.shape[i] for size, x in zip(sizes, cases))]
+        like = [one for one in open_axes if sizes == tuple(x.shape[one] for x in cases)]
         same = axis if axis in like else like[0] if len(like) == 1 else None
         found.append(None if same is None else input_shape[same])
     return found

@@ -58,11 +58,12 @@ def blocks_of(model: nn.Module, steps: Sequence[int] | None = None) -> list[nn.M
     if containers:
         return [_module_of(block) for container in containers for block in container]
     is_transformer = is_transformer_in_steps(model)
+    least = 1 if is_transformer else 2  # of other models a sequence of one module may be anything
     found: list[nn.Module] = []
     trunk = getattr(model, "trunk", None)
     for module in (trunk if isinstance(trunk, nn.Module) else model).modules():
         members = list(module) if isinstance(module, (nn.Sequential, nn.ModuleList)) else []
-        same_type = len(members) > (not is_transformer) and len({type(member) for member in members}) == 1
+        same_type = len(members) >= least and len({type(member) for member in members}) == 1
         is_design = same_type and isinstance(members[0], DesignPart)  # how streams begin and end, and no blocks
         if same_type and not is_design and any(True for _ in members[0].parameters()):
             found += [block for member in members for block in _blocks_of_stage(member)]

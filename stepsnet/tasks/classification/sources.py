@@ -16,7 +16,7 @@ from PIL import Image
 
 from ...consent import DOWNLOADING, is_half_downloaded
 from ...errors import UserError, import_extra, in_a_line
-from ...reading import seen_from
+from ...reading import require_folder
 from ...terminal import counted
 from ..images import find_images, image_shape, open_image
 from .shards import find_shards
@@ -115,8 +115,7 @@ def _folder(path: str, mode: str) -> Splits:
     folders: without them its images have no labels.
     """
     root = Path(path)
-    if not root.is_dir():
-        raise UserError(f"data: {path} is not a folder{seen_from(path)}, expected --data folder:PATH")
+    require_folder(root, "--data folder:PATH")
     train_root, val_root = _split_folder(root, "train"), _split_folder(root, "val", "validation", "valid", "test")
     (train, left_out), test_root = _images_by_class(train_root), root / "test"
 
@@ -232,12 +231,10 @@ def _hugging_face(path: str, mode: str) -> Splits:
     name, _, labels = path.partition(":")
     try:
         features = load_dataset(name, split="train").features
-        columns = _columns(path, features, labels)
-        readers = [create_reader(f"hfds/{name}", root=None, split="train", **columns)]
-    except UserError:
-        raise
     except Exception as error:  # anything that the hub, the network or the files may raise
         raise UserError(f"data: cannot load hfds:{name}: {' '.join(str(error).split())[:300]}") from None
+    columns = _columns(path, features, labels)
+    readers = [create_reader(f"hfds/{name}", root=None, split="train", **columns)]
     for split in ("validation", "test"):
         try:
             readers.append(create_reader(f"hfds/{name}", root=None, split=split, **columns))

@@ -24,7 +24,7 @@ from torchvision.ops import box_convert
 from ...config import DetectionAugment
 from ...engine.randomness import data_order, seed_sample
 from ...errors import UserError, nearest
-from ...reading import seen_from
+from ...reading import require_folder
 from ..images import UnreadableImage, open_image
 from ..splits import check_holdout, hold_out, sources_of, split_of
 from .transforms import Target, augmented, clamped
@@ -254,10 +254,7 @@ def _root_of(data: str) -> Path:
     root = Path(path if colon and kind == "coco" else data)
     if colon and kind != "coco" and not root.exists():
         raise UserError(f"data: got {data!r}, expected coco:PATH{nearest(kind, ['coco'])}")
-    if not root.is_dir():
-        raise UserError(
-            f"data: {root} is not a folder{seen_from(root)}, expected --data coco:PATH, with images and their JSON"
-        )
+    require_folder(root, "--data coco:PATH, with images and their JSON")
     return root
 
 

@@ -17,7 +17,7 @@ from PIL import Image
 
 from ...errors import UserError, nearest
 from ...files import cached_json
-from ...reading import read_json, read_text, seen_from
+from ...reading import read_json, read_text, require_folder
 from ..images import UnreadableImage, each_in_threads, open_image, open_stored
 from ..splits import check_holdout, hold_out, require_split, sources_of
 
@@ -127,8 +127,7 @@ def load_pairs(data: str, only: str | None = None, holdout: int | None = None) -
         known = [f"{kind}:PATH" for kind in SOURCES]
         raise UserError(f"data: got {data!r}, expected {' or '.join(known)}{nearest(kind, SOURCES)}")
     root = Path(path)
-    if not root.is_dir():
-        raise UserError(f"data: {path} is not a folder{seen_from(path)}, expected --data {kind}:PATH")
+    require_folder(root, f"--data {kind}:PATH")
     layout = SOURCES[kind](root)
     check_holdout(holdout, path, "test" in layout.folders)
     sources = {split: source for split, source in sources_of(holdout).items() if source in layout.folders}
