@@ -166,6 +166,7 @@ def test_a_module_that_ends_the_program_is_a_mistake(tmp_path, monkeypatch, caps
     [
         (3, {}, "got int, expected the blocks of a model"),
         ([None], {}, "got list, expected the blocks of a model"),
+        ([], {}, "got list of no blocks, expected at least one"),
         ("same", {}, "got one block at several places"),
         ("widths", {}, "got blocks of several widths, 32 in block 1, 64 in block 2"),
         ("own", {"width": -1}, "width: got -1, expected 1 to 1,048,576"),

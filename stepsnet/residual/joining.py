@@ -62,12 +62,13 @@ def connect(
             raise UserError(f"residual: width: got {width} for a StepsNet, expected none: its steps have their own")
         return connect_steps(blocks, design, options, first, num_blocks)
     if not isinstance(blocks, Iterable) or not all(isinstance(block, nn.Module) for block in members):
-        raise UserError(
-            f"residual: got {type(blocks).__name__}, expected the blocks of a model, such as its Sequential"
-        )
+        got = type(blocks).__name__
+        raise UserError(f"residual: got {got}, expected the blocks of a model, such as its Sequential")
     if design_of(design) is None:
         check_options(design, _Plain, options)
         return nn.Sequential(*members)
+    if not members:
+        raise UserError(f"residual: got {type(blocks).__name__} of no blocks, expected at least one")
     wiring = wire(members, design, options, width=width, first=first, num_blocks=num_blocks)
     return ConnectedSequence(members, wiring)
 

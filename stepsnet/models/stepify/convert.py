@@ -184,6 +184,8 @@ def model_and_example(model: nn.Module | str, options: Mapping[str, Any]) -> tup
     options = {key: value for key, value in options.items() if key in OPTIONS}
     if isinstance(model, str):
         model = _named(model, own)
+    elif not isinstance(model, nn.Module):
+        raise UserError(f"stepify: got {str(model)[:40]!r}, expected a model, or the name of one")
     elif own:
         raise UserError(f"stepify: got {', '.join(own)} beside a model, expected such arguments only beside a name")
     if isinstance(compiled := getattr(model, "_orig_mod", None), nn.Module):
@@ -335,10 +337,9 @@ def _named(name: str, args: dict[str, Any]) -> nn.Module:
 
     name = name.removeprefix("timm:")
     if name != "causal_lm" and not timm.is_model(name) and not is_elsewhere(name):
-        raise UserError(
-            f"model: got {name!r}, expected a timm model, causal_lm or transformers:NAME"
-            f"{nearest(name, timm.list_models())}"
-        )
+        near = nearest(name, timm.list_models())
+        other = "NAME" if near else name
+        raise UserError(f"model: got {name!r}, expected a timm model, causal_lm or transformers:{other}{near}")
     from ...config import ModelSpec
     from ..build import build_model
 
