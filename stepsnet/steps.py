@@ -21,20 +21,13 @@ from typing import Any
 import torch
 import torch.fx
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from .plan import check_widths
+from .stream import StreamBlock, change_width, check_stream, cut_stream, module_of, recomputed
 
-__all__ = [
-    "ReverseStepsNet",
-    "StepsNet",
-    "StreamBlock",
-    "change_width",
-    "check_stream",
-    "cut_stream",
-    "module_of",
-    "recomputed",
-]
+__all__ = ["ReverseStepsNet", "StepsNet"]
+
+torch.fx.wrap("check_stream")  # a leaf in symbolic traces, which look for it in the module that calls it
 
 
 class StepsNet(nn.Module):
@@ -240,113 +233,12 @@ class ReverseStepsNet(StepsNet):
             raise ValueError(f"widths: got {self.widths}, expected strictly decreasing widths")
 
 
-class StreamBlock:
-    """A block as a function of the whole residual stream: it rewrites the first ``width`` channels.
-
-    The other channels are copied, so a loop over these blocks copies the full width once per block. Other attributes
-    than its own are the block's, read or assigned.
-    """
-
-    __slots__ = ("_begin", "_checkpointed", "_dim", "_stream_width", "block", "width")
-
-    def __init__(
-        self,
-        block,
-        width: int,
-        stream_width: int,
-        dim: int,
-        checkpointed: bool = False,
-        begin: Callable[[Tensor], Tensor] | None = None,
-    ):
-        self.block, self.width, self._stream_width, self._dim = block, width, stream_width, dim
-        self._checkpointed = checkpointed
-        self._begin = begin  # of the first block: what is done with the whole stream before it
-
-    def __call__(self, z: Tensor, *args, **kwargs) -> Tensor:
-        """z: (…, C), channels along ``dim`` -> the stream after this block, (…, C)."""
-        if self._begin is not None:
-            z = self._begin(z)
-        untouched = self._stream_width - self.width
-        if untouched == 0:
-            return self._run(z, *args, **kwargs)
-        y, waiting = torch.split(z, [self.width, untouched], self._dim)  # (…, C_i), (…, C - C_i)
-        return torch.cat((self._run(y, *args, **kwargs), waiting), self._dim)  # (…, C)
-
-    def _run(self, y: Tensor, *args, **kwargs) -> Tensor:
-        return recomputed(self.block, y, *args, **kwargs) if self._checkpointed else self.block(y, *args, **kwargs)
-
-    def __getattr__(self, name: str):
-        if name in self.__slots__ or name.startswith("__"):  # copy and pickle ask before ``block`` is set
-            raise AttributeError(name)
-        return getattr(self.block, name)
-
-    def __setattr__(self, name: str, value: object) -> None:
-        if name in self.__slots__:
-            object.__setattr__(self, name, value)
-        else:
-            setattr(self.block, name, value)
-
-
-def cut_stream(widths: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Where the stream is cut: the width of each slice, and how many slices each network reads.
-
-    ``cut_stream((192, 272, 384))`` is ``[192, 80, 112], [1, 2, 3]``.
-    """
-    ends = sorted(set(widths))
-    return [end - start for start, end in zip((0, *ends), ends)], [ends.index(width) + 1 for width in widths]
-
-
-def change_width(
-    y: Tensor, waiting: list[Tensor], slices: int, slice_widths: list[int], dim: int
-) -> tuple[Tensor, list[Tensor]]:
-    """Set channels aside, or take waiting ones back, until y holds the first ``slices`` slices of the stream.
-
-    The stream is [y, *waiting] before and after. A step from narrow to wide is Eq. (5)'s [y_{i-1}, x_i], a step from
-    wide to narrow Eq. (6)'s Split; where the width stays, nothing is done.
-    """
-    held = len(slice_widths) - len(waiting)  # slices in y
-    if slices < held:
-        parts = torch.split(y, [sum(slice_widths[:slices])] + slice_widths[slices:held], dim)  # noqa: RUF005 - TorchScript
-        return parts[0], [parts[i] for i in range(1, 1 + held - slices)] + waiting
-    if slices > held:
-        y = torch.cat([y] + _beside(y, waiting[: slices - held]), dim)  # noqa: RUF005 - TorchScript
-    return y, waiting[slices - held :]
-
-
-@torch.fx.wrap  # a leaf in symbolic traces, where devices cannot be compared
-def _beside(y: Tensor, waiting: list[Tensor]) -> list[Tensor]:
-    """The waiting channels on the device of y, where networks are spread over several."""
-    return [x if x.device == y.device else x.to(y.device) for x in waiting]
-
-
-def recomputed(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call ``function``, keep only its arguments, and run it again in the backward pass."""
-    return checkpoint(function, *args, use_reentrant=False, **kwargs)
-
-
 def _blocks_in(network: nn.Module) -> list:
     """The blocks of an nn.Sequential or of a StepsNet; any other module is one block."""
     blocks: Any = network
     return list(blocks) if isinstance(network, StepsNet) or _is_plain_sequence(network) else [network]
 
 
-def module_of(block: Any) -> Any:
-    """The module behind a StreamBlock, also where StepsNets are nested."""
-    return module_of(block.block) if isinstance(block, StreamBlock) else block
-
-
 def _is_plain_sequence(network: nn.Module) -> bool:
     """Whether it does nothing but run one block after another."""
     return isinstance(network, nn.Sequential) and type(network).forward is nn.Sequential.forward
-
-
-@torch.fx.wrap  # a leaf in symbolic traces, where a shape cannot be compared; what returned nothing would be left out
-def check_stream(y: Tensor, dim: int, width: int, step: int) -> Tensor:
-    """y as it is. Step 0 is the input. Raises ValueError where it has not so many channels, TypeError for no tensor."""
-    if not isinstance(y, Tensor):
-        where = f"output of step {step}" if step > 0 else "input"
-        raise TypeError(f"{where} of the StepsNet: got {type(y).__name__}, expected one tensor")
-    if y.shape[dim] != width:
-        where = f"output of step {step}" if step > 0 else "input"
-        raise ValueError(f"{where} of the StepsNet: got {y.shape[dim]} channels, expected {width}")
-    return y

@@ -18,7 +18,7 @@ from stepsnet.models.blocks import blocks_of, recompute_blocks
 from stepsnet.models.compilation import compile_blocks
 from stepsnet.residual import DESIGNS
 from stepsnet.residual.mhc import sinkhorn_knopp
-from stepsnet.steps import recomputed
+from stepsnet.stream import recomputed
 
 EVERY = pytest.mark.parametrize("name", DESIGNS)
 IMAGES, LABELS = torch.randn(8, 3, 8, 8, generator=torch.Generator().manual_seed(7)), torch.arange(8) % 5

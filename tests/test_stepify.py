@@ -268,10 +268,10 @@ def test_a_recipe_says_it():
         assert next(build_model(spec).parameters()).device.type == "meta"
     with pytest.raises(UserError, match=r"args.model: got None"):
         build_model(ModelSpec("stepify", {}))
-    with pytest.raises(UserError, match="got None, expected a model, or the name of one"):
-        stepify(None)
-    with pytest.raises(UserError, match="got 'gpt2', expected a timm model, causal_lm or transformers:gpt2$"):
-        stepify("gpt2")
+    with pytest.raises(UserError, match="got 'None', expected a model, or the name of one"):
+        stepsnet.stepify(None)
+    with pytest.raises(UserError, match=r"got 'gpt2', expected a timm model, causal_lm or transformers:gpt2$"):
+        stepsnet.stepify("gpt2")
     with pytest.raises(UserError, match="did you mean convnext_atto"):
         build_model(ModelSpec("stepify", {"model": "convnext_ato"}))
 

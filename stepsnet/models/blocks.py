@@ -12,7 +12,8 @@ from torch import nn
 from ..errors import UserError
 from ..residual.design import DesignPart
 from ..residual.passing import PassingBlock
-from ..steps import StepsNet, StreamBlock, module_of, recomputed
+from ..steps import StepsNet
+from ..stream import StreamBlock, module_of, recomputed
 from .layer_config import PerLayer
 
 __all__ = [

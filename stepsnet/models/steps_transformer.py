@@ -48,7 +48,7 @@ from ..plan import check_steps
 from ..residual.connected import ConnectedBlock
 from ..residual.design import DesignPart
 from ..residual.joining import wire_steps
-from ..steps import change_width, cut_stream
+from ..stream import change_width, cut_stream
 from .assembly import per_block, resolve_heads
 from .layer_config import InstalledCode, LayerConfig, PerLayer
 from .slice_norm import SliceNorm

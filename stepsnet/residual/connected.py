@@ -9,7 +9,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..errors import UserError
-from ..steps import StepsNet, StreamBlock, check_stream, recomputed
+from ..steps import StepsNet
+from ..stream import StreamBlock, check_stream, recomputed
 from .branches import BoundBranch, BranchParts, SilentBranch
 from .design import State, Unit, Wiring
 from .passing import Passage, PassingBlock

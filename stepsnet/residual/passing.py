@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..steps import recomputed
+from ..stream import recomputed
 from .design import State, Wiring
 
 __all__ = ["Passage", "PassingBlock"]

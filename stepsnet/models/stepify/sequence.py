@@ -12,7 +12,8 @@ from ...plan import check_steps
 from ...residual.connected import JOINED, ConnectedSequence
 from ...residual.design import Wiring
 from ...residual.joining import connect_steps, wire_steps
-from ...steps import StepsNet, StreamBlock, change_width, check_stream, cut_stream, recomputed
+from ...steps import StepsNet
+from ...stream import StreamBlock, change_width, check_stream, cut_stream, recomputed
 
 __all__ = ["StepSequence"]
 
