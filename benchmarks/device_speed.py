@@ -32,7 +32,7 @@ from torch import Tensor, nn
 
 from stepsnet.analysis.memory import activation_bytes
 from stepsnet.analysis.speed import measured_peak
-from stepsnet.commands.bench import find_candidates
+from stepsnet.bench import find_candidates
 from stepsnet.config import ModelSpec
 from stepsnet.device import autocast, pick_device
 from stepsnet.files import write_atomically

@@ -22,7 +22,7 @@ import torch
 from outcome import conclude, rounded_quartiles
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from stepsnet.commands.bench import find_candidates
+from stepsnet.bench import find_candidates
 from stepsnet.models.build import build_model
 from stepsnet.models.steps_transformer import create
 from stepsnet.plan import plan_steps

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from stepsnet import optimize
 from stepsnet.analysis.complexity import count_complexity
-from stepsnet.commands.bench import find_candidates
+from stepsnet.bench import find_candidates
 from stepsnet.config import ModelSpec
 from stepsnet.device import autocast
 from stepsnet.models.build import build_model, input_size_of

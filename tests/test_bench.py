@@ -13,8 +13,8 @@ from PIL import Image
 from stepsnet.analysis import speed
 from stepsnet.analysis.memory import activation_bytes
 from stepsnet.analysis.speed import Measured, measure_memory, measure_speed
+from stepsnet.bench import bench, find_candidates, render_bench
 from stepsnet.cli import main
-from stepsnet.commands.bench import bench, find_candidates, render_bench
 from stepsnet.errors import UserError
 from stepsnet.paper.tables import printed_rows
 from stepsnet.report import speed as report_speed
@@ -128,7 +128,7 @@ def test_what_was_measured_is_kept_where_memory_ends(tmp_path, monkeypatch, caps
             raise UserError("memory: test_vit is predicted not to fit")
         return {"inference": {"1": 5, "2": 7, "per_sample": 2.0}}
 
-    monkeypatch.setattr(speed, "measure_memory", one_fits)
+    monkeypatch.setattr("stepsnet.bench.measure_memory", one_fits)
     small = ["--batch-size", "1", "--rounds", "1", "--memory", "1,2", "--no-train", "--device", "cpu"]
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "speed-depth.png").write_text("of an earlier bench")
@@ -147,10 +147,10 @@ def test_a_model_is_compiled_where_it_is_measured(monkeypatch):
         found.append((for_, next(model.parameters()).device.type))
         return model
 
-    monkeypatch.setattr("stepsnet.device.pick_device", torch.device)
-    monkeypatch.setattr("stepsnet.models.optimize.optimize", optimize)
+    monkeypatch.setattr("stepsnet.bench.pick_device", torch.device)
+    monkeypatch.setattr("stepsnet.bench.optimize", optimize)
     timed = {kind: [1.0] for kind in ("inference", "latency", "training")}
-    monkeypatch.setattr(speed, "measure_speed", lambda models, *_: {one.name: timed for one in models})
+    monkeypatch.setattr("stepsnet.bench.measure_speed", lambda models, *_: {one.name: timed for one in models})
     bench(find_candidates(["test_vit"]), memory_batches=None, device="meta", compile=True)
     assert found == [("inference", "meta"), ("training", "meta")]
 
@@ -158,7 +158,8 @@ def test_a_model_is_compiled_where_it_is_measured(monkeypatch):
 def row(model, curve, blocks, speed):
     timed = {"median": speed, "quartiles": [0.9 * speed, 1.1 * speed], "n": 3}
     counts = {"blocks": blocks, "layers": 9, "params": 9, "macs": 12_345_678_900_000, "accuracy": 70.0}
-    return {"model": model, "curve": curve, **counts, "accuracy_of": "", "inference": timed, "latency_ms": timed}
+    kind = {"curve": curve, "in_steps": "Steps" in curve, "accuracy_of": ""}
+    return {"model": model, **kind, **counts, "inference": timed, "latency_ms": timed}
 
 
 def test_numbers_are_plain_and_the_kinds_have_colors(monkeypatch, tmp_path):

@@ -9,8 +9,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
 from stepsnet.analysis.complexity import count_language_model
+from stepsnet.bench import TOKENS, Candidate, bench
 from stepsnet.cli import main
-from stepsnet.commands.bench import TOKENS, Candidate, bench
 from stepsnet.config import ModelSpec
 from stepsnet.errors import UserError
 from stepsnet.models.build import build_model, context_of

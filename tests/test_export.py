@@ -22,9 +22,9 @@ from torch import nn
 
 import stepsnet
 from stepsnet.analysis import speed
+from stepsnet.bench import Candidate, bench, find_candidates
 from stepsnet.checkpoint import save_weights, untied
 from stepsnet.cli import main
-from stepsnet.commands.bench import Candidate, bench, find_candidates
 from stepsnet.config import ClassificationRecipe, ModelSpec
 from stepsnet.deploy import export as exporting
 from stepsnet.deploy.formats import FORMATS, read_metadata

@@ -11,7 +11,7 @@ from torch import nn
 from torch._dynamo.utils import counters
 
 import stepsnet
-from stepsnet.commands.bench import bench, find_candidates
+from stepsnet.bench import bench, find_candidates
 from stepsnet.config import ModelSpec
 from stepsnet.errors import UserError
 from stepsnet.models.compilation import FrozenForward, SharedDropPath
@@ -242,7 +242,7 @@ def test_bench_measures_what_is_optimized_for_each_purpose(monkeypatch):
         calls.append((for_, optimized(model, for_)))
         return calls[-1][1]
 
-    monkeypatch.setattr("stepsnet.models.optimize.optimize", spied)
+    monkeypatch.setattr("stepsnet.bench.optimize", spied)
     with torch.compiler.set_stance("force_eager"):
         options = {"batch_size": 2, "rounds": 1, "memory_batches": None, "device": "cpu"}
         result = bench(find_candidates(["test_steps_swin"]), compile=True, **options)

@@ -11,8 +11,8 @@ from run_folders import make_run
 from torch import nn
 
 from stepsnet.analysis.complexity import count_complexity
+from stepsnet.bench import bench, find_candidates, render_bench
 from stepsnet.cli import main
-from stepsnet.commands.bench import bench, find_candidates, render_bench
 from stepsnet.report import write_report
 from stepsnet.report.load_runs import group_runs, load_run
 

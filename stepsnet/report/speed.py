@@ -50,7 +50,8 @@ def _draw(result: dict[str, Any], curves: dict[str, list[dict[str, Any]]], out: 
     rows = result["rows"]
     where = f"{result['device']}, {result['amp_dtype']}, batch of {result['batch_size']}"
     if len([row for row in rows if row["accuracy"] is not None]) > 1:
-        scored = {name: [row for row in line if row["accuracy"] is not None] for name, line in curves.items()}
+        with_accuracy = {name: [row for row in line if row["accuracy"] is not None] for name, line in curves.items()}
+        scored = {name: line for name, line in with_accuracy.items() if line}
         panels = {f"{kind}, {where}": kind for kind in ("inference", "training") if kind in rows[0]}
         figure, axes = _axes(len(panels))
         for ax, (title, kind) in zip(axes, panels.items()):
@@ -123,9 +124,9 @@ def _lines(
     """
     families = list(dict.fromkeys(_family(name) for name in curves))
     others = iter(_REST * len(curves))
+    families_in_steps = {_family(name) for name, line in curves.items() if line[0]["in_steps"]}
     for name, line in curves.items():
-        in_steps = _is_in_steps(name)
-        has_pair = any(_family(other) == _family(name) and _is_in_steps(other) for other in curves)
+        in_steps, has_pair = line[0]["in_steps"], _family(name) in families_in_steps
         color = _OF_STEPS if in_steps else _OF_BASELINE if has_pair else next(others)
         marks = f"{_MARKERS[families.index(_family(name)) % len(_MARKERS)]}{'-' if in_steps else '--'}"
         line = sorted(line, key=x)
@@ -139,12 +140,8 @@ def _lines(
             ax.plot(*bar, color=color, linewidth=3, alpha=0.3, zorder=1)
 
 
-def _is_in_steps(name: str) -> bool:
-    """Of a curve, by the paper's rows, timm's names and the labels of runs."""
-    return name.lower().startswith("steps")
-
-
 def _family(name: str) -> str:
+    """What a curve shares with that of its baseline, by the names that the paper and its commands give both."""
     return "" if name in (STEPS, BASELINE) else re.sub("^steps[-_]", "", name, flags=re.IGNORECASE)
 
 

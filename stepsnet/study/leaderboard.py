@@ -121,8 +121,8 @@ def _traffic(model: ModelSpec) -> float | None:
 
 
 def _source(model: ModelSpec) -> str:
-    """Of the design; unknown for models that are neither ours nor made by stepify."""
-    if model.name == "stepify":
+    """Of the design; unknown for models that are neither ours nor made by stepify or grow."""
+    if model.name in ("stepify", "grow"):
         return _STEPS if model.args.get("steps", 3) != 1 else "–"
     if not _is_ours(model):
         return "–"
