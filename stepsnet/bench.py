@@ -67,8 +67,6 @@ def find_candidates(names: Sequence[str]) -> list[Candidate]:
 
 
 def _of_table(table: str) -> list[Candidate]:
-    from ..config import ModelSpec
-
     found = []
     for row in printed_rows(table):
         name, arguments = model_of(row) or ("", {})

@@ -29,6 +29,7 @@ VERBS = (
     "models",
     "recipes",
     "plan",
+    "memory",
     "stepify",
     "grow",
     "table",

@@ -8,7 +8,7 @@ import torch
 
 from .errors import UserError
 
-__all__ = ["AMP_DTYPES", "autocast", "pick_device", "pick_device_of_run"]
+__all__ = ["AMP_DTYPES", "autocast", "check_amp_dtype", "pick_device", "pick_device_of_run"]
 
 AMP_DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16")}
 
@@ -18,6 +18,12 @@ def autocast(amp_dtype: str, device: torch.device) -> AbstractContextManager:
     if amp_dtype == "float32":
         return nullcontext()
     return torch.autocast(device.type, dtype=AMP_DTYPES[amp_dtype])
+
+
+def check_amp_dtype(amp_dtype: str) -> None:
+    """Raises UserError for one that is not known."""
+    if amp_dtype not in AMP_DTYPES:
+        raise UserError(f"amp_dtype: got {amp_dtype!r}, expected one of {', '.join(AMP_DTYPES)}")
 
 
 def pick_device(name: str) -> torch.device:

@@ -129,9 +129,9 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f" (did you mean {' or '.join(close)}?)" if close else ""
 
 
-def in_a_line(error: BaseException) -> str:
-    """What an exception says, without line breaks, or its type where it says nothing."""
-    text = " ".join(str(error).split())
+def in_a_line(error: BaseException, most: int | None = None) -> str:
+    """What an exception says, without line breaks, in ``most`` characters, or its type where it says nothing."""
+    text = " ".join(str(error).split())[:most]
     if isinstance(error, KeyError | ZeroDivisionError | AttributeError | IndexError) or not text:
         return f"{type(error).__name__}: {text}" if text else type(error).__name__
     return text

@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
-from .errors import UserError
+from .errors import UserError, in_a_line
 from .files import write_atomically
 
 __all__ = [
@@ -100,8 +100,8 @@ def read_inspection(folder: Path) -> list[Section]:
     try:
         return _format().validate_json(file.read_bytes()) if file.exists() else []
     except (OSError, ValidationError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise UserError(f"report: cannot read {file} ({reason}); without this file, the page leaves it out") from None
+        said = in_a_line(error, 200)
+        raise UserError(f"report: cannot read {file} ({said}); without this file, the page leaves it out") from None
 
 
 @lru_cache(maxsize=1)

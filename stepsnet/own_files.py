@@ -24,7 +24,12 @@ class NotOurFile(UserError):
 
 
 def write_own_files(
-    folder: Path, contents: Mapping[str, bytes], outdated: Iterable[str] = (), force: bool = False
+    folder: Path,
+    contents: Mapping[str, bytes],
+    outdated: Iterable[str] = (),
+    *,
+    force: bool = False,
+    how_to_replace: str = "",
 ) -> None:
     """Write files, and remove those of an earlier call that are outdated.
 
@@ -32,6 +37,7 @@ def write_own_files(
         contents: by the names in ``folder``, such as ``figures/loss.png``; they are written in this order.
         outdated: names that are removed, where the files are ours.
         force: replace others' files too.
+        how_to_replace: what the user can call who wants that, said of a file that is not replaced.
 
     Raises:
         NotOurFile: a file of one of these names is somebody else's; nothing is written then.
@@ -45,9 +51,10 @@ def write_own_files(
         return there[name] in (None, new.get(name)) or there[name] in ours.get(name, set())
 
     if not force and (name := next((name for name in contents if not is_ours(name)), None)):
+        replaces = f" ({how_to_replace} replaces it)" if how_to_replace else ""
         raise NotOurFile(
             f"{folder / name} was not written by stepsnet, or was changed since, or is of an earlier version; "
-            "expected another place, or it moved away (`stepsnet report --force` replaces it)"
+            f"expected another place, or it moved away{replaces}"
         )
     gone = [name for name in outdated if there[name] and is_ours(name)]
     # before the first of them: where this process is killed, each file on the disk is either of these

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from numbers import Integral
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 __all__ = [
     "Profile",
@@ -236,8 +236,8 @@ def step_widths(
     Raises:
         ValueError: an unknown profile, or more steps than the width can hold.
     """
-    if profile not in ("steps", "reverse", "bowtie"):
-        raise ValueError(f"profile: got {profile!r}, expected steps, reverse or bowtie")
+    if profile not in get_args(Profile):
+        raise ValueError(f"profile: got {profile!r}, expected {', '.join(get_args(Profile))}")
     if round_to != "heads" and not (isinstance(round_to, int) and round_to > 0):
         raise ValueError(f"round_to: got {round_to!r}, expected 'heads' or a positive integer")
     if steps > 2 * _MOST_WIDTHS:

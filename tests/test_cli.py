@@ -130,14 +130,6 @@ def test_resume_of_another_recipe_is_refused(trained, capsys):
         (["table", "12"], "table: got '12', expected one of"),
         (["plan", "--width", "384", "--depth", "0"], "plan: depth: got 0, expected an integer of at least 1"),
         (["plan", "--width", "384", "--depth", "12", "--round-to", "x"], "--round-to: got 'x'"),
-        (
-            ["plan", "--width", "384", "--depth", "12", "--batch-size", "8"],
-            "plan: got --batch-size without --memory, expected it with --memory",
-        ),
-        (
-            ["plan", "--memory", "--model", "test_vit", "--width", "384"],
-            "plan: got --width with --memory, expected it without --memory",
-        ),
         (["plan", "--width", "4", "--depth", "12", "--steps", "9"], "steps: got 9, too many for width 4"),
         (
             ["plan", "--width", "384", "--depth", "12", "--steps", "4", "--profile", "bowtie"],

@@ -110,7 +110,7 @@ def test_activations_are_linear_in_the_batch_and_the_model_is_left_alone():
 
 
 def test_the_command_for_machines_and_people(capsys):
-    arguments = ["plan", "--memory", "--model", "test_steps_deit", "--batch-size", "32", "--devices", "4"]
+    arguments = ["memory", "test_steps_deit", "--batch-size", "32", "--devices", "4"]
     arguments += ["--accumulation-steps", "2", "--shard"]
     assert main([*arguments, "--json"]) == 0
     plan = json.loads(capsys.readouterr().out)
@@ -128,25 +128,22 @@ def test_the_command_for_machines_and_people(capsys):
 @pytest.mark.parametrize(
     "arguments, expected",
     [
-        ([], "plan: expected --width and --depth, or --memory and --model"),
-        (["--memory"], "plan: expected --width and --depth, or --memory and --model"),
-        (["--model", "test_vit"], "plan: expected --width and --depth, or --memory and --model"),
-        (["--memory", "--model", "test_steps_diet"], "model: got 'test_steps_diet', expected a timm or StepsNet model"),
-        (["--memory", "--model", "test_vit", "--devices", "0"], "devices: got 0, expected at least 1"),
-        (["--memory", "--model", "test_vit", "--batch-size", "0"], "batch_size: got 0, expected at least 1"),
+        (["test_steps_diet"], "model: got 'test_steps_diet', expected a timm or StepsNet model"),
+        (["test_vit", "--devices", "0"], "devices: got 0, expected at least 1"),
+        (["test_vit", "--batch-size", "0"], "batch_size: got 0, expected at least 1"),
         (
-            ["--memory", "--model", "test_vit", "--batch-size", "64", "--devices", "3", "--accumulation-steps", "2"],
+            ["test_vit", "--batch-size", "64", "--devices", "3", "--accumulation-steps", "2"],
             "batch_size: got 64, expected a multiple of 6",
         ),
-        (["--memory", "--model", "test_vit", "--amp-dtype", "int8"], "amp_dtype: got 'int8', expected one of float32"),
+        (["test_vit", "--amp-dtype", "int8"], "amp_dtype: got 'int8', expected one of float32"),
         (
-            ["--memory", "--model", "test_vit", "--grad-checkpointing", "2"],
+            ["test_vit", "--grad-checkpointing", "2"],
             "grad_checkpointing: got 2.0, expected 0 to 1",
         ),
     ],
 )
 def test_a_mistake_is_one_line(arguments, expected, capsys):
-    assert main(["plan", *arguments]) == 2
+    assert main(["memory", *arguments]) == 2
     out, err = capsys.readouterr()
     assert out == "" and len(err.splitlines()) == 1 and err.startswith(f"stepsnet: {expected}")
 

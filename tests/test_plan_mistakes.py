@@ -34,7 +34,7 @@ def test_numbers_that_are_not_positive(name, value):
     [
         (dict(width=64, depth=12, steps=13), "steps: got 13, too many for width 64"),
         (dict(width=128, depth=12, steps=3, round_to=128), "steps: got 3, too many for width 128"),
-        (dict(width=384, depth=12, profile="bow"), "profile: got 'bow', expected steps, reverse or bowtie"),
+        (dict(width=384, depth=12, profile="bow"), "profile: got 'bow', expected steps, reverse, bowtie"),
         (dict(width=384, depth=12, steps=4, profile="bowtie"), "steps: got 4, expected an odd number for a bow-tie"),
         (dict(width=64, depth=12, steps=25, profile="bowtie"), "steps: got 25, too many for width 64"),
         (dict(width=384, depth=1, steps=2), "depth: got 1, expected at least 2 blocks for 2 widths"),

@@ -22,7 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from ..device import AMP_DTYPES, autocast
+from ..device import autocast, check_amp_dtype
 from ..errors import UserError, nearest
 from ..markdown import markdown_table
 from ..models.blocks import blocks_of, recompute_blocks
@@ -90,8 +90,7 @@ def activation_bytes(
     _check(micro_batch=micro_batch)
     if not 0 <= grad_checkpointing <= 1:
         raise UserError(f"grad_checkpointing: got {grad_checkpointing}, expected 0 to 1")
-    if amp_dtype not in AMP_DTYPES:
-        raise UserError(f"amp_dtype: got {amp_dtype!r}, expected one of {', '.join(AMP_DTYPES)}")
+    check_amp_dtype(amp_dtype)
 
     return peak_bytes(
         model,

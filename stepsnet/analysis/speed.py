@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.profiler import profile
 
-from ..device import AMP_DTYPES, autocast
+from ..device import autocast, check_amp_dtype
 from ..errors import UserError, is_out_of_memory
 from ..machine import available_memory
 from ..models.blocks import is_of_transformers
@@ -58,8 +58,7 @@ def measure_speed(
     Raises:
         UserError: an unknown ``amp_dtype``, or a batch that does not fit.
     """
-    if amp_dtype not in AMP_DTYPES:
-        raise UserError(f"amp_dtype: got {amp_dtype!r}, expected one of {', '.join(AMP_DTYPES)}")
+    check_amp_dtype(amp_dtype)
     timed: dict[str, dict[str, _Inference]] = {}
     for measured in models:
         net = measured.module_for(training=False).to(device)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from ..errors import UserError
+from ..plan import Profile
 from ..terminal import say
 from .options import add_import_option, import_modules, integers, whole
 
@@ -22,9 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "overrides", metavar="key=value", nargs="*", default=[], help="arguments of the model, such as img_size=64"
     )
     parser.add_argument("--steps", type=whole(1), help="number of steps (default: 3)")
-    parser.add_argument(
-        "--profile", choices=("steps", "reverse", "bowtie"), help="order of the widths (default: steps)"
-    )
+    parser.add_argument("--profile", choices=get_args(Profile), help="order of the widths (default: steps)")
     parser.add_argument("--match", choices=("macs", "params"), help="what stays as it was (default: macs)")
     parser.add_argument("--blocks", type=whole(1), help="blocks of each container to reach at the same cost")
     parser.add_argument("--stages", metavar="S,S,…", type=integers, help="stages of a hierarchical model, from 1")

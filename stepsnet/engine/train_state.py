@@ -40,7 +40,7 @@ from ..checkpoint import (
     save_weights,
     untied,
 )
-from ..errors import UserError
+from ..errors import UserError, in_a_line
 from ..files import SUMS, flush, is_whole, write_sums
 from ..run_records import checkpoint_folders, step_of
 from .distributed import DistributedContext, unwrap
@@ -102,7 +102,7 @@ class TrainState:
                 _publish(folder, temporary, final, keep, best)
             self.context.barrier()
         except (OSError, dcp.CheckpointException, safetensors.SafetensorError) as error:
-            reason = getattr(error, "strerror", None) or " ".join(str(error).split())
+            reason = getattr(error, "strerror", None) or in_a_line(error)
             raise UserError(f"checkpoint: cannot write {final}: {reason}") from error
         return final
 

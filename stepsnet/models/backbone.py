@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ..errors import UserError
+from ..errors import UserError, in_a_line
 from ..residual.connected import ConnectedSequence
 from .blocks import blocks_of
 from .transfer import read_pretrained, resized
@@ -202,10 +202,10 @@ def _accepted_multiple(name: str, settings: dict[str, Any], patch_size: int) -> 
                 PyramidBackbone(features, multiple)(torch.empty(1, settings.get("in_chans", 3), *_OTHER_SIZE))
                 return multiple
             except Exception as error:  # whatever a model raises of a size that is not its own
-                said = " ".join(str(error).split())
+                said = in_a_line(error)
                 if isinstance(error, NotImplementedError) or "meta tensors" in said:  # the meta device is too little
                     return patch_size
-                reason = reason or said[:120] or type(error).__name__
+                reason = reason or said[:120]
     refused = "{}×{}".format(*_OTHER_SIZE)
     raise ValueError(f"backbone {name}: got a model that refuses {refused} pixels ({reason}), expected one of any size")
 

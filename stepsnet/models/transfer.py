@@ -21,7 +21,7 @@ from timm.layers import resample_abs_pos_embed, resize_rel_pos_bias_table
 from timm.models import adapt_input_conv
 from torch import Tensor, nn
 
-from ..errors import UserError, nearest
+from ..errors import UserError, in_a_line, nearest
 from ..markdown import markdown_table
 from ..run_folder import read_weights
 from ..steps import StepsNet
@@ -75,7 +75,7 @@ def _read_file(path: Path, key: str) -> dict[str, Any]:
     except AttributeError:  # it is no dictionary
         raise UserError(f"{key}: {path} holds no dictionary, expected weights by their names") from None
     except Exception as error:  # from torch, pickle, safetensors or the file system
-        raise UserError(f"{key}: cannot read {path}: {' '.join(str(error).split())[:300]}") from None
+        raise UserError(f"{key}: cannot read {path}: {in_a_line(error, 300)}") from None
 
 
 def _read_timm(name: str, key: str) -> dict[str, Tensor]:
@@ -87,7 +87,7 @@ def _read_timm(name: str, key: str) -> dict[str, Tensor]:
         with silenced("huggingface_hub"), torch.random.fork_rng(devices=[]):
             return timm.create_model(name, pretrained=True).state_dict()
     except Exception as error:  # of the network, the hub, the cache or the file
-        reason = " ".join(str(error).split()).partition(". ")[0][:200] or type(error).__name__
+        reason = in_a_line(error).partition(". ")[0][:200]
         raise UserError(
             f"{key}: cannot load timm:{name} ({reason}); expected a model that timm has weights of, and a connection "
             "to where they are, or a file of weights"

@@ -10,7 +10,7 @@ from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
 from .. import __version__
-from ..errors import UserError
+from ..errors import UserError, in_a_line
 from ..files import write_atomically
 from ..reading import dump_yaml
 from ..run_folder import read_run_recipe
@@ -109,5 +109,5 @@ def _api() -> HfApi:
 
 
 def _why(repo: str, error: Exception) -> str:
-    said = " ".join(str(error).split())[:300] or type(error).__name__
+    said = in_a_line(error, 300)
     return f"push: cannot upload to {repo}: {said} (`hf auth login` logs in; --out DIR writes the same files here)"

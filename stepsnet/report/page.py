@@ -97,7 +97,8 @@ def write_report(runs: Sequence[Path], out: Path, title: str | None = None, forc
     contents[page.name] = text.encode()  # last: where the page is, its figures are
     every = [f"{folder}/{_file_of(name, suffix)}" for name in figures for suffix in _SUFFIXES]
     outdated = [name for name in every if name not in contents]
-    write_own_files(page.parent, contents, outdated, force)
+    how = "`stepsnet report --force`"
+    write_own_files(page.parent, contents, outdated, force=force, how_to_replace=how)
     return page
 
 

@@ -10,7 +10,7 @@ from timm.layers import PatchEmbed
 from torch import nn
 
 from ...config import ClassificationRecipe, ModelSpec
-from ...errors import UserError
+from ...errors import UserError, in_a_line
 from ...from_data import given_args, key_of_model, with_args
 from ...models.build import build_model, input_size_of
 
@@ -92,7 +92,7 @@ def _refusal(spec: ModelSpec, side: int) -> str | None:
         except NotImplementedError:  # an operator that does not exist for the meta device
             return None
         except (AssertionError, IndexError, RuntimeError, TypeError, ValueError) as error:
-            return " ".join(str(error).split())[:200] or type(error).__name__
+            return in_a_line(error, 200)
     return None
 
 

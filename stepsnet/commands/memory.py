@@ -1,0 +1,30 @@
+"""`stepsnet memory`: what the training of a model takes of each device's memory, predicted without one."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from ..terminal import say
+
+HELP = "predict the memory that training takes on each device"
+_SETTINGS = ("batch_size", "devices", "accumulation_steps", "shard", "average", "grad_checkpointing", "amp_dtype")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL", help="a timm or StepsNet model")
+    parser.add_argument("--batch-size", type=int, default=1024, help="samples per update, over all devices")
+    parser.add_argument("--devices", type=int, default=1, help="devices that share the batch (default: 1)")
+    parser.add_argument("--accumulation-steps", type=int, default=1, help="parts that each goes through (default: 1)")
+    parser.add_argument("--shard", action="store_true", help="show FSDP, which divides the weights too, beside DDP")
+    parser.add_argument("--average", action="store_true", help="with an average of the weights (ema_decay)")
+    parser.add_argument("--grad-checkpointing", type=float, default=0.0, help="share of the blocks that is recomputed")
+    parser.add_argument("--amp-dtype", default="float32", help="float32, bfloat16 or float16 (default: float32)")
+    parser.add_argument("--json", action="store_true")
+
+
+def run(options: argparse.Namespace) -> None:
+    from ..analysis.memory import plan_memory, render_memory
+
+    plan = plan_memory(options.model, **{name: getattr(options, name) for name in _SETTINGS})
+    say(json.dumps(plan) if options.json else render_memory(plan))
