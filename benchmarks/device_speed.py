@@ -95,8 +95,8 @@ def load(name: str, device: torch.device) -> tuple[nn.Module, Callable[[int], Te
 
 
 def synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
 
 
 def seconds_of(function: Callable[[], Any], device: torch.device) -> float:

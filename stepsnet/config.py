@@ -145,7 +145,8 @@ class TrainingSettings:
 
 
 # Fields that may change when a run is resumed, on another machine say: they change a result by its rounding, if at
-# all, and by what each rank and part of a batch has for itself: dropout, Mixup's pairs, statistics of batch norms.
+# all, and by what each rank and part of a batch has for itself: dropout, Mixup's pairs, statistics of batch norms, and
+# the mean over what counts in it, such as the labelled pixels of a segmenter's crops.
 MAY_CHANGE_ON_RESUME = {
     "device",
     "threads",

@@ -227,11 +227,12 @@ def _line(error: Exception) -> tuple[str, int]:
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Whether one of torch's allocators failed; the CPU's raises a plain RuntimeError."""
+    """Whether one of torch's allocators failed; the CPU's, and a CUDA graph, raise a plain RuntimeError."""
     torch = sys.modules.get("torch")  # which this does not import
     if torch is None or not isinstance(error, RuntimeError):
         return False
-    return isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error)
+    said = str(error)
+    return isinstance(error, torch.OutOfMemoryError) or "allocate memory" in said or "error: out of memory" in said
 
 
 def _is_of_another_rank(error: Exception) -> bool:

@@ -14,6 +14,7 @@ from .errors import UserError
 
 __all__ = [
     "dump_yaml",
+    "is_encodable",
     "parse_json",
     "parse_yaml",
     "read_json",
@@ -30,6 +31,15 @@ _MOST_DEPTH = 100
 def _seen_from(path: str | Path) -> str:
     """For messages of what is not there: from where a relative path was looked for, or nothing."""
     return "" if Path(path).is_absolute() else f" seen from {os.path.abspath('.')}"
+
+
+def is_encodable(text: str) -> bool:
+    """Whether UTF-8 can hold it: JSON may have half of a character."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def require_folder(path: str | Path, expected: str) -> None:

@@ -16,6 +16,7 @@ from stepsnet.analysis.speed import Measured, measure_memory, measure_speed
 from stepsnet.bench import bench, find_candidates, render_bench
 from stepsnet.cli import main
 from stepsnet.errors import UserError
+from stepsnet.models.cuda_graph import GraphedInference
 from stepsnet.paper.tables import printed_rows
 from stepsnet.report import speed as report_speed
 from stepsnet.summary_stats import format_mean_std, format_number, format_quartiles, quartiles
@@ -153,6 +154,20 @@ def test_a_model_is_compiled_where_it_is_measured(monkeypatch):
     monkeypatch.setattr("stepsnet.bench.measure_speed", lambda models, *_: {one.name: timed for one in models})
     bench(find_candidates(["test_vit"]), memory_batches=None, device="meta", compile=True)
     assert found == [("inference", "meta"), ("training", "meta")]
+
+
+def test_memory_is_that_of_calls_and_not_of_captures():
+    class Counted(GraphedInference):
+        def __call__(self, x):
+            (captured if not self.paused else as_built).append(len(x))
+            return self.as_built(x)
+
+    captured, as_built = [], []
+    measured = tiny()
+    model = measured.module_for(training=False)
+    model.forward = Counted(model)
+    measure_memory(measured, (2, 4), CPU, "float32", train=False)
+    assert captured == [] and as_built == [2, 2, 4, 4]
 
 
 def row(model, curve, blocks, speed):

@@ -155,6 +155,26 @@ BAD = {
         lambda c: change(c, annotations=of_first(segmentation={"size": [64, 48], "counts": "oooooo1o1"})),
         r"got RLE counts .*, expected a sum of 3072, the pixels of the image",
     ),
+    "RLE string of half the size": (  # of which pycocotools would leave the rest of the mask as the memory was
+        lambda c: change(c, annotations=of_first(segmentation={"size": [64, 48], "counts": "1"})),
+        r"got RLE counts 1, expected a sum of 3072, the pixels of the image",
+    ),
+    "RLE of nothing": (
+        lambda c: change(c, annotations=of_first(segmentation={"size": [64, 48], "counts": [3072]})),
+        r"got RLE counts \[3072\], expected a mask of at least a pixel",
+    ),
+    "half a character": (
+        lambda c: change(c, categories=of_first(name="\ud83d")),
+        r"category \d+: got name '\\ud83d', expected a text that UTF-8 can hold",
+    ),
+    "a zero byte": (
+        lambda c: change(c, images=of_first(file_name="a\0.png")),
+        "got file_name 'a.x00.png', expected a file",
+    ),
+    "one file twice": (
+        lambda c: change(c, images=of_first(file_name="train2.png")),
+        r"image 2 \(train2.png\): got the file of image \d+, expected one of its own",
+    ),
     "crowd": (lambda c: change(c, annotations=of_first(iscrowd=5)), "got iscrowd 5, expected 0 or 1"),
     "no objects": (
         lambda c: change(c, annotations=without(2)),
@@ -179,7 +199,7 @@ BAD = {
     ),
     "other classes": (
         lambda c: change(c, "val", categories=of_first(name="ring")),
-        r"instances_val.json has other categories than .*instances_train.json",
+        r"instances_val.json has other categories: got 7 \(ring\), expected 7 \(disc\) as among those of .*_train.json",
     ),
     "no folder": (lambda c: (c / "images").rename(c / "elsewhere"), "has no folder of images of train"),
     "no file": (lambda c: (c / "instances_val.json").unlink(), "has no file of instances of val"),

@@ -5,6 +5,7 @@ import copy
 import pytest
 import timm
 import torch
+import torch.distributed as dist
 from timm.layers import Mlp, SwiGLU, SwiGLUPacked
 from torch import nn
 from torch.nn import functional as F
@@ -364,6 +365,21 @@ def test_a_model_of_timm_without_its_create_model(depth):
     done = stepsnet.compress(given, IMAGES, 1)
     torch.testing.assert_close(done.model(IMAGES), given(IMAGES), atol=1e-4, rtol=1e-4)
     assert compressed_shape(given.train(), 1).training
+
+
+def test_the_stream_is_distilled_in_ddp(tmp_path):
+    compressed = stepsnet.compress(vit(), IMAGES, steps=2)
+    alone = copy.deepcopy(compressed)
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'ranks'}", rank=0, world_size=1)
+    try:
+        compressed.model = nn.parallel.DistributedDataParallel(compressed.model)
+        for _ in range(2):  # the second waits for what the first has not reduced
+            compressed.stream_loss(IMAGES).backward()
+            alone.stream_loss(IMAGES).backward()
+    finally:
+        dist.destroy_process_group()
+    for ours, theirs in zip(compressed.model.parameters(), alone.model.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, torch.zeros_like(ours) if theirs.grad is None else theirs.grad)
 
 
 def test_a_norm_is_folded_by_what_it_does():

@@ -137,7 +137,7 @@ def test_a_run_is_resumed_bit_for_bit_and_scored(run, coco, tmp_path):
     content = json.loads((coco / "instances_val.json").read_text())
     content["categories"][0]["name"] = "ring"
     (tmp_path / "coco" / "instances_val.json").write_text(json.dumps(content))
-    with pytest.raises(UserError, match=r"instances_val.json has other categories than .* was trained on"):
+    with pytest.raises(UserError, match=r"instances_val.json has other categories: got .*ring.* was trained on"):
         evaluate_run(folder, f"coco:{tmp_path / 'coco'}")
     page, (pictures,) = (folder / "report.html").read_text(), read_inspection(folder)
     assert "box AP" in page and "<h2>By class</h2>" in page
@@ -311,8 +311,9 @@ def test_a_run_goes_on_with_its_own_categories_alone(tmp_path):
         content["categories"][0]["name"] = "ring"
         file.write_text(json.dumps(content))
     model, task = build_task(tiny(root))
-    with pytest.raises(UserError, match=r"instances_train.json has other categories than .* was trained on"):
-        task.save_assets(model, tmp_path)
+    for refuses in (task.check_assets, lambda folder: task.save_assets(model, folder)):
+        with pytest.raises(UserError, match=r"instances_train.json has other categories: got .*ring.* was trained on"):
+            refuses(tmp_path)
 
 
 def test_a_cascade_with_frozen_parts_trains(coco, tmp_path):

@@ -99,7 +99,7 @@ def test_classes_keep_their_names_apart_and_may_have_no_objects(coco):
     split = load_coco(f"coco:{coco}").val.split
     categories = (*split.categories, {"id": 9, "name": "disc"}, {"id": 11, "name": "ring"})
     split = dataclasses.replace(split, categories=categories)
-    assert class_names(split) == {3: "square", 7: "disc (7)", 9: "disc (9)", 11: "ring"}
+    assert class_names(split.categories) == {3: "square", 7: "disc (7)", 9: "disc (9)", 11: "ring"}
     assert objects_by_class(split) == {"square": 3, "disc (7)": 3, "disc (9)": 0, "ring": 0}
     _, by_class = average_precision(split, [])
     assert by_class["box_ap"] == {"square": 0.0, "disc (7)": 0.0, "disc (9)": None, "ring": None}

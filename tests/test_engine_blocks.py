@@ -191,6 +191,8 @@ def test_stochastic_depth_in_a_graph_is_timms():
         torch.testing.assert_close(factor.unique(), torch.tensor([0.0, 1 / (1 - rate)]))
         assert abs(factor[:, 0, 0].mean() - 1) < 4 * (rate / (1 - rate) / shape[0]) ** 0.5
     assert torch.equal(shared.eval()(factors[0]), factors[0]) and not shared.state_dict()
+    moved = copy.deepcopy(shared).to("meta").to_empty(device="cpu").half()
+    assert (moved.kept.device.type, moved.kept.item(), moved.kept.dtype) == ("cpu", shared.kept.item(), torch.float32)
     shared.drop_prob = 1.0
     assert not shared.train()(torch.ones(shape)).any()
 

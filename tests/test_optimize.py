@@ -235,6 +235,15 @@ def test_convolutions_train_with_channels_last_and_are_not_compiled():
     torch.testing.assert_close(*losses, rtol=1e-3, atol=1e-5)
 
 
+def test_windows_that_were_permuted_are_not_under_a_graph():
+    model = made("test_steps_swin")
+    stepsnet.optimize(model, compile=False)
+    assert any("_attn" in module.__dict__ for module in model.modules())
+    model.to("meta")  # where they are not permuted again
+    stepsnet.optimize(model, compile=False)
+    assert not any("_attn" in module.__dict__ for module in model.modules())
+
+
 def test_bench_measures_what_is_optimized_for_each_purpose(monkeypatch):
     optimized, calls = stepsnet.optimize, []
 

@@ -80,6 +80,13 @@ def test_gradients_reach_the_first_and_the_last_block_and_every_parameter(name, 
 
 
 @EVERY
+def test_a_step_without_blocks_has_nothing_to_train(name):
+    model = deit(name, widths=(24, 48), depths=(2, 0), num_heads=(3, 6))
+    model(IMAGES).square().sum().backward()
+    assert [key for key, parameter in model.named_parameters() if parameter.grad is None] == []
+
+
+@EVERY
 def test_it_trains_in_steps_and_recomputed_blocks_have_the_same_gradients(name):
     model = deit(name, **STEPS)
     losses = train(model, IMAGES, LABELS, updates=40)

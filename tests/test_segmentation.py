@@ -1,5 +1,6 @@
 """Segmentation runs: they learn, resume, predict, and start from a classifier."""
 
+import dataclasses
 import io
 import json
 import shutil
@@ -88,6 +89,23 @@ def test_a_run_resumes(trained, tmp_path, capsys):
         return [line["loss"] for line in lines if line["kind"] == "step"]
 
     assert losses(tmp_path / "run") == losses(run)
+
+
+def test_a_run_that_is_refused_other_classes_stays_as_it_was(trained, camvid, tmp_path):
+    run, recipe, _ = trained
+    shutil.copytree(run, tmp_path / "run")
+    listed = camvid / "classes.json"
+    listed.write_text(json.dumps({"classes": CLASSES[::-1], "ignore_index": 255}))
+
+    def content():
+        files = [file for file in (tmp_path / "run").rglob("*") if file.is_file()]
+        return {file: file.read_bytes() for file in files}
+
+    before = content()
+    longer = dataclasses.replace(recipe, epochs=recipe.epochs + 1, data=f"camvid:{camvid}")
+    with pytest.raises(UserError, match="as class 0, expected"), Lines() as display:
+        train_run(longer, tmp_path / "run", display, resume="extend")
+    assert content() == before
 
 
 def test_what_the_stream_carries_is_drawn_of_each_checkpoint(trained, tmp_path):

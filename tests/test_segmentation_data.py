@@ -65,7 +65,18 @@ def spoil_bytes(root):
     file.write_bytes(file.read_bytes()[:900])
 
 
+def dangle(root):
+    file = root / "annotations" / "val" / "val2.png"
+    file.unlink()
+    file.symlink_to(root / "nowhere.png")
+
+
 SPOILT = {
+    "dangling": (dangle, "annotations/val/val2.png is missing (No such file"),
+    "half_character": (
+        lambda root: (root / "classes.json").write_text('{"classes": ["a", "\\ud83d"]}'),
+        "2 to 255 distinct names",
+    ),
     "label": (spoil_label, "annotations/train/train3.png: got the label 77 in row 5, column 7 (1 pixels have no"),
     "size": (spoil_size, "annotations/val/val1.png: got 20×20 pixels, expected its image's 40×28"),
     "mode": (spoil_mode, "annotations/val/val0.png: got Pillow's mode RGB, expected one channel"),
@@ -101,6 +112,18 @@ def test_what_is_wrong_is_one_line_that_names_the_file(camvid, what):
     with pytest.raises(UserError) as raised:
         load_pairs(f"camvid:{camvid}")
     assert "\n" not in str(raised.value) and expected.replace("{root}", str(camvid)) in str(raised.value)
+
+
+def test_masks_of_one_bit_are_labels(camvid):
+    (camvid / "classes.json").write_text('{"classes": ["ground", "thing"]}')
+    expected = {}
+    for file in sorted((camvid / "annotations").rglob("*.png")):
+        expected[file] = np.array(Image.open(file)) % 2 > 0
+        Image.fromarray(expected[file]).save(file)
+        assert Image.open(file).mode == "1"
+    data = load_pairs(f"camvid:{camvid}")
+    for pair in data.splits["train"].pairs:
+        assert np.array_equal(data.read(pair)[1], expected[pair.annotation])
 
 
 def test_a_mistake_comes_before_the_run_folder(camvid, capsys):

@@ -20,6 +20,8 @@ from ..device import autocast, check_amp_dtype
 from ..errors import UserError, is_out_of_memory
 from ..machine import available_memory
 from ..models.blocks import is_of_transformers
+from ..models.compilation import paused
+from ..models.cuda_graph import GraphedInference
 from .memory import activation_bytes
 
 __all__ = ["Measured", "measure_memory", "measure_speed", "measured_peak"]
@@ -111,9 +113,10 @@ def measure_memory(
         net, peaks = measured.module_for(made.training).to(device), []
         for size in batch_sizes:
             function = made(net.train(made.training), _sample(measured, size, device), amp_dtype)
-            function()  # allocates the optimizer's states and the kernels' plans
-            gc.collect()
-            peaks.append(measured_peak(function, device))
+            with paused(net, GraphedInference):  # a replay allocates nothing, and a capture more than any call
+                function()  # allocates the optimizer's states and the kernels' plans
+                gc.collect()
+                peaks.append(measured_peak(function, device))
             del function
         found[kind] = {
             str(small): peaks[0],

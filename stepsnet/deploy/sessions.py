@@ -63,7 +63,7 @@ def _open_onnx(path: Path, device: torch.device, amp_dtype: str) -> Session:
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
-    options.log_severity_level = 3  # errors
+    options.log_severity_level = 4  # what fails is raised
     # threads that spin while they wait would take the time of the other runtimes in an interleaved measurement
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     session = onnxruntime.InferenceSession(str(path), options, providers=[_PROVIDERS[device.type]])

@@ -158,6 +158,14 @@ class Task(Protocol):
         """
         return []
 
+    def check_assets(self, folder: Path) -> None:
+        """Before anything is written for a run that goes on: whether its folder's assets are those of these data.
+
+        Raises:
+            UserError: the folder has others, such as other class names.
+        """
+        return None
+
     def save_assets(self, model: nn.Module, folder: Path) -> None:
         """Write what a run's folder needs besides weights and recipe, such as a tokenizer; by default nothing."""
         return None

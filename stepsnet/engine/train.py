@@ -232,13 +232,14 @@ class Trainer:
             if not is_out_of_memory(error):
                 raise
             reason = str(error).splitlines()[0]
+        graphs = ", or cuda_graph=false" * self.settings.cuda_graph
         kept = "of this epoch's updates only those up to the last checkpoint are kept"
         if self.context.world_size == 1:
             self.save()
             kept = "its updates are saved, and resuming begins with the evaluation"
         raise UserError(
             f"memory: the evaluation after epoch {epoch + 1} does not fit ({reason}), expected more memory, or less at "
-            f"once (eval_batch_size, img_size, crop_size, seq_len); {kept}"
+            f"once (eval_batch_size, img_size, crop_size, seq_len){graphs}; {kept}"
         )
 
     def evaluate(self, epoch: int) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -18,7 +18,7 @@ from ..residual.connected import ConnectedBlock
 from .blocks import blocks_of, step_sequences
 from .stepify.sequence import StepSequence
 
-__all__ = ["FrozenForward", "ReplacedForward", "compile_blocks", "restore_forward", "running_eagerly"]
+__all__ = ["FrozenForward", "ReplacedForward", "compile_blocks", "paused", "restore_forward", "running_eagerly"]
 
 
 def compile_blocks(model: nn.Module, recomputed: Sequence[nn.Module] = (), **kwargs: Any) -> None:
@@ -106,6 +106,12 @@ class SharedDropPath(DropPath):
         super().__init__(drop_prob, scale_by_keep)
         self.kept = torch.tensor(1.0 - drop_prob, device=device)  # no buffer: state dicts and DDP leave it alone
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+        """To another device, in the precision and with the value that it has."""
+        device = fn(torch.empty(0, device=self.kept.device)).device
+        self.kept = torch.tensor(1.0 - self.drop_prob, device=device)
+        return super()._apply(fn, recurse)
+
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
         if name == "drop_prob" and hasattr(self, "kept"):  # as a schedule of stochastic depth sets it
@@ -176,18 +182,24 @@ class ReplacedForward:
 
 
 @contextmanager
-def running_eagerly(model: nn.Module) -> Iterator[None]:
-    """Neither compiled code nor graphs, both of which leave hooks out."""
+def paused(model: nn.Module, kind: type[ReplacedForward]) -> Iterator[None]:
+    """The forward passes that stand in place of others in a model, one kind of them, run as they were built."""
     found = [module.__dict__.get("forward") for module in model.modules()]
-    replaced = [forward for forward in found if isinstance(forward, ReplacedForward)]
+    replaced = [forward for forward in found if isinstance(forward, kind)]
     for forward in replaced:
         forward.paused = True
     try:
-        with torch.compiler.set_stance("force_eager"):
-            yield
+        yield
     finally:
         for forward in replaced:
             forward.paused = False
+
+
+@contextmanager
+def running_eagerly(model: nn.Module) -> Iterator[None]:
+    """Neither compiled code nor graphs, both of which leave hooks out."""
+    with paused(model, ReplacedForward), torch.compiler.set_stance("force_eager"):
+        yield
 
 
 class FrozenForward(ReplacedForward):

@@ -38,8 +38,8 @@ class _Graphed(ReplacedForward):
     A kind is the inputs' shapes and types, what else is given, and the modes of the modules and of autocast. Inputs of
     more than eight kinds, what is not called with tensors on a GPU, and in evaluation a model that cannot be captured,
     run as the model was built. Weights may be written to in place; where one was moved or replaced, everything is
-    captured anew. A hook that is registered after the capture is not called, and another value of a plain attribute,
-    such as a rate of dropout, is not seen.
+    captured anew. A hook that is registered after the capture is not called. Another value of a plain attribute, such
+    as a rate of dropout, is not seen; another tensor must not be put there, since the graph reads where the first was.
     """
 
     for_training = False
@@ -173,10 +173,16 @@ class _Passes:
         stream, current = torch.cuda.Stream(), torch.cuda.current_stream()
         stream.wait_stream(current)
         with torch.cuda.stream(stream), _without_cached_casts():
-            for _ in range(_WARM_UPS):
-                self._once(run)
-            with _watched():
-                self._once(run)
+            try:
+                for _ in range(_WARM_UPS):
+                    self._once(run)
+                with _watched():
+                    self._once(run)
+            except RuntimeError as error:
+                current.wait_stream(stream)
+                if weights or not is_out_of_memory(error):
+                    raise
+                raise _NotCapturable("beside the other graphs' memory it does not fit") from error
             with _without_collections():
                 try:
                     self._capture(run, stream)

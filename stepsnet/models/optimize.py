@@ -15,7 +15,7 @@ from ..errors import UserError, nearest
 from .blocks import blocks_of
 from .compilation import FrozenForward, compile_blocks, restore_forward
 from .cuda_graph import GraphedInference
-from .windows import permute_windows
+from .windows import permute_windows, restore_windows
 
 __all__ = ["optimize"]
 
@@ -62,6 +62,7 @@ def optimize(
     if not isinstance(model, nn.Module):
         raise UserError(f"optimize: got {str(model)[:40]!r}, expected a model")
     restore_forward(model)
+    restore_windows(model)  # a graph would read the order of an earlier size's where it was
     device = next((p.device.type for p in model.parameters()), "cpu")
     on_cpu = device == "cpu"
     if for_ == "training":

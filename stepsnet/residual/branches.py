@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..errors import UserError
 
-__all__ = ["BoundBranch", "BranchParts", "Projection", "SilentBranch", "check_in_place", "through"]
+__all__ = ["BoundBranch", "BranchParts", "Projection", "SilentBranch", "check_in_place", "check_no_replica", "through"]
 
 
 Projection = tuple[str, int, int]  # path of a linear layer, a part of its output, of how many equal parts
@@ -101,8 +101,18 @@ class BoundBranch:
 
 def check_in_place(block: nn.Module, path: str, layer: Any) -> None:
     """Raises UserError where another layer is in the place of the one that a design works on."""
+    check_no_replica(layer)
     if (now := attrgetter(path)(block)) is not layer:
         raise UserError(_was_replaced(block, path, now))
+
+
+def check_no_replica(layer: Any) -> None:
+    """Raises UserError in ``torch.nn.DataParallel``, whose replicas have the hooks of the block on the first GPU."""
+    if getattr(layer, "_is_replica", False):
+        raise UserError(
+            "residual: got a replica of torch.nn.DataParallel, which this design's hooks do not reach, expected "
+            "DistributedDataParallel, as under torchrun, or one visible GPU"
+        )
 
 
 def _was_replaced(block: nn.Module, path: str, layer: Any) -> str:

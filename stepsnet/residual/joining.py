@@ -196,7 +196,8 @@ class _Made:
 def _make(stream: _Stream) -> _Made:
     """Before any block is changed, so that a design of one's own that fails here leaves them as they are."""
     design, options, layers = stream.design, stream.options, sum(stream.connections)
-    made = _Made(design.wiring(stream.width, layers, options), [], [])
+    wiring = design.wiring if stream.blocks else Wiring  # of a step without blocks, nothing would train the design's
+    made = _Made(wiring(stream.width, layers, options), [], [])
     branches = round(stream.total * sum(map(len, stream.parts)) / max(1, len(stream.blocks)))
     layer = 1
     for number, (block, parts, count) in enumerate(zip(stream.blocks, stream.parts, stream.connections), stream.first):

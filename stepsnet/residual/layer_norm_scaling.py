@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .branches import BranchParts
+from .branches import BranchParts, check_no_replica
 from .design import Branch, Connection, Place
 
 __all__ = ["LayerNormScaling"]
@@ -53,4 +53,5 @@ def _start_again(connection: LayerNormScaling, keys: Any) -> None:
 
 
 def _scaled(block: Any, index: int, norm: Any, arguments: Any, output: Tensor) -> Tensor:
+    check_no_replica(norm)
     return output * block.connections[index].factor

@@ -197,6 +197,7 @@ def _new_length(recipe: Recipe, folder: Path, task: Task) -> list[str]:
     done, steps = updates_done(folder), task.steps_per_epoch
     check_length(folder, recipe.epochs, steps)
     check_data(folder, data_counts(task), recipe)
+    task.check_assets(folder)
     if not recipe.earlier_epochs or recipe.earlier_epochs[-1][0] != done:
         return []
     before = recipe.earlier_epochs[-1][1]

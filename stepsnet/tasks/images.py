@@ -92,6 +92,8 @@ def open_stored(path: Path) -> Image.Image:
     with _opened(path) as image:
         stretched = _STRETCHED.get(_raw_mode(image), 1)
         image.load()
+        if image.mode == "1":
+            return Image.fromarray(np.asarray(image).astype(np.uint8))
         return image.copy() if stretched == 1 else image.point(lambda value: value // stretched)
 
 

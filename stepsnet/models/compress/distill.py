@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
 
 from ...errors import UserError
 from ...residual.design import precise
@@ -52,7 +53,8 @@ class Compressed:
     def stream_loss(self, inputs: Tensor) -> Tensor:
         """The mean over the steps of ``|y_i - t_i|² / |t_i|²``, a number.
 
-        y_i is the stream behind step i and t_i the first C_i channels of the teacher's behind the same block.
+        y_i is the stream behind step i and t_i the first C_i channels of the teacher's behind the same block. The
+        model's last norm and head get no gradient from it, or where DistributedDataParallel waits for one, zero.
 
         Args:
             inputs: images (B, C, H, W) or token ids (B, N).
@@ -63,11 +65,12 @@ class Compressed:
         with torch.no_grad(), _watching(self._ends[1]) as targets:
             run(self.teacher, inputs)
         with _watching(self._ends[0]) as found:
-            run(self.model, inputs)
+            output = run(self.model, inputs)
         if len(found) != len(targets):
             raise UserError("stream_loss: the model's blocks are not seen, expected a model that is not compiled yet")
         errors = [(y - t).square().sum() / t.square().sum() for y, t in zip(found, targets)]
-        return torch.stack(errors).mean()
+        loss = torch.stack(errors).mean()
+        return loss + output.flatten()[:0].sum() if isinstance(self.model, DistributedDataParallel) else loss
 
     def logit_loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """The mean of cross entropy and of the Kullback-Leibler divergence from the teacher's probabilities, a number.

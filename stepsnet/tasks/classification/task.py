@@ -275,6 +275,9 @@ class Classification(Task):
                 mistakes.update(indices, logits, labels)
         return mistakes.sections(self.data.classes, self.data.val)
 
+    def check_assets(self, folder: Path) -> None:
+        check_classes(folder, self.data.classes)
+
     def save_assets(self, model: nn.Module, folder: Path) -> None:
         """The class names, so that a run can be used where its data are not."""
         save_classes(folder, self.data.classes)

@@ -7,6 +7,7 @@ is evaluated is val, or the one behind an ``@``: ``coco:PATH@test``.
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -38,6 +39,7 @@ __all__ = [
     "corners_of",
     "grouped_order",
     "load_coco",
+    "other_category",
     "read_pixels",
 ]
 
@@ -188,8 +190,8 @@ def load_coco(
     files = {name: _open_split(root, name, max_invalid, masks) for name in dict.fromkeys(sources[n] for n in needed)}
     first, *others = files.values()
     for other in others:
-        if [dict(category) for category in first.categories] != [dict(category) for category in other.categories]:
-            raise UserError(f"data: {other.file} has other categories than {first.file}, expected the same")
+        if differs := other_category(other.categories, first.categories):
+            raise UserError(f"data: {other.file} {differs} of {first.file}")
 
     def part(name: str) -> CocoSplit:
         split = files[sources[name]]
@@ -210,6 +212,17 @@ def load_coco(
         DetectionSamples(val, None, seed),
         f"{holdout} of train" if holdout and evaluated == "val" else evaluated,
     )
+
+
+def other_category(categories: Sequence[Record], expected: Sequence[Record]) -> str:
+    """Where the ids and names of categories are not those that are expected, the first that differs; else ""."""
+    ours, theirs = ([f"{one['id']} ({one['name']})" for one in some] for some in (categories, expected))
+    for own, other in itertools.zip_longest(ours, theirs):
+        if own != other:
+            got = "no further one" if own is None else own
+            wanted = "no further one" if other is None else other
+            return f"has other categories: got {got}, expected {wanted} as among those"
+    return ""
 
 
 def read_pixels(file: Path | Image.Image, stored_size: tuple[int, int] | None = None) -> Tensor:

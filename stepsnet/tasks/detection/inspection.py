@@ -64,7 +64,7 @@ def quality(there: Sequence[Record], found: Sequence[Record]) -> float:
 
 
 def _picture(split: CocoSplit, index: int, found: Found, title: str) -> Picture:
-    record, names = split.images[index], class_names(split)
+    record, names = split.images[index], class_names(split.categories)
     there, size = split.objects_of(record), (record["height"], record["width"])
     image = (read_pixels(split.folder / record["file_name"], size[::-1]) * 255).round().byte()
     font_size = max(_FONT_SIZE, round(_FONT_SIZE * max(image.shape[-2:]) / _SIDE))

@@ -14,7 +14,7 @@ from ...files import png_bytes
 from ..prediction import PredictInputs, Prediction, origin_of, read_again
 from .data import read_pixels
 from .drawing import draw_objects
-from .scores import found_objects
+from .scores import class_names, found_objects
 from .task import read_categories
 
 __all__ = ["predict"]
@@ -33,7 +33,7 @@ def predict(run: Path, recipe: DetectionRecipe, inputs: PredictInputs) -> list[P
             then nothing is written.
     """
     inputs.require_files(run, recipe)
-    names = {category["id"]: category["name"] for category in read_categories(run)}
+    names = class_names(read_categories(run))
     model, device = inputs.model_of(run, recipe)
     inputs, outputs = inputs.readable(read_pixels), inputs.outputs
     paths, listed = outputs.paths(inputs.places, ".png"), outputs.folder / "predictions.json"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -53,7 +53,7 @@ def average_precision(split: CocoSplit, found: list[dict[str, Any]]) -> tuple[di
     """
     scores: dict[str, float] = {}
     by_class: ByClass = {}
-    names = class_names(split)
+    names = class_names(split.categories)
     kinds = [("bbox", "box", found)]
     if split.has_masks:
         # pycocotools takes the area of a record from its box, where it has one
@@ -82,15 +82,15 @@ def average_precision(split: CocoSplit, found: list[dict[str, Any]]) -> tuple[di
 def objects_by_class(split: CocoSplit) -> dict[str, int]:
     """The number of objects of each class, without crowds."""
     counts = Counter(record["category_id"] for image in split.images for record in split.objects_of(image))
-    return {name: counts[category] for category, name in class_names(split).items()}
+    return {name: counts[category] for category, name in class_names(split.categories).items()}
 
 
-def class_names(split: CocoSplit) -> dict[int, str]:
+def class_names(categories: Sequence[Mapping[str, Any]]) -> dict[int, str]:
     """The name of each category id, with the id where a name is not its own."""
-    times = Counter(category["name"] for category in split.categories)
+    times = Counter(category["name"] for category in categories)
     return {
         category["id"]: category["name"] if times[category["name"]] == 1 else f"{category['name']} ({category['id']})"
-        for category in split.categories
+        for category in categories
     }
 
 

@@ -31,7 +31,7 @@ from ..classification.inputs import Normalization, on_other_normalization
 from ..loading import loaded
 from ..pictures import spread_over
 from ..remarks import on_classes
-from .data import CocoData, CocoSplit, DetectionSamples, LeftOut, grouped_order, load_coco
+from .data import CocoData, CocoSplit, DetectionSamples, LeftOut, grouped_order, load_coco, other_category
 from .inspection import pictures_of
 from .scores import ByClass, average_precision, found_objects, objects_by_class
 from .transforms import Target
@@ -203,12 +203,14 @@ class Detection(Task):
         size, max_size = cast(Detector, model).transform.min_size[-1], cast(Detector, model).transform.max_size
         return count_detector(model, input_size=(3, size, min(max_size, round(_ASPECT * size))))
 
-    def save_assets(self, model: nn.Module, folder: Path) -> None:
-        """Raises UserError where the folder has other categories: the data of a run that is resumed have changed."""
-        split = self.data.train.split
+    def check_assets(self, folder: Path) -> None:
         if (folder / CATEGORIES_FILE).exists():
-            _check_categories(split, folder)
-        write_atomically(folder / CATEGORIES_FILE, json.dumps(split.categories) + "\n")
+            _check_categories(self.data.train.split, folder)
+
+    def save_assets(self, model: nn.Module, folder: Path) -> None:
+        """The categories, by which a detector's labels are read."""
+        self.check_assets(folder)
+        write_atomically(folder / CATEGORIES_FILE, json.dumps(self.data.train.split.categories) + "\n")
 
     def inspect(self, model: nn.Module, device: torch.device) -> list[Section]:
         """Some images with what is there beside what was found."""
@@ -275,12 +277,8 @@ def _returning_losses(model: Detector) -> Iterator[None]:
 
 
 def _check_categories(split: CocoSplit, run: Path) -> None:
-    if _named(read_categories(run)) != _named(split.categories):
-        raise UserError(f"data: {split.file} has other categories than {run} was trained on, expected the same")
-
-
-def _named(categories: Sequence[Record]) -> list[tuple[int, str]]:
-    return [(category["id"], category["name"]) for category in categories]
+    if differs := other_category(split.categories, read_categories(run)):
+        raise UserError(f"data: {split.file} {differs} that {run} was trained on")
 
 
 def _collate(samples: Sequence[tuple[Tensor, Target, str]]) -> tuple[list[Tensor], list[Target], list[str]]:

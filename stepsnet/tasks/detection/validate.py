@@ -20,12 +20,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ...errors import UserError
 from ...files import cached_json
-from ...reading import read_json
+from ...reading import is_encodable, read_json
 from ..images import UnreadableImage, each_in_threads, image_sizes, open_image
 
 __all__ = ["MIN_SIDE", "Checked", "check_split", "encode_segmentation", "read_annotations", "without_slivers"]
 
-_CHECK_VERSION = 9  # a new number discards the results that are kept
+_CHECK_VERSION = 10  # a new number discards the results that are kept
 _SLACK = 1.0  # pixels that a box may reach beyond its image, by rounding
 MIN_SIDE = 0.01  # pixels of a box: float32 may find no area below it, at the far side of a large image
 
@@ -137,13 +137,16 @@ def without_slivers(annotation: Record) -> Record:
 def _check_images(file: Path, folder: Path, images: Sequence[Record]) -> None:
     """Names, ids and sizes, without opening a file."""
     _check_ids(file, "image", images)
+    numbers: dict[str, int] = {}
     for image in images:
         where = f"{file}: image {image['id']} ({image.get('file_name')})"
         _check_record(_Image, image, where)
         name = image["file_name"]
         absolute = PurePosixPath(name).is_absolute() or PureWindowsPath(name).is_absolute()
-        if absolute or ".." in (*PurePosixPath(name).parts, *PureWindowsPath(name).parts):
+        if absolute or "\0" in name or ".." in (*PurePosixPath(name).parts, *PureWindowsPath(name).parts):
             raise UserError(f"data: {where}: got file_name {name!r}, expected a file inside of {folder}")
+        if (other := numbers.setdefault(name, image["id"])) != image["id"]:
+            raise UserError(f"data: {where}: got the file of image {other}, expected one of its own")
 
 
 def _check_records(file: Path, folder: Path, content: Record) -> Checked:
@@ -152,6 +155,9 @@ def _check_records(file: Path, folder: Path, content: Record) -> Checked:
     _check_ids(file, "annotation", content["annotations"], may_be_empty=True)
     for category in content["categories"]:
         _check_record(_Category, category, f"{file}: category {category['id']}")
+        if not is_encodable(category["name"]):
+            got = f"got name {category['name']!r}, expected a text that UTF-8 can hold"
+            raise UserError(f"data: {file}: category {category['id']}: {got}")
     images = {image["id"]: image for image in content["images"]}
     categories = {category["id"] for category in content["categories"]}
     by_image: dict[int, list[Record]] = defaultdict(list)
@@ -267,16 +273,34 @@ def _wrong_segmentation(segmentation: Any, height: int, width: int) -> str:
         return f"got RLE of size {segmentation.get('size')}, expected the image's, [{height}, {width}]"
     counts = segmentation["counts"]
     wrong = f"got RLE counts {str(counts)[:60]}, expected a sum of {height * width}, the pixels of the image"
-    if isinstance(counts, list):
-        valid = all(_is_integer(count) and count >= 0 for count in counts)
-        return "" if valid and sum(counts) == height * width else wrong
-    if not isinstance(counts, str) or not counts:
+    if not isinstance(counts, list | str) or not counts:
         return f"got RLE counts of type {type(counts).__name__}, expected a list or a string"
-    try:
-        coco_mask.decode(encode_segmentation(segmentation, height, width))
-    except (ValueError, MemoryError):
+    runs = counts if isinstance(counts, list) else _runs_of(counts)
+    if not all(_is_integer(run) and run >= 0 for run in runs) or sum(runs) != height * width:
         return wrong
-    return ""
+    return "" if sum(runs[1::2]) else f"got RLE counts {str(counts)[:60]}, expected a mask of at least a pixel"
+
+
+def _runs_of(counts: str) -> list[int]:
+    """The lengths in COCO's compressed RLE, [-1] where it is none; pycocotools leaves what they lack uninitialized.
+
+    A character holds five bits of a number, the least first, and whether more follow; from the fourth on a number is
+    the difference to the last but one.
+    """
+    runs: list[int] = []
+    value = bits = 0
+    for character in counts:
+        code = ord(character) - 48
+        if not 0 <= code < 64 or bits > 60:
+            return [-1]
+        value |= (code & 31) << bits
+        bits += 5
+        if code & 32:
+            continue
+        value -= (1 << bits) if code & 16 else 0
+        runs.append(value + (runs[-2] if len(runs) > 2 else 0))
+        value = bits = 0
+    return [-1] if bits else runs
 
 
 def _meets(coordinates: Sequence[float], side: int) -> bool:

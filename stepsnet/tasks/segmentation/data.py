@@ -6,6 +6,7 @@ In memory a label is a class from 0 on, or :data:`IGNORED`. A table of 256 entri
 from __future__ import annotations
 
 import hashlib
+import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from PIL import Image
 
 from ...errors import UserError, nearest
 from ...files import cached_json
-from ...reading import read_json, read_text, require_folder
+from ...reading import is_encodable, read_json, read_text, require_folder
 from ..images import UnreadableImage, each_in_threads, open_image, open_stored
 from ..splits import check_holdout, hold_out, require_split, sources_of
 
@@ -92,7 +93,7 @@ def _camvid(root: Path) -> _Layout:
     listed = root / "classes.json"
     found = read_json(listed, "data", dict)
     classes, ignored = found.get("classes"), found.get("ignore_index", IGNORED)
-    names = isinstance(classes, list) and all(isinstance(name, str) for name in classes)
+    names = isinstance(classes, list) and all(isinstance(name, str) and is_encodable(name) for name in classes)
     if not names or not 2 <= len(set(classes)) == len(classes) <= IGNORED:
         raise UserError(f"data: classes in {listed}: got {str(classes)[:80]}, expected 2 to {IGNORED} distinct names")
     if type(ignored) is not int or not len(classes) <= ignored <= 255:
@@ -193,8 +194,12 @@ def _checksum(root: Path, layout: _Layout, pairs: dict[str, list[Pair]]) -> str:
     digest.update(layout.table.tobytes())
     for of_split in pairs.values():
         for file in (file for pair in of_split for file in (pair.image, pair.annotation)):
-            state = file.stat()
-            digest.update(f"{file.relative_to(root)}\0{state.st_size}\0{state.st_mtime_ns}\0".encode())
+            try:
+                state = file.stat()
+            except OSError as error:  # such as a link to what is not there
+                raise UserError(f"data: {file} is missing ({error.strerror})") from None
+            digest.update(os.fsencode(file.relative_to(root)))
+            digest.update(f"\0{state.st_size}\0{state.st_mtime_ns}\0".encode())
     return digest.hexdigest()[:24]
 
 

@@ -27,7 +27,7 @@ from ...inspection import Section
 from ...models.backbone import load_backbone, mean_and_std_of
 from ...models.build import build_model
 from ...models.upernet import UPerNet
-from ..assets import read_classes, save_classes
+from ..assets import check_classes, read_classes, save_classes
 from ..classification.inputs import Normalization, on_other_normalization
 from ..loading import loaded
 from ..remarks import on_classes
@@ -252,6 +252,9 @@ class Segmentation(Task):
             return image, labels, self.inference(model, image.to(device)).argmax(0).cpu()
 
         return pictures_of(predict, [pair.image.name for pair in self.split.pairs], self.data.classes)
+
+    def check_assets(self, folder: Path) -> None:
+        check_classes(folder, self.data.classes)
 
     def save_assets(self, model: nn.Module, folder: Path) -> None:
         """The class names, so that a run can be used where its data are not."""
