@@ -206,7 +206,7 @@ def check_heads(widths: Sequence[int], num_heads: Sequence[int], where: str = ""
 
 def _check_count(name: str, value: object, most: int) -> None:
     if not _is_integer(value, at_least=1):
-        raise ValueError(f"{name}: got {value}, expected an integer of at least 1")
+        raise ValueError(f"{name}: got {value!r}, expected an integer of at least 1")
     if value > most:  # type: ignore[operator]
         raise ValueError(f"{name}: got {str(value)[:40]}, expected at most {most:,}")
 

@@ -43,7 +43,7 @@ def project(tmp_path, monkeypatch):
 
 def forget():
     """As in a new process."""
-    for name in ("my_models", "my_data", "my_task"):
+    for name in ("my_models", "my_lm", "my_data", "my_task"):
         sys.modules.pop(name, None)
     for folder in [folder for folder in sys.path if folder.endswith("mine")]:
         sys.path.remove(folder)
@@ -55,6 +55,17 @@ def verb(capsys, *arguments):
     printed = capsys.readouterr()
     assert status == 0, printed.err
     return printed.out
+
+
+def test_a_language_model_is_trained_and_continues_a_text(project, capsys):
+    (project / "words.txt").write_text("now and then a word, " * 2000)
+    small = ["model.args.hidden_size=8", "seq_len=32", "batch_size=4", "epochs=1", "epoch_updates=2", "device=cpu"]
+    model = 'model={"name": "causal_lm", "args": {"model_type": "my_lm"}}'
+    data = ("--data", f"text:{project / 'words.txt'}", f"import_from={project}", "import=my_lm")
+    verb(capsys, "train", "tinyshakespeare/shallow", *data, model, *small, "--run", "lm")
+    assert "now" in verb(capsys, "predict", "lm", "--prompt", "now", "--tokens", "3")
+    assert main(["train", "tinyshakespeare/shallow", *data, "model.name=test_vit", "model.args={}"]) == 2
+    assert "got 'test_vit', a VisionTransformer, expected a causal language model" in capsys.readouterr().err
 
 
 def test_a_model_is_found_again_by_every_verb(project, capsys, monkeypatch):

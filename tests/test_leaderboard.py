@@ -108,6 +108,8 @@ def test_a_model_of_ones_own_has_arguments_of_its_own(tmp_path, monkeypatch):
     for model, args, source in [
         ("own_net", spec, "–"),
         ("own_net", {"widths": [8, 16], "depths": [1, 1]}, "–"),
+        ("own_net", {"residual": "mhc"}, "arXiv 2512.24880"),
+        ("grow", {"model": "run"}, "arXiv 2511.14329"),
         ("stepify", {"model": "resnet18"}, "arXiv 2511.14329"),
         ("stepify", {"model": "resnet18", "steps": 1}, "–"),
         ("steps_deit_tiny_patch16_224", {}, "arXiv 2511.14329"),

@@ -128,6 +128,33 @@ def test_a_study_that_is_killed_goes_on(tmp_path, capsys, in_process):
     assert all(file.stat().st_mtime_ns == written for file, written in done.items())
 
 
+def test_a_folder_is_of_one_study(tmp_path, capsys, in_process):
+    alone = {"contenders": [{"name": "plain", "points": {1: TOY["contenders"][0]["points"][1]}}]}
+    alone |= {"criteria": [], "claims": []}
+    folder = tmp_path / "run"
+    status, _, err = run("sweep", declared(tmp_path, **alone), "--run", folder, capsys=capsys)
+    assert status == 0, err
+    assert (folder / "study.md").read_text().startswith("# toy\n\nDoes depth help?\n\nTrained on digits.\n\n")
+
+    def content():
+        return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+    before, other_settings = content(), TOY["settings"] | {"weight_decay": 0.1}
+    for number, (changes, option, said) in enumerate(
+        [
+            ({"name": "other"}, "--resume", "is of the study toy, expected a folder for other"),
+            ({"name": "other"}, "--render", "is of the study toy, expected a folder for other"),
+            ({"settings": other_settings}, "--resume", "holds a run with weight_decay 0.05, got 0.1"),
+        ]
+    ):
+        results = tmp_path / f"results{number}"
+        results.mkdir()
+        file = declared(tmp_path, **alone, **changes)
+        status, _, err = run("sweep", file, "--run", folder, "--results", results, option, capsys=capsys)
+        assert status == 2 and said in err and len(err.splitlines()) == 1, err
+        assert content() == before
+
+
 def study_of(tmp_path, **changes):
     return find_study(str(declared(tmp_path, **changes)))
 
@@ -333,6 +360,8 @@ def test_what_is_due_is_printed_with_what_the_seeds_can_decide(tmp_path, capsys)
         ({"flatness": {"share": 0.095, "within": 0.02}}, "2% over their last 9.5%, expected at most 2% over 10%"),
     ):
         file = declared(tmp_path, **rules | more)
+        status, _, err = run("sweep", file, "--dry-run", "--run", tmp_path, "workers=-1", capsys=capsys)
+        assert status == 2 and "workers: got -1, expected at least 0" in err
         status, out, _ = run("sweep", file, "--dry-run", "--run", tmp_path, capsys=capsys)
         last = out.splitlines()[-1]
         assert last.startswith("claims: nothing will be claimed of 'Depth helps.': ") and last.endswith(reason)

@@ -167,6 +167,13 @@ def write(results, study, *records, **others):
         ({**RECORD, "metrics": None}, "has metrics 'None', expected a file as a run of the study leaves it"),
         ({**RECORD, "metrics": {"val_top1": "50"}}, "has val_top1 '50', expected a number"),
         ({**RECORD, "curve": None}, "has curve 'None', expected a file as a run"),
+        ({**RECORD, "curve": ["a"]}, "has a curve with 'a', expected a file as a run"),
+        ({**RECORD, "curve": [{"epoch": "1"}]}, "has a curve with "),
+        ({**RECORD, "hardware": {"cpu": 3}}, "has hardware with cpu '3', expected"),
+        ({**RECORD, "versions": {"torch": None}}, "has versions with torch 'None', expected"),
+        ({**RECORD, "macs": "many"}, "has macs 'many', expected"),
+        ({**RECORD, "commit": 5}, "has commit 5, expected"),
+        ({**RECORD, "rate": -1}, "has rate -1, expected"),
         (
             {**FINAL, "params": 99},
             "has {'params': 98}, plain-1-final-lr0.001-seed1 {'params': 99}, expected",

@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--cells",
         metavar="CONTENDER@POINT,…",
-        type=lambda text: text.split(","),
+        type=lambda text: [cell.strip() for cell in text.split(",")],
         help="of a study: run these alone, as to share it among machines (default: all)",
     )
     parser.add_argument("--render", action="store_true", help="of a study: train nothing, render what is in --results")

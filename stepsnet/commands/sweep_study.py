@@ -10,13 +10,14 @@ from typing import Any
 from ..console import choose_display
 from ..errors import UserError
 from ..files import require_folder
+from ..overrides import override
 from ..report.words import count
 from ..study.conductor import check_results, conduct
 from ..study.declare import Cell, Study
 from ..study.pages import write_study
 from ..study.render import render_study
 from ..study.results import OF_THE_MACHINE, read_results
-from ..study.run_plan import check_models, data_of, due, progress, with_variant
+from ..study.run_plan import check_models, data_of, due, progress, recipe_of, with_variant
 from ..study.verdict import cannot_be_made, half_width
 from ..summary_stats import percent
 from ..terminal import say
@@ -55,6 +56,8 @@ def run_study(study: Study, more: Sequence[str], overrides: Sequence[str], optio
         say(write_study(study, there, folder) if options.run else render_study(study, there))
         return
     if options.dry_run:
+        for run in due(study, {})[:1]:
+            override(recipe_of(study, run, options.data), overrides)
         macs = check_models(study, options.data)
         say(_next_runs(study, check_results(study, results, data_of(study, options.data)), cells, macs))
         return

@@ -13,10 +13,11 @@ from ..errors import UserError
 from ..files import write_atomically
 from ..overrides import override, to_yaml
 from ..provenance import command_line
-from ..run_folder import lock_folder
+from ..run_folder import RECIPES, check_run_folder, has_begun, lock_folder
 from ..run_records import diverged_at
 from ..runs.launch import Failure, Job, error_of, run_all
 from .declare import Cell, Study
+from .pages import check_folder
 from .results import (
     check_one_data_set,
     defaults_of,
@@ -71,6 +72,7 @@ def conduct(
     conductor = _Conductor(study, folder, results, display, cells, data, free, after)
     folder.mkdir(parents=True, exist_ok=True)
     with lock_folder(folder):
+        check_folder(study, folder)
         conductor.fill()
         if conductor.waiting:
             run_all(conductor.waiting, jobs, display, conductor.ended)
@@ -133,9 +135,12 @@ class _Conductor:
         return override(recipe_of(self.study, run, self.data), self.free)
 
     def _job(self, run: Planned) -> Job:
-        config = self.folder / "recipes" / f"{run.name}.yaml"
+        config = self.folder / RECIPES / f"{run.name}.yaml"
         if run.name not in self.planned:
-            write_atomically(config, to_yaml(self._recipe(run)))
+            recipe = self._recipe(run)
+            if has_begun(self.folder / run.name):
+                check_run_folder(self.folder / run.name, recipe, resume=True)
+            write_atomically(config, to_yaml(recipe))
             if run.kind == "final":
                 note_criteria(config, self.folder / run.name, self.study, run.cell)
             self.planned[run.name] = run

@@ -124,10 +124,10 @@ def _source(model: ModelSpec) -> str:
     """Of the design; unknown for models that are neither ours nor made by stepify or grow."""
     if model.name in ("stepify", "grow"):
         return _STEPS if model.args.get("steps", 3) != 1 else "–"
-    if not _is_ours(model):
-        return "–"
-    design, widths = DESIGNS.get(_design(model)), model.args.get("widths")
+    design, widths = DESIGNS.get(str(_design(model))), model.args.get("widths")
     of_design = [] if design is None else [design.source.split(",")[0]]
+    if not _is_ours(model):  # nor are its widths a StepsNet's
+        return ", ".join(of_design) or "–"
     stages: Any = widths if _has_stages(model) else [widths or ()]
     in_steps = not widths or any(len(set(stage)) > 1 for stage in stages)  # the families' own are in steps
     return ", ".join([_STEPS] * in_steps + of_design) or _PLAIN

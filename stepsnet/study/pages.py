@@ -4,18 +4,38 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ..own_files import write_own_files
+from ..errors import UserError
+from ..own_files import NotOurFile, write_own_files
+from ..reading import read_json, read_yaml
 from ..report.figure import csv_of, figure_files
+from ..run_folder import RECIPES
 from .declare import Study
 from .leaderboard import leaderboard
 from .render import draw_study, render_study, rows_of
 from .run_plan import progress
 from .verdict import judge_study
 
-__all__ = ["write_study"]
+__all__ = ["check_folder", "write_study"]
+
+
+def check_folder(study: Study, folder: Path) -> None:
+    """Raises UserError where a folder has runs or pages of another study, whose runs may have the same names."""
+    if (other := _study_of(folder)) not in ("", study.name):
+        raise NotOurFile(f"--run: {folder} is of the study {other}, expected a folder for {study.name}")
+
+
+def _study_of(folder: Path) -> str:
+    """Whose runs or pages a folder has; "" where it has none."""
+    with suppress(UserError, AttributeError):  # a damaged file says nothing, and is read again where it is needed
+        for config in sorted((folder / RECIPES).glob("*.yaml")):
+            return str(read_yaml(config, "recipe").get("name")).rpartition("/")[0]
+        if (page := folder / "study.json").exists():
+            return str(read_json(page, "study").get("study"))
+    return ""
 
 
 def write_study(study: Study, results: Mapping[str, Mapping[str, Any]], folder: Path) -> str:
@@ -25,9 +45,12 @@ def write_study(study: Study, results: Mapping[str, Mapping[str, Any]], folder: 
         The text of ``study.md``.
 
     Raises:
-        NotOurFile: one of them would replace somebody else's file; nothing is written then.
+        NotOurFile: one of them would replace somebody else's file, or another study's; nothing is written then.
     """
-    text, rows = render_study(study, results), rows_of(study, results)
+    check_folder(study, folder)
+    data = sorted({str(record["data"]) for record in results.values() if "data" in record})
+    head = f"# {study.name}\n\n{study.question}" + (f"\n\nTrained on {', '.join(data)}." if data else "")
+    text, rows = f"{head}\n\n{render_study(study, results)}", rows_of(study, results)
     there, all_of = progress(study, results)
     judged = judge_study(study, results).as_dict()
     content = {"study": study.name, "runs": there, "of": all_of, "cells": rows, **judged}

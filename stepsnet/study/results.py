@@ -82,6 +82,8 @@ def read_results(folder: Path, study: Study) -> dict[str, dict[str, Any]]:
                 if not isinstance(record.get(key), kind) or isinstance(record[key], bool):
                     got = f"{key} {str(record[key])[:40]!r}" if key in record else f"no {key}"
                     raise UserError(f"results: {file} has {got}, expected a file as a run of the study leaves it")
+            if wrong := _wrong_in(record):
+                raise UserError(f"results: {file} has {wrong}, expected a file as a run of the study leaves it")
             for key, value in record.get("metrics", {}).items():
                 is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
                 if not (is_number or value is None):
@@ -95,6 +97,23 @@ def read_results(folder: Path, study: Study) -> dict[str, dict[str, Any]]:
             record["settings"] |= dict.fromkeys(adamw_defaults_in(record["settings"]))  # of an older one
             found[record["run"]] = record
     return found
+
+
+def _wrong_in(record: Mapping[str, Any]) -> str:
+    """What is of another type inside of a record, or nothing."""
+    for line in record.get("curve", []):
+        if not isinstance(line, dict) or type(line.get("epoch")) is not int:
+            return f"a curve with {str(line)[:40]!r}"
+    for key, texts in {"hardware": ("cpu",), "versions": record.get("versions", ())}.items():
+        for name in texts:
+            if name in record.get(key, {}) and not isinstance(record[key][name], str):
+                return f"{key} with {name} {str(record[key][name])[:40]!r}"
+    for key in ("blocks", "layers", "params", "macs"):
+        if key in record and type(record[key]) is not int:
+            return f"{key} {str(record[key])[:40]!r}"
+    if not isinstance(record.get("commit"), str | None):
+        return f"commit {record['commit']!r}"
+    return "" if record["rate"] > 0 else f"rate {record['rate']}"
 
 
 def check_one_data_set(records: Mapping[str, Mapping[str, Any]], data: str | None = None) -> None:

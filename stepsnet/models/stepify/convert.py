@@ -139,7 +139,7 @@ def _check_options(
     check_plan(plan)
     is_number = isinstance(stream_scale, (int, float)) and not isinstance(stream_scale, bool)
     if not is_number or not 1e-6 <= stream_scale <= 1e6:
-        raise UserError(f"stream_scale: got {stream_scale}, expected a number from 1e-6 to 1e6")
+        raise UserError(f"stream_scale: got {stream_scale!r}, expected a number from 1e-6 to 1e6")
     _check_example(example)
 
 

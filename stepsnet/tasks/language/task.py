@@ -19,6 +19,7 @@ from ...engine.randomness import order_of_pass, sample_of_run
 from ...engine.task import BatchShard, Task
 from ...errors import UserError
 from ...inspection import Section
+from ...models.blocks import is_of_transformers
 from ...models.build import build_model, context_of
 from ..splits import split_of
 from .assets import save_assets
@@ -44,6 +45,9 @@ def build(
     text = opened or open_data(recipe, data, run)
     _, split = split_of(data)
     model: Any = build_model(recipe.model, pretrained=run is None)
+    if not is_of_transformers(model):
+        got = f"{recipe.model.name!r}, a {type(model).__name__}"
+        raise UserError(f"model: got {got}, expected a causal language model of transformers, such as causal_lm")
     _check_vocabulary(model, text)
     _check_positions(model, recipe.seq_len)
     if run is None:
