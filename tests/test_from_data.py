@@ -21,8 +21,9 @@ from stepsnet.recipes import find_recipe
 from stepsnet.runs.advice import on_settings
 from stepsnet.tasks import build_opened, build_task, open_data, resolve
 from stepsnet.tasks.classification import task as classification
-from stepsnet.tasks.classification.inputs import Normalization, normalization_of
+from stepsnet.tasks.classification.inputs import normalization_of
 from stepsnet.tasks.classification.sources import SOURCES
+from stepsnet.tasks.normalization import Normalization
 
 SHALLOW = ["model.args.depths=[1,1,1]", "baseline.args.depths=[1]", "train_samples=null", "batch_size=4"]
 WIDE = "model.args.widths=[32,48,64] model.args.num_heads=[1,2,2] model.args.mlp_ratio=3"  # as test_steps_deit

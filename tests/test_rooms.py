@@ -47,6 +47,17 @@ def test_no_circle():
     list(TopologicalSorter(GRAPH).static_order())
 
 
+def test_no_task_imports_another():
+    def task(name):
+        return name.split(".")[2] if name.startswith("stepsnet.tasks.") else None
+
+    tasks = {task(name) for name, file in FILES.items() if task(name) and file.name == "__init__.py"}
+    assert tasks == {"classification", "detection", "segmentation", "language"}
+    for name, others in GRAPH.items():
+        if task(name) in tasks:
+            assert {task(other) for other in others} & tasks <= {task(name)}, name
+
+
 def test_imports_run_downwards():
     floor_of = {room: number for number, floor in enumerate(rooms()) for room in floor}
 

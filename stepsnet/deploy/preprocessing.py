@@ -14,8 +14,8 @@ from torch import nn
 
 from ..errors import UserError
 from ..models.backbone import mean_and_std_of
-from ..tasks.classification.inputs import Normalization
-from ..tasks.classification.transforms import mode_of
+from ..tasks.images import mode_of
+from ..tasks.normalization import Normalization
 
 __all__ = ["channels_of", "of_model", "stated", "unknown"]
 

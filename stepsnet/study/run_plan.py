@@ -10,17 +10,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import torch
-
-from ..config import ClassificationRecipe, DenseRecipe, LanguageRecipe, Recipe
+from ..config import DenseRecipe, Recipe
 from ..engine.optim import check_rates
 from ..errors import UserError
 from ..from_data import leaves_open
 from ..metrics import higher_is_better
-from ..models.build import build_model
 from ..overrides import override
 from ..recipes import find_or_read
 from ..runs.check import DataOnce, check_grid
+from ..tasks import macs_of
 from .declare import Cell, Study
 
 __all__ = [
@@ -259,20 +257,6 @@ def _check_lowest_rate(study: Study, cell: Cell, recipe: Recipe) -> None:
         check_rates(dataclasses.replace(recipe, lr=lowest))
     except UserError as error:
         raise UserError(f"{cell}: {error}, the lowest rate that the grid may grow to") from None
-
-
-def macs_of(recipe: Recipe) -> int:
-    """Of a classifier or a language model, without its data."""
-    from ..analysis.complexity import count_complexity, count_language_model
-    from ..models.build import input_size_of
-    from ..tasks.classification.input_size import input_size
-
-    with torch.device("meta"):
-        model = build_model(recipe.model)
-    if isinstance(recipe, LanguageRecipe):
-        return count_language_model(model, recipe.seq_len).macs
-    size = input_size(recipe, model) if isinstance(recipe, ClassificationRecipe) else input_size_of(recipe.model, model)
-    return count_complexity(model, size).macs
 
 
 def due(study: Study, results: Mapping[str, Mapping[str, Any]], cells: Sequence[Cell] | None = None) -> list[Planned]:

@@ -11,6 +11,8 @@ that is not in this folder:
   it returns as a fourth argument
 - ``task.resolve(recipe, opened) -> (recipe, lines)``, where data decide what a recipe leaves open
 - ``task.check(recipe, model)``, where something can be checked without data
+- ``task.macs(recipe)``, where the compute of a forward pass goes by more than the model's own input size
+- ``task.normalization(recipe)``, where others start from its runs' weights: what those have seen
 """
 
 from __future__ import annotations
@@ -22,13 +24,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
+from ..analysis.complexity import count_complexity
 from ..config import RECIPE_TYPES, Recipe
 from ..consent import require_asked_for
 from ..engine.task import Task
 from ..errors import UserError
 from ..metrics import METRICS, Metric
+from ..models.build import build_model, input_size_of
 from ..run_folder import read_run_recipe
 from .deployment import Deployment
 from .prediction import PredictInputs, Prediction
@@ -40,6 +45,8 @@ __all__ = [
     "build_task",
     "check_recipe",
     "describe_deployment",
+    "macs_of",
+    "normalization_of_run",
     "open_data",
     "predict",
     "publish",
@@ -114,6 +121,21 @@ def check_recipe(recipe: Recipe, model: nn.Module) -> None:
         check(recipe, model)
 
 
+def macs_of(recipe: Recipe) -> int:
+    """Multiply-accumulates of a forward pass, without data."""
+    if macs := _function(recipe, "macs"):
+        return macs(recipe)
+    with torch.device("meta"):
+        model = build_model(recipe.model, pretrained=False)
+    return count_complexity(model, input_size_of(recipe.model, model)).macs
+
+
+def normalization_of_run(recipe: Recipe) -> Any:
+    """The :class:`~.normalization.Normalization` of the images that a run was trained on; None where it has none."""
+    normalization = _function(recipe, "normalization")
+    return normalization(recipe) if normalization else None
+
+
 def predict(run: Path, inputs: PredictInputs) -> list[Prediction]:
     """Apply a run to images or to a prompt.
 
@@ -155,6 +177,7 @@ def register_task(
     build: Callable[..., tuple[nn.Module, Task]],
     predict: Callable[[Path, Any, PredictInputs], list[Prediction]] | None = None,
     check: Callable[[Any, nn.Module], None] | None = None,
+    macs: Callable[[Any], int] | None = None,
     publish: Callable[[Path, Any, Path], Publication] | None = None,
     deployment: Callable[[Path, Any, nn.Module], Deployment] | None = None,
     open_data: Callable[[Any, str, Path | None], Any] | None = None,
@@ -169,6 +192,7 @@ def register_task(
         build: as :func:`build_task`; with ``open_data`` it takes what that returns as a fourth argument.
         predict: as :func:`predict`, with the recipe as a second argument; None where there is nothing to predict.
         check: as :func:`check_recipe`.
+        macs: as :func:`macs_of`.
         publish: as :func:`publish`, for `stepsnet push`; None where a run is not published.
         deployment: as :func:`describe_deployment`, for `stepsnet export`; None where models are not exported.
         open_data: as :func:`open_data`, so that models that are compared share what it returns; not None.
@@ -190,7 +214,7 @@ def register_task(
             raise ValueError(f"register_task: the metric {metric.key!r} is there already, as {METRICS[metric.key]}")
     RECIPE_TYPES[name] = recipe_type
     METRICS.update({metric.key: metric for metric in metrics})
-    _registered[name] = _TaskFunctions(build, predict, check, publish, deployment, open_data, resolve)
+    _registered[name] = _TaskFunctions(build, predict, check, macs, publish, deployment, open_data, resolve)
 
 
 @dataclass(frozen=True)
@@ -198,6 +222,7 @@ class _TaskFunctions:
     build: Callable[..., Any]
     predict: Callable[..., Any] | None
     check: Callable[..., Any] | None
+    macs: Callable[..., Any] | None
     publish: Callable[..., Any] | None
     deployment: Callable[..., Any] | None
     open_data: Callable[..., Any] | None

@@ -30,6 +30,7 @@ __all__ = [
     "image_shape",
     "image_sizes",
     "image_suffixes",
+    "mode_of",
     "open_image",
     "open_stored",
     "shape_of",
@@ -103,6 +104,11 @@ def _raw_mode(image: Image.Image) -> str:
     args = tile[0][3] if tile else ""
     mode = args[0] if isinstance(args, tuple) and args else args
     return mode if isinstance(mode, str) else ""
+
+
+def mode_of(channels: int) -> str | None:
+    """Pillow's name for pictures of as many channels; None where it has none."""
+    return {1: "L", 3: "RGB"}.get(channels)
 
 
 def as_seen(image: Image.Image, mode: str = "RGB", format: str | None = None) -> Image.Image:

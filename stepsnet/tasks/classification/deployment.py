@@ -8,9 +8,9 @@ from torch import nn
 
 from ...config import ClassificationRecipe
 from ..deployment import Deployment
+from ..images import mode_of
 from .inputs import data_config
 from .predict import classes_of
-from .transforms import mode_of
 
 __all__ = ["deployment"]
 

@@ -16,10 +16,10 @@ from ...config import ClassificationRecipe, ModelSpec
 from ...errors import UserError
 from ...files import write_atomically
 from ..assets import CLASSES_FILE, save_classes
+from ..images import mode_of
 from ..publication import Publication, modules_of, publish_run_folder, trained_model
 from .inputs import data_config
 from .predict import classes_of
-from .transforms import mode_of
 
 __all__ = ["publish"]
 

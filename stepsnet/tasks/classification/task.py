@@ -27,11 +27,13 @@ from ...models.build import build_model, check_model_name
 from ...models.transfer import start_from
 from ..assets import check_classes, save_classes
 from ..loading import loaded
+from ..normalization import Normalization, on_other_normalization
 from ..remarks import on_classes, on_largest_class
 from ..scoring import mean_loss, of_all_ranks, shared_by
 from ..splits import split_of
 from .data import ImageData, SampleKey, Samples, StoredData, check_test_split, load_images, open_images
-from .inputs import Normalization, input_spec, normalization_of, on_other_normalization
+from .input_size import input_size
+from .inputs import input_spec, normalization_of
 from .inspection import Mistakes
 from .resolve import resolve
 
@@ -90,6 +92,19 @@ def build(
     if run:
         check_classes(run, images.classes)
     return model, task
+
+
+def macs(recipe: ClassificationRecipe) -> int:
+    """Of a forward pass, at the size that the recipe trains at."""
+    with torch.device("meta"):
+        model = build_model(recipe.model, pretrained=False)
+    return count_complexity(model, input_size(recipe, model)).macs
+
+
+def normalization(recipe: ClassificationRecipe) -> Normalization:
+    """Of the images that a run was trained on."""
+    with torch.device("meta"):
+        return normalization_of(recipe, build_model(recipe.model, pretrained=False))
 
 
 class Classification(Task):

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from ...config import Augment
 from ...errors import UserError
+from ..images import mode_of
 
-__all__ = ["InputSpec", "Transform", "augmenting_transform", "mode_of", "posterize"]
+__all__ = ["InputSpec", "Transform", "augmenting_transform", "posterize"]
 
 Transform = Callable[[Any], Tensor]
 
@@ -64,11 +65,6 @@ class InputSpec:
 def _kept_ratio(*given: Any) -> list[int]:
     """timm's height and width, where a side that it rounds to none has a pixel: a picture may be a line."""
     return [max(1, side) for side in ResizeKeepRatio.get_params(*given)]
-
-
-def mode_of(channels: int) -> str | None:
-    """Pillow's name for pictures of as many channels; None where it has none."""
-    return {1: "L", 3: "RGB"}.get(channels)
 
 
 def augmenting_transform(spec: InputSpec, augment: Augment) -> Any:

@@ -27,8 +27,8 @@ from ...models.backbone import load_backbone
 from ...models.build import DETECTORS, build_model
 from ...models.mask_rcnn import Detector
 from ...reading import read_json
-from ..classification.inputs import Normalization, on_other_normalization
 from ..loading import loaded
+from ..normalization import Normalization, on_other_normalization
 from ..pictures import spread_over
 from ..remarks import on_classes
 from .data import CocoData, CocoSplit, DetectionSamples, LeftOut, grouped_order, load_coco, other_category

@@ -67,6 +67,13 @@ def build(
     return model, task
 
 
+def macs(recipe: LanguageRecipe) -> int:
+    """Of a forward pass, a token; attention over the recipe's sequences."""
+    with torch.device("meta"):
+        model = build_model(recipe.model, pretrained=False)
+    return count_language_model(model, recipe.seq_len).macs
+
+
 def _check_vocabulary(model: Any, text: TextData) -> None:
     got, expected = model.config.vocab_size, text.tokenizer.get_vocab_size()
     if got < expected:

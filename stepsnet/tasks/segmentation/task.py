@@ -28,8 +28,8 @@ from ...models.backbone import load_backbone, mean_and_std_of
 from ...models.build import build_model
 from ...models.upernet import UPerNet
 from ..assets import check_classes, read_classes, save_classes
-from ..classification.inputs import Normalization, on_other_normalization
 from ..loading import loaded
+from ..normalization import Normalization, on_other_normalization
 from ..remarks import on_classes
 from ..scoring import mean_loss, shared_by
 from ..splits import require_split, split_of

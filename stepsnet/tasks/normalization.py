@@ -1,0 +1,70 @@
+"""The mean and deviation by which pixels become inputs, and whether weights to start from have seen others."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import timm
+from timm.data import resolve_data_config
+
+from ..errors import UserError
+from ..run_folder import read_run_recipe
+from . import normalization_of_run
+
+__all__ = ["Normalization", "on_other_normalization"]
+
+
+class Normalization(NamedTuple):
+    """Of each channel, for pixels in 0 … 1."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def in_greyscale(self) -> Normalization:
+        """Of one channel, by the mean of the colors."""
+        return Normalization(*((sum(values) / len(values),) for values in self))
+
+    def __str__(self) -> str:
+        mean, std = (", ".join(f"{value:.4g}" for value in values) for values in self)
+        return f"mean ({mean}) and std ({std})"
+
+
+def on_other_normalization(source: str, key: str, own: Normalization) -> list[str]:
+    """A line where the weights of ``source`` were trained on images with another normalization than ``own``.
+
+    Of a file it is not known.
+
+    Args:
+        source: the folder of a run, a file, or ``timm:NAME``.
+        key: of the recipe, for messages.
+    """
+    given = _seen_by(source)
+    if given is None or _are_close(given, own):
+        return []
+    return [
+        f"{key}: the weights of {source} were trained on images with {given}, those of this run have {own}: the same "
+        "picture is another input to them"
+    ]
+
+
+def _seen_by(source: str) -> Normalization | None:
+    if source.startswith("timm:"):
+        config = timm.get_pretrained_cfg(source.removeprefix("timm:"))
+        if config is None:
+            return None
+        found = resolve_data_config(pretrained_cfg=config.to_dict())
+        return Normalization(tuple(found["mean"]), tuple(found["std"]))
+    if Path(source).is_dir():
+        with suppress(UserError):  # weights of which nobody knows what they have seen
+            return normalization_of_run(read_run_recipe(Path(source)))
+    return None
+
+
+def _are_close(given: Normalization, own: Normalization) -> bool:
+    """Also of a model in greyscale."""
+    if len(given.mean) != len(own.mean):
+        given, own = given.in_greyscale(), own.in_greyscale()
+    return bool(np.allclose(given, own, rtol=0, atol=1e-4))
