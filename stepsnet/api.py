@@ -21,7 +21,7 @@ from .overrides import override_values, read_recipe, to_plain
 from .provenance import recorded_command
 from .reading import yaml_file
 from .recipes import find_or_read
-from .run_folder import RECIPES, Resume, folder_of, names_in, read_run_recipe
+from .run_folder import RECIPES_FOLDER, Resume, folder_of, names_in, read_run_recipe
 from .runs.compare import compare as run_comparison
 from .runs.results import Comparison, Run
 from .runs.train import train_run
@@ -102,7 +102,7 @@ def resume(folder: str | Path, *, jobs: int = 2, **changes: Any) -> Run | Compar
     """
     folder = _path(folder)
     names = names_in(folder)
-    if RECIPES in names and "config.yaml" not in names:
+    if RECIPES_FOLDER in names and "config.yaml" not in names:
         raise UserError(
             f"resume: {folder} is a sweep's, expected a run's or a comparison's; `stepsnet resume` takes it"
         )
@@ -110,10 +110,10 @@ def resume(folder: str | Path, *, jobs: int = 2, **changes: Any) -> Run | Compar
     require_asked_for(recipe, folder, changes)
     command = ["resume", str(folder), *_assignments(changes)]
     with recorded_command(*command), _interruptible(folder), choose_display() as display:
-        if RECIPES not in names:
+        if RECIPES_FOLDER not in names:
             train_run(recipe, folder, display, "extend")
             return Run(folder)
-        seeds = sorted({read_recipe(file).seed for file in (folder / RECIPES).glob("*.yaml")})
+        seeds = sorted({read_recipe(file).seed for file in (folder / RECIPES_FOLDER).glob("*.yaml")})
         run_comparison(recipe, folder, seeds, jobs, display, "extend")
     return Comparison(folder)
 
@@ -124,7 +124,7 @@ def load(folder: str | Path) -> Run | Comparison:
     Raises:
         UserError: the folder is neither.
     """
-    return Comparison(folder) if RECIPES in names_in(_path(folder)) else Run(folder)
+    return Comparison(folder) if RECIPES_FOLDER in names_in(_path(folder)) else Run(folder)
 
 
 def _path(folder: Any) -> Path:

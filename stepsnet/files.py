@@ -73,7 +73,7 @@ def require_new(paths: Iterable[Path], force: bool) -> None:
         raise UserError(f"--out: {there} is there already; --force replaces it")
 
 
-def require_folder(path: Path, key: str) -> None:
+def require_writable_folder(path: Path, key: str) -> None:
     """Raises UserError for a folder that cannot be made, or written to, before work is done for it."""
     existing = next(parent for parent in (path, *path.absolute().parents) if os.path.lexists(parent))
     if not existing.is_dir():

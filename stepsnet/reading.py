@@ -20,7 +20,7 @@ __all__ = [
     "read_json",
     "read_text",
     "read_yaml",
-    "require_folder",
+    "require_data_folder",
     "yaml_file",
 ]
 
@@ -42,7 +42,7 @@ def is_encodable(text: str) -> bool:
     return True
 
 
-def require_folder(path: str | Path, expected: str) -> None:
+def require_data_folder(path: str | Path, expected: str) -> None:
     """Raises UserError, with what was expected, where the data's folder is not there."""
     if not Path(path).is_dir():
         raise UserError(f"data: {path} is not a folder{_seen_from(path)}, expected {expected}")

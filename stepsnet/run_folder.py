@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 __all__ = [
-    "RECIPES",
+    "RECIPES_FOLDER",
     "Resume",
     "check_data",
     "check_length",
@@ -57,7 +57,7 @@ __all__ = [
 # where there is none. "extend": it goes on, and its number of epochs may be another.
 Resume = bool | Literal["auto", "extend"]
 
-RECIPES = "recipes"
+RECIPES_FOLDER = "recipes"
 _RESULTS = ("report.html", "figures", "inspection.json", "model.safetensors")
 _CONFIG, _LOCK = "config.yaml", ".lock"
 # what a start leaves in a folder before the first update, the files of the tasks among it
@@ -98,14 +98,14 @@ def check_run_folder(folder: Path, recipe: Recipe, resume: Resume, is_grid: bool
         UserError: the folder holds something else, another recipe, or nothing to resume.
     """
     names = names_in(folder)
-    if _CONFIG in names and is_grid != (RECIPES in names):
+    if _CONFIG in names and is_grid != (RECIPES_FOLDER in names):
         kind = "a run" if is_grid else "a comparison"
         raise UserError(f"--run: {folder} is that of {kind}; `stepsnet resume {folder}` goes on with it")
     if _CONFIG in names and resume:
         return _continued(folder, recipe, resume)
     if _CONFIG in names and not _is_untrained(folder, names):
         raise UserError(f"--run: {folder} is not empty, expected a new folder (--resume continues the run in it)")
-    if _CONFIG not in names and names - ({RECIPES} if is_grid else set()):
+    if _CONFIG not in names and names - ({RECIPES_FOLDER} if is_grid else set()):
         raise UserError(f"--run: {folder} is not empty, expected a new folder (nothing in it is overwritten)")
     if not names:
         check_there(folder, resume)

@@ -88,12 +88,12 @@ def analyze_shortcut(
     from ..analysis.residual_stream import measure_stream
     from ..checkpoint import load_into, valid_checkpoints
     from ..device import pick_device_of_run
-    from ..files import require_folder, require_new
+    from ..files import require_new, require_writable_folder
     from ..report.residual_stream import LabelledMeasurement, draw_stream
     from ..run_folder import read_run_recipe
     from ..tasks import build_task
 
-    require_folder(out, "--out")
+    require_writable_folder(out, "--out")
     require_new([out / f"stream.{kind}" for kind in ("csv", "png", "svg")], force)
     measured, rows = [], []
     for folder, name in zip(folders, _names(folders)):

@@ -54,10 +54,10 @@ def run(options: argparse.Namespace) -> None:
     names = ("batch_size", "rounds", "device", "amp_dtype", "compile")
     settings = {name: getattr(options, name) for name in names}
     if options.out:
-        from ..files import require_folder, require_new
+        from ..files import require_new, require_writable_folder
         from ..report.speed import FILES
 
-        require_folder(options.out, "--out")
+        require_writable_folder(options.out, "--out")
         require_new([options.out / name for name in ("speed.json", *FILES)], options.force)
     candidates = find_candidates(options.models)
     so_far: list[dict[str, Any]] = []

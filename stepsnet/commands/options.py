@@ -67,9 +67,9 @@ def add_jobs_option(parser: argparse.ArgumentParser) -> None:
 def say_forecasts(recipes: Sequence[tuple[Recipe, str]], runs: str, folder: Path) -> None:
     """What ``--dry-run`` shows: of each recipe, with what its model is called, and of the runs in ``folder``."""
     from ..console import working
-    from ..files import require_folder
+    from ..files import require_writable_folder
 
-    require_folder(folder, "--run")
+    require_writable_folder(folder, "--run")
     with working("building the model and loading a batch"):
         from ..runs.dry_run import forecast, render_forecasts  # takes seconds
 

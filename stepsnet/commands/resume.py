@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     from ..consent import require_asked_for
     from ..overrides import override
-    from ..run_folder import RECIPES, names_in, read_run_recipe
+    from ..run_folder import RECIPES_FOLDER, names_in, read_run_recipe
 
     def changed(recipe: Recipe) -> Recipe:
         recipe = dataclasses.replace(recipe, data=options.data) if options.data else recipe
@@ -40,7 +40,7 @@ def run(options: argparse.Namespace) -> None:
         return recipe
 
     names = names_in(options.folder)
-    if RECIPES not in names:
+    if RECIPES_FOLDER not in names:
         from .train import train_and_tell
 
         train_and_tell(changed(read_run_recipe(options.folder)), options.folder, "extend")
@@ -60,9 +60,9 @@ def run(options: argparse.Namespace) -> None:
 def _recipes(folder: Path) -> dict[str, Recipe]:
     """The recipes of the runs in a folder, by the names of the runs."""
     from ..overrides import read_recipe
-    from ..run_folder import RECIPES
+    from ..run_folder import RECIPES_FOLDER
 
-    return {file.stem: read_recipe(file) for file in sorted((folder / RECIPES).glob("*.yaml"))}
+    return {file.stem: read_recipe(file) for file in sorted((folder / RECIPES_FOLDER).glob("*.yaml"))}
 
 
 def _sweep(folder: Path) -> list[Recipe]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..console import choose_display
 from ..errors import UserError
-from ..files import require_folder
+from ..files import require_writable_folder
 from ..overrides import override
 from ..report.words import count
 from ..study.conductor import check_results, conduct
@@ -46,7 +46,7 @@ def run_study(study: Study, more: Sequence[str], overrides: Sequence[str], optio
     folder = options.run or Path("runs") / study.folder
     results = options.results or folder / "results"
     for place, option in ((folder, "--run"), (results, "--results")):
-        require_folder(place, option)
+        require_writable_folder(place, option)
 
     if options.render:
         if not results.is_dir():

@@ -72,7 +72,7 @@ TABLE_12_DIFFERS = (
 
 @lru_cache(maxsize=1)
 def all_rows() -> list[dict[str, Any]]:
-    """Every row of tables.json: all that the paper prints, Tables 6 and 7 and those of later tasks included."""
+    """Every row of tables.json: all that the paper prints, Tables 6 and 7 included, whose rows are no models."""
     return json.loads((files("stepsnet.paper") / "tables.json").read_text(encoding="utf-8"))
 
 
@@ -80,7 +80,7 @@ def printed_rows(table: str) -> list[dict[str, Any]]:
     """The rows of tables.json for one table, in its order.
 
     Raises:
-        UserError: there is no such table, or its task is not here yet.
+        UserError: there is no such table, or its rows are no models.
     """
     rows = all_rows()
     found = [row for row in rows if row["table"] == table]
@@ -120,7 +120,7 @@ def printed_row(table: str, title: str) -> dict[str, Any]:
 
 
 def model_of(row: dict[str, Any]) -> tuple[str, dict[str, Any]] | None:
-    """A printed row -> the name and arguments of its model; None where its task is not here yet."""
+    """A printed row -> the name and arguments of its model; None for a row that is none."""
     table, name, config = row["table"], row["row"], row.get("config", {})
     if table == "1":
         return TABLE_1[name], {}

@@ -39,7 +39,6 @@ COCO = DetectionRecipe(
     max_invalid=100,  # train2017 has a few boxes without area
     without_objects="leave_out",
 )
-_1X = COCO
 _3X = dataclasses.replace(COCO, epochs=36, milestones=(27.0, 33.0))
 
 
@@ -57,9 +56,9 @@ def _pair(
 
 
 RECIPES = by_name(
-    *_pair(_1X, "2a", "Mask R-CNN", "Swin-T", "tiny", drop_path_rate=0.1),
-    *_pair(_1X, "2a", "Mask R-CNN", "Swin-S", "small", drop_path_rate=0.2),
-    *_pair(_1X, "2a", "Mask R-CNN", "Swin-B", "base", drop_path_rate=0.3),
+    *_pair(COCO, "2a", "Mask R-CNN", "Swin-T", "tiny", drop_path_rate=0.1),
+    *_pair(COCO, "2a", "Mask R-CNN", "Swin-S", "small", drop_path_rate=0.2),
+    *_pair(COCO, "2a", "Mask R-CNN", "Swin-B", "base", drop_path_rate=0.3),
     *_pair(_3X, "2b", "Cascade Mask R-CNN", "Swin-T", "tiny", drop_path_rate=0.2),
     *_pair(_3X, "2b", "Cascade Mask R-CNN", "Swin-S", "small", drop_path_rate=0.2),
     *_pair(_3X, "2b", "Cascade Mask R-CNN", "Swin-B", "base", drop_path_rate=0.3),

@@ -18,7 +18,7 @@ from ..errors import UserError, in_a_line
 from ..metrics import METRICS
 from ..reading import parse_json, read_text, read_yaml
 from ..redact import without_place
-from ..run_folder import RECIPES
+from ..run_folder import RECIPES_FOLDER
 from ..run_records import diverged_at, metrics_text, read_label, read_summary
 
 STEPS, BASELINE = "StepsNet", "baseline"
@@ -154,7 +154,7 @@ def load_run(folder: Path) -> LoadedRun:
     if not (folder / "config.yaml").exists():
         raise UserError(f"run folder {folder}: no config.yaml in it, expected the output folder of a training run")
     config = read_yaml(folder / "config.yaml", "run")
-    of_grid = folder.parent / RECIPES / f"{folder.name}.yaml"
+    of_grid = folder.parent / RECIPES_FOLDER / f"{folder.name}.yaml"
     if of_grid.exists():  # which knows where the data are now; a seed that had ended before they were moved does not
         config["data"] = read_yaml(of_grid, "run").get("data")
     metrics = folder / "metrics.jsonl"

@@ -15,7 +15,7 @@ from ..errors import UserError
 from ..files import remove_temporaries, write_atomically
 from ..overrides import read_recipe, to_yaml
 from ..run_folder import (
-    RECIPES,
+    RECIPES_FOLDER,
     Resume,
     check_data,
     check_run_folder,
@@ -69,7 +69,7 @@ class Trained:
         found = []
         for run in self.runs:
             summary = read_summary(run)
-            if summary and has_ended(run, read_recipe(run.parent / RECIPES / f"{run.name}.yaml")):
+            if summary and has_ended(run, read_recipe(run.parent / RECIPES_FOLDER / f"{run.name}.yaml")):
                 found.append(summary)
         return found
 
@@ -162,7 +162,7 @@ def _check_folder(folder: Path, resume: Resume, recipe: Recipe | None, only: set
         only: the entries that may be in it.
     """
     names = names_in(folder)
-    runs = [file.stem for file in (folder / RECIPES).glob("*.yaml")]
+    runs = [file.stem for file in (folder / RECIPES_FOLDER).glob("*.yaml")]
     allowed = {_entry_part(name) for name in only or ()}
     if only and (other := next((run for run in runs if _parts_of(run)[0] not in allowed), None)):
         raise UserError(f"--run: {folder} is that of a sweep, with {other}; `stepsnet resume {folder}` goes on with it")
@@ -170,7 +170,7 @@ def _check_folder(folder: Path, resume: Resume, recipe: Recipe | None, only: set
         check_run_folder(folder, recipe, resume, is_grid=True)
     elif "config.yaml" in names:
         raise UserError(f"--run: {folder} is that of a run or a comparison; `stepsnet resume {folder}` goes on with it")
-    elif names and RECIPES not in names:
+    elif names and RECIPES_FOLDER not in names:
         raise UserError(f"--run: {folder} is not empty, expected a new folder or that of a sweep")
     elif names and not resume:
         raise UserError(f"--run: {folder} is not empty, expected a new folder (--resume trains what is missing in it)")
@@ -193,7 +193,7 @@ def _plan(
         if run in runs:
             raise UserError(f"name: got {entry.name} twice, expected names that differ: both go into {run}")
         runs.append(run)
-        config = folder / RECIPES / f"{run.name}.yaml"
+        config = folder / RECIPES_FOLDER / f"{run.name}.yaml"
         # kept from the first start on, whatever is left to run then: results depend on it in their rounding
         threads = entry.recipe.threads or (read_recipe(config).threads if config.exists() else None) or share
         recipe = dataclasses.replace(entry.recipe, baseline=None, seed=seed, threads=threads)
@@ -228,13 +228,13 @@ def _parts_of(run: str) -> tuple[str, int]:
 
 def _there(folder: Path) -> list[Path]:
     """The folders of all runs that a grid's folder was ever to have."""
-    return [folder / file.stem for file in sorted((folder / RECIPES).glob("*.yaml"))]
+    return [folder / file.stem for file in sorted((folder / RECIPES_FOLDER).glob("*.yaml"))]
 
 
 def _write_recipes(folder: Path, texts: dict[str, str]) -> None:
     """All at once where there are none: ``stepsnet resume`` takes those that are there for the whole grid."""
-    there = folder / RECIPES
-    beside = there if there.exists() else folder / f".{RECIPES}.{secrets.token_hex(8)}.tmp"
+    there = folder / RECIPES_FOLDER
+    beside = there if there.exists() else folder / f".{RECIPES_FOLDER}.{secrets.token_hex(8)}.tmp"
     for name, text in texts.items():
         write_atomically(beside / name, text)
     if beside != there:

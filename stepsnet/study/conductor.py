@@ -13,7 +13,7 @@ from ..errors import UserError
 from ..files import write_atomically
 from ..overrides import override, to_yaml
 from ..provenance import command_line
-from ..run_folder import RECIPES, check_run_folder, has_begun, lock_folder
+from ..run_folder import RECIPES_FOLDER, check_run_folder, has_begun, lock_folder
 from ..run_records import diverged_at
 from ..runs.launch import Failure, Job, error_of, run_all
 from .declare import Cell, Study
@@ -135,7 +135,7 @@ class _Conductor:
         return override(recipe_of(self.study, run, self.data), self.free)
 
     def _job(self, run: Planned) -> Job:
-        config = self.folder / RECIPES / f"{run.name}.yaml"
+        config = self.folder / RECIPES_FOLDER / f"{run.name}.yaml"
         if run.name not in self.planned:
             recipe = self._recipe(run)
             if has_begun(self.folder / run.name):

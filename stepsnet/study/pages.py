@@ -12,7 +12,7 @@ from ..errors import UserError
 from ..own_files import NotOurFile, write_own_files
 from ..reading import read_json, read_yaml
 from ..report.figure import csv_of, figure_files
-from ..run_folder import RECIPES
+from ..run_folder import RECIPES_FOLDER
 from .declare import Study
 from .leaderboard import leaderboard
 from .render import draw_study, render_study, rows_of
@@ -31,7 +31,7 @@ def check_folder(study: Study, folder: Path) -> None:
 def _study_of(folder: Path) -> str:
     """Whose runs or pages a folder has; "" where it has none."""
     with suppress(UserError, AttributeError):  # a damaged file says nothing, and is read again where it is needed
-        for config in sorted((folder / RECIPES).glob("*.yaml")):
+        for config in sorted((folder / RECIPES_FOLDER).glob("*.yaml")):
             return str(read_yaml(config, "recipe").get("name")).rpartition("/")[0]
         if (page := folder / "study.json").exists():
             return str(read_json(page, "study").get("study"))

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from ...errors import UserError
 from ...plan import MOST_CHANNELS, StepPlan, usual_heads
 from ..stepify.containers import Container
-from ..stepify.plan import ContainerPlan, check_heads, heads_at, read_plan
+from ..stepify.plan import ContainerPlan, check_container_heads, heads_at, read_plan
 
 __all__ = ["plan_growth"]
 
@@ -97,7 +97,7 @@ def _given(
         if heads is None:
             return ContainerPlan(widths, depths, (*old.num_heads, *(heads_at(container, width) for width in wider)))
         _check_beginning(heads, old.num_heads, "num_heads")
-        check_heads(container, widths, heads, count)
+        check_container_heads(container, widths, heads, count)
     except ValueError as error:
         raise UserError(f"plan: {error}") from None
     return ContainerPlan(widths, depths, heads)

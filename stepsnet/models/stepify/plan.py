@@ -22,7 +22,15 @@ from ...plan import (
 from .adapters import OF_MODULES, rebuilt
 from .containers import Container
 
-__all__ = ["ContainerPlan", "check_heads", "check_plan", "given_plans", "heads_at", "read_plan", "search_plan"]
+__all__ = [
+    "ContainerPlan",
+    "check_container_heads",
+    "check_plan",
+    "given_plans",
+    "heads_at",
+    "read_plan",
+    "search_plan",
+]
 
 Match = Literal["macs", "params"]
 _TOLERANCE = 0.04  # of the cost: within it, the rule of Sec. 5.5 decides, half of a step's cost for a narrower one
@@ -159,7 +167,7 @@ def _given_plan(
     try:
         check_steps(widths, depths)
         heads = [heads_at(container, width) for width in widths] if num_heads is None else num_heads
-        check_heads(container, widths, heads)
+        check_container_heads(container, widths, heads)
     except ValueError as error:
         raise UserError(f"{where}: {error}") from None
     if not sum(depths):
@@ -171,7 +179,7 @@ def _given_plan(
     return ContainerPlan(tuple(widths), tuple(depths), tuple(heads))
 
 
-def check_heads(container: Container, widths: Sequence[int], heads: Sequence[Any], known: int = 0) -> None:
+def check_container_heads(container: Container, widths: Sequence[int], heads: Sequence[Any], known: int = 0) -> None:
     """Raises ValueError for heads that do not fit, of which the first ``known`` are those of a model that exists."""
     if len(heads) != len(widths):
         raise ValueError(f"num_heads: got {tuple(heads)}, expected one per width of {tuple(widths)}")

@@ -17,7 +17,7 @@ from pathlib import Path
 from PIL import Image
 
 from ...errors import UserError
-from ...reading import read_text, require_folder
+from ...reading import read_text, require_data_folder
 from ...terminal import counted
 from ..images import image_shape, image_suffixes, open_image
 
@@ -149,7 +149,7 @@ def find_shards(folder: str, mode: str) -> tuple[tuple[str, ...], Shards, Shards
         UserError: a split is missing, a file belongs to both, or the classes do not fit.
     """
     root = Path(folder)
-    require_folder(root, "--data wds:PATH")
+    require_data_folder(root, "--data wds:PATH")
     tars = sorted(root.rglob("*.tar"))
     if compressed := sorted(path for suffix in ("gz", "bz2", "xz", "zst") for path in root.rglob(f"*.tar.{suffix}")):
         raise UserError(f"data: {compressed[0]} is compressed, expected .tar, which can be read at any place")

@@ -16,7 +16,7 @@ from PIL import Image
 
 from ...consent import DOWNLOADING, is_half_downloaded
 from ...errors import UserError, import_extra, in_a_line
-from ...reading import require_folder
+from ...reading import require_data_folder
 from ...terminal import counted
 from ..images import find_images, image_shape, open_image
 from .shards import find_shards
@@ -115,7 +115,7 @@ def _folder(path: str, mode: str) -> Splits:
     folders: without them its images have no labels.
     """
     root = Path(path)
-    require_folder(root, "--data folder:PATH")
+    require_data_folder(root, "--data folder:PATH")
     train_root, val_root = _split_folder(root, "train"), _split_folder(root, "val", "validation", "valid", "test")
     (train, left_out), test_root = _images_by_class(train_root), root / "test"
 

@@ -25,7 +25,7 @@ from torchvision.ops import box_convert
 from ...config import DetectionAugment
 from ...engine.randomness import data_order, seed_sample
 from ...errors import UserError, nearest
-from ...reading import require_folder
+from ...reading import require_data_folder
 from ..images import UnreadableImage, open_image
 from ..splits import check_holdout, hold_out, sources_of, split_of
 from .transforms import Target, augmented, clamped
@@ -267,7 +267,7 @@ def _root_of(data: str) -> Path:
     root = Path(path if colon and kind == "coco" else data)
     if colon and kind != "coco" and not root.exists():
         raise UserError(f"data: got {data!r}, expected coco:PATH{nearest(kind, ['coco'])}")
-    require_folder(root, "--data coco:PATH, with images and their JSON")
+    require_data_folder(root, "--data coco:PATH, with images and their JSON")
     return root
 
 

@@ -18,7 +18,7 @@ from PIL import Image
 
 from ...errors import UserError, nearest
 from ...files import cached_json
-from ...reading import is_encodable, read_json, read_text, require_folder
+from ...reading import is_encodable, read_json, read_text, require_data_folder
 from ..images import UnreadableImage, each_in_threads, open_image, open_stored
 from ..splits import check_holdout, hold_out, require_split, sources_of
 
@@ -128,7 +128,7 @@ def load_pairs(data: str, only: str | None = None, holdout: int | None = None) -
         known = [f"{kind}:PATH" for kind in SOURCES]
         raise UserError(f"data: got {data!r}, expected {' or '.join(known)}{nearest(kind, SOURCES)}")
     root = Path(path)
-    require_folder(root, f"--data {kind}:PATH")
+    require_data_folder(root, f"--data {kind}:PATH")
     layout = SOURCES[kind](root)
     check_holdout(holdout, path, "test" in layout.folders)
     sources = {split: source for split, source in sources_of(holdout).items() if source in layout.folders}
