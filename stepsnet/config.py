@@ -194,6 +194,11 @@ class Recipe(TrainingSettings):
         default=None, description="folder in which these are looked up too; null: that of the recipe's file"
     )
     predicts_from: ClassVar[Literal["files", "prompt"]] = "files"
+    scores: ClassVar[tuple[str, ...]] = ()  # what its runs are scored by, first that of training batches, if any
+
+    def sizes_in_memory(self, micro_batch: int) -> list[tuple[str, int, float]]:
+        """What a run holds at once as far as the recipe tells: the keys that decide it, samples, numbers in each."""
+        return []
 
     def of_baseline(self) -> Recipe:
         """The same recipe with the baseline as its model. Raises UserError where there is none."""
@@ -205,6 +210,7 @@ class Recipe(TrainingSettings):
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class ClassificationRecipe(Recipe):
     task: Literal["classification"] = "classification"
+    scores: ClassVar[tuple[str, ...]] = ("top1", "top5", "loss")
     train_samples: Count | None = Field(default=None, description="of the training split; null: all of them")
     holdout: Count | None = Field(
         default=None, description="training images to validate on; the other split is then DATA@test"
@@ -235,6 +241,10 @@ class ClassificationRecipe(Recipe):
         default=100, ge=0, le=2**31, description="samples that may be skipped before the run stops"
     )
 
+    def sizes_in_memory(self, micro_batch: int) -> list[tuple[str, int, float]]:
+        side = self.img_size or self.model.args.get("img_size")
+        return [("img_size and batch_size", micro_batch, 3 * side**2)] if isinstance(side, int) else []
+
     def of_baseline(self) -> Recipe:
         return _starting_from_its_own(self, super().of_baseline(), "init")
 
@@ -245,6 +255,7 @@ class LanguageRecipe(Recipe):
 
     predicts_from: ClassVar[Literal["files", "prompt"]] = "prompt"
     task: Literal["language"] = "language"
+    scores: ClassVar[tuple[str, ...]] = ("loss", "perplexity", "bits_per_character", "word_perplexity")
     tokenizer: Literal["bpe", "characters", "gpt2"] = Field(
         default="bpe", description="bpe is trained on the training split"
     )
@@ -262,6 +273,9 @@ class LanguageRecipe(Recipe):
     clean_samples: int = Field(
         default=0, ge=0, le=2**31, description="training sequences that are scored after every epoch"
     )
+
+    def sizes_in_memory(self, micro_batch: int) -> list[tuple[str, int, float]]:
+        return [("seq_len and batch_size", micro_batch, self.seq_len * self.model.args.get("vocab_size", 1))]
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -281,9 +295,13 @@ class DenseRecipe(Recipe):
         return _starting_from_its_own(self, super().of_baseline(), "backbone")
 
 
+_PRECISIONS = ("ap", "ap50", "ap75", "ap_small", "ap_medium", "ap_large")
+
+
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class DetectionRecipe(DenseRecipe):
     task: Literal["detection"] = "detection"
+    scores: ClassVar[tuple[str, ...]] = ("loss", *(f"{of}_{kind}" for of in ("box", "mask") for kind in _PRECISIONS))
     augment: DetectionAugment | None = Field(
         default=None, description="of the training images; null: the sizes of evaluation"
     )
@@ -298,12 +316,20 @@ class DetectionRecipe(DenseRecipe):
         default="refuse", description="what to do with training images without objects"
     )
 
+    def sizes_in_memory(self, micro_batch: int) -> list[tuple[str, int, float]]:
+        shorter, longer = self.model.args.get("size", 800), self.model.args.get("max_size", 1333)
+        if self.augment and self.augment.sizes:
+            shorter, longer = max(self.augment.sizes), self.augment.max_size or longer
+        whole = [("augment.sizes and batch_size", micro_batch, 3 * shorter * longer)]
+        return whole if all(isinstance(side, int) for side in (shorter, longer)) else []
+
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class SegmentationRecipe(DenseRecipe):
     """Fields that begin with ``eval_`` say how whole images are tested."""
 
     task: Literal["segmentation"] = "segmentation"
+    scores: ClassVar[tuple[str, ...]] = ("pixel_accuracy", "miou", "macc", "loss")
     scale: tuple[Side, Side] = Field(
         default=(2048, 512), description="long and short side that images are resized to fit in"
     )
@@ -318,6 +344,14 @@ class SegmentationRecipe(DenseRecipe):
         default=(1.0,), min_length=1, description="factors of scale that are averaged"
     )
     eval_flip: bool = Field(default=False, description="average with the flipped image too")
+
+    def sizes_in_memory(self, micro_batch: int) -> list[tuple[str, int, float]]:
+        image = 3 * self.scale[0] * self.scale[1]
+        return [
+            ("crop_size and batch_size", micro_batch, 3 * self.crop_size**2),
+            ("scale and augment.scale_range", 1, image * self.augment.scale_range[1] ** 2),
+            ("scale and eval_scales", 1, image * max(self.eval_scales) ** 2),
+        ]
 
     def __post_init__(self) -> None:
         super().__post_init__()

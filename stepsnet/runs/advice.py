@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from ..config import ClassificationRecipe, DenseRecipe, DetectionRecipe, LanguageRecipe, Recipe, SegmentationRecipe
+from ..config import DenseRecipe, Recipe
 from ..errors import UserError
 from ..recipes import RECIPES
 
@@ -67,34 +67,9 @@ def _check_batch(recipe: Recipe) -> None:
 
     batch = -(-recipe.batch_size // recipe.accumulation_steps)
     most = host_memory() * int(os.environ.get("WORLD_SIZE", "1"))
-    for keys, samples, numbers in _sizes(recipe, batch):
+    for keys, samples, numbers in recipe.sizes_in_memory(batch):
         if (needed := 4 * samples * numbers) > most:
             raise UserError(
                 f"{keys}: {samples} × {numbers:,.0f} numbers take {needed / 2**30:,.0f} GiB, expected at most the "
                 f"{most / 2**30:.0f} GiB of memory"
             )
-
-
-def _sizes(recipe: Recipe, batch: int) -> list[tuple[str, int, float]]:
-    """(the keys that decide it, samples, numbers in each) of what a recipe holds in memory at once."""
-    if isinstance(recipe, ClassificationRecipe):
-        side = recipe.img_size or recipe.model.args.get("img_size")
-        return [("img_size and batch_size", batch, 3 * side**2)] if isinstance(side, int) else []
-    if isinstance(recipe, SegmentationRecipe):
-        image = 3 * recipe.scale[0] * recipe.scale[1]
-        return [
-            ("crop_size and batch_size", batch, 3 * recipe.crop_size**2),
-            ("scale and augment.scale_range", 1, image * recipe.augment.scale_range[1] ** 2),
-            ("scale and eval_scales", 1, image * max(recipe.eval_scales) ** 2),
-        ]
-    if isinstance(recipe, DetectionRecipe):
-        augment = recipe.augment
-        args = recipe.model.args
-        shorter, longer = args.get("size", 800), args.get("max_size", 1333)
-        if augment and augment.sizes:
-            shorter, longer = max(augment.sizes), augment.max_size or longer
-        whole = [("augment.sizes and batch_size", batch, 3 * shorter * longer)]
-        return whole if all(isinstance(side, int) for side in (shorter, longer)) else []
-    if isinstance(recipe, LanguageRecipe):
-        return [("seq_len and batch_size", batch, recipe.seq_len * recipe.model.args.get("vocab_size", 1))]
-    return []

@@ -46,13 +46,6 @@ _TRAINING = (
     "tokenizer",
     "vocab_size",
 )
-_PRECISIONS = ("ap", "ap50", "ap75", "ap_small", "ap_medium", "ap_large")
-_GIVEN = {  # the metrics of a task's runs, the one of its training batches, if any, first
-    "classification": ("top1", "top5", "loss"),
-    "language": ("loss", "perplexity", "bits_per_character", "word_perplexity"),
-    "segmentation": ("pixel_accuracy", "miou", "macc", "loss"),
-    "detection": ("loss", *(f"{of}_{kind}" for of in ("box", "mask") for kind in _PRECISIONS)),
-}
 
 
 @dataclass(frozen=True)
@@ -235,7 +228,7 @@ def _keys_of_training(recipe: Recipe) -> list[str]:
 
 def _check_gives(study: Study, cell: Cell, recipe: Any) -> None:
     """Raises UserError where the runs lack the metric or the loss that is declared."""
-    given = _GIVEN.get(recipe.task)
+    given = recipe.scores
     if given and study.metric not in given:
         raise UserError(f"metric: got {study.metric!r} of {cell}, {recipe.task}, expected one of {', '.join(given)}")
     assert study.flatness.parts is not None  # checked when it was read

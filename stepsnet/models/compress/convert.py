@@ -2,8 +2,8 @@
 
 ``compress(model, calibration, steps=3)`` goes four ways, the first two of which leave the function as it is:
 
-- **Norms** (stream_parts.py). LayerNorms become RMSNorms: the mean is taken off what writes to the stream, and gains and
-  biases go into the linear layers that read it. The gains of RMSNorms and LayerScales go there too.
+- **Norms** (stream_parts.py). LayerNorms become RMSNorms: the mean is taken off what writes to the stream, and gains
+  and biases go into the linear layers that read it. The gains of RMSNorms and LayerScales go there too.
 - **Rotation** (rotation.py). One orthogonal matrix Q for the whole stream, x -> xQ. A norm without gains divides by a
   length, which no rotation changes: the invariance of SliceGPT (arXiv 2401.15024), under one Q. Its first C_1 columns
   are the directions that the blocks of the first step read and write most, the next those of the second step in the
