@@ -86,6 +86,14 @@ def test_the_loss_is_the_sum_and_leaves_the_mode_as_it_is(coco):
     assert torch.equal(loss, again)
 
 
+def test_one_pixel_of_one_image_trains_no_batch_norm(coco):
+    args = ["model.args.backbone=test_steps_resnet", "model.args.size=16", "model.args.max_size=16"]
+    model, task = build_task(tiny(coco, *args, "augment.sizes=[16]", "augment.max_size=16"))
+    images, targets = task.example_batch(torch.device("cpu"))
+    with pytest.raises(UserError, match="batch_size: got a forward pass of one image, whose smallest map is one pixel"):
+        task.loss(model.train(), (images[:1], targets[:1]))
+
+
 def test_multiply_accumulates_of_a_detector(coco):
     """Its parts written out: convolutions and linear layers on the maps, 1,000 boxes and 100 masks."""
     model = build_model(

@@ -149,10 +149,21 @@ class Detection(Task):
             yield from batches
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        """The sum of the detector's losses, and each of them for the log."""
+        """The sum of the detector's losses, and each of them for the log.
+
+        Raises:
+            UserError: one image, so small that a batch norm of the backbone sees a single pixel of it.
+        """
         images, targets = batch
-        with _returning_losses(cast(Detector, unwrap(model))):
-            losses = model(images, targets)
+        try:
+            with _returning_losses(cast(Detector, unwrap(model))):
+                losses = model(images, targets)
+        except ValueError as error:
+            if "more than 1 value per channel" not in str(error):
+                raise
+            got = "got a forward pass of one image, whose smallest map is one pixel"
+            expected = "expected more images or larger ones, or a backbone with frozen_norms"
+            raise UserError(f"batch_size: {got}, for a batch norm that trains; {expected}") from error
         return torch.stack(list(losses.values())).sum(), {name.removeprefix("loss_"): v for name, v in losses.items()}
 
     @torch.no_grad()
