@@ -57,6 +57,8 @@ class StepsNet(nn.Module):
     """
 
     _stream_hooks: Any = ()  # functions, see stream_hook
+    lead = 0  # blocks in front of the stream, which only a StepSequence may have
+    stream_scale = 1.0  # by which the stream is multiplied where it begins; another one only in a StepSequence
 
     def __init__(self, networks: Iterable[nn.Module], widths: Sequence[int], dim: int = -1):
         super().__init__()

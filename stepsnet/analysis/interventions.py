@@ -47,7 +47,7 @@ def masked(model: Any, share: float, path: str) -> Iterator[None]:
         return x * kept.view(-1, *[1] * (x.ndim - dim % x.ndim - 1))
 
     def before(sequence: StepsNet, x: Tensor) -> Tensor:
-        if getattr(sequence, "lead", 0):
+        if sequence.lead:
             raise UserError(
                 f"analyze: a stream of {type(model).__name__} begins behind the first block of its stage, expected "
                 "stages whose blocks all keep the width"

@@ -76,7 +76,7 @@ def observe_stream(model: nn.Module, loss_scale: float = 1.0) -> Iterator[list[B
     observer, blocks = _Observer(len(modules), loss_scale), list[BlockStatistics]()
     with ExitStack() as stack:
         for sequence in step_sequences(model):
-            if not getattr(sequence, "lead", 0):  # else the stream begins behind a block, which is observed
+            if not sequence.lead:  # else the stream begins behind a block, which is observed
                 stack.enter_context(sequence.stream_hook(observer.before_sequence))
         if is_transformer_in_steps(model) and not hasattr(modules[0], "read_width"):
             embedding: Any = model.get_input_embeddings()  # type: ignore[operator]
@@ -145,7 +145,7 @@ class _Observer:
         self.dim = dim
 
     def before_sequence(self, sequence: StepsNet, x: Tensor) -> Tensor:
-        self.start_stream(x * getattr(sequence, "stream_scale", 1.0), sequence.dim)
+        self.start_stream(x * sequence.stream_scale, sequence.dim)
         return x
 
     def after_embedding(self, embedding: nn.Module, arguments: tuple, output: Tensor) -> None:

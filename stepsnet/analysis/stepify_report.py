@@ -169,7 +169,7 @@ def _stages(plain: nn.Module, stepped: Any) -> tuple[Stage, ...]:
     for sequence in step_sequences(stepped):
         originals = list(before[paths[sequence]].children())
         if len(sequence.widths) > 1:
-            depth = len(originals) - getattr(sequence, "lead", 0)
+            depth = len(originals) - sequence.lead
             block = type(originals[-1]).__name__
             depths = tuple(getattr(sequence, "depths", ()))
             found.append(Stage(paths[sequence], block, sequence.width, depth, sequence.widths, depths))
@@ -218,7 +218,7 @@ def _first_blocks(model: Any) -> dict[str, tuple[nn.Module, int]]:
         return {"": (blocks_of(model)[0], -1)}
     paths = {module: path for path, module in model.named_modules()}
     streams = [one for one in step_sequences(model) if len(one.widths) > 1]
-    return {paths[one]: (list(one)[getattr(one, "lead", 0)].block, one.dim) for one in streams}
+    return {paths[one]: (list(one)[one.lead].block, one.dim) for one in streams}
 
 
 def _sample(value: Any, rows: int, model: nn.Module) -> Any:

@@ -117,7 +117,7 @@ def _with_steps(sequence: Any, added: list[nn.Module], plan: ContainerPlan, old_
     else:
         named = OrderedDict(sequence.named_children())
         named |= {str(len(named) + i): block for i, block in enumerate(added)}
-        scale = getattr(sequence, "stream_scale", 1.0)
+        scale = getattr(sequence, "stream_scale", 1.0)  # of an nn.Sequential: none
         grown = StepSequence(named, plan.widths, plan.depths, stream_scale=scale)
     for module in (grown, grown.networks, *list(grown.networks)[old_steps:]):  # not the old blocks
         module.training = sequence.training
