@@ -103,72 +103,20 @@ def find_containers(model: nn.Module, example: Example) -> list[Container]:
             f"stepify: {in_place or type(model).__name__} is in steps already, or in a design of the residual stream, "
             "expected a plain model"
         )
-    traced = on_meta(model)
-    original = dict(zip(traced.modules(), model.modules()))
-    candidates = dict(_candidates(traced))
-    unfit: dict[nn.Module, str] = {}
-    every = [block for blocks in candidates.values() for block in blocks]
-    with BlockUses(candidates) as uses:
-        calls, outputs = _trace(traced, every, example, unfit)
-    uses.note_read(outputs)
+    seen = _Seen(model, example)
     found: list[Container] = []
     refused: list[tuple[bool, bool, int, str]] = []  # (keep the stream, are several, parameters, reason)
     inside: set[nn.Module] = set()
-
-    def refuse(blocks: Sequence[nn.Module], reason: str) -> None:
-        keep = all(calls[block].keeps_shape for block in blocks if block in calls)
-        size = sum(parameter.numel() for block in blocks for parameter in block.parameters())
-        refused.append((keep, len(blocks) > 1, size, reason))
-
-    for path, blocks in candidates.items():
-        if blocks[0] in unfit:
-            refuse(blocks, f"{path}.0 ({type(blocks[0]).__name__}) {unfit[blocks[0]]}")
+    for path, blocks in seen.candidates.items():
+        if blocks[0] in inside:
             continue
-        if blocks[0] in inside or not all(block in calls for block in blocks):
-            continue
-        if len(set(blocks)) < len(blocks):
-            raise UserError(f"stepify: {path} holds one block several times, expected blocks with weights of their own")
-        lead = next((i for i, block in enumerate(blocks) if calls[block].keeps_shape), len(blocks))
-        changing = [i for i, block in enumerate(blocks) if i >= lead and not calls[block].keeps_shape]
-        if lead == len(blocks):
-            continue
-        kind = f"{path}.{lead} ({type(blocks[lead]).__name__})"
-        if beside := [i for i, block in enumerate(blocks) if block in uses.beside]:
-            refuse(blocks, f"{path}.{beside[0]} gets what another block of {path} got, expected blocks in a row")
-            continue
-        first = calls[blocks[lead]]
-        dim = _channel_dim(blocks[lead], len(first.shape_in))
-        width = first.shape_in[dim]
-        originals = [original[block] for block in blocks]
-        adapter = adapter_of(originals[lead], width, originals[lead + 1 :])
-        if adapter is None or changing:
-            refuse(blocks, _refusal(path, blocks, changing, width, dim))
-            continue
-        each = sum(parameter.numel() for block in blocks for parameter in block.parameters())
-        if each > sum(parameter.numel() for parameter in nn.ModuleList(blocks).parameters()):
-            refuse(blocks, f"{path} has parameters that its blocks share, expected blocks with weights of their own")
-            continue
-        dim = adapter.dim or dim
-        check_declared(originals[lead])
-        if uses.written.intersection(blocks):
-            raise UserError(
-                f"stepify: {kind} writes into its input, which the rest of the stream would share with it, expected "
-                "x = x + F(x) in its forward pass, not x += F(x)"
-            )
-        if uses.summed.intersection(blocks):
-            raise UserError(
-                f"stepify: {type(model).__name__} adds what goes into {kind} to what comes out of it, expected blocks "
-                "that return x + F(x) themselves: move the sum into their forward pass"
-            )
-        if not has_shortcut(blocks[lead], first.args, first.kwargs):
-            refuse(blocks, f"{kind} multiplies all its input with weights, expected blocks that return x + F(x)")
-            continue
-        read = tuple(i for i in range(lead, len(blocks) - 1) if blocks[i] in uses.read)
-        call = Example(first.args, first.kwargs)
-        found.append(
-            Container(path, originals, adapter, lead, first.shape_in[dim], dim, call, read, passes=first.times)
-        )
-        inside |= {module for block in blocks for module in block.modules()}
+        one = seen.container(path, blocks)
+        if isinstance(one, Container):
+            found.append(one)
+            inside |= {module for block in blocks for module in block.modules()}
+        elif one:
+            keep = all(seen.calls[block].keeps_shape for block in blocks if block in seen.calls)
+            refused.append((keep, len(blocks) > 1, _size_of(blocks), one))
     if not found:
         if refused:
             raise UserError(f"stepify: {max(refused)[-1]}")  # of those that are the nearest to a StepsNet's
@@ -176,7 +124,76 @@ def find_containers(model: nn.Module, example: Example) -> list[Container]:
             f"stepify: {type(model).__name__} has no container of like blocks, expected an nn.Sequential or "
             "nn.ModuleList of residual blocks of one class that keep the shape of their input"
         )
-    return [replace(one, stage=stage) for one, stage in zip(found, _stages_of(found, list(candidates)))]
+    return [replace(one, stage=stage) for one, stage in zip(found, _stages_of(found, list(seen.candidates)))]
+
+
+class _Seen:
+    """A model's sequences of like blocks, and what one forward pass on the meta device has shown of each block."""
+
+    def __init__(self, model: nn.Module, example: Example):
+        traced = on_meta(model)
+        self.name = type(model).__name__
+        self.original = dict(zip(traced.modules(), model.modules()))
+        self.candidates = dict(_candidates(traced))
+        self.unfit: dict[nn.Module, str] = {}
+        every = [block for blocks in self.candidates.values() for block in blocks]
+        with BlockUses(self.candidates) as self.uses:
+            self.calls, outputs = _trace(traced, every, example, self.unfit)
+        self.uses.note_read(outputs)
+
+    def container(self, path: str, blocks: list[nn.Module]) -> Container | str | None:
+        """The container; or why it is none, where it could have been one; or None, where it is no stream of blocks.
+
+        Raises:
+            UserError: it would be one but for something that the user has to mend.
+        """
+        if blocks[0] in self.unfit:
+            return f"{path}.0 ({type(blocks[0]).__name__}) {self.unfit[blocks[0]]}"
+        if not all(block in self.calls for block in blocks):
+            return None
+        if len(set(blocks)) < len(blocks):
+            raise UserError(f"stepify: {path} holds one block several times, expected blocks with weights of their own")
+        keeping = [i for i, block in enumerate(blocks) if self.calls[block].keeps_shape]
+        if not keeping:
+            return None
+        lead = keeping[0]
+        if beside := [i for i, block in enumerate(blocks) if block in self.uses.beside]:
+            return f"{path}.{beside[0]} gets what another block of {path} got, expected blocks in a row"
+        first = self.calls[blocks[lead]]
+        dim = _channel_dim(blocks[lead], len(first.shape_in))
+        originals, changing = [self.original[block] for block in blocks], {*range(lead, len(blocks))} - {*keeping}
+        adapter = adapter_of(originals[lead], first.shape_in[dim], originals[lead + 1 :])
+        if changing or adapter is None:
+            return _refusal(path, blocks, sorted(changing), first.shape_in[dim], dim)
+        if _size_of(blocks) > sum(parameter.numel() for parameter in nn.ModuleList(blocks).parameters()):
+            return f"{path} has parameters that its blocks share, expected blocks with weights of their own"
+        dim = adapter.dim or dim
+        check_declared(originals[lead])
+        kind = f"{path}.{lead} ({type(blocks[lead]).__name__})"
+        self._check_stream(kind, blocks)
+        if not has_shortcut(blocks[lead], first.args, first.kwargs):
+            return f"{kind} multiplies all its input with weights, expected blocks that return x + F(x)"
+        read = tuple(i for i in range(lead, len(blocks) - 1) if blocks[i] in self.uses.read)
+        call = Example(first.args, first.kwargs)
+        return Container(path, originals, adapter, lead, first.shape_in[dim], dim, call, read, passes=first.times)
+
+    def _check_stream(self, kind: str, blocks: Sequence[nn.Module]) -> None:
+        """Raises UserError where the stream is written to by others than the blocks, or in its place by one."""
+        if self.uses.written.intersection(blocks):
+            raise UserError(
+                f"stepify: {kind} writes into its input, which the rest of the stream would share with it, expected "
+                "x = x + F(x) in its forward pass, not x += F(x)"
+            )
+        if self.uses.summed.intersection(blocks):
+            raise UserError(
+                f"stepify: {self.name} adds what goes into {kind} to what comes out of it, expected blocks "
+                "that return x + F(x) themselves: move the sum into their forward pass"
+            )
+
+
+def _size_of(blocks: Sequence[nn.Module]) -> int:
+    """In parameters, those that blocks share as often as they do."""
+    return sum(parameter.numel() for block in blocks for parameter in block.parameters())
 
 
 def _stages_of(found: Sequence[Container], paths: Sequence[str]) -> list[int]:
