@@ -199,7 +199,7 @@ BAD = {
     ),
     "other classes": (
         lambda c: change(c, "val", categories=of_first(name="ring")),
-        r"instances_val.json has other categories: got 7 \(ring\), expected 7 \(disc\) as among those of .*_train.json",
+        r"instances_val.json has other categories: got 7 \(ring\), expected 7 \(disc\) as in .*instances_train.json",
     ),
     "no folder": (lambda c: (c / "images").rename(c / "elsewhere"), "has no folder of images of train"),
     "no file": (lambda c: (c / "instances_val.json").unlink(), "has no file of instances of val"),

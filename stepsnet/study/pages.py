@@ -31,8 +31,8 @@ def check_folder(study: Study, folder: Path) -> None:
 def _study_of(folder: Path) -> str:
     """Whose runs or pages a folder has; "" where it has none."""
     with suppress(UserError, AttributeError):  # a damaged file says nothing, and is read again where it is needed
-        for config in sorted((folder / RECIPES_FOLDER).glob("*.yaml")):
-            return str(read_yaml(config, "recipe").get("name")).rpartition("/")[0]
+        if configs := sorted((folder / RECIPES_FOLDER).glob("*.yaml")):
+            return str(read_yaml(configs[0], "recipe").get("name")).rpartition("/")[0]
         if (page := folder / "study.json").exists():
             return str(read_json(page, "study").get("study"))
     return ""

@@ -191,7 +191,7 @@ def load_coco(
     first, *others = files.values()
     for other in others:
         if differs := other_category(other.categories, first.categories):
-            raise UserError(f"data: {other.file} {differs} of {first.file}")
+            raise UserError(f"data: {other.file} {differs} as in {first.file}")
 
     def part(name: str) -> CocoSplit:
         split = files[sources[name]]
@@ -217,11 +217,9 @@ def load_coco(
 def other_category(categories: Sequence[Record], expected: Sequence[Record]) -> str:
     """Where the ids and names of categories are not those that are expected, the first that differs; else ""."""
     ours, theirs = ([f"{one['id']} ({one['name']})" for one in some] for some in (categories, expected))
-    for own, other in itertools.zip_longest(ours, theirs):
-        if own != other:
-            got = "no further one" if own is None else own
-            wanted = "no further one" if other is None else other
-            return f"has other categories: got {got}, expected {wanted} as among those"
+    for got, wanted in itertools.zip_longest(ours, theirs, fillvalue="no further one"):
+        if got != wanted:
+            return f"has other categories: got {got}, expected {wanted}"
     return ""
 
 

@@ -289,7 +289,7 @@ def _returning_losses(model: Detector) -> Iterator[None]:
 
 def _check_categories(split: CocoSplit, run: Path) -> None:
     if differs := other_category(split.categories, read_categories(run)):
-        raise UserError(f"data: {split.file} {differs} that {run} was trained on")
+        raise UserError(f"data: {split.file} {differs} as in {run}")
 
 
 def _collate(samples: Sequence[tuple[Tensor, Target, str]]) -> tuple[list[Tensor], list[Target], list[str]]:
