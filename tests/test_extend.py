@@ -7,8 +7,10 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
+import pydantic
 import pytest
 import torch
 from PIL import Image
@@ -16,11 +18,12 @@ from test_docs import blocks
 
 import stepsnet
 from stepsnet.cli import main
-from stepsnet.config import DetectionRecipe
+from stepsnet.config import STRICT, ClassificationRecipe, DetectionRecipe, ModelSpec
 from stepsnet.errors import UserError
 from stepsnet.overrides import override, read_recipe, to_plain, to_yaml
 from stepsnet.recipes import find_recipe
 from stepsnet.runs.launch import Job
+from stepsnet.tasks import macs_of
 from stepsnet.user_modules import import_user_modules
 
 PAGE = Path(__file__).parent.parent / "docs" / "extend.md"
@@ -66,6 +69,16 @@ def test_a_language_model_is_trained_and_continues_a_text(project, capsys):
     assert "now" in verb(capsys, "predict", "lm", "--prompt", "now", "--tokens", "3")
     assert main(["train", "tinyshakespeare/shallow", *data, "model.name=test_vit", "model.args={}"]) == 2
     assert "got 'test_vit', a VisionTransformer, expected a causal language model" in capsys.readouterr().err
+
+
+def test_a_task_that_derives_from_ours_has_its_compute():
+    @pydantic.dataclasses.dataclass(frozen=True, kw_only=True, config=STRICT)
+    class Mine(ClassificationRecipe):
+        task: Literal["mine"] = "mine"
+
+    fields = {"name": "a", "model": ModelSpec("test_vit"), "data": "digits", "batch_size": 1, "img_size": 96}
+    stepsnet.register_task(Mine, build=lambda *_: None)
+    assert macs_of(Mine(**fields)) == macs_of(ClassificationRecipe(**fields)) > 0
 
 
 def test_a_model_is_found_again_by_every_verb(project, capsys, monkeypatch):

@@ -108,6 +108,21 @@ def test_a_run_that_is_refused_other_classes_stays_as_it_was(trained, camvid, tm
     assert content() == before
 
 
+def test_classes_of_a_start_that_failed_do_not_count(trained, tmp_path, monkeypatch):
+    run, recipe, _ = trained
+    (tmp_path / "run").mkdir()
+    shutil.copy(run / "config.yaml", tmp_path / "run")
+    (tmp_path / "run" / ".lock").touch()
+    (tmp_path / "run" / "classes.json").write_text(json.dumps(CLASSES[::-1]))
+
+    def reached(*_):
+        raise UserError("the training is reached")
+
+    monkeypatch.setattr("stepsnet.runs.train.train", reached)
+    with pytest.raises(UserError, match="the training is reached"), Lines() as display:
+        train_run(recipe, tmp_path / "run", display)
+
+
 def test_what_the_stream_carries_is_drawn_of_each_checkpoint(trained, tmp_path):
     run, _, _ = trained
     kept = valid_checkpoints(run / "checkpoints")

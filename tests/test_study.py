@@ -142,8 +142,8 @@ def test_a_folder_is_of_one_study(tmp_path, capsys, in_process):
     before, other_settings = content(), TOY["settings"] | {"weight_decay": 0.1}
     for number, (changes, option, said) in enumerate(
         [
-            ({"name": "other"}, "--resume", "is of the study toy, expected a folder for other"),
-            ({"name": "other"}, "--render", "is of the study toy, expected a folder for other"),
+            ({"name": "other"}, "--resume", "has runs of toy, expected a folder for other"),
+            ({"name": "other"}, "--render", "has runs of toy, expected a folder for other"),
             ({"settings": other_settings}, "--resume", "holds a run with weight_decay 0.05, got 0.1"),
         ]
     ):
@@ -153,6 +153,17 @@ def test_a_folder_is_of_one_study(tmp_path, capsys, in_process):
         status, _, err = run("sweep", file, "--run", folder, "--results", results, option, capsys=capsys)
         assert status == 2 and said in err and len(err.splitlines()) == 1, err
         assert content() == before
+
+
+def test_a_run_folder_that_does_not_fit_leaves_its_cell_alone(tmp_path, capsys, in_process):
+    file, folder = declared(tmp_path, criteria=[], claims=[]), tmp_path / "run"
+    bad = folder / "plain-1-tuning-lr0.002-seed0" / "config.yaml"
+    bad.parent.mkdir(parents=True)
+    bad.write_text("lr: fast")
+    status, _, err = run("sweep", file, "--run", folder, "--resume", capsys=capsys)
+    assert status == 2 and "runs failed, such as plain-1-tuning-lr0.002-seed0: " in err and len(err.splitlines()) == 1
+    assert [name for name in in_process if name.startswith("plain-2")][-1].startswith("plain-2-final")
+    assert bad.read_text() == "lr: fast" and not (folder / "recipes" / f"{bad.parent.name}.yaml").exists()
 
 
 def study_of(tmp_path, **changes):

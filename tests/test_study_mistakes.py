@@ -13,7 +13,7 @@ from stepsnet.errors import UserError
 from stepsnet.overrides import override, to_yaml
 from stepsnet.recipes import find_recipe
 from stepsnet.study.declare import Cell, read_study, studies
-from stepsnet.study.results import settings_of, write_record
+from stepsnet.study.results import read_results, settings_of, write_record
 from stepsnet.study.run_plan import Planned, _keys_of_training, check_models, data_of, recipe_of
 
 
@@ -151,6 +151,12 @@ def write(results, study, *records, **others):
             settings = others
         whole = {**record, "settings": settings} if "settings" in record else record
         (results / f"{record['run']}.json").write_text(json.dumps(whole))
+
+
+def test_a_record_of_a_model_whose_blocks_are_not_found_is_read(tmp_path):
+    study = read_study(declared(tmp_path))
+    write(tmp_path / "results", study, {**RECORD, "blocks": None, "layers": None, "commit": None})
+    assert list(read_results(tmp_path / "results", study)) == [RECORD["run"]]
 
 
 @pytest.mark.parametrize(

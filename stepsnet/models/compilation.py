@@ -109,7 +109,9 @@ class SharedDropPath(DropPath):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
         """To another device, in the precision and with the value that it has."""
         device = fn(torch.empty(0, device=self.kept.device)).device
-        self.kept = torch.tensor(1.0 - self.drop_prob, device=device)
+        if device != self.kept.device:  # else it stays where graphs read it
+            with torch.inference_mode(False):
+                self.kept = torch.tensor(1.0 - self.drop_prob, device=device)
         return super()._apply(fn, recurse)
 
     def __setattr__(self, name: str, value: Any) -> None:

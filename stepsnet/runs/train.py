@@ -114,6 +114,8 @@ def _train(
 
     recipe, model, task = prepared.recipe, prepared.model, prepared.task
     lines = [*prepared.lines, *_new_length(recipe, folder, task)]
+    if resume and has_begun(folder):  # a start that failed leaves no assets that count
+        task.check_assets(folder)
     made_with: dict[str, Any] = {}
     with ExitStack() as held:
 
@@ -197,7 +199,6 @@ def _new_length(recipe: Recipe, folder: Path, task: Task) -> list[str]:
     done, steps = updates_done(folder), task.steps_per_epoch
     check_length(folder, recipe.epochs, steps)
     check_data(folder, data_counts(task), recipe)
-    task.check_assets(folder)
     if not recipe.earlier_epochs or recipe.earlier_epochs[-1][0] != done:
         return []
     before = recipe.earlier_epochs[-1][1]

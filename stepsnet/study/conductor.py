@@ -11,6 +11,7 @@ from ..config import Recipe
 from ..console import Display
 from ..errors import UserError
 from ..files import write_atomically
+from ..models.grow.spec import with_sources
 from ..overrides import override, to_yaml
 from ..provenance import command_line
 from ..run_folder import RECIPES_FOLDER, check_run_folder, has_begun, lock_folder
@@ -109,8 +110,14 @@ class _Conductor:
         self.waiting.clear()
         without = {self.planned[failure.name].cell for failure in self.failed}
         for run in due(self.study, self.there, self.cells):
-            if run.name not in started and run.cell not in without:
+            if run.name in started or run.cell in without:
+                continue
+            try:
                 self.waiting.append(self._job(run))
+            except UserError as error:  # its folder is of other settings, or damaged
+                self.run_here.append(run.name)
+                self.failed.append(Failure(run.name, 2, str(error)))
+                without.add(run.cell)
 
     def ended(self, job: Job, status: int, said: str) -> None:
         """Record a run, and queue what its result makes due."""
@@ -137,13 +144,13 @@ class _Conductor:
     def _job(self, run: Planned) -> Job:
         config = self.folder / RECIPES_FOLDER / f"{run.name}.yaml"
         if run.name not in self.planned:
+            self.planned[run.name] = run
             recipe = self._recipe(run)
             if has_begun(self.folder / run.name):
-                check_run_folder(self.folder / run.name, recipe, resume=True)
+                check_run_folder(self.folder / run.name, with_sources(recipe), resume=True)
             write_atomically(config, to_yaml(recipe))
             if run.kind == "final":
                 note_criteria(config, self.folder / run.name, self.study, run.cell)
-            self.planned[run.name] = run
         contender = self.study.contender(run.cell.contender)
         return Job(run.name, contender.label or contender.name, str(config), str(self.folder / run.name))
 

@@ -25,7 +25,7 @@ __all__ = ["check_folder", "write_study"]
 def check_folder(study: Study, folder: Path) -> None:
     """Raises UserError where a folder has runs or pages of another study, whose runs may have the same names."""
     if (other := _study_of(folder)) not in ("", study.name):
-        raise NotOurFile(f"--run: {folder} is of the study {other}, expected a folder for {study.name}")
+        raise NotOurFile(f"--run: {folder} has runs of {other}, expected a folder for {study.name}")
 
 
 def _study_of(folder: Path) -> str:
@@ -34,7 +34,7 @@ def _study_of(folder: Path) -> str:
         if configs := sorted((folder / RECIPES_FOLDER).glob("*.yaml")):
             return str(read_yaml(configs[0], "recipe").get("name")).rpartition("/")[0]
         if (page := folder / "study.json").exists():
-            return str(read_json(page, "study").get("study"))
+            return str(read_json(page, "study").get("study", ""))
     return ""
 
 

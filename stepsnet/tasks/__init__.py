@@ -123,7 +123,7 @@ def check_recipe(recipe: Recipe, model: nn.Module) -> None:
 
 def macs_of(recipe: Recipe) -> int:
     """Multiply-accumulates of a forward pass, without data."""
-    if macs := _function(recipe, "macs"):
+    if macs := _function(recipe, "macs") or _inherited(recipe, "macs"):
         return macs(recipe)
     with torch.device("meta"):
         model = build_model(recipe.model, pretrained=False)
@@ -132,7 +132,7 @@ def macs_of(recipe: Recipe) -> int:
 
 def normalization_of_run(recipe: Recipe) -> Any:
     """The :class:`~.normalization.Normalization` of the images that a run was trained on; None where it has none."""
-    normalization = _function(recipe, "normalization")
+    normalization = _function(recipe, "normalization") or _inherited(recipe, "normalization")
     return normalization(recipe) if normalization else None
 
 
@@ -236,6 +236,17 @@ def _function(recipe: Recipe, name: str) -> Any:
     """A function of the recipe's task; None where the task does not have it."""
     if recipe.task in _registered:
         return getattr(_registered[recipe.task], name, None)
+    return _own_function(recipe.task, name)
+
+
+def _inherited(recipe: Recipe, name: str) -> Any:
+    """That of the task of ours from whose recipe a user's derives; None where it derives from none."""
+    own = {kind: task for task, kind in RECIPE_TYPES.items() if task not in _registered}
+    task = next((own[kind] for kind in type(recipe).__mro__ if kind in own), None)
+    return _own_function(task, name) if task else None
+
+
+def _own_function(task: str, name: str) -> Any:
     file = name if name in ("predict", "publish", "deployment") else "task"
-    module = f"stepsnet.tasks.{recipe.task}.{file}"
+    module = f"stepsnet.tasks.{task}.{file}"
     return getattr(importlib.import_module(module), name, None) if importlib.util.find_spec(module) else None
