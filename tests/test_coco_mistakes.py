@@ -159,6 +159,10 @@ BAD = {
         lambda c: change(c, annotations=of_first(segmentation={"size": [64, 48], "counts": "1"})),
         r"got RLE counts 1, expected a sum of 3072, the pixels of the image",
     ),
+    "RLE of no counts": (
+        lambda c: change(c, annotations=of_first(segmentation={"size": [64, 48], "counts": []})),
+        r"got RLE counts \[\], expected a sum of 3072",
+    ),
     "RLE of nothing": (
         lambda c: change(c, annotations=of_first(segmentation={"size": [64, 48], "counts": [3072]})),
         r"got RLE counts \[3072\], expected a mask of at least a pixel",

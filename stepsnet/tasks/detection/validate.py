@@ -273,7 +273,7 @@ def _wrong_segmentation(segmentation: Any, height: int, width: int) -> str:
         return f"got RLE of size {segmentation.get('size')}, expected the image's, [{height}, {width}]"
     counts = segmentation["counts"]
     wrong = f"got RLE counts {str(counts)[:60]}, expected a sum of {height * width}, the pixels of the image"
-    if not isinstance(counts, list | str) or not counts:
+    if not isinstance(counts, list | str) or counts == "":
         return f"got RLE counts of type {type(counts).__name__}, expected a list or a string"
     runs = counts if isinstance(counts, list) else _runs_of(counts)
     if not all(_is_integer(run) and run >= 0 for run in runs) or sum(runs) != height * width:
