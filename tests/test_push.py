@@ -450,3 +450,4 @@ def test_what_cannot_be_pushed(tmp_path, capsys):
     with pytest.raises(UserError, match="has no weights"):
         (run / "model.safetensors").unlink()
         write_repository(run, tmp_path / "another")
+    assert not (tmp_path / "another").exists()

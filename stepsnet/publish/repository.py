@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -51,13 +52,20 @@ def write_repository(run: Path, folder: Path) -> Publication:
     refuse_comparison(run, "push")
     if read_summary(run) is None:
         raise UserError(f"push: {run} has not ended, expected a finished run")
+    is_new = not folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()):
             raise UserError(f"--out: {folder} is not empty, expected a new folder")
     except OSError as error:
         raise UserError(f"--out: cannot use {folder}: {error.strerror}") from None
-    publication = publish(run, recipe, folder)
+    try:
+        publication = publish(run, recipe, folder)
+    except UserError:
+        with suppress(OSError):  # a refusal before the first file leaves no empty folder behind
+            if is_new:
+                folder.rmdir()
+        raise
     write_atomically(folder / "config.yaml", dump_yaml(public_recipe(published(recipe, publication))))
     return publication
 
