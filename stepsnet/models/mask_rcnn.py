@@ -241,7 +241,7 @@ def create_detector(
         anchors: side lengths in pixels, one for each of the five levels.
         channels: of the FPN and of the convolutions after it.
         hidden: width of the box head.
-        samples: boxes per image to train on. The defaults of the last three are the paper's; tests take less.
+        samples: boxes per image to train on. The defaults of the last three are Swin's; tests take less.
 
     Raises:
         ValueError: an unknown backbone, or a number out of range.

@@ -108,7 +108,7 @@ class StepsSwinStage(SwinTransformerStage):
                 num_heads=heads,
                 input_resolution=self.output_resolution,
                 window_size=window_size,
-                shift_size=0 if index % 2 == 0 else half_window,  # alternate through the whole stage
+                shift_size=0 if index % 2 == 0 else half_window,  # ours: alternate through the whole stage
                 drop_path=drop_path[index],
                 norm_layer=norm_layer,
                 device=device,

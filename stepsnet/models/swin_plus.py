@@ -3,6 +3,10 @@
 CMT (Guo et al., CVPR 2022) puts a depth-wise 3×3 convolution with a shortcut before the attention (the local
 perception unit), and another between the two layers of the MLP. The rest is Swin's, layer normalization included.
 The macro design is that of Swin and of Steps-Swin.
+
+The paper says no more than "components like LPU and ConvFFN". Ours is what follows from that: CMT's equations without
+the batch norms and the second activation that its text adds behind the convolutions, so that without its convolutions
+the block is Swin's; the convolutions start as torch starts them.
 """
 
 from __future__ import annotations
@@ -63,7 +67,7 @@ class LocalPerceptionUnit(nn.Module):
 
 
 class ConvFFN(Mlp):
-    """An MLP with a depth-wise convolution and its shortcut in the hidden layer, as in CMT's IRFFN.
+    """An MLP with a depth-wise convolution and its shortcut in the hidden layer, as the equations of CMT's IRFFN have it.
 
     Shape: (B, H, W, C) -> (B, H, W, C).
     """

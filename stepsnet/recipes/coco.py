@@ -17,7 +17,8 @@ __all__ = ["COCO", "RECIPES"]
 _IMAGES = 117_266  # of train2017 that have objects
 
 # Swin's settings (arXiv 2103.14030, A2.2), which the paper refers to: 16 images per batch, AdamW 1e-4, weight decay
-# 0.05, 1,000 updates of warmup, the rate down tenfold twice. The backbone is meant to start from ImageNet.
+# 0.05, the rate down tenfold twice; the 1,000 updates of warmup are from its published configurations. The backbone is
+# meant to start from ImageNet.
 COCO = DetectionRecipe(
     name="coco",
     model=ModelSpec("mask_rcnn"),
@@ -45,7 +46,8 @@ _3X = dataclasses.replace(COCO, epochs=36, milestones=(27.0, 33.0))
 def _pair(
     base: DetectionRecipe, table: str, detector: str, backbone: str, size: str, drop_path_rate: float
 ) -> list[DetectionRecipe]:
-    """A baseline's row and its StepsNet's; the stochastic depth is that of Swin's detectors."""
+    """A baseline's row and its StepsNet's. Stochastic depth: Swin published T in both settings, S and B for 3x alone;
+    those of S and B for 1x are ours."""
     model = "mask_rcnn" if detector == "Mask R-CNN" else "cascade_mask_rcnn"
     args: dict[str, Any] = {"backbone_args": {"drop_path_rate": drop_path_rate}}
     row = f"{backbone} {detector}"

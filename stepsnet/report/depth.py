@@ -15,6 +15,7 @@ from .words import join, mean_std, number, result_metric, sentence
 
 __all__ = ["depth_figure", "results_figure"]
 
+_TITLES = SPLITS | {"train_clean": "training, without augmentation"}
 Curve = dict[int, Group]  # of one label, by number of blocks
 
 
@@ -60,7 +61,7 @@ def _draw_depth(curves: dict[str, Curve], metric: Metric, splits: Sequence[str],
     depths = sorted({blocks for curve in curves.values() for blocks in curve})
     figure, axes = make_panels(narrow, len(splits), 2, 2.4 if narrow else 2.9, sharey=True)
     for ax, split in zip(axes, splits):
-        ax.set(title=SPLITS[split], xlabel="blocks", ylabel=metric.axis_label)
+        ax.set(title=_TITLES[split], xlabel="blocks", ylabel=metric.axis_label)
         scale_by_size(ax, depths)
         for label, curve in curves.items():
             color, blocks = next(iter(curve.values())).color, list(curve)
@@ -109,7 +110,13 @@ def _draw_results(groups: Sequence[Group], metric: Metric, narrow: bool) -> Figu
 
 
 def _splits(groups: Sequence[Group], metric: Metric) -> list[str]:
-    return [split for split in ("train", "val") if all(group.results(f"{split}_{metric.key}") for group in groups)]
+    """Of the training images their scores without augmentation, where all models have them."""
+
+    def is_there(split: str) -> bool:
+        return all(group.results(f"{split}_{metric.key}") for group in groups)
+
+    trained = [split for split in ("train_clean", "train") if is_there(split)]
+    return [*trained[:1], *(["val"] if is_there("val") else [])]
 
 
 def _rows(groups: Sequence[Group], metric: Metric, splits: Sequence[str]) -> list[dict[str, Any]]:
