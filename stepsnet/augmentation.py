@@ -37,7 +37,7 @@ Count = Annotated[int, Field(ge=1, le=2**31)]
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Augment:
-    """timm's augmentation, by timm's names. What is not named is off; that of the paper's recipes is in recipes/imagenet.py."""
+    """timm's augmentation, by timm's names. What is not named is off; the paper's: recipes/imagenet.py."""
 
     scale: tuple[Annotated[float, Field(gt=0, le=1)], Annotated[float, Field(gt=0, le=1)]] = Field(
         default=(1.0, 1.0), description="share of the image that a crop covers; 1, 1: the largest square in its middle"

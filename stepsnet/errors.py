@@ -3,6 +3,7 @@
 ==== ============================================================
 0    done
 2    a mistake in what was given, such as an unknown key
+3    a training that has diverged: one of its numbers is not finite
 70   a fault of the program; the line says where its traceback is
 74   standard output cannot be written; what goes to files is there
 130  interrupted, by Ctrl-C; 143 by SIGTERM, 129 by SIGHUP
@@ -105,7 +106,9 @@ def _package_of(module: str) -> str:
 
 
 class UserError(Exception):
-    """A mistake of the caller's; one line, whatever it quotes. The command line prints it and exits with status 2."""
+    """A mistake of the caller's; one line, whatever it quotes. The command line prints it and exits with ``status``."""
+
+    status = 2
 
     def __str__(self) -> str:
         return printable(super().__str__()).replace("\n", "\\n")
@@ -204,9 +207,7 @@ def _status_of(run: Callable[[], Any], debug: bool) -> int:
 
 def _line(error: Exception) -> tuple[str, int]:
     """What is said of an exception, and the exit status."""
-    if isinstance(error, UserError):
-        return str(error), 2
-    if isinstance(error, Stopped):
+    if isinstance(error, UserError | Stopped):
         return str(error), error.status
     if isinstance(error, ModuleNotFoundError) and (said := _missing_extra(error)):
         return said, 2

@@ -60,9 +60,10 @@ Resume = bool | Literal["auto", "extend"]
 RECIPES_FOLDER = "recipes"
 _RESULTS = ("report.html", "figures", "inspection.json", "model.safetensors")
 _CONFIG, _LOCK = "config.yaml", ".lock"
+_FAULT = re.compile(r"fault-\w+\.txt")  # of the program, recorded in the folder that it met it in (errors.py)
 # what a start leaves in a folder before the first update, the files of the tasks among it
 _OF_A_START = re.compile(
-    r"config\.yaml|\.lock|(metrics|processes)\.jsonl|checkpoints|tensorboard|wandb|(tracker|label)\.txt|classes\.json|categories\.json|fault-\w+\.txt|"
+    r"config\.yaml|\.lock|(metrics|processes)\.jsonl|checkpoints|tensorboard|wandb|(tracker|label)\.txt|classes\.json|categories\.json|"
     r"(generation_)?config\.json|(tokenizer|tokenizer_config|special_tokens_map)\.json|modeling_stepsnet\.py"
 )
 
@@ -125,13 +126,14 @@ def check_there(folder: Path, resume: Resume) -> None:
 
 
 def names_in(folder: Path) -> set[str]:
-    """What a folder holds besides its lock and what killed processes have left; nothing where there is none.
+    """What a folder holds besides its lock, recorded faults and what killed processes have left.
 
     Raises:
         UserError: it cannot be read.
     """
     try:
-        return {path.name for path in folder.iterdir() if not is_temporary(path)} - {_LOCK}
+        names = {path.name for path in folder.iterdir() if not is_temporary(path)}
+        return {name for name in names if name != _LOCK and not _FAULT.fullmatch(name)}
     except FileNotFoundError:
         return set()
     except OSError as error:
@@ -152,8 +154,7 @@ def _clear_failed_start(folder: Path) -> None:
     """
     try:
         for path in folder.iterdir() if folder.is_dir() else ():
-            is_its = _OF_A_START.fullmatch(path.name) and path.name != _LOCK and not path.name.startswith("fault-")
-            if is_its and not path.is_dir():
+            if _OF_A_START.fullmatch(path.name) and path.name != _LOCK and not path.is_dir():
                 path.unlink()
     except OSError as error:
         raise UserError(f"--run: cannot use {folder}: {error.strerror}") from None
@@ -200,9 +201,10 @@ def check_length(folder: Path, epochs: int, steps_per_epoch: int) -> None:
 
 
 def check_data(folder: Path, counts: Mapping[str, int], recipe: Recipe) -> None:
-    """Raises UserError where data with these counts are not those of the run in a folder; without checkpoints, never.
+    """Raises UserError where data with these counts are not those that the run in a folder has a checkpoint of.
 
-    It comes before anything is written: that a run that has ended is of other data, nobody would find later.
+    It comes before anything is written: that a run that has ended is of other data, nobody would find later. One that
+    has ended needs no checkpoint that is valid any more; of others one is expected, where there are some.
     """
     from .checkpoint import latest
 

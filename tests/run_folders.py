@@ -26,7 +26,7 @@ def make_run(folder, label="StepsNet", seed=0, epochs=8, done=8, top1=60.0, widt
     folder.mkdir(parents=True)
     widths = widths or WIDTHS.get(label, [24] * 8)
     model = {"name": "steps_deit_tiny_patch16_224", "args": {"widths": sorted(set(widths))}}
-    recipe = {"name": "digits/deep", "seed": seed, "epochs": epochs, "model": model, **settings}
+    recipe = {"name": "digits/deep", "seed": seed, "epochs": epochs, "model": model, "data": "digits", **settings}
     (folder / "config.yaml").write_text(yaml.safe_dump(recipe, sort_keys=False))
     lines = []
     for epoch in range(done + 1):

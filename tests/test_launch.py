@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import subprocess
 import sys
 import time
 
@@ -16,7 +17,7 @@ from stepsnet.cli import main
 from stepsnet.engine.interrupt import catch_signals
 from stepsnet.errors import Fault, UserError, exit_status
 from stepsnet.machine import available_memory, cores
-from stepsnet.overrides import override, read_recipe
+from stepsnet.overrides import override, read_recipe, to_yaml
 from stepsnet.recipes import find_recipe
 from stepsnet.run_folder import lock_folder, updates_done
 from stepsnet.run_records import diverged_at
@@ -76,7 +77,7 @@ def stop(*_):
     time.sleep(0.1)
     open(folder + "/checkpoint", "w").close()
     sys.exit()
-signal.signal(signal.SIGINT, stop)
+signal.signal(signal.SIGTERM, stop)
 open(folder + "/ready", "w").close()
 while True: time.sleep(1)
 """
@@ -276,7 +277,7 @@ def test_no_more_memory_than_the_control_group_has_left(tmp_path, monkeypatch):
 
 def test_a_second_interrupt_ends_at_once_but_not_the_same_one_twice():
     with catch_signals() as caught:
-        for _ in range(2):  # as from the terminal and from the parent
+        for _ in range(2):  # as from the terminal and from torchrun
             os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGTERM)
         assert caught == [signal.SIGINT, signal.SIGINT, signal.SIGTERM]
@@ -290,6 +291,26 @@ def test_a_second_interrupt_ends_at_once_but_not_the_same_one_twice():
         for _ in range(2):
             os.kill(os.getpid(), signal.SIGINT)
         assert caught == [signal.SIGTERM, signal.SIGINT, signal.SIGINT]
+
+
+def test_a_terminals_interrupts_are_left_to_the_parent_which_says_once_to_stop(tmp_path):
+    """Ctrl-C reaches all processes of a terminal; two seconds later a busy parent would be taken for a second one."""
+    config = tmp_path / "config.yaml"
+    config.write_text(to_yaml(override(find_recipe("digits/tiny"), ["baseline=null", "epochs=1000"])))
+    job = Job("a", "a", str(config), str(tmp_path / "run"))
+    pipe = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    with subprocess.Popen(launch._command(), **pipe) as process:
+        process.stdin.write(json.dumps(dataclasses.asdict(job)) + "\n")
+        process.stdin.flush()
+        assert any('"kind": "progress"' in line for line in iter(process.stdout.readline, ""))
+        for _ in range(2):
+            process.send_signal(signal.SIGINT)
+            time.sleep(1.1)
+        assert process.poll() is None
+        process.terminate()
+        said = process.communicate(timeout=240)[0]
+    assert process.returncode == 143 and "stopped by SIGTERM after update" in said
+    assert updates_done(tmp_path / "run") > 0
 
 
 def test_runs_at_once_have_a_slot_each_and_slots_are_used_again(monkeypatch):

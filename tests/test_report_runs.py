@@ -67,6 +67,15 @@ def test_recipes_of_names_of_their_own_are_paired_by_their_size(tmp_path):
     assert [(steps.blocks, base.blocks) for steps, base in pairs(groups)] == [(4, 4), (8, 8)]
 
 
+def test_seeds_of_two_versions_are_of_one_model(tmp_path):
+    """An older version wrote out what is now left to the optimizer, and did not have all settings of augmentation."""
+    old = {"betas": [0.9, 0.999], "eps": 1e-8, "augment": {"hflip": 0.5}}
+    new = {"betas": None, "eps": None, "augment": {"hflip": 0.5, "aug_repeats": 1}}
+    runs = [make_run(tmp_path / f"{seed}", seed=seed, **settings) for seed, settings in enumerate((old, new))]
+    (group,) = group_runs([load_run(run) for run in runs])
+    assert group.results("val_top1").keys() == {0, 1}
+
+
 def test_runs_of_several_tasks_are_not_ranked(tmp_path):
     """The page says the result of each; the loss, which all have, is of something else in each."""
     runs = [make_run(tmp_path / "a"), make_run(tmp_path / "b", widths=[8] * 4)]
@@ -85,10 +94,20 @@ def test_runs_of_several_tasks_are_not_ranked(tmp_path):
 
 @pytest.mark.parametrize(
     "other",
-    [{"data": "folder:cats"}, {"epochs": 4, "done": 4}, {"holdout": 300}, {"train_samples": 100}, {"tokenizer": "bpe"}],
+    [
+        {"data": "folder:cats"},
+        {"epochs": 4, "done": 4},
+        {"holdout": 300},
+        {"train_samples": 100},
+        {"tokenizer": "characters"},
+    ],
 )
 def test_results_of_other_data_or_lengths_are_not_subtracted(other, tmp_path, undrawn):
-    runs = [make_run(tmp_path / "s", "StepsNet"), make_run(tmp_path / "b", "baseline", top1=90.0, **other)]
+    kind = {"task": "language"} if "tokenizer" in other else {}
+    runs = [
+        make_run(tmp_path / "s", "StepsNet", **kind),
+        make_run(tmp_path / "b", "baseline", top1=90.0, **other, **kind),
+    ]
     words = said(runs)
     assert "is better by" not in words and words.endswith("no difference between them to state.")
     text = read(write_report(runs, tmp_path / "report.html", "t")).text

@@ -16,7 +16,7 @@ __all__ = ["SIGNALS", "Interrupted", "catch_signals"]
 if not hasattr(signal, "SIGHUP"):
     raise UserError("training: got Windows, expected Linux or macOS, such as Linux inside of Windows (WSL)")
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-# seconds within which one Ctrl-C may reach a process of a grid twice, from the terminal and from the grid
+# seconds within which one Ctrl-C may reach a process of torchrun's twice, from the terminal and from torchrun
 _ONE_REQUEST = 1.0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -46,9 +47,13 @@ class MetricsLog:
         """
         if not self.writes:
             return
+        # JSON has no number that is not finite, such as the norm of gradients of an update that float16 leaves out
+        plain = {
+            key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in line.items()
+        }
         try:
             with self.path.open("a") as file:
-                file.write(json.dumps(line) + "\n")
+                file.write(json.dumps(plain, allow_nan=False) + "\n")
         except OSError as error:
             raise UserError(f"metrics: cannot write {self.path}: {error.strerror or error}") from error
         for tracker in tuple(self.working):

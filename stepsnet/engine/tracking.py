@@ -59,7 +59,7 @@ def _tensorboard(folder: Path, step: int) -> Tracker:
 
     threading.excepthook = _without_tensorboards
     try:
-        writer = SummaryWriter(str(folder), purge_step=step + 1 if step else None)
+        writer = SummaryWriter(str(folder), purge_step=step + 1 if step else 0)
     except OSError as error:
         raise UserError(f"tracker: cannot write {folder}: {error.strerror or error}") from error
 

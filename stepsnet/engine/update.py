@@ -178,6 +178,8 @@ def _of_this_rank(tensor: Tensor) -> Tensor:
 class Diverged(UserError):
     """A number of a run is not finite; ``step`` is the update at which it was found."""
 
+    status = 3
+
     def __init__(self, text: str, step: int):
         super().__init__(text)
         self.step = step

@@ -67,7 +67,7 @@ class LocalPerceptionUnit(nn.Module):
 
 
 class ConvFFN(Mlp):
-    """An MLP with a depth-wise convolution and its shortcut in the hidden layer, as the equations of CMT's IRFFN have it.
+    """An MLP with a depth-wise convolution and its shortcut in the hidden layer, by the equations of CMT's IRFFN.
 
     Shape: (B, H, W, C) -> (B, H, W, C).
     """

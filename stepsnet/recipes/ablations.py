@@ -1,7 +1,7 @@
 """The ablations: numbers of steps (Table 8), depths (9), the order of widths (10) and stages (11).
 
-The first row of each table is the baseline of the others. The paper prints no stochastic depth for these tables; ours is
-that of DeiT-S and Swin-T. Not yet trained by us at this scale.
+The first row of each table is the baseline of the others. The paper prints no stochastic depth for these tables; ours
+is that of DeiT-S and Swin-T. Not yet trained by us at this scale.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ _UPDATES = 160_000
 _UPDATES_PER_EPOCH = 16_000  # between evaluations
 
 # Swin's settings (arXiv 2103.14030, A2.3), which the paper refers to: 160,000 updates of 16 crops of 512×512, AdamW at
-# 6e-5 with weight decay 0.01, 1,500 updates of warmup and then down to 0 in a straight line. Stochastic depth is 0.3, as
-# in the configurations that Swin published; A2.3 says 0.2. Its mIoU of 44.5 is that of the whole image at one scale.
+# 6e-5 with weight decay 0.01, 1,500 updates of warmup and then down to 0 in a straight line. Stochastic depth is 0.3,
+# as in the configurations that Swin published; A2.3 says 0.2. Its mIoU of 44.5 is that of the whole image at one scale.
 ADE20K = SegmentationRecipe(
     name="ade20k",
     model=ModelSpec("upernet"),

@@ -15,8 +15,8 @@ __all__ = ["IMAGENET", "RECIPES"]
 
 # The paper's settings. From its Appendix A: AdamW, 300 epochs, 20 of them warmup, rate 1e-3 for 1,024 images and linear
 # in the batch, weight decay 0.05, RandAugment, Mixup, CutMix and random erasing. The rest is Swin's recipe, which the
-# paper refers to, as its code has it (gradients clipped at 5; its text says 1). The paper refers to DeiT's too, which has
-# repeated augmentation (augment.aug_repeats=3) and no clipping. All models train with the same, as the paper says:
+# paper refers to, as its code has it (gradients clipped at 5; its text says 1). The paper refers to DeiT's too, which
+# has repeated augmentation (augment.aug_repeats=3) and no clipping. All models train with the same, as the paper says:
 # "all our models under the same settings".
 IMAGENET = ClassificationRecipe(
     name="imagenet",

@@ -17,7 +17,7 @@ __all__ = ["RECIPES", "WIKITEXT103"]
 # The settings of Appendix A: a vocabulary of 50,000, sequences of 128 tokens, 0.128M tokens per update (1,024 sequences
 # are 0.131M). The embedding starts as LLaMA's, the baseline's own; docs/language.md has what a larger start changes.
 # The paper names no tokenizer, optimizer, rate or length for this task. Ours are a BPE of the raw text, LLaMA's
-# optimizer (AdamW, betas 0.9 and 0.95, weight decay 0.1, gradients clipped at 1), a rate of 1e-3 with a pass of warm-up,
+# optimizer (AdamW, betas 0.9 and 0.95, weight decay 0.1, gradients clipped at 1), a rate of 1e-3 with a pass of warmup,
 # down by cosine to a hundredth, 20 passes, no dropout, and windows that do not overlap.
 WIKITEXT103 = LanguageRecipe(
     name="wikitext103",

@@ -13,9 +13,10 @@ from typing import Any
 
 from ..analysis.block_statistics import StreamMeasurement, read_line
 from ..colors import OKABE_ITO
-from ..config import MAY_CHANGE_ON_RESUME, RECIPE_TYPES, ClassificationRecipe, key_of
+from ..config import MAY_CHANGE_ON_RESUME
 from ..errors import UserError, in_a_line
 from ..metrics import METRICS
+from ..overrides import read_recipe, to_plain
 from ..reading import parse_json, read_text, read_yaml
 from ..redact import without_place
 from ..run_folder import RECIPES_FOLDER
@@ -153,7 +154,7 @@ def load_run(folder: Path) -> LoadedRun:
     """
     if not (folder / "config.yaml").exists():
         raise UserError(f"run folder {folder}: no config.yaml in it, expected the output folder of a training run")
-    config = read_yaml(folder / "config.yaml", "run")
+    config = _config_of(folder)
     of_grid = folder.parent / RECIPES_FOLDER / f"{folder.name}.yaml"
     if of_grid.exists():  # which knows where the data are now; a seed that had ended before they were moved does not
         config["data"] = read_yaml(of_grid, "run").get("data")
@@ -179,9 +180,19 @@ def load_run(folder: Path) -> LoadedRun:
     text = read_text(folder / "config.yaml", "run")
     result = read_summary(folder) or {}
     at_ends, at_updates, label = stream["epoch_end"], stream["update"], read_label(folder)
-    return LoadedRun(
-        folder, text, _with_defaults(config), result, epochs, at_ends, at_updates, label, diverged_at(folder)
-    )
+    return LoadedRun(folder, text, config, result, epochs, at_ends, at_updates, label, diverged_at(folder))
+
+
+def _config_of(folder: Path) -> dict[str, Any]:
+    """A run's recipe as this version writes it, so that seeds of two versions compare; its modules are imported.
+
+    Of a recipe that cannot be read, such as one whose modules are not found any more, what the file says.
+    """
+    file = folder / "config.yaml"
+    try:
+        return to_plain(read_recipe(file))
+    except UserError:
+        return read_yaml(file, "run")
 
 
 def _with_numbers(entry: dict[str, Any]) -> dict[str, Any]:
@@ -191,16 +202,6 @@ def _with_numbers(entry: dict[str, Any]) -> dict[str, Any]:
         if is_metric and not isinstance(value, int | float | None):
             raise ValueError(f"got {key} {str(value)[:40]!r}")
     return entry
-
-
-def _with_defaults(config: dict[str, Any]) -> dict[str, Any]:
-    """A config with the defaults of fields that its version did not have yet, so that seeds of two versions compare."""
-    kind = RECIPE_TYPES.get(config.get("task", "classification"), ClassificationRecipe)
-    fields = kind.__pydantic_fields__  # type: ignore[attr-defined]
-    defaults = {key_of(kind, name): field.default for name, field in fields.items() if not field.is_required()}
-    plain = {key: list(value) if isinstance(value, tuple) else value for key, value in defaults.items()}
-    known = {key: value for key, value in plain.items() if isinstance(value, (str, int, float, list, type(None)))}
-    return known | config
 
 
 def steps_of(widths: Sequence[int]) -> list[tuple[int, int]]:

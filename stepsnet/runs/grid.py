@@ -205,7 +205,10 @@ def _plan(
             waiting.append(Job(name, entry.label, str(config), str(run), how, threads, told=True))
     by_part = {_entry_part(entry.name): entry for entry in entries}
     for run in _there(folder):  # other seeds among them, which the results would put beside these
-        of = by_part.get(_parts_of(run.name)[0])
+        part, seed = _parts_of(run.name)
+        if (of := by_part.get(part)) and run not in runs and has_begun(run):
+            own_length = read_recipe(run / "config.yaml").epochs
+            check_run_folder(run, dataclasses.replace(of.recipe, baseline=None, seed=seed, epochs=own_length), "auto")
         if of and of.data_counts:
             check_data(run, of.data_counts, of.recipe)
     return waiting, runs, texts

@@ -114,6 +114,10 @@ class _Launcher:
                     self.handle_next_line(bool(caught))
                     if caught:
                         self.stop_children()
+            except KeyboardInterrupt:  # Ctrl-C once more: no checkpoint is waited for
+                for process in self.running.values():
+                    process.kill()
+                raise
             finally:  # also where ``ended`` or ``display`` has raised
                 self.end_children()
             if caught:
@@ -177,13 +181,13 @@ class _Launcher:
             self.last_line[name] = line.strip()  # what a library prints behind it does not hide what the run has said
 
     def stop_children(self) -> None:
-        """Interrupt all children; each ends after its current update and a checkpoint."""
+        """Have all children stop; each ends after its current update and a checkpoint."""
         for process in set(self.running.values()) - self.told:
-            process.send_signal(signal.SIGINT)
+            process.terminate()
             self.told.add(process)
 
     def end_children(self) -> None:
-        """Interrupt those that still run, wait for their checkpoints, and kill what does not end."""
+        """Stop those that still run, wait for their checkpoints, and kill what does not end."""
         self.stop_children()
         until = time.monotonic() + _LAST_CHECKPOINT
         for process in self.running.values():
@@ -262,4 +266,7 @@ def _events() -> Display:
 
 
 if __name__ == "__main__":
+    # a terminal sends Ctrl-C to this process too, and the parent, which may be busy for seconds, then says once more to
+    # stop: together they would be taken for two of the user's
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     sys.exit(exit_status(_run_job))

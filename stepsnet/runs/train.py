@@ -148,7 +148,7 @@ def _train(
             context.on_main(functools.partial(_note_divergence, folder, error))
             if context.is_main:
                 raise
-            raise SystemExit(2) from None
+            raise SystemExit(Diverged.status) from None
         if not context.is_main:
             return None
         seconds = round(result.earlier_seconds + time.monotonic() - started, 1)
@@ -185,7 +185,7 @@ def _threads(recipe: Recipe, device: torch.device) -> Iterator[int | None]:
 
 
 def _has_all(folder: Path, recipe: Recipe) -> bool:
-    """Whether a run has ended; one whose final weights are gone writes them from its last checkpoint, if it has one."""
+    """Whether a run has ended, and its final weights are there or cannot be written from a checkpoint any more."""
     lacks_weights = updates_done(folder) > 0 and not (folder / "model.safetensors").exists()
     return has_ended(folder, recipe) and not lacks_weights
 

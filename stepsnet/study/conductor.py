@@ -9,13 +9,13 @@ from typing import Any
 
 from ..config import Recipe
 from ..console import Display
+from ..engine.update import Diverged
 from ..errors import UserError
 from ..files import write_atomically
 from ..models.grow.spec import with_sources
 from ..overrides import override, to_yaml
 from ..provenance import command_line
 from ..run_folder import RECIPES_FOLDER, check_run_folder, has_begun, lock_folder
-from ..run_records import diverged_at
 from ..runs.launch import Failure, Job, error_of, run_all
 from .declare import Cell, Study
 from .pages import check_folder
@@ -160,7 +160,7 @@ class _Conductor:
         recipe = self._recipe(run)
         if status == 0:
             record = record_of(self.study, run, recipe, self.folder / job.name, self.command)
-        elif diverged_at(self.folder / job.name) is not None:
+        elif status == Diverged.status:
             record = diverged_record(self.study, run, recipe, said, self.command)
         else:
             raise UserError(said)

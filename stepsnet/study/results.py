@@ -52,7 +52,7 @@ _CURVE = (
     "val_top1",
 )
 # what the runs of a study may differ in; batch norm and Mixup see each part of a batch by itself
-OF_THE_MACHINE = MAY_CHANGE_ON_RESUME - {"accumulation_steps"}
+OF_THE_MACHINE = MAY_CHANGE_ON_RESUME - {"accumulation_steps", "compile", "log_interval", "max_undecodable"}
 # of a record, to find its place
 _NEEDED: dict[str, Any] = {"run": str, "contender": str, "point": int, "kind": str, "variant": str}
 _NEEDED |= {"rate": (int, float), "seed": int, "settings": dict}
