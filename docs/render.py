@@ -13,6 +13,7 @@ A block between ``<!-- begin: NAME … -->`` and ``<!-- end -->`` is replaced by
     study-keys                     the keys of a study's declaration
     stream NAME CELL…              γ by update in the final runs of a study's cells, and their gradients at the end
     verdicts NAME…                 the criteria of declared studies that have a verdict
+    differences NAME LEFT-RIGHT…   paired differences of a study's cells that none of its criteria asks for
     answers NAME…                  a row a declared study: its question, and what may be said by now
     analysis FILE TABLE            what ``stepsnet analyze --json`` printed
     speed FILE                     what ``stepsnet bench`` wrote
@@ -57,6 +58,7 @@ TABLES = {
     "study-keys": render_runs.study_keys,
     "stream": render_stream.stream_table,
     "verdicts": render_runs.verdicts_table,
+    "differences": render_runs.differences_table,
     "answers": render_runs.answers_table,
     "paper-depths": render_runs.paper_depths,
     "benchmarks": render_benchmarks.benchmarks_table,

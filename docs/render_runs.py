@@ -17,7 +17,7 @@ from stepsnet.study.declare import Claim, Contender, Criterion, Flatness, Study,
 from stepsnet.study.leaderboard import leaderboard
 from stepsnet.study.render import draw_study, render_study
 from stepsnet.study.run_plan import progress
-from stepsnet.study.verdict import finals_of, judge_study
+from stepsnet.study.verdict import finals_of, judge, judge_study
 from stepsnet.summary_stats import format_mean_std, percent
 
 
@@ -207,7 +207,7 @@ def where_run(runs: list[dict], folders: tuple[str, ...]) -> str:
 
 
 def steps(widths: list[int]) -> str:
-    return ", ".join(f"{width}×{widths.count(width)}" for width in sorted(set(widths)))
+    return ", ".join(f"{width}×{widths.count(width)}" for width in dict.fromkeys(widths))
 
 
 def by_seed(runs: list[dict], key: str) -> dict[int, float]:
@@ -305,6 +305,21 @@ def verdicts_table(*names: str) -> str:
     return "\n".join([markdown_table(headers, rows, "lrrrl"), *([""] if notes else []), *notes])
 
 
+def differences_table(name: str, *pairs: str) -> str:
+    """Paired differences of a study's cells, ``LEFT-RIGHT``, that no criterion asks for: looked at afterwards."""
+    study, results = read_study(name)
+    metric = find_metric(study.metric)
+    rows = []
+    for left, right in (pair.split("-") for pair in pairs):
+        judged = judge(study, Criterion(name=f"{left} {right}", left=left, right=right), results)
+        if judged.mean is None:
+            raise ValueError(f"{left}-{right}: {judged.reason}, expected cells whose runs have ended")
+        spec = f"+.{metric.decimals}f"
+        rows.append([left, right, f"{judged.mean:{spec}}", f"{judged.low:{spec}} to {judged.high:{spec}}"])
+    headers = ["cell", "against", f"difference{metric.difference_unit and f' ({metric.difference_unit.strip()})'}"]
+    return markdown_table([*headers, "95% interval"], rows, "llrr")
+
+
 def answers_table(*names: str) -> str:
     """One row a declared study: what it asks, how many of its runs have ended, and what may be said by now."""
     rows = []
@@ -316,7 +331,7 @@ def answers_table(*names: str) -> str:
             for one in judge_study(study, results).claims
         ]
         rows.append([f"`{name}`", study.question, f"{there} of {all_of}", " ".join(dict.fromkeys(said))])
-    return markdown_table(["study", "question", "runs", "claimed so far"], rows, "llrl")
+    return markdown_table(["study", "question", "runs", "result so far"], rows, "llrl")
 
 
 def study_table(name: str) -> str:

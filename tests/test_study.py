@@ -527,7 +527,7 @@ def test_what_was_run_on_other_machines_is_said(tmp_path):
     there = placed(tuned(low, MIDDLE) | tuned(high, MIDDLE) | sides[0] | sides[1])
     lines = render_study(study, there).splitlines()
     assert "that, this; torch 2; commit aaa, bbb." in lines
-    assert lines[-1] == "The sides were run on different machines (left that, right this): gain."
+    assert lines[-1] == "Compared across machines, whose rounding differs (left that, right this): gain."
     for record in sides[0].values():
         record["hardware"] = {"cpu": "this", "gpu": None}
     next(iter(sides[1].values()))["hardware"] = {"cpu": "this", "gpu": None}
@@ -556,7 +556,7 @@ def test_nothing_is_claimed_of_runs_that_are_not_sound(tmp_path):
     short = judged(tuning | final(low, 0.002, base) | final(high, 0.002, more[:2]))
     assert (short.verdict, short.reason) == ("not yet", "5 of 6 final runs are there") and short.mean is None
     moving = judged(tuning | final(low, 0.002, base) | final(high, 0.002, more, last=(1.0, 0.9)))
-    assert moving.verdict == "undecided" and "still changes by 10.0% over the last 50%" in moving.reason
+    assert moving.verdict == "undecided" and "still moved by 10.0% over the last 50% of the run" in moving.reason
     edge = tuned(low, MIDDLE) | tuned(high, {0.001: 3.0, 0.002: 2.0, 0.004: 1.0})
     at_edge = judged(edge | final(low, 0.002, base) | final(high, 0.001, more))
     assert at_edge.verdict == "undecided" and "at the edge of its grid" in at_edge.reason

@@ -107,7 +107,7 @@ PRINTED = {
     "5b": {"Swin 12 blocks", "Steps-Swin 26 blocks"},
     "8": {"1 steps", "3 steps"},
     "9": {row["row"] for row in printed_rows("9")},
-    "10": {"Reverse", "Steps-Swin-T"},
+    "10": {"Steps-Swin-T"},
     "11": {
         "StepsNet in stage 3",
         "StepsNet in stage 4",

@@ -61,6 +61,7 @@ _PRINTED_IN_TABLE_14 = ("Swin 12 blocks", "Steps-Swin 26 blocks")  # Swin-T and 
 DETECTORS = {"Mask R-CNN": "mask_rcnn", "Cascade Mask R-CNN": "cascade_mask_rcnn"}
 ALLOCATION_IS_OURS = "the paper prints no allocation for this row; ours meets every printed cell, and others may too"
 HALF_COMPUTE_RULE = "the paper prints no depths for this row; ours follow its half-compute rule (Sec. 5.5)"
+TURNED_AROUND = "the paper prints Eq. 6 and the counts; ours turns the steps of each stage of Steps-Swin-T around"
 TABLE_13_DIFFERS = (
     "Table 13 prints another Steps-DeiT-B, of 60 blocks; ours follows the half-compute rule (Sec. 5.5) from DeiT-B"
 )
@@ -109,6 +110,8 @@ def note_of(row: dict[str, Any]) -> str:
         return ALLOCATION_IS_OURS
     if table == "8" and name not in ("1 steps", "3 steps"):  # DeiT-S and Steps-DeiT-S, which Table 13 prints
         return HALF_COMPUTE_RULE
+    if table == "10" and name == "Reverse":
+        return TURNED_AROUND
     if table == "11" and name in ("StepsNet in stage 1", "StepsNet in stage 2"):
         return ALLOCATION_IS_OURS
     return ""

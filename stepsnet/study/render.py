@@ -128,7 +128,8 @@ def _on_other_machines(study: Study, results: Results) -> list[str]:
         if left and right and not {*left} & {*right}:
             pairs.setdefault(f"{', '.join(left)}, right {', '.join(right)}", []).append(one.name)
     return [
-        f"\nThe sides were run on different machines (left {which}): {'; '.join(of)}." for which, of in pairs.items()
+        f"\nCompared across machines, whose rounding differs (left {which}): {'; '.join(of)}."
+        for which, of in pairs.items()
     ]
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from ..metrics import find_metric, higher_is_better
+from ..metrics import find_metric, higher_is_better, metric_label
 from ..summary_stats import percent
 from .declare import Cell, Claim, Criterion, Study
 from .results import flatness_of
@@ -171,8 +171,10 @@ def _unsound(study: Study, cells: Sequence[Cell], finals: Sequence[Mapping[int, 
             if moved is None:
                 return f"{cell} has no {study.flatness.key} to see by that seed {seed} was long enough"
             if moved >= study.flatness.within:
-                key, share = study.flatness.key, study.flatness.share
-                return f"{key} of {cell} still changes by {moved:.1%} over the last {percent(share)} (seed {seed})"
+                of_clean = study.flatness.key == "train_clean_loss"
+                loss = "the clean training loss" if of_clean else metric_label(study.flatness.key)
+                share = percent(study.flatness.share)
+                return f"{loss} of {cell} still moved by {moved:.1%} over the last {share} of the run (seed {seed})"
     return ""
 
 
