@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--model", metavar="NAME", help="any timm model, or transformers:FOLDER, in place of a recipe, and its StepsNet"
     )
     add_run_options(parser)
-    add_grid_options(parser, None, "a pair of runs for each seed (default: the recipe's)")
+    add_grid_options(parser, "a pair of runs for each seed (default: the recipe's)")
 
 
 def run(options: argparse.Namespace) -> None:

@@ -53,8 +53,8 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_grid_options(parser: argparse.ArgumentParser, seeds: list[int] | None, seeds_help: str) -> None:
-    parser.add_argument("--seeds", metavar="S,S,…", type=seed_list, default=seeds, help=seeds_help)
+def add_grid_options(parser: argparse.ArgumentParser, seeds_help: str) -> None:
+    parser.add_argument("--seeds", metavar="S,S,…", type=seed_list, help=seeds_help)
     add_jobs_option(parser)
 
 

@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a study's name or .yaml file, or recipes such as 'digits/steps_*'; without any, the studies are listed",
     )
     add_run_options(parser)
-    add_grid_options(parser, None, "of recipes: each with each (default: each recipe's own)")
+    add_grid_options(parser, "of recipes: each with each (default: each recipe's own)")
     parser.add_argument("--results", metavar="DIR", type=Path, help="of a study: a JSON per run (default: in --run)")
     parser.add_argument(
         "--cells",

@@ -62,7 +62,7 @@ def forecast(recipe: Recipe, label: str = "") -> Forecast:
         Schedule(state.optimizer, recipe, task.steps_per_epoch)
         with closing(task.batches(0, 0, shard, context.device)) as batches:
             batch = next(batches)
-        built = build_model(recipe.model)
+        built = build_model(recipe.model, pretrained=False)  # for its size
         memory, unknown = _memory(built, task, recipe, batch, context)
         return Forecast(
             recipe,
