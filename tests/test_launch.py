@@ -23,7 +23,7 @@ from stepsnet.run_folder import lock_folder, updates_done
 from stepsnet.run_records import diverged_at
 from stepsnet.runs import grid as grids
 from stepsnet.runs import launch
-from stepsnet.runs.grid import Entry, train_grid
+from stepsnet.runs.grid import Entry, plan_grid, train_grid
 from stepsnet.runs.launch import Failure, Job, error_of, run_all
 from stepsnet.runs.sweep import sweep
 
@@ -235,6 +235,19 @@ def test_children_end_with_a_parent_that_is_killed_and_the_folder_alone_goes_on(
         assert [before for _, before in recipe.earlier_epochs] == ([5000] if run == runs[0] else [])
     assert json.loads((folder / "comparison.json").read_text())["seeds"] == [0]
     assert read_recipe(folder / "config.yaml").epochs == epochs and os.path.exists(folder / "report.html")
+
+
+def test_other_seeds_of_a_sweep_are_of_the_same_recipe(tmp_path):
+    """They stand beside the new ones in its results."""
+    recipe = dataclasses.replace(override(find_recipe("digits/tiny"), ["lr=0.1"]), baseline=None)
+    for file in (tmp_path / "recipes" / "a-seed0.yaml", tmp_path / "a-seed0" / "config.yaml"):
+        file.parent.mkdir()
+        file.write_text(to_yaml(recipe))
+    assert [job.name for job in plan_grid([Entry("a", "a", recipe)], tmp_path, [1], 1, "auto")[0]] == ["a"]
+    longer = dataclasses.replace(recipe, epochs=recipe.epochs + 1)  # which the others may have yet to become
+    assert plan_grid([Entry("a", "a", longer)], tmp_path, [1], 1, "auto")[0]
+    with pytest.raises(UserError, match=r"a-seed0 holds a run with lr 0\.1, got 0\.2"):
+        plan_grid([Entry("a", "a", dataclasses.replace(recipe, lr=0.2))], tmp_path, [1], 1, "auto")
 
 
 def test_a_sweep_takes_the_seed_of_each_recipe(tmp_path, started):

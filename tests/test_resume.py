@@ -166,6 +166,8 @@ def test_a_folder_in_which_nothing_was_trained_is_as_good_as_new(tmp_path, capsy
     folder = tmp_path / "run"
     assert "opt: got 'adamww'" in refused(*TRAIN, "opt=adamww", "--run", folder, capsys=capsys)
     assert not folder.exists()
+    folder.mkdir()
+    (folder / "fault-0.txt").write_text("")  # all that a fault before the first file has left
     assert "got steps [7]" in refused(*TRAIN, "grad_checkpointing=[7]", "--run", folder, capsys=capsys)
     assert (folder / "config.yaml").exists()
     (folder / "diary.txt").write_text("mine")

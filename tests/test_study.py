@@ -16,6 +16,7 @@ from segmentation_images import write_camvid
 from segmentation_tasks import tiny_recipe
 from toy_study import TOY, declared, run
 
+from stepsnet.engine.update import Diverged
 from stepsnet.files import write_atomically
 from stepsnet.overrides import read_recipe, to_yaml
 from stepsnet.residual import DESIGNS
@@ -599,10 +600,10 @@ def test_a_run_that_fails_is_named_and_one_that_diverges_is_a_result(tmp_path, m
         for job in list(waiting):
             if job.name in said:
                 waiting.remove(job)
-                if "got nan" in said[job.name]:  # of which a run tells in its own log
-                    line = {"kind": "diverged", "step": 3, "text": said[job.name]}
-                    write_atomically(Path(job.folder) / "metrics.jsonl", json.dumps(line) + "\n")
-                ended(job, 2, said[job.name])
+                # a run tells of it in its own log too, where the other's is of a process before
+                line = {"kind": "diverged", "step": 3, "text": "loss: got nan"}
+                write_atomically(Path(job.folder) / "metrics.jsonl", json.dumps(line) + "\n")
+                ended(job, Diverged.status if "got nan" in said[job.name] else 2, said[job.name])
         left.extend(job.name for job in waiting)
 
     left = []

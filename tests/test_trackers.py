@@ -1,12 +1,15 @@
 """Where a run's metrics go besides its folder."""
 
 import json
+import math
 import sys
 
 import pytest
 from line_fits import SETTINGS, lines_without_speed, trained_with
 from torch import nn
 
+from stepsnet.engine.metrics_log import MetricsLog
+from stepsnet.engine.tracking import open_trackers
 from stepsnet.errors import UserError
 
 
@@ -61,6 +64,26 @@ def test_metrics_go_to_tensorboard_and_where_they_are_sent(tmp_path, monkeypatch
         trained_with(tmp_path / folder / "run", tracker="trackio")
         names.add(sent[0]["name"])
     assert len(names) == 2 and "run" not in names
+
+
+def test_what_a_start_before_the_first_checkpoint_has_sent_is_forgotten(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    for steps in (5, 3):  # the first was killed
+        (tracker,) = open_trackers("tensorboard", tmp_path, 0, {})
+        for step in range(1, steps + 1):
+            tracker.track({"loss": 1.0}, step)
+        tracker.close(True)
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert [event.step for event in events.Scalars("loss")] == [1, 2, 3]
+
+
+def test_each_line_of_metrics_is_json(tmp_path):
+    """The norm of gradients is not finite in an update that float16 leaves out."""
+    MetricsLog(tmp_path / "metrics.jsonl", True).add({"kind": "step", "step": 1, "loss": 2.0, "grad_norm": math.inf})
+    line = {"kind": "step", "step": 1, "loss": 2.0, "grad_norm": None}
+    assert json.loads((tmp_path / "metrics.jsonl").read_text(), parse_constant=pytest.fail) == line
 
 
 def test_tensorboard_by_name_is_required(tmp_path, monkeypatch):
