@@ -1,5 +1,9 @@
 """stepify around a user's own code: what their models and blocks may do, and one line for what they may not."""
 
+from enum import Enum
+from functools import partial
+from types import SimpleNamespace
+
 import pytest
 import timm
 import torch
@@ -205,6 +209,91 @@ def test_the_number_of_a_block_of_ones_own_goes_on_to_the_new_ones():
     result = stepsnet.stepify(model, 3, example=X)
     numbers = [block.block.layer_idx for block in result]
     assert numbers == sorted(numbers) and set(numbers) == set(range(6))
+
+
+class Told(Residual):
+    """A block that was told something, has a number, and drops with a rate of its own."""
+
+    def __init__(self, width, told, number=0, rate=0.0):
+        super().__init__(width)
+        self.told, self.number, self.drop = told, number, nn.Dropout(rate)
+
+    def forward(self, x):
+        return x + self.drop(self.fc(x))
+
+
+class Kind(Enum):
+    LOCAL, GLOBAL = "local", "global"
+
+
+def doubled(factor):
+    return lambda x: factor * x
+
+
+TURNS = {
+    "a list": lambda i: [0, 2 * (i % 2)],
+    "a mapping": lambda i: {"shift": i % 2},
+    "an enumeration": lambda i: (Kind.LOCAL, Kind.GLOBAL)[i % 2],
+    "a slice": lambda i: slice(i % 2, None),
+    "a type of numbers": lambda i: (torch.float16, torch.bfloat16)[i % 2],
+    "a function": lambda i: (nn.functional.relu, nn.functional.gelu)[i % 2],
+    "a function of a function": lambda i: doubled(i % 2),
+    "a partial function": lambda i: partial(nn.functional.gelu, approximate=("none", "tanh")[i % 2]),
+    "an object": lambda i: SimpleNamespace(shift=i % 2),
+}
+
+
+def told_blocks(kind, depth, plan, rates=False):
+    stepsnet.register_block(Told, lambda block, w, heads: Told(w, block.told, block.number, block.drop.p))
+    said = [TURNS[kind](i) for i in range(depth)]
+    rate = 0.3 / max(1, depth - 1) if rates else 0.0
+    model = nn.Sequential(*(Told(32, one, i if rates else 0, rate * i) for i, one in enumerate(said)))
+    return said, stepsnet.stepify(model, plan=plan, example=X).blocks
+
+
+@pytest.mark.parametrize("kind", TURNS)
+def test_blocks_that_take_turns_go_on_to(kind):
+    said, blocks = told_blocks(kind, 4, {"widths": (16, 32), "depths": (5, 3)})
+    assert [block.told is said[i % 2] or block.told == said[i % 2] for i, block in enumerate(blocks)] == [True] * 8
+
+
+@pytest.mark.parametrize("depth", [2, 3, 6])
+def test_rates_are_spread_anew_over_blocks_that_take_turns(depth):
+    """Whether or not each has a number; of two blocks which differ in a list and a rate, the list takes turns."""
+    said, blocks = told_blocks("a list", depth, {"widths": (16, 32), "depths": (5, 3)}, rates=True)
+    assert [block.told for block in blocks] == [said[i % 2] for i in range(8)]
+    assert [block.drop.p for block in blocks] == pytest.approx([0.3 * i / 7 for i in range(8)])
+    assert [block.number for block in blocks][:1] == [0] and max(block.number for block in blocks) == depth - 1
+
+
+def test_two_blocks_that_differ_in_a_rate_alone_do_not_take_turns():
+    stepsnet.register_block(Told, lambda block, w, heads: Told(w, block.told, 0, block.drop.p))
+    model = nn.Sequential(Told(32, None), Told(32, None, 0, 0.2))
+    blocks = stepsnet.stepify(model, plan={"widths": (16, 32), "depths": (2, 1)}, example=X).blocks
+    assert [block.drop.p for block in blocks] == pytest.approx([0, 0.1, 0.2])
+    # what the user's own function decides stays
+    stepsnet.register_block(Told, lambda block, w, heads: Told(w, block.told, 0, 0.5))
+    blocks = stepsnet.stepify(model, plan={"widths": (16, 32), "depths": (2, 1)}, example=X).blocks
+    assert [block.drop.p for block in blocks] == [0.5] * 3
+    stepsnet.register_block(Told, lambda block, w, heads: Told(w, block.told, 0, block.drop.p / 2))
+    blocks = stepsnet.stepify(model, plan={"widths": (16, 32), "depths": (2, 1)}, example=X).blocks
+    assert [block.drop.p for block in blocks] == [0, 0, 0.1]
+
+
+def test_a_rate_of_zero_may_be_an_identity():
+    """As timm has it in a model of four blocks or more."""
+
+    def told(width, rate):
+        block = Told(width, None)
+        block.drop = nn.Dropout(rate) if rate else nn.Identity()
+        return block
+
+    stepsnet.register_block(Told, lambda block, width, heads: told(width, getattr(block.drop, "p", 0)))
+    model = nn.Sequential(*(told(32, i / 10) for i in range(4)))
+    blocks = stepsnet.stepify(model, plan=PLAN, example=X).eval().blocks
+    assert isinstance(blocks[0].drop, nn.Identity) or blocks[0].drop.p == 0
+    assert [block.drop.p for block in blocks[1:]] == pytest.approx([0.06, 0.12, 0.18, 0.24, 0.3])
+    assert not any(block.drop.training for block in blocks)
 
 
 class Conditioned(nn.Module):

@@ -25,7 +25,6 @@ __all__ = [
     "initializer_of",
     "rebuilt",
     "register_block",
-    "signature_of",
 ]
 
 # what a model's or a block's own code may raise
@@ -124,30 +123,6 @@ def declare(block_class: type[nn.Module], roles: Roles | Callable[[Any], Roles],
         **options,
     )
     ADAPTERS.setdefault(block_class, adapter)  # a user may have registered the class before the table was read
-
-
-def signature_of(block: nn.Module, ignored: Sequence[str] = ()) -> list[Any]:
-    """Classes, shapes and plain attributes of a block's modules: equal for blocks that differ in their weights alone.
-
-    Args:
-        ignored: paths of modules that are left out, such as stochastic depth.
-    """
-    kept = [(path, module) for path, module in block.named_modules() if not path.startswith(tuple(ignored) or "\0")]
-    plain = (bool, int, float, str, tuple, type(None))
-    return [
-        (
-            path,
-            type(module),
-            {k: v for k, v in vars(module).items() if isinstance(v, plain) and k not in _numbers_of(module)},
-            {k: v if v is None else v.shape for k, v in (module._parameters | module._buffers).items()},
-        )
-        for path, module in kept
-    ]
-
-
-def _numbers_of(module: nn.Module) -> set[str]:
-    """Attributes in which like blocks differ; of transformers' layers their number, which each new one gets anew."""
-    return {"training", "layer_idx"} if type(module).__module__.startswith("transformers.") else {"training"}
 
 
 def rebuilt(adapter: BlockAdapter, block: nn.Module, width: int, heads: int | None, where: str) -> nn.Module:

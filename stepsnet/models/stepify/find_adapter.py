@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from .adapters import ADAPTERS, BlockAdapter, signature_of
+from .adapters import ADAPTERS, BlockAdapter
+from .differences import OF_TORCH, signature_of
 
 __all__ = ["adapter_of"]
 
@@ -48,11 +49,8 @@ def _takes_its_width(blocks: Sequence[nn.Module], width: int) -> bool:
 
 def _equal_attributes(one: nn.Module, other: nn.Module) -> bool:
     """Whether nothing was said to a constructor that the other was not told; in doubt, it was."""
-    mine, theirs = ({k: v for k, v in vars(m).items() if k not in _OF_TORCH} for m in (one, other))
+    mine, theirs = ({k: v for k, v in vars(m).items() if k not in OF_TORCH} for m in (one, other))
     try:
         return mine.keys() == theirs.keys() and all(v is theirs[k] or bool(v == theirs[k]) for k, v in mine.items())
     except (RuntimeError, TypeError, ValueError):  # tensors of several numbers, and what cannot be compared
         return False
-
-
-_OF_TORCH = {"training", "_parameters", "_buffers", "_modules", *(name for name in vars(nn.Module()) if "hook" in name)}

@@ -13,8 +13,9 @@ from torch import nn
 
 from ...errors import UserError, in_a_line, nearest
 from ..transformers_families import FAMILIES, head_size_of, layer_of, steps_class, steps_config_class
-from .adapters import BlockAdapter, signature_of
+from .adapters import BlockAdapter
 from .containers import Container, Example, trace_blocks
+from .differences import PLAIN, signature_of
 from .plan import ContainerPlan
 from .roles import get_path
 
@@ -163,7 +164,8 @@ def _built(layer: nn.Module) -> dict[str, Any]:
     found: dict[str, Any] = {path: type(module) for path, module in layer.named_modules()}
     found |= {path: parameter.shape for path, parameter in layer.named_parameters()}
     for path, _, attributes, _ in signature_of(layer):
-        own = {name: value for name, value in attributes.items() if not name.startswith("_") and name not in _STATES}
+        plain = {name: value for name, value in attributes.items() if isinstance(value, PLAIN)}
+        own = {name: value for name, value in plain.items() if not name.startswith("_") and name not in _STATES}
         found |= {f"{path}.{name}".lstrip("."): value for name, value in own.items()}
     return found
 

@@ -12,8 +12,9 @@ from torch import nn
 
 from ...errors import UserError
 from ...macs import HOOKS
-from .adapters import BlockAdapter, initialize_like, initializer_of, rebuilt, signature_of
+from .adapters import BlockAdapter, initialize_like, initializer_of, rebuilt
 from .containers import Container
+from .differences import originals_of, rate_at, rates_that_grow, spread_rates
 from .plan import ContainerPlan
 from .roles import get_path, has_path, set_path
 from .sequence import StepSequence
@@ -76,36 +77,25 @@ def spread_drop_path(blocks: list[nn.Module], adapter: BlockAdapter, trained: in
     originals = blocks[:trained]
     for j, block in enumerate(blocks):
         for path in adapter.drop_paths:
-            _set_drop_rate(block, path, _rate(rates, j, len(blocks)), originals)
-
-
-def _rate(rates: list[float], index: int, count: int) -> float:
-    return rates[0] + (rates[-1] - rates[0]) * index / max(1, count - 1)
+            _set_drop_rate(block, path, rate_at(rates, j, len(blocks)), originals)
 
 
 def _new_blocks(container: Container, shapes: list[tuple[int, int | None]]) -> list[nn.Module]:
-    """Block j is made from the original j modulo the period in which the originals differ, as shifted windows do.
-
-    Without a period, as of rates that grow, it is made from the original at the same place of the depth. Two that
-    differ take turns.
-    """
+    """Each from an original of its kind, see :func:`originals_of`, and rates that grow anew from first to last."""
     originals, adapter = container.blocks[container.lead :], container.adapter
-    kinds = [signature_of(block, adapter.drop_paths) for block in originals]
-    periods = range(1, len(kinds))
-    period = next((p for p in periods if all(kinds[i] == kinds[i - p] for i in range(p, len(kinds)))), None)
-    if len(kinds) <= 2:
-        period = len(kinds)
-    apart = (len(kinds) - 1) / max(1, len(shapes) - 1)
+    grown = {} if adapter.drop_paths else rates_that_grow(originals)
+    places = originals_of(originals, len(shapes), adapter.drop_paths, list(grown))
     rates = [_drop_rate(block, adapter) for block in originals]
     blocks = []
-    for j, (width, heads) in enumerate(shapes):
-        template = originals[j % period if period else round(j * apart)]
+    for j, ((width, heads), place) in enumerate(zip(shapes, places)):
+        template = originals[place]
         block = rebuilt(adapter, template, width, heads, f"{container.path}.{j}")
         if adapter.initialize is None:  # made by the user's own function, wherever that makes tensors
             block.to(next(template.parameters()))
         for path in adapter.drop_paths:
-            _set_drop_rate(block, path, _rate(rates, j, len(shapes)), originals)
+            _set_drop_rate(block, path, rate_at(rates, j, len(shapes)), originals)
         blocks.append(block.train(template.training))
+    spread_rates(blocks, [originals[place] for place in places], originals, grown)
     return blocks
 
 

@@ -1,0 +1,207 @@
+"""In what the blocks of a container differ: kinds that take turns, as shifted windows do, and rates that grow."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from functools import partial
+from numbers import Number
+from types import BuiltinFunctionType, CellType, FunctionType, MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.parametrize import type_before_parametrizations
+
+from ...macs import HOOKS
+from .roles import get_path, has_path, set_path
+
+__all__ = ["OF_TORCH", "PLAIN", "Rates", "originals_of", "rate_at", "rates_that_grow", "signature_of", "spread_rates"]
+
+# attributes that torch notes in a module, and no constructor is told
+OF_TORCH = {"training", "_parameters", "_buffers", "_modules", "_compiled_call_impl"} | {
+    name for name in vars(nn.Module()) if "hook" in name
+}
+PLAIN = (bool, int, float, str, tuple, type(None))
+_OF_ONE_VALUE = (*PLAIN, Number, bytes, Enum, slice, range, type, torch.dtype, torch.device, BuiltinFunctionType)
+Kind = list[tuple[str, type, dict[str, Any], dict[str, Any]]]
+Rates = dict[str, tuple[str, list[float]]]  # by the path of a part: the name of its rate, and that of each block
+
+
+def signature_of(block: nn.Module, ignored: Sequence[str] = ()) -> Kind:
+    """Classes, attributes and shapes of a block's modules: equal for blocks that differ in their weights alone.
+
+    Args:
+        ignored: paths of modules that are left out, such as stochastic depth.
+    """
+    inside = tuple(f"{path}." for path in ignored)
+    kept = [(path, module) for path, module in block.named_modules() if not f"{path}.".startswith(inside or "\0")]
+    return [
+        (
+            path,
+            type_before_parametrizations(module),  # each that is parametrized has a class of its own
+            {name: value for name, value in _told(module).items() if name not in _numbers_of(module)},
+            {k: v if v is None else v.shape for k, v in (module._parameters | module._buffers).items()},
+        )
+        for path, module in kept
+    ]
+
+
+def _numbers_of(module: nn.Module) -> set[str]:
+    """Attributes in which like blocks differ; of transformers' layers their number, which each new one gets anew."""
+    return {"layer_idx"} if type(module).__module__.startswith("transformers.") else set()
+
+
+def _told(module: nn.Module) -> dict[str, Any]:
+    """What a module's constructor may have been told, as it can be compared."""
+    return {name: _as_told(value) for name, value in vars(module).items() if name not in OF_TORCH}
+
+
+def _as_told(value: Any, depth: int = 4) -> Any:
+    """A value such that it equals that of a like block, which may have an object of its own there.
+
+    A function is its code and what that holds, another object its class and its attributes; a tensor, a module, and
+    what lies deeper than ``depth``, only its class.
+    """
+
+    def inner(*values: Any) -> list[Any]:
+        return [_as_told(one, depth - 1) for one in values]
+
+    if isinstance(value, Tensor | nn.Module) or depth == 0:
+        return type(value)
+    if isinstance(value, list | tuple):
+        return tuple(inner(*value)) if isinstance(value, tuple) else inner(*value)
+    if isinstance(value, _OF_ONE_VALUE):
+        return value
+    if isinstance(value, Mapping):
+        return [inner(*item) for item in value.items()]
+    if isinstance(value, set | frozenset):
+        return sorted(map(repr, inner(*value)))
+    if isinstance(value, partial):
+        return inner(value.func, value.args, value.keywords)
+    if isinstance(value, MethodType):
+        return inner(value.__func__, value.__self__)
+    if isinstance(value, FunctionType):
+        held = [_content(cell) for cell in value.__closure__ or ()]
+        return [value.__code__, *inner(value.__defaults__, value.__kwdefaults__, held)]
+    return [type(value), *inner(*([vars(value)] if hasattr(value, "__dict__") else []))]
+
+
+def _content(cell: CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # it is empty yet
+        return None
+
+
+def originals_of(
+    blocks: Sequence[nn.Module], count: int, ignored: Sequence[str], rates: Sequence[str] = ()
+) -> list[int]:
+    """Of which block each of ``count`` new ones is made, by its index.
+
+    Block j is made from the original j modulo the period in which the originals differ. Where there is none but for
+    what each has of its own, as its number, block j is made from the original near to the same place of the depth, of
+    those at the same place of that period. Two that differ take turns, unless it is in rates alone.
+
+    Args:
+        ignored: paths of modules that say nothing of a block's kind.
+        rates: those of modules which have rates that grow.
+    """
+    depth = len(blocks)
+    if period := _period([signature_of(block, ignored) for block in blocks]):
+        return [j % period for j in range(count)]
+    kinds = [signature_of(block, [*ignored, *rates]) for block in blocks]
+    period = _period(_without_own(kinds)) or (depth if depth <= 2 else 1)
+    apart = (depth - 1) / max(1, count - 1)
+    found = []
+    for j in range(count):
+        first = j % period
+        last = first + (depth - 1 - first) // period * period
+        found.append(min(last, max(first, first + period * round((j * apart - first) / period))))
+    return found
+
+
+def _period(kinds: Sequence[Any]) -> int | None:
+    periods = range(1, len(kinds))
+    return next((p for p in periods if all(kinds[i] == kinds[i - p] for i in range(p, len(kinds)))), None)
+
+
+def _without_own(kinds: Sequence[Kind]) -> list[Kind]:
+    """Kinds without the attributes of which each block has its own value."""
+    told = [{(path, name): v for path, _, named, _ in kind for name, v in named.items()} for kind in kinds]
+    shared = [key for key in told[0] if all(key in one for one in told)]
+    own = {key for key in shared if _is_own([one[key] for one in told])}
+    return [
+        [
+            (path, cls, {k: v for k, v in named.items() if (path, k) not in own}, sizes)
+            for path, cls, named, sizes in kind
+        ]
+        for kind in kinds
+    ]
+
+
+def _is_own(values: list[Any]) -> bool:
+    """Whether values are numbers that rise or fall, or all differ; of two blocks, which may take turns, only rates."""
+    are_numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
+    rises = are_numbers and values[0] != values[-1] and sorted(values) in (values, values[::-1])
+    if len(values) <= 2:
+        return rises and any(isinstance(value, float) for value in values)
+    return rises or all(value not in values[:i] for i, value in enumerate(values))
+
+
+def rate_at(rates: Sequence[float], index: int, count: int) -> float:
+    """Of ``count`` blocks from the first rate to the last."""
+    return rates[0] + (rates[-1] - rates[0]) * index / max(1, count - 1)
+
+
+def rates_that_grow(blocks: Sequence[nn.Module]) -> Rates:
+    """Parts without weights in which blocks differ by one fraction that rises or falls, as by stochastic depth.
+
+    An ``nn.Identity`` is a part whose rate is 0.
+    """
+    paths = dict.fromkeys(path for block in blocks for path, module in block.named_modules() if _can_have_rate(module))
+    found: Rates = {}
+    for path in filter(None, paths):
+        parts = [_at(block, path) for block in blocks]
+        with_rate = [part for part in parts if type(part) is not nn.Identity]
+        if len({type(part) for part in with_rate}) != 1 or not all(map(_can_have_rate, with_rate)):
+            continue
+        told = [_told(part) for part in with_rate]
+        names = [name for name in told[0] if any(one.get(name) != told[0][name] for one in told)]
+        rates = [vars(part).get(name, 0.0) for part in parts for name in names[:1]]
+        if len(names) == 1 and _are_rates(rates):
+            found[path] = names[0], rates
+    return found
+
+
+def _can_have_rate(module: Any) -> bool:
+    return isinstance(module, nn.Module) and not (module._modules or module._parameters or module._buffers)
+
+
+def _are_rates(values: list[Any]) -> bool:
+    if not all(isinstance(value, int | float) and 0 <= value < 1 for value in values):
+        return False
+    return len(set(values)) == len(values) and sorted(values) in (values, values[::-1])
+
+
+def spread_rates(
+    new: Sequence[nn.Module], templates: Sequence[nn.Module], originals: Sequence[nn.Module], rates: Rates
+) -> None:
+    """Each rate from the first to the last over new blocks, where these have that of the block they are made from."""
+    for path, (name, values) in rates.items():
+        parts = [_at(block, path) for block in new]
+        of_templates = [_at(block, path) for block in templates]
+        if not all(type(a) is type(b) and vars(a).get(name) == vars(b).get(name) for a, b in zip(parts, of_templates)):
+            continue  # a user's own function has decided it
+        with_rate = next(part for block in originals if name in vars(part := _at(block, path)))
+        without_hooks = {id(hooks): type(hooks)() for key, hooks in vars(with_rate).items() if key in HOOKS}
+        for j, (block, part) in enumerate(zip(new, parts)):
+            if name not in vars(part):
+                part = copy.deepcopy(with_rate, dict(without_hooks)).train(block.training)
+            setattr(part, name, rate_at(values, j, len(new)))
+            set_path(block, path, part)
+
+
+def _at(block: nn.Module, path: str) -> Any:
+    return get_path(block, path) if has_path(block, path) else None
