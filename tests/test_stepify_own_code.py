@@ -12,6 +12,7 @@ from torch import nn
 
 import stepsnet
 from stepsnet import UserError
+from stepsnet.models.blocks import blocks_of
 from stepsnet.models.stepify.adapters import ADAPTERS
 
 X = torch.randn(2, 5, 32)
@@ -330,6 +331,61 @@ class Characters(nn.Module):
 def test_a_model_of_token_ids_is_described_on_those_of_the_example():
     (stream,) = stepsnet.describe_stepify(Characters(), 2, example=torch.randint(9, (2, 7)), plan=PLAN).streams
     assert stream.sigma == pytest.approx(0.02, rel=0.2) and stream.suggested_scale == pytest.approx(50, rel=0.2)
+
+
+class Encoder(nn.Module):
+    """torch's, which in evaluation leaves out the positions that are padded."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(9, 32)
+        self.encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 4, 64, batch_first=True), 4)
+
+    def forward(self, ids, padding=None):
+        return self.encoder(self.embedding(ids), src_key_padding_mask=padding)
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_an_encoder_of_torch_takes_a_padding_mask_in_evaluation(steps):
+    kind = nn.TransformerEncoderLayer
+    stepsnet.register_block(
+        kind, lambda block, w, heads: kind(w, heads, 2 * w, batch_first=True), heads="self_attn.num_heads"
+    )
+    try:
+        ids, padding, model = torch.randint(9, (2, 7)), torch.arange(7) >= torch.tensor([[7], [4]]), Encoder().eval()
+        ours = stepsnet.stepify(model, steps, example=ids)
+        with torch.no_grad():
+            got, alone = ours(ids, padding), ours(ids[1:, :4])
+            if steps == 1:
+                assert torch.equal(got, model(ids, padding))
+        torch.testing.assert_close(got[1, :4], alone[0])
+        torch.testing.assert_close(got[0], ours(ids, padding)[0])  # with gradients, by another path of torch's
+        assert model.encoder.use_nested_tensor
+    finally:
+        del ADAPTERS[kind]
+
+
+class WithNone(nn.Module):
+    """Lists with None in the place of modules, as where a layer has no norm behind it."""
+
+    def __init__(self):
+        super().__init__()
+        self.norms = nn.ModuleList([None, None])
+        self.blocks = nn.ModuleList([*residuals(), None])
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = x if block is None else block(x)
+        return x
+
+
+def test_lists_may_hold_none():
+    model = WithNone()
+    assert blocks_of(model) == list(model.blocks)[:4]
+    assert stepsnet.stepify(model, 2, example=X, plan=PLAN)(X).shape == X.shape
+    assert stepsnet.describe_stepify(model, 2, example=X, plan=PLAN).streams
+    expected = model(X)
+    torch.testing.assert_close(stepsnet.optimize(model, compile=False)(X), expected)
 
 
 class Recurrent(nn.Module):

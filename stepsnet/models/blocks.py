@@ -22,6 +22,7 @@ __all__ = [
     "is_in_steps",
     "is_of_transformers",
     "is_transformer_in_steps",
+    "members_of",
     "recompute_blocks",
     "step_sequences",
     "widths_of",
@@ -63,7 +64,7 @@ def blocks_of(model: nn.Module, steps: Sequence[int] | None = None) -> list[nn.M
     found: list[nn.Module] = []
     trunk = getattr(model, "trunk", None)
     for module in (trunk if isinstance(trunk, nn.Module) else model).modules():
-        members = list(module) if isinstance(module, (nn.Sequential, nn.ModuleList)) else []
+        members = members_of(module)
         same_type = len(members) >= least and len({type(member) for member in members}) == 1
         is_design = same_type and isinstance(members[0], DesignPart)  # how streams begin and end, and no blocks
         if same_type and not is_design and any(True for _ in members[0].parameters()):
@@ -127,9 +128,15 @@ def recompute_blocks(blocks: Iterable[nn.Module]) -> None:
         block.forward = partial(recomputed, block.forward)
 
 
+def members_of(sequence: Any) -> list[nn.Module]:
+    """Of a sequence of modules, which may hold None in the place of one; of anything else none."""
+    members = list(sequence) if isinstance(sequence, (nn.Sequential, nn.ModuleList)) else []
+    return [member for member in members if member is not None]
+
+
 def _blocks_of_stage(member: nn.Module) -> list[nn.Module]:
     blocks = getattr(member, "blocks", None)
-    return list(blocks) if isinstance(blocks, (nn.Sequential, nn.ModuleList)) else [member]
+    return members_of(blocks) if isinstance(blocks, (nn.Sequential, nn.ModuleList)) else [member]
 
 
 def _step_of_each_block(model: nn.Module) -> list[int]:

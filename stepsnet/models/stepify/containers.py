@@ -15,6 +15,7 @@ from ...errors import UserError, in_a_line
 from ...macs import count_on_meta, on_meta
 from ...residual.known_blocks import check_declared
 from ...steps import StepsNet
+from ..blocks import members_of
 from .adapters import OF_MODULES, BlockAdapter
 from .find_adapter import adapter_of
 from .watch import BlockUses, has_shortcut
@@ -210,7 +211,7 @@ def _pattern(path: str) -> str:
 def _candidates(model: nn.Module) -> Iterator[tuple[str, list[nn.Module]]]:
     """Sequences of modules of one class with parts of their own; those inside a block of another follow it."""
     for path, module in model.named_modules():
-        members = list(module) if type(module) in (nn.Sequential, nn.ModuleList) else []
+        members = members_of(module) if type(module) in (nn.Sequential, nn.ModuleList) else []
         if members and len({type(member) for member in members}) == 1:
             has_parts = next(members[0].children(), None) is not None
             if has_parts and next(members[0].parameters(), None) is not None:

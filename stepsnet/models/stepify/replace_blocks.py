@@ -43,6 +43,7 @@ def build_in_steps(
         result = _put(result, container.path, sequence)
     new = [c for c in found if c.path not in as_it_is]
     for container in new:
+        _keep_padding(result, container.path)
         _start(container, _sequence(result, container))
     _initialize(result, new)
     _start_as_originals(result, new)
@@ -57,6 +58,14 @@ def _put(model: nn.Module, path: str, sequence: nn.Module) -> nn.Module:
         return sequence
     set_path(model, path, sequence)
     return model
+
+
+def _keep_padding(model: nn.Module, path: str) -> None:
+    """In evaluation torch's encoder leaves out what is padded, in a tensor of several lengths, which cannot be cut."""
+    parent = path.rpartition(".")[0]
+    around: Any = get_path(model, parent) if parent else model
+    if isinstance(around, nn.TransformerEncoder):
+        around.use_nested_tensor = False
 
 
 def initialized_blocks(model: nn.Module, container: Container, shapes: list[tuple[int, int | None]]) -> list[nn.Module]:
