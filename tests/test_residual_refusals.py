@@ -76,6 +76,37 @@ def test_blocks_that_a_design_is_not_for_are_refused():
         stepsnet.residual.connect([torch.nn.Linear(4, 4)], "dense_former")
 
 
+class Convolved(nn.Module):
+    """A block of one's own with a convolution, of channels last or first."""
+
+    def __init__(self, kind, last, width=WIDTH):
+        super().__init__()
+        self.last, self.conv = last, kind(width, width, 3, padding=1)
+
+    def forward(self, x):
+        return x + (self.conv(x.movedim(-1, 1)).movedim(1, -1) if self.last else self.conv(x))
+
+
+@pytest.mark.parametrize(
+    "kind, of", [(nn.Conv1d, "sequences .B, C, N"), (nn.Conv2d, "images .B, C, H, W"), (nn.Conv3d, "volumes .B, C, D")]
+)
+def test_blocks_with_convolutions_have_their_channels_last(kind, of):
+    blocks = [Convolved(kind, last=False) for _ in range(2)]
+    with pytest.raises(UserError, match=f"Convolved has convolutions over {of}.*, expected blocks of channels last"):
+        connect(blocks, "dense_former", width=WIDTH)
+    assert {type(block) for block in blocks} == {Convolved}
+    dims = {nn.Conv1d: 1, nn.Conv2d: 2, nn.Conv3d: 3}[kind]
+    x = torch.randn(2, *(5,) * dims, WIDTH)
+    assert connect([Convolved(kind, last=True) for _ in range(2)], "dense_former", width=WIDTH)(x).shape == x.shape
+
+
+def test_a_list_of_lists_holds_no_blocks():
+    layers = nn.ModuleList(nn.ModuleList([Block(WIDTH, 2)]) for _ in range(2))
+    with pytest.raises(UserError, match="got a ModuleList among the blocks, which has no forward pass, expected bl"):
+        connect(layers, "dense_former", width=WIDTH)
+    assert {type(layer) for layer in layers} == {nn.ModuleList}
+
+
 def test_a_refusal_changes_nothing():
     model = vit(depth=3)
     model.blocks[2].attn.qkv = nn.Sequential(model.blocks[2].attn.qkv)  # no linear layer to take apart

@@ -184,21 +184,38 @@ class Numbered(Residual):
 
 
 class ChannelsLast(nn.Module):
-    """A block of (B, H, W, C) with a convolution, which is usually one of (B, C, H, W)."""
+    """A block of (B, H, W, C) or (B, N, C) with a convolution, and a mixer inside of which is wider."""
 
-    def __init__(self, width):
+    def __init__(self, width, kind=nn.Conv2d):
         super().__init__()
-        self.norm, self.conv = nn.LayerNorm(width), nn.Conv2d(width, width, 1)
+        self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+        self.conv = kind(2 * width, 2 * width, 3, padding=1, groups=2 * width)
 
     def forward(self, x):
-        return x + self.conv(self.norm(x).permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
+        return x + self.down(self.conv(self.up(self.norm(x)).movedim(-1, 1)).movedim(1, -1))
+
+
+class Along(ChannelsLast):
+    def __init__(self, width):
+        super().__init__(width, nn.Conv1d)
+
+
+@pytest.mark.parametrize("kind, shape", [(ChannelsLast, (16, 16)), (ChannelsLast, (64, 64)), (Along, (64,))])
+def test_channels_are_where_the_norms_have_them(kind, shape):
+    """Not in dimension 1, though there are convolutions, and though these have as many channels as the image rows."""
+    x = torch.randn(2, *shape, 32)
+    ours = stepsnet.stepify(nn.Sequential(*(kind(32) for _ in range(4))), 2, example=x)
+    assert ours.dim == -1 and ours(x).shape == x.shape
 
 
 def test_channels_that_are_elsewhere_are_hinted_at(monkeypatch):
     monkeypatch.setitem(ADAPTERS, ChannelsLast, None)  # so that it goes when the test ends
-    model, x = nn.Sequential(*(ChannelsLast(32) for _ in range(4))), torch.randn(1, 16, 16, 32)
+    model, x = nn.Sequential(*(ChannelsLast(32) for _ in range(4))), torch.randn(1, 32, 32, 32)
+    hint = r"taken to be in dimension 1, dim= of register_block says another"
+    with pytest.raises(UserError, match=hint):
+        stepsnet.stepify(model, 2, example=x)
     stepsnet.register_block(ChannelsLast, lambda block, width, heads: ChannelsLast(width))
-    with pytest.raises(UserError, match=r"taken to be in dimension 1, dim= of register_block says another"):
+    with pytest.raises(UserError, match=hint):
         stepsnet.stepify(model, 2, example=x)
     stepsnet.register_block(ChannelsLast, lambda block, width, heads: ChannelsLast(width), dim=-1)
     assert stepsnet.stepify(model, 2, example=x).widths[-1] == 32

@@ -14,6 +14,7 @@ from ..errors import UserError, nearest
 from ..plan import MOST_BLOCKS, MOST_CHANNELS, Profile
 from ..steps import StepsNet
 from .branches import BranchParts
+from .channels import check_channels
 from .connected import ConnectedBlock, ConnectedSequence, connected_class
 from .design import Connection, Place, Wiring, check_design, check_options
 from .known_blocks import check_declared, parts_of
@@ -64,6 +65,13 @@ def connect(
     if not isinstance(blocks, Iterable) or not all(isinstance(block, nn.Module) for block in members):
         got = type(blocks).__name__
         raise UserError(f"residual: got {got}, expected the blocks of a model, such as its Sequential")
+    if idle := [
+        block for block in members if type(block).forward is nn.Module.forward and "forward" not in vars(block)
+    ]:
+        raise UserError(
+            f"residual: got a {type(idle[0]).__name__} among the blocks, which has no forward pass, expected blocks "
+            "that return x + F(x)"
+        )
     if design_of(design) is None:
         check_options(design, _Plain, options)
         return nn.Sequential(*members)
@@ -175,7 +183,7 @@ def _checked(
     assert design is not None
     _check_places(blocks, width, first, num_blocks)
     options = check_options(name, design, options)
-    parts = [_parts_for(block, name, design) for block in blocks]
+    parts = [_parts_for(block, name, design, width) for block in blocks]
     for block in {type(block): block for block in blocks}.values():
         check_declared(block)
     total = max(num_blocks or 0, first - 1 + len(blocks))
@@ -275,7 +283,7 @@ def _check_places(blocks: Sequence[nn.Module], width: Any, first: Any, num_block
         raise UserError(f"residual: num_blocks: got {num_blocks}, expected at least {first - 1 + len(blocks)}")
 
 
-def _parts_for(block: nn.Module, name: str, design: type[Connection]) -> Sequence[BranchParts]:
+def _parts_for(block: nn.Module, name: str, design: type[Connection], width: int | None) -> Sequence[BranchParts]:
     kind = type(block).__name__
     if isinstance(block, ConnectedBlock):
         raise UserError(f"residual: {kind} has a design already, expected blocks without one")
@@ -289,8 +297,7 @@ def _parts_for(block: nn.Module, name: str, design: type[Connection]) -> Sequenc
             f"residual: {kind} has a forward pass of its own, as where it is compiled or recomputed, expected blocks "
             "that are joined before that"
         )
-    if any(isinstance(module, nn.Conv2d) for module in block.modules()):
-        raise UserError(f"residual: {kind} has convolutions over images (B, C, H, W), expected blocks of channels last")
+    check_channels(block, width)
     parts = parts_of(block)
     if parts is None and design.unit != "block":
         raise UserError(

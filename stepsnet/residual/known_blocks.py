@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ..errors import UserError
 from .branches import BoundBranch, BranchParts, Projection, through
 
-__all__ = ["BranchDeclaration", "branches_of", "check_declared", "declare_branches", "parts_of"]
+__all__ = ["BranchDeclaration", "branches_of", "check_declared", "declare_branches", "is_norm", "parts_of"]
 
 # F by its parts; as the paths that the stream goes through, such as "norm1 attn* ls1 drop_path1", where "*" marks what
 # takes the block's other arguments, and a parameter or a number is multiplied; or as a function (block, x, …) -> F(x)
@@ -116,7 +116,7 @@ def _parts_along(declared: BranchDeclaration, block: nn.Module) -> BranchParts:
         return BranchParts(function=declared)
     paths = declared.split()
     parts = [_at(block, path.rstrip("*")) for path in paths]
-    begins = int(len(paths) > 1 and not paths[0].endswith("*") and _is_norm(parts[0]))
+    begins = int(len(paths) > 1 and not paths[0].endswith("*") and is_norm(parts[0]))
     norm, layer, after = "".join(paths[:begins]), paths[begins], tuple(paths[begins + 1 :])
     if any(path.endswith("*") for path in after):
         return BranchParts(function=partial(_along, paths))
@@ -138,7 +138,7 @@ def _at(block: nn.Module, path: str) -> Any:
         raise UserError(f"residual: branches of {kind}: got the path {path!r}, which leads nowhere in it") from None
 
 
-def _is_norm(module: Any) -> bool:
+def is_norm(module: Any) -> bool:
     """A layer of no parts, whose weight is one number a channel."""
     weight = getattr(module, "weight", None)
     return isinstance(weight, Tensor) and weight.ndim == 1 and next(module.children(), None) is None

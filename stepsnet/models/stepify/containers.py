@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ...errors import UserError, in_a_line
 from ...macs import count_on_meta, on_meta
-from ...residual.known_blocks import check_declared
+from ...residual.known_blocks import check_declared, is_norm
 from ...steps import StepsNet
 from ..blocks import members_of
 from .adapters import OF_MODULES, BlockAdapter
@@ -161,7 +161,7 @@ class _Seen:
         if beside := [i for i, block in enumerate(blocks) if block in self.uses.beside]:
             return f"{path}.{beside[0]} gets what another block of {path} got, expected blocks in a row"
         first = self.calls[blocks[lead]]
-        dim = _channel_dim(blocks[lead], len(first.shape_in))
+        dim = _channel_dim(blocks[lead], first.shape_in)
         originals, changing = [self.original[block] for block in blocks], {*range(lead, len(blocks))} - {*keeping}
         adapter = adapter_of(originals[lead], first.shape_in[dim], originals[lead + 1 :])
         if changing or adapter is None:
@@ -259,10 +259,19 @@ def _trace(
     return calls, outputs
 
 
-def _channel_dim(block: nn.Module, ndim: int) -> int:
-    of_ndim = {3: nn.Conv1d, 4: nn.Conv2d, 5: nn.Conv3d}.get(ndim)
-    has_convolutions = of_ndim is not None and any(isinstance(module, of_ndim) for module in block.modules())
-    return 1 if has_convolutions else -1
+def _channel_dim(block: nn.Module, shape: torch.Size) -> int:
+    """1 or -1: of a block with convolutions, the one whose size is that of its first norm for which that tells them
+    apart; else of its vectors; else 1.
+    """
+    of_ndim = {3: nn.Conv1d, 4: nn.Conv2d, 5: nn.Conv3d}.get(len(shape))
+    if of_ndim is None or not any(isinstance(module, of_ndim) for module in block.modules()):
+        return -1
+    vectors = {len(parameter) for parameter in block.parameters() if parameter.ndim == 1}
+    norms = [{len(module.weight)} for module in block.modules() if is_norm(module)]
+    for sizes in (one - {1} for one in (*norms, vectors)):
+        if (shape[1] in sizes) != (shape[-1] in sizes):
+            return 1 if shape[1] in sizes else -1
+    return 1
 
 
 def _refusal(path: str, blocks: list[nn.Module], changing: list[int], width: int, dim: int) -> str:

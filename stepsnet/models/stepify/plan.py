@@ -278,7 +278,7 @@ def _cost(container: Container, width: int, heads: int | None, match: Match) -> 
     except OF_MODULES as error:
         reason = in_a_line(error)[:200]
         adapter, hint = container.adapter, ""
-        if adapter.dim is None and adapter.initialize is None and not adapter.constructed:  # one of the user's
+        if adapter.dim is None and adapter.initialize is None:  # one of the user's
             hint = f"; its channels are taken to be in dimension {container.dim}, dim= of register_block says another"
         raise UserError(
             f"stepify: {container.path}: {type(block).__name__} does not run at width {width} with what the model "
