@@ -42,6 +42,26 @@ def differs(model, expected, x):
     return ((model(x) - expected).norm() / expected.norm()).item()
 
 
+@pytest.mark.parametrize("purpose", PURPOSES)
+def test_channels_are_last_in_images_alone(purpose):
+    class Both(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.of_images = nn.Sequential(nn.Conv2d(3, 32, 3), nn.BatchNorm2d(32), nn.Conv2d(32, 32, 3))
+            self.of_volumes = nn.Conv3d(1, 2, 3)
+
+        def forward(self, x):
+            return self.of_volumes(self.of_images(x).unsqueeze(1)).sum((2, 3, 4))
+
+    model, x = Both().eval(), torch.randn(2, 3, 16, 16)
+    with torch.no_grad():
+        expected = model(x)
+        assert differs(stepsnet.optimize(model, purpose, compile=False), expected, x) < 1e-5
+    kernel = model.of_images[2].weight
+    assert kernel.is_contiguous(memory_format=torch.channels_last) and not kernel.is_contiguous()
+    assert model.of_volumes.weight.is_contiguous()
+
+
 def test_windows_can_be_left_to_heads_that_a_gpu_is_quick_with():
     model = made(
         "swin_tiny_patch4_window7_224", img_size=56, embed_dim=24, depths=(1, 1, 1, 1), num_heads=(3, 4, 12, 24)

@@ -1,5 +1,6 @@
 """stepify around a user's own code: what their models and blocks may do, and one line for what they may not."""
 
+import threading
 from enum import Enum
 from functools import partial
 from types import SimpleNamespace
@@ -403,6 +404,73 @@ def test_lists_may_hold_none():
     assert stepsnet.describe_stepify(model, 2, example=X, plan=PLAN).streams
     expected = model(X)
     torch.testing.assert_close(stepsnet.optimize(model, compile=False)(X), expected)
+
+
+def stem_with(change):
+    model = nn.Sequential(nn.Linear(32, 32), residuals())
+    change(model[0])
+    return model
+
+
+def keep_output(stem):
+    stem.cache = [stem(X)]
+
+
+def keep_lock(stem):
+    stem.lock = threading.Lock()
+
+
+@pytest.mark.parametrize(
+    "make, words",
+    [
+        (lambda: stem_with(keep_output), r"Sequential\.0\.cache is computed from weights, .* expected it detached, or"),
+        (
+            lambda: stem_with(nn.utils.weight_norm),
+            r"Sequential\.0\.weight is computed .*, that of torch.nn.utils.param",
+        ),
+        (
+            lambda: stem_with(keep_lock),
+            r"Sequential\.0\.lock cannot be copied \(.*lock.*\), expected a model that copy",
+        ),
+        (
+            lambda: nn.Sequential(nn.LazyLinear(32), residuals()),
+            r"Sequential\.0\.weight has no shape yet, expected a model after its first forward pass",
+        ),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
+def test_what_cannot_be_copied_is_named(make, words):
+    for function in (stepsnet.stepify, stepsnet.describe_stepify):
+        model = make()
+        if hasattr(model[0], "weight_g"):
+            model(X)
+        with pytest.raises(UserError, match=rf"^stepify: {words}"):
+            function(model, 2, example=X, plan=PLAN)
+
+
+class TimeFirst(nn.Module):
+    """A block of (N, B, C), with a convolution along time."""
+
+    def __init__(self, width, heads):
+        super().__init__()
+        self.norm, self.attention = nn.LayerNorm(width), nn.MultiheadAttention(width, heads)
+        self.conv = nn.Conv1d(width, width, 3, padding=1)
+
+    def forward(self, x):
+        y = self.norm(x)
+        y = self.attention(y, y, y)[0]
+        return x + self.conv(y.permute(1, 2, 0)).permute(2, 0, 1)
+
+
+def test_time_may_be_first(monkeypatch):
+    monkeypatch.setitem(ADAPTERS, TimeFirst, None)  # so that it goes when the test ends
+    model, x = nn.Sequential(*(TimeFirst(32, 4) for _ in range(4))), torch.randn(40, 2, 32)
+    stepsnet.register_block(TimeFirst, lambda block, w, heads: TimeFirst(w, heads), heads="attention.num_heads")
+    ours = stepsnet.stepify(model, 2, example=x)
+    assert ours.dim == -1 and ours(x).shape == x.shape
+    stepsnet.register_block(TimeFirst, lambda block, w, heads: TimeFirst(w, heads), heads="attention.num_heads", dim=1)
+    with pytest.raises(UserError, match=r"the model: got 4 heads in blocks of width 2, .* in dimension 1, dim= of reg"):
+        stepsnet.stepify(model, 2, example=x)
 
 
 class Recurrent(nn.Module):

@@ -67,7 +67,7 @@ def optimize(
     on_cpu = device == "cpu"
     if for_ == "training":
         if on_cpu and _is_convolutional(model):  # compiled, it is slower
-            model.to(memory_format=torch.channels_last)
+            _put_channels_last(model)
         elif compile:
             compile_blocks(model, recomputed)
         return model
@@ -75,7 +75,7 @@ def optimize(
     if on_cpu:
         permute_windows(model)
         if _is_convolutional(model):
-            model.to(memory_format=torch.channels_last)
+            _put_channels_last(model)
     elif device == "cuda" and not compile:
         permute_windows(model, HEADS_ON_GPUS)
     # a language model is called with another shape for each token, a detector with a list of images
@@ -89,6 +89,11 @@ def optimize(
         if device == "cuda" and not hasattr(model, "roi_heads"):
             model.forward = GraphedInference(model, model.__dict__.get("forward"))
     return model
+
+
+def _put_channels_last(model: nn.Module) -> None:
+    """As ``model.to(memory_format=…)``, which would do it to the five dimensions of a Conv3d too, and fail."""
+    model._apply(lambda tensor: tensor.to(memory_format=torch.channels_last) if tensor.ndim == 4 else tensor)
 
 
 def _is_convolutional(model: nn.Module) -> bool:

@@ -20,6 +20,7 @@ from ...plan import Profile, StepPlan
 from ..blocks import check_no_peft, is_of_transformers
 from .adapters import OF_MODULES
 from .containers import Container, Example, find_containers
+from .copies import check_copies
 from .plan import Match, check_plan, check_round_to, given_plans, search_plan
 from .replace_blocks import build_in_steps
 from .sequence import StepSequence
@@ -191,6 +192,7 @@ def model_and_example(model: nn.Module | str, options: Mapping[str, Any]) -> tup
     if isinstance(compiled := getattr(model, "_orig_mod", None), nn.Module):
         raise UserError(f"stepify: got a compiled {type(compiled).__name__}, expected the model that was compiled")
     check_no_peft(model, "stepify")
+    check_copies(model)
     if is_of_transformers(model):
         from ..build import context_of
         from .of_transformers import token_example
@@ -252,12 +254,18 @@ def _is_of_a_family(model: Any) -> bool:
 
 
 def _check_sizes(chosen: Sequence[Container]) -> None:
-    """Raises UserError for a block with a tensor for which its adapter has no role."""
+    """Raises UserError for a block with a tensor without a role in its adapter, or with more heads than channels."""
     for one in chosen:
         try:
-            one.adapter.num_heads(one.template)
+            heads = one.adapter.num_heads(one.template)
         except UserError as error:
             raise UserError(f"stepify: {one.path}: {error}") from error
+        if heads is not None and heads > one.width:
+            raise UserError(
+                f"stepify: {one.path or 'the model'}: got {heads} heads in blocks of width {one.width}, expected at "
+                f"most as many; the channels are taken to be in dimension {one.dim}, dim= of register_block "
+                "says another"
+            )
 
 
 def _check_taps(model: nn.Module, replaced: Sequence[Container]) -> None:

@@ -1,0 +1,56 @@
+"""Whether a model can be copied, and what in it cannot."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torch.utils._pytree import tree_leaves
+
+from ...errors import UserError, in_a_line
+from ...macs import on_meta
+
+__all__ = ["check_copies"]
+
+
+def check_copies(model: nn.Module) -> None:
+    """Raises UserError for a model that ``copy.deepcopy`` does not take, and names the attribute where it is found."""
+    for where, value in _held(model):
+        if is_lazy(value):
+            raise UserError(f"stepify: {where} has no shape yet, expected a model after its first forward pass")
+        if any(isinstance(leaf, Tensor) and not leaf.is_leaf for leaf in tree_leaves(value)):
+            raise UserError(
+                f"stepify: {where} is computed from weights, and such a tensor cannot be copied; expected it detached, "
+                "or, of torch.nn.utils.weight_norm, that of torch.nn.utils.parametrizations"
+            )
+    try:
+        on_meta(model, with_hooks=True)
+    except Exception as error:  # whatever an object of the user's raises
+        where = _not_copied(model)
+        raise UserError(
+            f"stepify: {where} cannot be copied ({in_a_line(error)[:200]}), expected a model that copy.deepcopy copies"
+        ) from error
+
+
+def _held(model: nn.Module) -> Iterator[tuple[str, Any]]:
+    """The path and the value of each attribute, parameter and buffer of a model's modules."""
+    for path, module in model.named_modules():
+        named = {
+            key: value for key, value in vars(module).items() if key not in ("_parameters", "_buffers", "_modules")
+        }
+        for name, value in (named | module._parameters | module._buffers).items():
+            yield ".".join(filter(None, (type(model).__name__, path, name))), value
+
+
+def _not_copied(model: nn.Module) -> str:
+    """Where a model holds what cannot be copied; where that is not found, the model."""
+    memo: dict[int, Any] = {id(one): one for one in (*model.modules(), *model.parameters(), *model.buffers())}
+    for where, value in _held(model):
+        try:
+            copy.deepcopy(value, memo)
+        except Exception:
+            return where
+    return type(model).__name__
