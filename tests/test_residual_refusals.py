@@ -304,6 +304,11 @@ def test_an_argument_that_no_branch_takes_is_refused():
     for args, kwargs, what in (((mask,), {}, "1 arguments"), ((), {"mask": mask}, "mask")):
         with pytest.raises(UserError, match=f"Masked got {what}.*, which none of its declared branches takes"):
             joined.blocks[0](x, *args, **kwargs)
+    declare_branches(Masked, [lambda block, x: block.mixer(block.norm1(x)), "norm2 mlp"])
+    joined = connect(copy.deepcopy(blocks), "laurel", rank=2)
+    for args, kwargs, what in (((mask,), {}, "1 arguments"), ((), {"mask": mask}, "mask")):
+        with pytest.raises(UserError, match=f"Masked got {what}.*, which a function that is declared for its branches"):
+            joined.blocks[0](x, *args, **kwargs)
     declare_branches(Masked, ["norm1 mixer*", "norm2 mlp"])
     joined = connect(copy.deepcopy(blocks), "laurel", rank=2)
     torch.testing.assert_close(joined.blocks[0](x, mask=mask), blocks[0](x, mask))

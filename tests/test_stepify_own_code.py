@@ -473,6 +473,24 @@ def test_time_may_be_first(monkeypatch):
         stepsnet.stepify(model, 2, example=x)
 
 
+class Grouped(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.norm, self.conv = nn.GroupNorm(32, width), nn.Conv2d(width, width, 1)
+
+    def forward(self, x):
+        return x + self.conv(self.norm(x))
+
+
+def test_widths_that_the_groups_of_a_norm_divide_are_hinted_at():
+    model, x = nn.Sequential(*(Grouped(128) for _ in range(4))), torch.randn(1, 128, 2, 2)
+    with pytest.raises(
+        UserError, match=r"^stepify: the model: Grouped at width 88: .*; its groups divide .* which round_to=32 g"
+    ):
+        stepsnet.stepify(model, 2, example=x)
+    assert stepsnet.stepify(model, 2, example=x, round_to=32).widths == (96, 128)
+
+
 class Recurrent(nn.Module):
     def __init__(self):
         super().__init__()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from operator import attrgetter
@@ -66,8 +67,24 @@ class BoundBranch:
     def __call__(self, x: Tensor, behind: Callable[[Tensor], Tensor] | None = None) -> Tensor:
         """``behind`` is put between the layer and what follows it; it needs declared parts."""
         if self.parts.function is not None:
-            return self.parts.function(self.block, x, *self.args, **self.kwargs)
+            try:
+                return self.parts.function(self.block, x, *self.args, **self.kwargs)
+            except TypeError:
+                self._check_takes(self.parts.function, x)
+                raise
         return self._behind_norm(self.block.get_submodule(self.parts.norm)(x) if self.parts.norm else x, behind)
+
+    def _check_takes(self, function: Callable[..., Tensor], x: Tensor) -> None:
+        """Raises UserError where a declared function does not take what its block was called with, such as a mask."""
+        try:
+            inspect.signature(function).bind(self.block, x, *self.args, **self.kwargs)
+        except TypeError as error:
+            what = ", ".join(self.kwargs) or f"{len(self.args)} arguments beside the stream"
+            kind = getattr(self.block, "block_class", type(self.block)).__name__
+            raise UserError(
+                f"residual: {kind} got {what}, which a function that is declared for its branches does not take, "
+                "expected one of all that the block takes"
+            ) from error
 
     def attend(self, x_q: Tensor, x_k: Tensor, x_v: Tensor) -> Tensor:
         """F of an attention with inputs of their own for queries, keys and values, each behind the norm.

@@ -128,17 +128,18 @@ def declare(block_class: type[nn.Module], roles: Roles | Callable[[Any], Roles],
 
 def rebuilt(adapter: BlockAdapter, block: nn.Module, width: int, heads: int | None, where: str) -> nn.Module:
     """The adapter's block, with what goes wrong in it as one line."""
+    where = f"stepify: {where.lstrip('.') or 'the model'}"
     try:
         new = adapter.rebuild(block, width, heads)
     except UserError as error:
-        raise UserError(f"stepify: {where}: {error}") from error
+        raise UserError(f"{where}: {error}") from error
     except OF_MODULES as error:
-        reason = in_a_line(error)
-        raise UserError(f"stepify: {where}: {type(block).__name__} at width {width}: {reason}") from error
+        groups = max((one.num_groups for one in block.modules() if isinstance(one, nn.GroupNorm)), default=1)
+        hint = f"; its groups divide the multiples of {groups}, which round_to={groups} gives" if width % groups else ""
+        raise UserError(f"{where}: {type(block).__name__} at width {width}: {in_a_line(error)}{hint}") from error
     if not isinstance(new, nn.Module):
         raise UserError(
-            f"stepify: {where}: {type(block).__name__} at width {width}: rebuild returned {type(new).__name__}, "
-            "expected a block"
+            f"{where}: {type(block).__name__} at width {width}: rebuild returned {type(new).__name__}, expected a block"
         )
     return new
 
