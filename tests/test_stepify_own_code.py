@@ -491,6 +491,84 @@ def test_widths_that_the_groups_of_a_norm_divide_are_hinted_at():
     assert stepsnet.stepify(model, 2, example=x, round_to=32).widths == (96, 128)
 
 
+class Parametrized(Residual):
+    def __init__(self, width):
+        super().__init__(width)
+        nn.utils.parametrizations.weight_norm(self.fc)
+
+
+@pytest.mark.parametrize("kind", [Residual, Parametrized])
+def test_compiled_and_parametrized_blocks_need_no_function(kind):
+    """Whatever torch notes in them, nothing was said to their constructor but the width."""
+    model = residuals(kind=kind)
+    for block in model:
+        block.compile()  # at its first call, which does not come
+    ours = stepsnet.stepify(model, 2, example=X, plan=PLAN)
+    assert [type(block.block) for block in ours] == [kind] * 6 and ours(X).shape == X.shape
+
+
+class Crossed(Residual):
+    """A block that reads a memory of so many channels."""
+
+    def __init__(self, width, memory):
+        super().__init__(width)
+        self.read = nn.Linear(memory, width)
+
+    def forward(self, x, memory):
+        return x + self.fc(x) + self.read(memory).mean(1, keepdim=True)
+
+
+class WithMemory(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(Crossed(32, 32) for _ in range(4))
+
+    def forward(self, x, memory):
+        for block in self.blocks:
+            x = block(x, memory)
+        return x
+
+
+def test_what_blocks_get_beside_the_stream_keeps_its_channels():
+    given = X, torch.randn(2, 7, 32)
+    stepsnet.register_block(Crossed, lambda block, width, heads: Crossed(width, width))
+    with pytest.raises(
+        UserError, match=r"does not run at width 16 .*; what it gets beside the stream keeps its 32 chan"
+    ):
+        stepsnet.stepify(WithMemory(), 2, example=given, match="macs", round_to=16)
+    stepsnet.register_block(Crossed, lambda block, width, heads: Crossed(width, block.read.in_features))
+    assert stepsnet.stepify(WithMemory(), 2, example=given, round_to=16)(*given).shape == X.shape
+
+
+class OfValues(Characters):
+    def forward(self, ids):
+        return super().forward(ids + 1 if (ids > 3).any() else ids)
+
+
+class Squares(Characters):
+    """With a mask of (N, N)."""
+
+    def forward(self, ids, mask):
+        assert mask.shape == (ids.shape[1],) * 2, "another mask"
+        return super().forward(ids)
+
+
+def test_why_a_model_does_not_run_without_data():
+    ids = torch.randint(8, (6, 6))
+    with pytest.raises(
+        UserError, match=r"OfValues does not run without data, on torch's meta device .* at shapes alone"
+    ):
+        stepsnet.stepify(OfValues(), 2, example=ids)
+    model = OfValues()
+    model.blocks = stepsnet.stepify(model.blocks, 2, example=torch.randn(2, 6, 32))  # as docs/your-model.md says
+    assert model(ids).shape == (6, 6, 32)
+    with pytest.raises(
+        UserError, match=r"Squares does not take .*another mask.*; 2 arguments have 6 rows, .* of a size"
+    ):
+        stepsnet.stepify(Squares(), 2, example=(ids, torch.ones(6, 6)))
+    assert stepsnet.stepify(Squares(), 2, example=(ids[:5], torch.ones(6, 6)))
+
+
 class Recurrent(nn.Module):
     def __init__(self):
         super().__init__()

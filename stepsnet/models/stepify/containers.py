@@ -254,12 +254,26 @@ def _trace(
         try:
             outputs = example.run(traced)
         except OF_MODULES as error:
-            reason = in_a_line(error)[:200]
-            raise UserError(f"stepify: {type(traced).__name__} does not take the example input ({reason})") from error
+            raise UserError(f"stepify: {type(traced).__name__} {_why_not(error, example)}") from error
     return calls, outputs
 
 
-def _channel_dim(block: nn.Module, shape: torch.Size) -> int:
+def _why_not(error: Exception, example: Example) -> str:
+    """What keeps a model from running on the meta device."""
+    reason = in_a_line(error)[:200]
+    if re.search("meta tensor|meta device|register_meta|'Meta' backend", str(error)):
+        return (
+            f"does not run without data, on torch's meta device ({reason}), expected a forward pass that looks at "
+            "shapes alone, not at values; for the blocks of others see docs/your-model.md"
+        )
+    args, kwargs = example.given or ((), {})
+    lengths = [len(value) for value in (*args, *kwargs.values()) if isinstance(value, Tensor) and value.dim() > 0]
+    cut = lengths.count(lengths[0]) if lengths and lengths[0] > 1 else 0
+    hint = f"; {cut} arguments have {lengths[0]} rows, and each was given as a batch of 1, expected a batch of a size "
+    return f"does not take the example input ({reason}){hint + 'that no other dimension has' if cut > 1 else ''}"
+
+
+def _channel_dim(block: Any, shape: torch.Size) -> int:
     """1 or -1: of a block with convolutions, the one whose size is that of its first norm for which that tells them
     apart; else of its vectors; else 1.
     """
@@ -288,6 +302,7 @@ def _refusal(path: str, blocks: list[nn.Module], changing: list[int], width: int
         )
     return (
         f"{path or 'the model'} holds {len(blocks)} blocks of {name}, which has no adapter, and {name}({width}) is "
-        f"not the same block: its constructor takes more than the width, or the width is not in dimension {dim}; "
+        f"not the same block: its constructor takes more than the width, it holds what cannot be compared, such as a "
+        f"tensor that is no parameter, or the width is not in dimension {dim}; "
         f"{TEN_LINES % name}, and dim=, see docs/your-model.md"
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from torch import Tensor, nn
@@ -13,31 +13,38 @@ from torch.utils._pytree import tree_leaves
 from ...errors import UserError, in_a_line
 from ...macs import on_meta
 
-__all__ = ["check_copies"]
+__all__ = ["check_copies", "check_leaves"]
 
 
 def check_copies(model: nn.Module) -> None:
     """Raises UserError for a model that ``copy.deepcopy`` does not take, and names the attribute where it is found."""
-    for where, value in _held(model):
-        if is_lazy(value):
-            raise UserError(f"stepify: {where} has no shape yet, expected a model after its first forward pass")
+    if lazy := next((where for where, value in _held(model) if is_lazy(value)), None):
+        raise UserError(f"stepify: {lazy} has no shape yet, expected a model after its first forward pass")
+    try:
+        on_meta(model, with_hooks=True)
+    except Exception as error:  # whatever an object of the user's raises
+        raise UserError(
+            f"stepify: {_not_copied(model)} cannot be copied ({in_a_line(error)[:200]}), expected a model that "
+            "copy.deepcopy copies"
+        ) from error
+
+
+def check_leaves(model: nn.Module, replaced: Collection[nn.Module]) -> None:
+    """Raises UserError for a tensor that is computed from weights, which has no copy, but for those in new blocks."""
+    left_out = {inner for block in replaced for inner in block.modules()}
+    for where, value in _held(model, left_out):
         if any(isinstance(leaf, Tensor) and not leaf.is_leaf for leaf in tree_leaves(value)):
             raise UserError(
                 f"stepify: {where} is computed from weights, and such a tensor cannot be copied; expected it detached, "
                 "or, of torch.nn.utils.weight_norm, that of torch.nn.utils.parametrizations"
             )
-    try:
-        on_meta(model, with_hooks=True)
-    except Exception as error:  # whatever an object of the user's raises
-        where = _not_copied(model)
-        raise UserError(
-            f"stepify: {where} cannot be copied ({in_a_line(error)[:200]}), expected a model that copy.deepcopy copies"
-        ) from error
 
 
-def _held(model: nn.Module) -> Iterator[tuple[str, Any]]:
+def _held(model: nn.Module, left_out: Collection[nn.Module] = ()) -> Iterator[tuple[str, Any]]:
     """The path and the value of each attribute, parameter and buffer of a model's modules."""
     for path, module in model.named_modules():
+        if module in left_out:
+            continue
         named = {
             key: value for key, value in vars(module).items() if key not in ("_parameters", "_buffers", "_modules")
         }

@@ -7,6 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
 from ...errors import UserError, in_a_line
 from ...plan import (
     USUAL_HEADS,
@@ -278,7 +281,10 @@ def _cost(container: Container, width: int, heads: int | None, match: Match) -> 
     except OF_MODULES as error:
         reason = in_a_line(error)[:200]
         adapter, hint = container.adapter, ""
-        if adapter.dim is None and adapter.initialize is None:  # one of the user's
+        beside = tree_leaves((container.call.args[1:], container.call.kwargs))
+        if any(isinstance(value, Tensor) and container.width in value.shape for value in beside):
+            hint = f"; what it gets beside the stream keeps its {container.width} channels, see docs/your-model.md"
+        elif adapter.dim is None and adapter.initialize is None:  # one of the user's
             hint = f"; its channels are taken to be in dimension {container.dim}, dim= of register_block says another"
         raise UserError(
             f"stepify: {container.path}: {type(block).__name__} does not run at width {width} with what the model "

@@ -14,6 +14,7 @@ from ...errors import UserError
 from ...macs import HOOKS
 from .adapters import BlockAdapter, initialize_like, initializer_of, rebuilt
 from .containers import Container
+from .copies import check_leaves
 from .differences import originals_of, rate_at, rates_that_grow, spread_rates
 from .plan import ContainerPlan
 from .roles import get_path, has_path, set_path
@@ -28,6 +29,7 @@ def build_in_steps(
     """A copy of the model with a StepSequence in each container's place, those without a plan in one step."""
     as_it_is = {c.path for c in found if c.path not in plans or plans[c.path].is_of(c)}
     replaced = [block for c in found if c.path not in as_it_is for block in c.blocks[c.lead :]]
+    check_leaves(model, replaced)
     result = copy.deepcopy(model, {id(block): nn.Identity() for block in replaced})
     for container in found:
         members: Any = dict(_sequence(result, container).named_children())
