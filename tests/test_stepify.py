@@ -314,7 +314,11 @@ def test_blocks_of_ones_own():
 
 WRONG = [
     ("vgg11", {}, "VGG has no container of like blocks"),
-    ("mambaout_femto", {}, "stages.2.blocks holds 9 blocks of GatedConvBlock, which has no adapter"),
+    (
+        "mambaout_femto",
+        {"drop_path_rate": 0.1},
+        "stages.2.blocks holds 9 blocks of GatedConvBlock, which has no adapter",
+    ),
     ("efficientnet_b0", {}, "blocks.5 holds 4 blocks of InvertedResidual, which has no adapter"),
     (
         "swin_tiny_patch4_window7_224",

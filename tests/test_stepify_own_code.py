@@ -209,6 +209,14 @@ def test_channels_are_where_the_norms_have_them(kind, shape):
     assert ours.dim == -1 and ours(x).shape == x.shape
 
 
+def test_blocks_of_timm_that_have_their_channels_last():
+    """Whose constructor takes their width, where nothing else was said to it."""
+    model = timm.create_model("mambaout_femto", depths=(1, 1, 3, 1), dims=(8, 16, 32, 64), num_classes=5)
+    ours = stepsnet.stepify(model, 2, stages=(3,))
+    assert (ours.stages[2].blocks.dim, ours.stages[2].blocks.width) == (-1, 32)
+    assert ours(torch.randn(1, 3, 64, 64)).shape == (1, 5)
+
+
 def test_channels_that_are_elsewhere_are_hinted_at(monkeypatch):
     monkeypatch.setitem(ADAPTERS, ChannelsLast, None)  # so that it goes when the test ends
     model, x = nn.Sequential(*(ChannelsLast(32) for _ in range(4))), torch.randn(1, 32, 32, 32)
