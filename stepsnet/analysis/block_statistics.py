@@ -24,7 +24,8 @@ class BlockStatistics:
 
     The paper defines γ_l = σ_0/σ_l in Sec. 3.1. Fig. 2 seems to draw it for the whole stream. Eq. (2) is about what
     the norm of the next block sees, which in a StepsNet are the channels of y alone: that is ``gamma_read``. The two
-    are equal where a block reads all channels.
+    are equal where a block reads all channels. Of a block that did not run, as with LayerDrop, all but the width is
+    not a number.
     """
 
     width: int
@@ -62,7 +63,11 @@ class StreamMeasurement:
 
 
 def summarize(blocks: Sequence[BlockStatistics]) -> dict[str, float]:
-    """Mean, minimum and last value over the blocks of both γ; the last correlation; the ratio of the gradients."""
+    """Mean, minimum and last value over the blocks of both γ; the last correlation; the ratio of the gradients.
+
+    Of the blocks that have run.
+    """
+    blocks = [block for block in blocks if not math.isnan(block.gamma)] or blocks
     totals: dict[str, float] = {}
     for name in ("gamma", "gamma_read"):
         values = [getattr(block, name) for block in blocks]

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..analysis.residual_stream import stream_line, stream_line_of
+from ..analysis.residual_stream import NoStream, stream_line, stream_line_of
 from ..config import TrainingSettings
 from ..device import autocast
 from ..errors import UserError, is_out_of_memory, nearest
@@ -128,6 +128,7 @@ class Trainer:
             trackers = open_trackers(settings.tracker, folder, self.position.step, asdict(settings))
         self.log = MetricsLog(folder / "metrics.jsonl", context.is_main, trackers, self.note)
         self.shown_at = 0.0
+        self.noted: set[str] = set()
 
     def run(self) -> TrainResult:
         self.report_notices()  # what the data's check has found
@@ -196,7 +197,9 @@ class Trainer:
         with self.observing_stream() as seen:
             update = self.updater(self.position.step, batches, self.caught)
         self.position.step += 1
-        if seen:
+        if "refused" in seen:
+            self.note_once(seen["refused"])
+        elif seen:
             self.log.add({"epoch": epoch + 1, "step": self.position.step, **seen})
         for name, mean in update.means.items():
             self.position.sums[name] = self.position.sums.get(name, 0.0) + mean
@@ -303,7 +306,10 @@ class Trainer:
         seed_step(self.settings.seed, self.position.step)  # some losses draw
         model = unwrap(self.evaluated_model).eval()
         batch = self.task.example_batch(self.context.device)
-        line = stream_line_of(model, lambda model: self.task.loss(model, batch)[0])
+        try:
+            line = stream_line_of(model, lambda model: self.task.loss(model, batch)[0])
+        except NoStream as error:
+            return self.note_once(str(error))
         self.log.add({"epoch": epoch, "step": self.position.step, **line})
 
     def observing_stream(self) -> AbstractContextManager[dict[str, Any]]:
@@ -323,6 +329,11 @@ class Trainer:
 
     def note(self, text: str) -> None:
         self.report({"kind": "note", "text": text})
+
+    def note_once(self, text: str) -> None:
+        if text not in self.noted:
+            self.noted.add(text)
+            self.note(text)
 
     def report_notices(self) -> None:
         for text in self.task.notices():

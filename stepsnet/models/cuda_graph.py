@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from ..errors import UserError, in_a_line, is_out_of_memory
 from .compilation import ReplacedForward
 
-__all__ = ["GraphedInference", "GraphedTraining"]
+__all__ = ["GraphedInference", "GraphedTraining", "buffers_as_before"]
 
 _WARM_UPS = 2  # passes in which kernels are chosen and compiled, before one that is watched
 _KINDS = 8  # of inputs: each has graphs of its own, and these their own memory
@@ -334,12 +334,21 @@ def _states_of_processor() -> tuple[Any, ...]:
 @contextmanager
 def _as_if_not_run(model: nn.Module) -> Iterator[None]:
     """Running statistics, and what is drawn next on the GPU, are afterwards what they were."""
-    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     drawn = torch.cuda.get_rng_state()
+    try:
+        with buffers_as_before(model):
+            yield
+    finally:
+        torch.cuda.set_rng_state(drawn)
+
+
+@contextmanager
+def buffers_as_before(model: nn.Module) -> Iterator[None]:
+    """Running statistics are afterwards what they were."""
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     try:
         yield
     finally:
-        torch.cuda.set_rng_state(drawn)
         with torch.no_grad():
             for buffer, before in buffers:
                 buffer.copy_(before)

@@ -1,0 +1,284 @@
+"""Puts the residual stream together from what hooks on the blocks of a model see, and takes its statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import nan
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import UserError
+from ..residual.connected import ConnectedBlock
+from ..steps import StepsNet
+from .block_statistics import BlockStatistics
+
+__all__ = ["NoStream", "StreamObserver"]
+
+# layers of images by the dimensions of these: their channels are dimension 1
+_OF_IMAGES: dict[int, tuple[type[nn.Module], ...]] = {
+    3: (nn.Conv1d, nn.BatchNorm1d),
+    4: (nn.Conv2d,),
+    5: (nn.Conv3d, nn.BatchNorm3d),
+}
+
+
+class NoStream(UserError):
+    """What a model does with its blocks is no residual stream."""
+
+
+@dataclass
+class _Run:
+    """What went into a block and what came out of it."""
+
+    x: Tensor
+    y: Tensor
+    version: int  # of x behind the block
+
+    def is_added(self, x: Tensor) -> bool:
+        """Whether ``x``, which goes into the next block, is the sum of both: the model adds them, and not the block."""
+        if x is self.y:
+            return False
+        if x is self.x:
+            return _version(x) != self.version  # it was written into
+        if not x.shape == self.x.shape == self.y.shape or not x.device == self.x.device == self.y.device:
+            return False
+        with torch.no_grad():
+            return torch.equal(x, self.x + self.y) and not torch.equal(x, self.y)
+
+
+class StreamObserver:
+    """The statistics of the first pass of a model, block by block.
+
+    Its numbers stay on the device until :meth:`statistics` reads them.
+
+    Args:
+        name: of the model's class.
+        blocks: by their paths, in the order of the model's modules.
+        containers: what each block is in, by a name.
+        widths: of the blocks of a model in steps; empty for one without, whose containers may be no streams.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        blocks: Mapping[str, nn.Module],
+        containers: Sequence[str],
+        widths: Sequence[int],
+        loss_scale: float,
+    ):
+        self.name, self.containers, self.loss_scale, self.known_widths = name, containers, loss_scale, widths
+        self.places = [f"{path} ({type(block).__name__})" for path, block in blocks.items()]
+        self.dim = -1  # of the channels
+        self.input: Tensor | None = None  # z_0: (…, C)
+        self.stream: Tensor | None = None  # z_{l-1}: (…, C)
+        self.is_over = False  # the first pass is
+        self.widths: dict[int, int] = {}  # by the index of the block, in the order of execution
+        self.numbers: dict[int, Tensor] = {}  # (4,): gamma, gamma_read, branch, correlation
+        self.gradients: dict[int, Tensor] = {}
+        self.unread: dict[int, str] = {}  # what of a block's call is no stream
+        self.added: int | None = None  # a block whose input the model adds to its output
+        self._latest: tuple[int, _Run] | None = None
+        self._last_of: dict[str, _Run] = {}  # of each container
+        self._chained: set[str] = set()  # containers in which what comes out of a block goes into the next one
+        self._beside: set[str] = set()  # containers of which two blocks get the same
+
+    def start_stream(self, z: Tensor, dim: int) -> None:
+        self.input = self.stream = z.detach()
+        self.dim = dim
+
+    def before_sequence(self, sequence: StepsNet, x: Tensor) -> Tensor:
+        self.start_stream(x * sequence.stream_scale, sequence.dim)
+        return x
+
+    def after_embedding(self, embedding: nn.Module, arguments: tuple, output: Tensor) -> None:
+        self.start_stream(output, -1)
+
+    def after_model(self, *call: Any) -> None:
+        self.is_over = self.is_over or bool(self.numbers)
+
+    def after_block(
+        self, index: int, block: nn.Module, arguments: tuple, keywords: Mapping[str, Any], output: Any
+    ) -> None:
+        if self.is_over or index in self.numbers:  # a second pass, or a recomputation
+            return
+        of_stream: Callable[[Tensor], Tensor] = _as_it_is
+        if isinstance(block, ConnectedBlock):  # its stream is several tensors, or one of several streams
+            y = output[-1] if isinstance(output, tuple) else output  # what the gradient is taken of
+            with torch.no_grad():  # detached all the same: the sum of one stream is that tensor, with its graph
+                before, after = block.wiring.as_sum(arguments[0]).detach(), block.wiring.as_sum(output).detach()
+            of_stream = block.wiring.gradient_of_stream
+        else:
+            y = output[0] if isinstance(output, (tuple, list)) and output else output  # (…, C_i)
+            x = _input_of(arguments, keywords, y)
+            if x is None or not isinstance(y, Tensor):
+                self.unread[index] = "gets no tensor" if isinstance(y, Tensor) else f"returns {_named(y)}"
+                return
+            if not self.known_widths:
+                self._note(index, x, y)
+            before, after = x.detach(), y.detach()
+        if (width := getattr(block, "read_width", None)) is not None:  # a layer of transformers: the whole stream
+            before = before * block.stream_scale  # type: ignore[operator]
+            if not self.numbers:
+                self.start_stream(before, -1)
+            before, after = before[..., :width], after[..., :width]
+            of_stream = partial(_first_channels, width)
+        if before.shape != after.shape or not self._continues_stream(before):  # no StepsNet, or a new stage
+            self.start_stream(before if before.shape == after.shape else after, _channels_of(block, y))
+        self._take(index, before, after, y.device)
+        if y.requires_grad:
+            y.register_hook(partial(self._keep_gradient_norm, index, of_stream))
+
+    def _note(self, index: int, x: Tensor, y: Tensor) -> None:
+        """How the block stands to those before it, in a model whose containers may be no streams of blocks."""
+        container = self.containers[index]
+        if self._latest is not None:
+            latest, run = self._latest
+            if run.is_added(x) and self.added is None:
+                self.added = latest
+            if self.containers[latest] != container and not self._is_stream(self.containers[latest]):
+                self.stream = None  # what came out of those is no stream that this one could be on
+        if (last := self._last_of.get(container)) is not None:
+            if x is last.x and x is not last.y and _version(x) == last.version:
+                self._beside.add(container)
+            elif x is last.y or x.shape == last.y.shape:
+                self._chained.add(container)
+        self._last_of[container] = run = _Run(x, y, _version(x))
+        self._latest = index, run
+
+    def _is_stream(self, container: str) -> bool:
+        """Whether its blocks run one after another, as far as is known; heads and embeddings do not."""
+        if self.known_widths:
+            return True
+        ran = sum(self.containers[index] == container for index in self.numbers)
+        return ran == 1 or (container in self._chained and container not in self._beside)
+
+    def _take(self, index: int, before: Tensor, after: Tensor, device: torch.device) -> None:
+        assert self.input is not None and self.stream is not None
+        width, stream_width = after.shape[self.dim], self.stream.shape[self.dim]
+        tail = self.stream.narrow(self.dim, width, stream_width - width)  # (…, C - C_i)
+        self.stream = torch.cat((after, tail), self.dim)  # z_l: (…, C)
+        input_read = self.input.narrow(self.dim, 0, width)  # (…, C_i)
+        numbers = (
+            self._sigma(self.input) / self._sigma(self.stream),
+            self._sigma(input_read) / self._sigma(after),
+            _norm(after - before) / _norm(before) if before.shape == after.shape else torch.tensor(nan),
+            self._correlation(self.stream, self.input),
+        )
+        self.widths[index] = width
+        self.numbers[index] = torch.stack([number.to(device, torch.float32) for number in numbers])
+
+    def _keep_gradient_norm(self, index: int, of_stream: Callable[[Tensor], Tensor], gradient: Tensor) -> None:
+        self.gradients[index] = _norm(of_stream(gradient)) / self.loss_scale
+
+    def forget(self) -> None:
+        """What it holds of a pass, whose graph holds its hooks."""
+        self._latest = None
+        self._last_of.clear()
+
+    def statistics(self) -> list[BlockStatistics]:
+        """One entry per block in the order of execution; what did not run is between those that are beside it.
+
+        Containers whose blocks do not run one after another are left out where there is another.
+
+        Raises:
+            NoStream: no block has run, or what they are called with or return is no stream; the model adds a block's
+                input to its output, so that what the block returns is not the stream.
+        """
+        if self.added is not None:
+            raise NoStream(
+                f"analyze: {self.name} adds what goes into {self.places[self.added]} to what comes out of it, expected "
+                "blocks that return x + F(x) themselves: move the sum into their forward pass"
+            )
+        if not self.numbers:
+            for index, reason in self.unread.items():
+                raise NoStream(
+                    f"analyze: {self.places[index]} {reason}, expected blocks of one tensor that return one, or "
+                    "several of which the first is the stream"
+                )
+            raise NoStream(
+                f"analyze: {self.name} has called none of its {len(self.places)} blocks, of which {self.places[0]} is "
+                "the first, expected modules that it calls, each of which returns x + F(x)"
+            )
+        ran = {self.containers[index] for index in self.numbers}
+        kept = {container for container in ran if self._is_stream(container)} or ran
+        order = list(self.numbers)
+        for index, container in enumerate(self.containers):
+            if index not in self.numbers and container in kept:
+                order.insert(next((at for at, other in enumerate(order) if other > index), len(order)), index)
+        return [self._entry(index) for index in order if self.containers[index] in kept]
+
+    def _entry(self, index: int) -> BlockStatistics:
+        if index not in self.numbers:
+            like = (other for other in self.numbers if self.containers[other] == self.containers[index])
+            width = self.known_widths[index] if self.known_widths else self.widths[next(like)]
+            return BlockStatistics(width, nan, nan, nan, nan, nan)
+        gamma, gamma_read, branch, correlation = self.numbers[index].tolist()
+        gradient = self.gradients[index].item() if index in self.gradients else nan
+        return BlockStatistics(self.widths[index], gamma, gamma_read, branch, correlation, gradient)
+
+    def _continues_stream(self, before: Tensor) -> bool:
+        """Whether the block's input belongs to the stream: the same shape, but for fewer channels or as many."""
+        if self.stream is None:
+            return False
+        ours, theirs = list(self.stream.shape), list(before.shape)
+        if len(ours) != len(theirs):
+            return False
+        channels, theirs_channels = ours.pop(self.dim), theirs.pop(self.dim)
+        return ours == theirs and theirs_channels <= channels
+
+    def _sigma(self, z: Tensor) -> Tensor:
+        """The standard deviation over the channels of each token, averaged over tokens and samples."""
+        return z.float().std(self.dim).mean()
+
+    def _correlation(self, a: Tensor, b: Tensor) -> Tensor:
+        a, b = (z.float() - z.float().mean(self.dim, keepdim=True) for z in (a, b))
+        return nn.functional.cosine_similarity(a, b, self.dim).mean()
+
+
+def _as_it_is(gradient: Tensor) -> Tensor:
+    return gradient
+
+
+def _first_channels(width: int, gradient: Tensor) -> Tensor:
+    return gradient[..., :width]
+
+
+def _input_of(arguments: tuple, keywords: Mapping[str, Any], y: Any) -> Tensor | None:
+    """The stream that a block is called with: its first argument, or the keyword argument of the output's shape."""
+    if arguments:
+        return arguments[0] if isinstance(arguments[0], Tensor) else None
+    tensors = [value for value in keywords.values() if isinstance(value, Tensor)]
+    alike = (one for one in tensors if isinstance(y, Tensor) and one.shape == y.shape)
+    return next(alike, tensors[0] if tensors else None)
+
+
+def _named(value: Any) -> str:
+    return "nothing" if value is None else f"a {type(value).__name__}"
+
+
+def _channels_of(block: nn.Module, y: Tensor) -> int:
+    """The dimension of the channels in what a block returns: 1, or the last one."""
+    kinds = _OF_IMAGES.get(y.ndim, ())
+    of_images = [module for module in block.modules() if isinstance(module, kinds)]
+    if y.ndim != 4 and not of_images:  # sequences may have as many tokens as some layer has biases
+        return -1
+    sizes = {parameter.shape[0] for parameter in block.parameters() if parameter.ndim == 1}
+    if (y.shape[1] in sizes) != (y.shape[-1] in sizes):
+        return 1 if y.shape[1] in sizes else -1
+    if y.ndim == 4:
+        return 1 if of_images else -1
+    with_weights = (one for one in block.modules() if next(one.parameters(recurse=False), None) is not None)
+    return 1 if next(with_weights, None) in of_images else -1  # a convolution may be inside, as in a Conformer's blocks
+
+
+def _version(x: Tensor) -> int:
+    return 0 if x.is_inference() else x._version
+
+
+def _norm(x: Tensor) -> Tensor:
+    """In float32 at least: of half precision the sum of squares overflows soon, or has three digits."""
+    return torch.linalg.vector_norm(x, dtype=torch.promote_types(x.dtype, torch.float32))
