@@ -577,3 +577,23 @@ def test_a_line_is_read_as_it_was_written(at):
     split = {"epoch_end": "val_", "update": "train_"}[at]  # so that a tracker keeps the two apart
     assert all(name.startswith(split) for name, value in as_line(blocks, at).items() if isinstance(value, float))
     assert read_line({"kind": "epoch", "epoch": 1}) is None
+
+
+class _OwnLoop(nn.Module):
+    def __init__(self, num_classes=10, in_chans=1, **kwargs):
+        super().__init__()
+        self.num_classes = num_classes
+        self.stem, self.head = nn.Linear(in_chans * 64, 16), nn.Linear(16, num_classes)
+        self.blocks = nn.ModuleList(_Branch(16) for _ in range(2))
+        self.pretrained_cfg = {"input_size": (1, 8, 8)}
+
+    def forward(self, x):
+        return self.head(summed_outside(self.blocks, self.stem(x.flatten(1))))
+
+
+@pytest.mark.parametrize("when", ["stream_epochs=1", "stream_interval=1"])
+def test_a_model_without_a_stream_trains_and_it_is_said_once(tmp_path, monkeypatch, capsys, when):
+    monkeypatch.setattr("stepsnet.tasks.classification.task.build_model", lambda spec, **kwargs: _OwnLoop())
+    _, lines = trained(tmp_path / "run", "stream_epochs=0", "stream_interval=0", when)
+    said = capsys.readouterr()
+    assert not lines and (said.out + said.err).count("analyze: _OwnLoop adds what goes into blocks.0 (_Branch)") == 1

@@ -5,7 +5,8 @@ import json
 import pytest
 import torch
 from PIL import Image
-from transformers import LlamaConfig, LlamaForCausalLM
+from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM, RobertaConfig, RobertaModel
 
 import stepsnet
 from stepsnet.analysis.complexity import count_complexity
@@ -52,9 +53,111 @@ def test_a_small_stream_is_noticed():
 def test_stages_and_statistics_of_batch_norms():
     """Each stage of several steps begins a stream; running statistics without data do not count."""
     args = dict(layers=(1, 3, 4, 1), channels=(16, 32, 48, 64), zero_init_last=False)
-    report = stepsnet.describe_stepify("resnet18", 2, example=torch.empty(1, 3, 64, 64), **args)
+    report = stepsnet.describe_stepify("resnet18", 2, example=torch.randn(2, 3, 64, 64), **args)
     assert [stage.path for stage in report.stages] == [stream.path for stream in report.streams] == ["layer2", "layer3"]
     assert all(stream.branch > 0.1 for stream in report.streams)
+
+
+class _Block(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.norm, self.linear = nn.LayerNorm(width), nn.Linear(width, width)
+
+    def forward(self, x):
+        return x + self.linear(self.norm(x))
+
+
+def _in_blocks(stem, block=_Block, width=64):
+    torch.manual_seed(0)
+    return nn.Sequential(stem, nn.Sequential(*(block(width) for _ in range(6))), nn.Linear(width, 2))
+
+
+def test_the_stream_is_that_of_the_example():
+    """Random numbers stand in for one that has a shape alone; of samples each row is one, whose cost is counted."""
+    model, x = _in_blocks(nn.Linear(8, 64)), 100 * torch.randn(4, 9, 8)
+    report = stepsnet.describe_stepify(model, 2, example=x)
+    read = model[0](x)[..., : report.stages[0].widths[0]]  # by the first block
+    assert report.streams[0].sigma == pytest.approx(read.std(-1).mean().item(), rel=1e-5)
+    assert report.before.macs == 9 * (8 * 64 + 6 * (64 * 64 + 5 * 64) + 2 * 64) and not report.notes
+    for alone in (torch.zeros(4, 9, 8), torch.full((4, 9, 8), torch.nan), x.to("meta")):
+        (stream,) = stepsnet.describe_stepify(model, 2, example=alone).streams
+        assert 0.4 < stream.sigma < 0.8
+
+
+class _Diffusion(nn.Module):
+    """Takes a time in 0 … 1, outside of which it has no square root."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = _in_blocks(nn.Linear(8, 64))
+
+    def forward(self, x, time):
+        return self.body(x * (1 - time).sqrt()[:, None])
+
+
+class _Graph(nn.Module):
+    """Nodes and edges; what it returns is a list."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = _in_blocks(nn.Linear(5, 64))
+        self.embeddings, self.heads = nn.ModuleList([nn.Embedding(2, 5)] * 2), nn.ModuleList([nn.Linear(2, 2)] * 2)
+
+    def forward(self, x, edges):
+        received = torch.zeros_like(x).index_add(0, edges[1], x[edges[0]])
+        return [head(self.body(received)) for head in self.heads]
+
+
+def test_examples_of_several_arguments():
+    model, x, times = _Diffusion(), torch.randn(4, 8), torch.rand(4)
+    report = stepsnet.describe_stepify(model, 2, example=(x, times))
+    z = model.body[0](x * (1 - times).sqrt()[:, None])[..., : report.stages[0].widths[0]]
+    assert report.streams[0].sigma == pytest.approx(z.std(-1).mean().item(), rel=1e-5)
+    report = stepsnet.describe_stepify(_Graph(), 2, example=(torch.randn(50, 5), torch.randint(50, (2, 200))))
+    assert report.before.blocks == 6 and report.streams[0].sigma > 0  # neither embeddings nor heads
+    assert report.before.macs == 50 * (5 * 64 + 6 * (64 * 64 + 5 * 64) + 2 * 64 + 2 * 4)
+    assert "those of the whole example: the first dimension, 50, is none of samples" in str(report)
+
+
+class _Attention(_Block):
+    """(N, B, C), as torch's own layers have it by default."""
+
+    def forward(self, x):
+        y = self.norm(x).transpose(0, 1)
+        return x + self.linear(nn.functional.scaled_dot_product_attention(y, y, y).transpose(0, 1))
+
+
+def test_times_that_attend_to_each_other_are_no_samples():
+    """The cost of a block is matched where it is used, at 200 times and not at one."""
+    model = _in_blocks(nn.Linear(5, 64), _Attention)
+    report = stepsnet.describe_stepify(model, 2, example=torch.randn(200, 2, 5))
+    of_block = 200 * (64 * 64 + 5 * 64 + 2 * 200 * 64)
+    assert report.before.macs == 2 * (200 * (5 * 64 + 2 * 64) + 6 * of_block)
+    assert report.after.macs == pytest.approx(report.before.macs, rel=0.05)
+
+
+class _Table(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.norm, self.linear = nn.BatchNorm1d(width), nn.Linear(width, width)
+
+    def forward(self, x):
+        return x + self.linear(self.norm(x))
+
+
+@pytest.mark.parametrize("rows", [1, 16])
+def test_batch_norms_of_one_value(rows):
+    report = stepsnet.describe_stepify(_in_blocks(nn.Linear(9, 64), _Table), 2, example=torch.randn(rows, 9))
+    assert report.streams[0].sigma > 0 and report.after.activation_bytes > report.before.activation_bytes > 0
+
+
+def test_a_model_that_does_not_run_on_its_tokens_is_described_all_the_same():
+    """RoBERTa's positions begin behind the padding, so that there are fewer than its configuration says."""
+    config = RobertaConfig(vocab_size=99, hidden_size=64, num_hidden_layers=4, max_position_embeddings=20)
+    config.num_attention_heads, config.intermediate_size = 4, 128
+    report = stepsnet.describe_stepify(RobertaModel(config), 2)
+    assert not report.streams and report.after.blocks > report.before.blocks == 4
+    assert "stream: not measured, since RobertaModel does not run (index" in str(report)
 
 
 def test_the_command(capsys):

@@ -104,7 +104,7 @@ def activation_bytes(
 def sum_of_outputs(output: Any) -> Tensor:
     """A loss where a model has none: the sum of its outputs; of a mapping, such as transformers', its first entry."""
     output = next(iter(output.values())) if isinstance(output, Mapping) else output
-    outputs = output if isinstance(output, tuple) else (output,)
+    outputs = output if isinstance(output, (tuple, list)) else (output,)
     return torch.stack([one.float().sum() for one in outputs]).sum()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -11,9 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from ..errors import in_a_line
 from ..markdown import markdown_table
 from ..models.blocks import blocks_of, is_transformer_in_steps, step_sequences
 from ..models.stepify import model_and_example, stepify
+from ..models.stepify.adapters import OF_MODULES
 from ..models.stepify.containers import Example
 from ..plan import steps_as_text
 from .complexity import count_layers
@@ -21,18 +22,21 @@ from .memory import peak_bytes, sum_of_outputs
 
 __all__ = ["StepifyReport", "Stream", "describe_stepify"]
 
+_SAMPLES = 32  # of an example at most, where a stream is measured
+_RANDOM = 4  # samples, so that batch norms have statistics
 SMALL = 0.1  # blocks that are trained add about 1, whatever an untrained one does
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one sample; activations are the peak bytes of its forward and backward pass in float32."""
+    """Of one sample, or of a whole example that cannot be taken apart; activations are the peak bytes of its forward
+    and backward pass in float32, None where their course depends on values."""
 
     blocks: int
     layers: int
     params: int
     macs: int
-    activation_bytes: int
+    activation_bytes: int | None
 
 
 @dataclass(frozen=True)
@@ -53,7 +57,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Stream:
-    """Standard deviations over channels where a stream begins, untrained, on random inputs.
+    """Standard deviations over channels where a stream begins, untrained, on the example or on random inputs.
 
     ``sigma`` is that of what enters the stream, ``branch`` that of what the first block adds.
     """
@@ -75,13 +79,17 @@ class Stream:
 
 @dataclass(frozen=True)
 class StepifyReport:
-    """Printed, it is a table; ``as_dict`` is for JSON."""
+    """Printed, it is a table; ``as_dict`` is for JSON.
+
+    ``notes`` say what the table's costs are of where it is not one sample, and why a stream was not measured.
+    """
 
     model: str
     before: Cost
     after: Cost
     stages: tuple[Stage, ...]
     streams: tuple[Stream, ...]
+    notes: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         streams = [{**asdict(one), "suggested_scale": one.suggested_scale} for one in self.streams]
@@ -96,9 +104,10 @@ class StepifyReport:
                 f"{sizes[1][field] / max(1, sizes[0][field]):.2f}×",
             ]
             for name, field in _ROWS.items()
+            if None not in (sizes[0][field], sizes[1][field])
         ]
         table = markdown_table([self.model, "before", "in steps", "ratio"], rows, "lrrr")
-        lines = [*map(str, self.stages), "", table, ""]
+        lines = [*map(str, self.stages), "", table, "", *self.notes]
         for one in self.streams:
             place = f" of {one.path}" if one.path and len(self.streams) > 1 else ""
             lines.append(f"stream{place}: it begins with sigma {one.sigma:.2g}, its first block adds {one.branch:.2g}")
@@ -127,7 +136,8 @@ def _readable(field: str, value: int) -> str:
 def describe_stepify(model: nn.Module | str, steps: int = 3, **options: Any) -> StepifyReport:
     """What :func:`stepsnet.stepify` makes of a model with the same arguments, before anything is trained.
 
-    Random weights are those of seed 0; torch's own generator is left as it is.
+    Random weights are those of seed 0; torch's own generator is left as it is. The stream is that of the ``example``,
+    where it has values: not of one that is meta, constant or not finite, which stands for its shape alone.
 
     Raises:
         UserError: as stepify.
@@ -137,23 +147,62 @@ def describe_stepify(model: nn.Module | str, steps: int = 3, **options: Any) -> 
         plain, example, options = model_and_example(model, options)
         stepped = stepify(plain, steps, **options)
     name = model if isinstance(model, str) else type(model).__name__
-    before, after = _cost(plain, example), _cost(stepped, example)
-    return StepifyReport(name, before, after, _stages(plain, stepped), _streams(stepped, example))
+    before, after = (
+        _cost(plain, example, _count_blocks(plain, stepped)),
+        _cost(stepped, example, len(blocks_of(stepped))),
+    )
+    notes = []
+    if (rows := _rows(example)) > 1:
+        notes.append(
+            f"MACs and activations are those of the whole example: the first dimension, {rows}, is none of samples"
+        )
+    try:
+        streams = _streams(stepped, example)
+    except OF_MODULES as error:
+        streams = ()
+        notes.append(f"stream: not measured, since {type(plain).__name__} does not run ({in_a_line(error)[:200]})")
+    return StepifyReport(name, before, after, _stages(plain, stepped), streams, tuple(notes))
 
 
-def _cost(model: nn.Module, example: Example) -> Cost:
+def _rows(example: Example) -> int:
+    """Of the first tensor that a model is called with: more than one where they are no samples."""
+    values = (*example.args, *(example.kwargs or {}).values())
+    return next((len(value) for value in values if isinstance(value, Tensor) and value.dim()), 1)
+
+
+def _count_blocks(plain: nn.Module, stepped: nn.Module) -> int:
+    """The blocks of the containers that stepify finds: like modules elsewhere, such as heads, are none."""
+    if is_transformer_in_steps(stepped):
+        return len(blocks_of(plain))
+    before, paths = dict(plain.named_modules()), {module: path for path, module in stepped.named_modules()}
+    return sum(len(list(before[paths[sequence]].children())) for sequence in step_sequences(stepped))
+
+
+def _cost(model: nn.Module, example: Example, blocks: int) -> Cost:
     return Cost(
-        blocks=len(blocks_of(model)),
+        blocks=blocks,
         layers=count_layers(model),
         params=sum(parameter.numel() for parameter in model.parameters()),
         macs=example.macs(model),
-        activation_bytes=peak_bytes(
-            model,
-            (example.args, example.kwargs or {}),
-            lambda model, call: sum_of_outputs(model(*call[0], **call[1])),
-            lambda model: None,
-        ),
+        activation_bytes=_activation_bytes(model, example),
     )
+
+
+def _activation_bytes(model: nn.Module, example: Example) -> int | None:
+    """With running statistics in norms where there is one value per channel, of which none can be taken."""
+    call = (example.args, example.kwargs or {})
+    for prepare in (lambda model: None, lambda model: _set_batch_norms(model, training=False)):
+        try:
+            return peak_bytes(model, call, lambda model, call: sum_of_outputs(model(*call[0], **call[1])), prepare)
+        except OF_MODULES:
+            continue
+    return None
+
+
+def _set_batch_norms(model: nn.Module, training: bool) -> None:
+    for module in model.modules():
+        if isinstance(module, _BatchNorm):
+            module.train(training)
 
 
 def _stages(plain: nn.Module, stepped: Any) -> tuple[Stage, ...]:
@@ -178,14 +227,12 @@ def _stages(plain: nn.Module, stepped: Any) -> tuple[Stage, ...]:
 
 @torch.no_grad()
 def _streams(model: Any, example: Example) -> tuple[Stream, ...]:
-    """Runs the model, which is thrown away afterwards, on four random samples."""
+    """Runs the model, which is thrown away afterwards, on the example or on random samples."""
     device = next(model.parameters()).device
     if device.type == "meta":
         return ()
     model.eval()
-    for module in model.modules():
-        if isinstance(module, _BatchNorm):
-            module.train()  # its statistics are not those of any data yet
+    _set_batch_norms(model, training=True)  # their running statistics are not those of any data yet
     begins = _first_blocks(model)
     found: dict[str, Stream] = {}
 
@@ -202,13 +249,16 @@ def _streams(model: Any, example: Example) -> tuple[Stream, ...]:
 
         return hook
 
+    args, kwargs = _batch(model, example)
     with ExitStack() as stack:
         for path, (block, dim) in begins.items():
             stack.callback(block.register_forward_hook(note(path, dim)).remove)
-        args, kwargs = example.given or (example.args, example.kwargs or {})
-        rows = next((len(value) for value in (*args, *kwargs.values()) if isinstance(value, Tensor) and value.dim()), 1)
-        kwargs = {name: _sample(value, rows, model) for name, value in kwargs.items()}
-        model(*(_sample(value, rows, model) for value in args), **_random_tokens(model, kwargs, device))
+        try:
+            model(*args, **kwargs)
+        except ValueError:  # one value per channel, as of one row
+            found.clear()
+            _set_batch_norms(model, training=False)
+            model(*args, **kwargs)
     return tuple(found.values())
 
 
@@ -221,27 +271,46 @@ def _first_blocks(model: Any) -> dict[str, tuple[nn.Module, int]]:
     return {paths[one]: (list(one)[one.lead].block, one.dim) for one in streams}
 
 
-def _sample(value: Any, rows: int, model: nn.Module) -> Any:
-    """Four samples of an argument: random numbers, or of what is no real number, such as token ids, the given ones."""
-    if not isinstance(value, Tensor):
-        return value
-    parameter, is_batch = next(model.parameters()), value.dim() > 0 and len(value) == rows
-    if value.is_floating_point():
-        shape = (4, *value.shape[1:]) if is_batch else value.shape
-        return torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(parameter)
-    if value.device.type == "meta":  # of transformers, which _random_tokens has
-        return value
-    return (value[torch.arange(4) % rows] if is_batch else value).to(parameter.device)
+def _batch(model: Any, example: Example) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What the stream is measured on: the example that was given, of samples the first ones, or random numbers."""
+    args, kwargs = example.given or (example.args, example.kwargs or {})
+    tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+    numbers = [value for value in tensors if value.is_floating_point()]
+    has_values = not numbers or any(map(_has_values, numbers))
+    rows = next((len(value) for value in tensors if value.dim()), 1)
+    parameter, generator = next(model.parameters()), torch.Generator().manual_seed(0)
+
+    def taken(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        is_batch = _rows(example) == 1 and value.dim() > 0 and len(value) == rows
+        if value.is_floating_point() and not has_values:
+            shape = (_RANDOM, *value.shape[1:]) if is_batch else value.shape
+            return torch.randn(shape, generator=generator).to(parameter)
+        if value.device.type == "meta":  # of transformers, see below
+            return value
+        if is_batch:
+            value = value[:_SAMPLES] if has_values else value[torch.arange(_RANDOM) % rows]
+        return value.to(parameter) if value.is_floating_point() else value.to(parameter.device)
+
+    kwargs = {name: taken(value) for name, value in kwargs.items()}
+    if "input_ids" in kwargs and kwargs["input_ids"].device.type == "meta":
+        ids = torch.randint(model.config.vocab_size, (_RANDOM, kwargs["input_ids"].shape[1]), generator=generator)
+        kwargs["input_ids"] = ids.to(parameter.device)
+        kwargs.pop("attention_mask", None)
+    return tuple(map(taken, args)), kwargs
 
 
-def _random_tokens(model: Any, kwargs: Mapping[str, Any] | None, device: torch.device) -> dict[str, Any]:
-    given = dict(kwargs or {})
-    if "input_ids" in given:
-        shape = (4, given["input_ids"].shape[1])
-        ids = torch.randint(model.config.vocab_size, shape, generator=torch.Generator().manual_seed(0))
-        given["input_ids"] = ids.to(device)
-        given.pop("attention_mask", None)
-    return given
+def _has_values(value: Any) -> bool:
+    """Whether a tensor holds real data: zeros, ones and what torch.empty finds stand for a shape."""
+    if (
+        not isinstance(value, Tensor)
+        or not value.is_floating_point()
+        or value.device.type == "meta"
+        or not value.numel()
+    ):
+        return False
+    return bool(value.isfinite().all()) and bool((value != value.flatten()[0]).any())
 
 
 def _sigma(z: Tensor, dim: int) -> float:

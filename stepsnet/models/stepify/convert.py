@@ -70,7 +70,8 @@ def stepify(
         stream_scale: factor of the stream where it enters each container of several steps, see
             :func:`stepsnet.describe_stepify`.
         example: a batch that the model takes, for a model of neither library: a tensor, or a list of its arguments or
-            a mapping of its keyword arguments with tensors of the same batch among them. Only shapes count.
+            a mapping of its keyword arguments with tensors of the same batch among them. Only shapes count: those of
+            one sample where the first dimension is the batch, else all of them.
         tokens: the sequence length at which the compute of a model of transformers is matched.
         **model_args: of the model, where a name is given.
 
@@ -205,19 +206,14 @@ def model_and_example(model: nn.Module | str, options: Mapping[str, Any]) -> tup
 
 
 def example_of(model: nn.Module, given: Any = None) -> Example:
-    """What a model is called with, on the meta device. Raises UserError where it is not known."""
+    """What a model is called with, on the meta device. Raises UserError where it is not known.
+
+    Of an example that is given it is one sample, where the first dimension is one of samples.
+    """
     if given is not None:
         args = () if isinstance(given, Mapping) else tuple(given) if isinstance(given, list | tuple) else (given,)
         kwargs = dict(given) if isinstance(given, Mapping) else {}
-        rows = len(next(v for v in (*args, *kwargs.values()) if isinstance(v, Tensor) and v.dim() > 0))
-
-        def one_of(value: Any) -> Any:
-            if not isinstance(value, Tensor):
-                return value
-            return (value[:1] if value.dim() > 0 and len(value) == rows else value).to("meta")
-
-        one = {name: one_of(value) for name, value in kwargs.items()}
-        return Example(tuple(map(one_of, args)), one or None, (args, kwargs))
+        return _one_sample(model, args, kwargs) or _on_meta(args, kwargs)
     from timm.data import resolve_model_data_config
 
     patches = getattr(model, "patch_embed", None) or getattr(model, "stem", None)
@@ -235,6 +231,35 @@ def example_of(model: nn.Module, given: Any = None) -> Example:
         height, width = (built_for, built_for) if isinstance(built_for, int) else built_for
     size = 1, getattr(model, "in_chans", chans), height, width
     return Example((torch.empty(size, device="meta", dtype=next(model.parameters()).dtype),))
+
+
+def _on_meta(args: tuple[Any, ...], kwargs: dict[str, Any], rows: int | None = None) -> Example:
+    """A given example, or of each of its tensors so many rows."""
+
+    def there(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        return (value[:rows] if value.dim() else value).to("meta")
+
+    return Example(
+        tuple(map(there, args)), {key: there(value) for key, value in kwargs.items()} or None, (args, kwargs)
+    )
+
+
+def _one_sample(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Example | None:
+    """The first row of each tensor; None where it is no sample by itself.
+
+    That is so where tensors have different numbers of rows, as the nodes and edges of a graph, and where the rows cost
+    more together than one by one, as the times of a sequence that attend to each other.
+    """
+    lengths = {len(value) for value in (*args, *kwargs.values()) if isinstance(value, Tensor) and value.dim()}
+    whole, one = _on_meta(args, kwargs), _on_meta(args, kwargs, 1)
+    if lengths == {1}:
+        return one
+    try:
+        return one if len(lengths) == 1 and whole.macs(model) <= min(lengths) * one.macs(model) else None
+    except OF_MODULES:  # it does not take one row, or is refused for the whole that it does not take
+        return None
 
 
 def _inside(model: nn.Module) -> str:
