@@ -130,6 +130,15 @@ def test_a_module_of_nobody_says_what_its_user_says():
         find_source("test_vit", about={"classes": ["cat", "dog"]})
 
 
+def test_a_module_that_takes_no_such_pictures_is_refused_with_their_size(capfd):
+    """At once, before torch.export writes pages about it."""
+    for size, tried in ((None, "3×224×224"), ((1, 8, 8), "1×8×8")):
+        said = rf"sequential does not take pictures of {tried} \(RuntimeError: .*\), expected .* whose size input_size="
+        with pytest.raises(UserError, match=said):
+            stepsnet.export(nn.Sequential(nn.Linear(7, 64), nn.ReLU()), "t.pt2", input_size=size)
+    assert capfd.readouterr() == ("", "")
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_a_module_of_another_precision_is_refused(dtype):
     with pytest.raises(UserError, match=rf"the module has weights of {str(dtype)[6:]}, expected float32, as module"):

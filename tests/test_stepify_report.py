@@ -104,8 +104,8 @@ class _Graph(nn.Module):
         self.embeddings, self.heads = nn.ModuleList([nn.Embedding(2, 5)] * 2), nn.ModuleList([nn.Linear(2, 2)] * 2)
 
     def forward(self, x, edges):
-        received = torch.zeros_like(x).index_add(0, edges[1], x[edges[0]])
-        return [head(self.body(received)) for head in self.heads]
+        y = self.body(torch.zeros_like(x).index_add(0, edges[1], x[edges[0]]))
+        return [head(y) for head in self.heads]
 
 
 def test_examples_of_several_arguments():

@@ -20,7 +20,7 @@ from ..errors import UserError
 from ..files import flush, require_new
 from ..runs.results import Run
 from ..tasks.deployment import Deployment
-from .capture import Captured, NotCaptured, capture, first_line, flat_outputs
+from .capture import Captured, NotCaptured, capture, first_line, flat_outputs, quiet
 from .formats import FORMATS, Format, format_named, format_of, why_not_written
 from .sessions import open_session
 from .source import Source, find_source
@@ -133,6 +133,7 @@ def write_checked(
     Raises:
         UserError: the format cannot hold the model.
     """
+    _check_input(source)
     use, others = source.use, () if fixed_size else source.other_shapes
     named = {axis: name for axis, name in enumerate(use.axes) if name != "channels"}
     reasons = [] if others or fixed_size else ["its windows or positions are laid out for it"]
@@ -151,6 +152,21 @@ def write_checked(
     known = " or ".join(name for name in FORMATS if name != form.name)
     advice = f"; expected --format {known}" if is_of_format else ""
     raise UserError(f"export: {form.name} cannot hold {source.model_name}: {reasons[-1]}{advice}")
+
+
+def _check_input(source: Source) -> None:
+    """Raises UserError where the model does not take such pictures, of which torch.export would write pages."""
+    shape = source.use.shape
+    if source.use.axes[1] == "tokens":
+        return
+    try:
+        with torch.inference_mode(), quiet():
+            source.model(source.inputs(1, shape))
+    except Exception as error:  # whatever the model's own code raises
+        raise UserError(
+            f"export: {source.model_name} does not take pictures of {'×'.join(map(str, shape))} ({first_line(error)}), "
+            "expected a model of pictures, whose size input_size= gives, or a language model in steps"
+        ) from error
 
 
 def _fixed(use: Deployment, axes: dict[int, str], reasons: Sequence[str]) -> list[str]:
