@@ -87,6 +87,8 @@ def test_a_comparison_that_goes_on_has_no_results_until_it_has_ended(both, tmp_p
     command = ["compare", "digits/tiny", "--run", other, "--seeds", "0,1,2", "--resume", *SMALL]
     assert run(*command, capsys=capsys)[0] == 2
     shutil.copytree(other / "stepsnet-seed0", other / "stepsnet-seed2")
+    config = other / "stepsnet-seed2" / "config.yaml"
+    config.write_text(config.read_text().replace("seed: 0", "seed: 2"))
     (other / "stepsnet-seed2" / "summary.json").unlink()
     assert stepsnet.load(other).seeds == [0, 1]
     with (other / "stepsnet-seed2" / "metrics.jsonl").open("a") as file:

@@ -10,7 +10,8 @@ from timm.models import vision_transformer as vit
 from torch import nn
 
 from stepsnet.errors import UserError
-from stepsnet.models.stepify.adapters import declare, register_block, signature_of
+from stepsnet.models.stepify.adapters import declare, register_block
+from stepsnet.models.stepify.differences import signature_of
 from stepsnet.models.stepify.find_adapter import adapter_of
 from stepsnet.models.stepify.roles import Roles, rebuild
 from stepsnet.residual.known_blocks import branches_of

@@ -56,6 +56,8 @@ def short(recipe, images):
     overrides.append("img_size=32" if "resnet" in recipe.model.name else "model.args.img_size=32")
     if "swin" in recipe.model.name:
         overrides.append("model.args.window_size=2")
+    if recipe.clean_samples:
+        overrides.append("clean_samples=3")
     return override(dataclasses.replace(recipe, data=f"folder:{images}"), overrides)
 
 
@@ -132,9 +134,15 @@ def test_language_recipes_take_two_updates(name, tmp_path, monkeypatch):
     """As they are but for the text and the vocabulary that it gives."""
     monkeypatch.setenv("STEPSNET_CACHE", str(tmp_path / "cache"))
     words = np.random.default_rng(0).choice(["step", "by", "the", "network", "widens\n"], 4000)
-    (tmp_path / "text.txt").write_text(" ".join(words))
+    data = tmp_path / "text" if find_recipe(name).score_test else tmp_path / "text.txt"
+    if data.suffix:
+        data.write_text(" ".join(words))
+    else:
+        data.mkdir()
+        for split, part in zip(("train", "valid", "test"), np.split(words, [3200, 3600])):
+            (data / f"{split}.txt").write_text(" ".join(part))
     sizes = ["model.args.vocab_size=280"] + ["vocab_size=270"] * (find_recipe(name).tokenizer == "bpe")
-    recipe = override(find_recipe(name), [*SHORT, *sizes, "epoch_updates=2", f"data=text:{tmp_path / 'text.txt'}"])
+    recipe = override(find_recipe(name), [*SHORT, *sizes, "epoch_updates=2", f"data=text:{data}"])
     with Lines() as display:
         summary = train_run(recipe, tmp_path / "run", display)
     assert len(losses(tmp_path / "run")) == 2 and np.isfinite(losses(tmp_path / "run")).all()

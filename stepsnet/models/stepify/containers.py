@@ -254,11 +254,11 @@ def _trace(
         try:
             outputs = example.run(traced)
         except OF_MODULES as error:
-            raise UserError(f"stepify: {type(traced).__name__} {_why_not(error, example)}") from error
+            raise UserError(f"stepify: {type(traced).__name__} {_why_not(error)}") from error
     return calls, outputs
 
 
-def _why_not(error: Exception, example: Example) -> str:
+def _why_not(error: Exception) -> str:
     """What keeps a model from running on the meta device."""
     reason = in_a_line(error)[:200]
     if re.search("meta tensor|meta device|register_meta|'Meta' backend", str(error)):
@@ -266,11 +266,7 @@ def _why_not(error: Exception, example: Example) -> str:
             f"does not run without data, on torch's meta device ({reason}), expected a forward pass that looks at "
             "shapes alone, not at values; for the blocks of others see docs/your-model.md"
         )
-    args, kwargs = example.given or ((), {})
-    lengths = [len(value) for value in (*args, *kwargs.values()) if isinstance(value, Tensor) and value.dim() > 0]
-    cut = lengths.count(lengths[0]) if lengths and lengths[0] > 1 else 0
-    hint = f"; {cut} arguments have {lengths[0]} rows, and each was given as a batch of 1, expected a batch of a size "
-    return f"does not take the example input ({reason}){hint + 'that no other dimension has' if cut > 1 else ''}"
+    return f"does not take the example input ({reason})"
 
 
 def _channel_dim(block: Any, shape: torch.Size) -> int:
