@@ -597,3 +597,25 @@ def test_a_model_without_a_stream_trains_and_it_is_said_once(tmp_path, monkeypat
     _, lines = trained(tmp_path / "run", "stream_epochs=0", "stream_interval=0", when)
     said = capsys.readouterr()
     assert not lines and (said.out + said.err).count("analyze: _OwnLoop adds what goes into blocks.0 (_Branch)") == 1
+
+
+class _TwoScales(nn.Module):
+    """As CrossViT: blocks of two streams beside each other, and projections between them that change the width."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(_Block(width) for width in (8, 16))
+        self.projections = nn.ModuleList(nn.Sequential(nn.Linear(*widths)) for widths in ((8, 16), (16, 8)))
+
+    def forward(self, x):
+        ours, theirs = self.blocks[0](x), self.blocks[1](torch.cat((x, x), -1))
+        return self.projections[0](ours.mean(0)).sum() + self.projections[1](theirs.mean(0)).sum()
+
+
+def test_streams_beside_each_other_are_not_left_out_for_layers_that_change_the_width():
+    torch.manual_seed(0)
+    model, x = _TwoScales(), torch.randn(5, 8)
+    found = measure_stream(model, lambda model: model(x))
+    with torch.no_grad():
+        by_hand = [sigma(z, -1) / sigma(block(z), -1) for z, block in zip((x, torch.cat((x, x), -1)), model.blocks)]
+    assert [one.gamma for one in found[:2]] == pytest.approx(by_hand, rel=1e-4)

@@ -81,6 +81,7 @@ class StreamObserver:
         self.gradients: dict[int, Tensor] = {}
         self.unread: dict[int, str] = {}  # what of a block's call is no stream
         self.added: int | None = None  # a block whose input the model adds to its output
+        self._started_in = ""  # the container of the block that the stream began with
         self._latest: tuple[int, _Run] | None = None
         self._last_of: dict[str, _Run] = {}  # of each container
         self._chained: set[str] = set()  # containers in which what comes out of a block goes into the next one
@@ -128,6 +129,7 @@ class StreamObserver:
             of_stream = partial(_first_channels, width)
         if before.shape != after.shape or not self._continues_stream(before):  # no StepsNet, or a new stage
             self.start_stream(before if before.shape == after.shape else after, _channels_of(block, y))
+            self._started_in = self.containers[index]
         self._take(index, before, after, y.device)
         if y.requires_grad:
             y.register_hook(partial(self._keep_gradient_norm, index, of_stream))
@@ -139,8 +141,8 @@ class StreamObserver:
             latest, run = self._latest
             if run.is_added(x) and self.added is None:
                 self.added = latest
-            if self.containers[latest] != container and not self._is_stream(self.containers[latest]):
-                self.stream = None  # what came out of those is no stream that this one could be on
+            if self._started_in != container and not self._is_stream(self._started_in):
+                self.stream = None  # what embeddings gave, say, is no stream that this one could be on
         if (last := self._last_of.get(container)) is not None:
             if x is last.x and x is not last.y and _version(x) == last.version:
                 self._beside.add(container)
@@ -204,7 +206,10 @@ class StreamObserver:
                 "the first, expected modules that it calls, each of which returns x + F(x)"
             )
         ran = {self.containers[index] for index in self.numbers}
-        kept = {container for container in ran if self._is_stream(container)} or ran
+        keeping = {self.containers[index] for index, numbers in self.numbers.items() if not numbers[2].isnan()}
+        kept = {container for container in ran if self._is_stream(container)}
+        if not kept & (keeping or kept):  # several streams beside each other, say, of which more cannot be told
+            kept = ran
         order = list(self.numbers)
         for index, container in enumerate(self.containers):
             if index not in self.numbers and container in kept:
