@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -12,7 +11,7 @@ from typing import Any
 
 from ..errors import UserError, in_a_line
 from ..files import write_atomically
-from ..run_records import metrics_text, parse_metrics
+from ..run_records import metrics_text, parse_metrics, without_nonfinite
 from .tracking import Tracker, scalars
 
 __all__ = ["MetricsLog", "trim_log"]
@@ -47,13 +46,10 @@ class MetricsLog:
         """
         if not self.writes:
             return
-        # JSON has no number that is not finite, such as the norm of gradients of an update that float16 leaves out
-        plain = {
-            key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in line.items()
-        }
         try:
             with self.path.open("a") as file:
-                file.write(json.dumps(plain, allow_nan=False) + "\n")
+                # the norm of gradients is not finite in an update that float16 leaves out
+                file.write(json.dumps(without_nonfinite(line), allow_nan=False) + "\n")
         except OSError as error:
             raise UserError(f"metrics: cannot write {self.path}: {error.strerror or error}") from error
         for tracker in tuple(self.working):

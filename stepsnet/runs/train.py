@@ -47,7 +47,7 @@ from ..run_folder import (
     read_weights,
     updates_done,
 )
-from ..run_records import LABEL, read_label, read_summary
+from ..run_records import LABEL, read_label, read_summary, without_nonfinite
 from ..tasks import build_task
 from ..tasks.splits import split_of
 from .inspection import inspect_run
@@ -257,16 +257,8 @@ def _finite(summary: dict[str, Any]) -> dict[str, Any]:
 
     A loss is finite: a run whose loss is not ends as diverged.
     """
-
-    def plain(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: plain(entry) for key, entry in value.items()}
-        if isinstance(value, (list, tuple)):
-            return [plain(entry) for entry in value]
-        return None if isinstance(value, float) and not math.isfinite(value) else value
-
     metrics = {name: value for name, value in summary["metrics"].items() if math.isfinite(value)}
-    return {**plain(summary), "metrics": metrics}
+    return {**without_nonfinite(summary), "metrics": metrics}
 
 
 def _score_test(recipe: Recipe, folder: Path, weights: dict[str, torch.Tensor]) -> dict[str, float]:
