@@ -15,9 +15,11 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-__all__ = ["HOOKS", "count_forward", "count_on_meta", "on_meta"]
+__all__ = ["HOOKS", "OF_MODULES", "count_forward", "count_on_meta", "on_meta"]
 
 aten = torch.ops.aten
+# what a model's or a block's own code may raise
+OF_MODULES = (AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 HOOKS = {name for name, value in vars(nn.Module()).items() if "hook" in name and isinstance(value, dict)}
 
 

@@ -17,8 +17,7 @@ from torch import Tensor, nn
 
 from ..errors import UserError
 from ..models.blocks import blocks_of, is_transformer_in_steps, step_sequences, widths_of
-from ..models.compilation import running_eagerly
-from ..models.cuda_graph import buffers_as_before
+from ..models.compilation import buffers_as_before, running_eagerly
 from .block_statistics import BlockStatistics, as_line
 from .stream_observer import NoStream, StreamObserver
 

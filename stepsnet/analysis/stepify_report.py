@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..errors import in_a_line
+from ..macs import OF_MODULES
 from ..markdown import markdown_table
 from ..models.blocks import blocks_of, is_transformer_in_steps, step_sequences
 from ..models.stepify import model_and_example, stepify
-from ..models.stepify.adapters import OF_MODULES
 from ..models.stepify.containers import Example
 from ..plan import steps_as_text
 from .complexity import count_layers

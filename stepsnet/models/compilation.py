@@ -18,7 +18,15 @@ from ..residual.connected import ConnectedBlock
 from .blocks import blocks_of, step_sequences
 from .stepify.sequence import StepSequence
 
-__all__ = ["FrozenForward", "ReplacedForward", "compile_blocks", "paused", "restore_forward", "running_eagerly"]
+__all__ = [
+    "FrozenForward",
+    "ReplacedForward",
+    "buffers_as_before",
+    "compile_blocks",
+    "paused",
+    "restore_forward",
+    "running_eagerly",
+]
 
 
 def compile_blocks(model: nn.Module, recomputed: Sequence[nn.Module] = (), **kwargs: Any) -> None:
@@ -202,6 +210,18 @@ def running_eagerly(model: nn.Module) -> Iterator[None]:
     """Neither compiled code nor graphs, both of which leave hooks out."""
     with paused(model, ReplacedForward), torch.compiler.set_stance("force_eager"):
         yield
+
+
+@contextmanager
+def buffers_as_before(model: nn.Module) -> Iterator[None]:
+    """Running statistics are afterwards what they were."""
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, before in buffers:
+                buffer.copy_(before)
 
 
 class FrozenForward(ReplacedForward):

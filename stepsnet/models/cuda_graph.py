@@ -22,9 +22,9 @@ from torch.autograd.function import once_differentiable
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from ..errors import UserError, in_a_line, is_out_of_memory
-from .compilation import ReplacedForward
+from .compilation import ReplacedForward, buffers_as_before
 
-__all__ = ["GraphedInference", "GraphedTraining", "buffers_as_before"]
+__all__ = ["GraphedInference", "GraphedTraining"]
 
 _WARM_UPS = 2  # passes in which kernels are chosen and compiled, before one that is watched
 _KINDS = 8  # of inputs: each has graphs of its own, and these their own memory
@@ -340,15 +340,3 @@ def _as_if_not_run(model: nn.Module) -> Iterator[None]:
             yield
     finally:
         torch.cuda.set_rng_state(drawn)
-
-
-@contextmanager
-def buffers_as_before(model: nn.Module) -> Iterator[None]:
-    """Running statistics are afterwards what they were."""
-    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for buffer, before in buffers:
-                buffer.copy_(before)

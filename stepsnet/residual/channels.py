@@ -8,13 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import UserError
-from ..macs import on_meta
+from ..macs import OF_MODULES, on_meta
 
 __all__ = ["check_channels"]
 
 _STREAMS = {nn.Conv1d: "sequences (B, C, N)", nn.Conv2d: "images (B, C, H, W)", nn.Conv3d: "volumes (B, C, D, H, W)"}
-# what a block's own code may raise
-_OF_BLOCKS = (AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 
 def check_channels(block: nn.Module, width: int | None) -> None:
@@ -48,6 +46,6 @@ def _keeps(block: nn.Module, shape: Sequence[int]) -> bool:
     dtype = next((one.dtype for one in block.parameters() if one.is_floating_point()), None)
     try:
         y = block(torch.empty(shape, device="meta", dtype=dtype))
-    except _OF_BLOCKS:
+    except OF_MODULES:
         return False
     return isinstance(y, Tensor) and y.shape == tuple(shape)

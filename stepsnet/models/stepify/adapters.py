@@ -13,12 +13,12 @@ from timm.models._manipulate import named_apply
 from torch import nn
 
 from ...errors import UserError, in_a_line
+from ...macs import OF_MODULES
 from ...residual.known_blocks import BranchDeclaration, declare_branches
 from .roles import Roles, get_path, has_path, rebuild, sizes_of
 
 __all__ = [
     "ADAPTERS",
-    "OF_MODULES",
     "BlockAdapter",
     "declare",
     "initialize_like",
@@ -27,8 +27,6 @@ __all__ = [
     "register_block",
 ]
 
-# what a model's or a block's own code may raise
-OF_MODULES = (AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 Rebuild = Callable[[Any, int, int | None], nn.Module]
 # What a width has to be: one that heads divide, whose size may change; the same, and their size is even, as rotary
 # positions need it; a multiple of the heads' size, which stays; or any, with the heads' size as it is

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import UserError, in_a_line
-from ...macs import count_on_meta, on_meta
+from ...macs import OF_MODULES, count_on_meta, on_meta
 from ...residual.known_blocks import check_declared, is_norm
 from ...steps import StepsNet
 from ..blocks import members_of
-from .adapters import OF_MODULES, BlockAdapter
+from .adapters import BlockAdapter
 from .find_adapter import adapter_of
 from .watch import BlockUses, has_shortcut
 

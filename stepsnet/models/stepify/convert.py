@@ -15,10 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import UserError, import_extra, in_a_line, nearest
-from ...macs import on_meta
+from ...macs import OF_MODULES, on_meta
 from ...plan import Profile, StepPlan
 from ..blocks import check_no_peft, is_of_transformers
-from .adapters import OF_MODULES
 from .containers import Container, Example, find_containers
 from .copies import check_copies
 from .plan import Match, check_plan, check_round_to, given_plans, search_plan

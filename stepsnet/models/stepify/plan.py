@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from ...errors import UserError, in_a_line
+from ...macs import OF_MODULES
 from ...plan import (
     USUAL_HEADS,
     Profile,
@@ -22,7 +23,7 @@ from ...plan import (
     step_widths,
     steps_as_text,
 )
-from .adapters import OF_MODULES, rebuilt
+from .adapters import rebuilt
 from .containers import Container
 
 __all__ = [
