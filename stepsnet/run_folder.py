@@ -50,6 +50,7 @@ __all__ = [
     "put_aside",
     "read_run_recipe",
     "read_weights",
+    "require_run",
     "updates_done",
 ]
 
@@ -328,10 +329,15 @@ def _is_of(summary: Mapping[str, Any], recipe: Recipe) -> bool:
     return summary.get("epochs", recipe.epochs) == recipe.epochs
 
 
+def require_run(folder: Path) -> None:
+    """Raises UserError where a folder is not a run's."""
+    if not has_begun(folder):
+        raise UserError(f"run: got {folder}, expected the folder of a run (it has no config.yaml)")
+
+
 def read_run_recipe(folder: Path) -> Recipe:
     """Raises UserError where the folder is not a run's, or its model is fetched and the user has not asked for it."""
-    if not (folder / _CONFIG).exists():
-        raise UserError(f"run: got {folder}, expected the folder of a run (it has no config.yaml)")
+    require_run(folder)
     recipe = read_recipe(folder / _CONFIG)
     require_asked_for(recipe, folder / _CONFIG, only=["model.", "baseline."])
     return recipe

@@ -171,12 +171,13 @@ def runs_inside(folder: Path) -> list[Path]:
     """The runs of a comparison's or a sweep's folder, without those that have no weights yet; else the folder alone.
 
     Raises:
-        UserError: no run inside has weights.
+        UserError: it is no folder of a run, or no run inside has weights.
     """
-    from ..run_folder import find_runs, has_weights
+    from ..run_folder import find_runs, has_weights, require_run
 
     runs = find_runs([folder])
     if runs == [folder]:
+        require_run(folder)
         return runs
     trained = [run for run in runs if has_weights(run)]
     for run in runs:

@@ -43,11 +43,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    from ..tasks import predict
-    from ..tasks.prediction import PredictInputs
-
     if (options.prompt is None) == (not options.files):
         raise UserError("predict: expected images, or --prompt for a language model")
+    runs = runs_inside(options.run)
+
+    from ..tasks import predict  # takes seconds
+    from ..tasks.prediction import PredictInputs
+
     files, in_folders, root = _find(options.files)
     unread: dict[Path, str] = {}
 
@@ -72,7 +74,6 @@ def run(options: argparse.Namespace) -> None:
         emit=(lambda text: None) if options.json else partial(say, end="", flush=True),
         leave_out=leave_out,
     )
-    runs = runs_inside(options.run)
     for run in runs:
         say_how_far(run)
     if runs != [options.run]:

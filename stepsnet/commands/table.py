@@ -66,7 +66,12 @@ def compare_table(table: str) -> list[dict[str, Any]]:
 
     Each entry holds ``row``, ``paper`` (all printed cells), ``ours`` (the counted ones, rounded as the
     paper prints them), ``exact`` (parameters and MACs), ``differs`` (keys) and ``note``.
+
+    Raises:
+        UserError: there is no such table, or its rows are no models.
     """
+    rows = printed_rows(table)  # before what takes seconds to import
+
     import torch
 
     from ..analysis.complexity import count_complexity, count_detector, count_language_model
@@ -80,7 +85,7 @@ def compare_table(table: str) -> list[dict[str, Any]]:
         "4": partial(count_language_model, context=WIKITEXT_TOKENS),
     }
     compared = []
-    for row in printed_rows(table):
+    for row in rows:
         found = model_of(row)
         assert found is not None  # printed_rows raised otherwise
         name, arguments = found
