@@ -27,6 +27,7 @@ from .models.optimize import optimize
 from .overrides import read_recipe
 from .paper.tables import model_of, printed_rows
 from .provenance import provenance
+from .reading import dump_json
 from .report.speed import FILES, draw_speed
 from .summary_stats import format_number, format_quartiles, quartiles
 from .user_modules import import_user_modules
@@ -209,7 +210,7 @@ def keep_bench(out: Path, result: dict[str, Any]) -> None:
     """Write what has been measured by now: the next model may not fit into memory. Figures of other numbers go."""
     for name in FILES:
         (out / name).unlink(missing_ok=True)
-    write_atomically(out / "speed.json", json.dumps(result, indent=1) + "\n")
+    write_atomically(out / "speed.json", dump_json(result, indent=1) + "\n")
 
 
 def write_bench(result: dict[str, Any], out: Path) -> None:

@@ -30,7 +30,11 @@ from .augmentation import (
 from .errors import UserError
 
 __all__ = [
+    "ABOUT_THE_RECIPE",
     "MAY_CHANGE_ON_RESUME",
+    "OF_THE_DATA",
+    "OF_THE_LENGTH",
+    "OF_THE_MODEL",
     "RECIPE_TYPES",
     "Augment",
     "ClassificationRecipe",
@@ -170,6 +174,13 @@ MAY_CHANGE_ON_RESUME = {
 }
 
 
+# What kinds of fields there are besides those of the training, for whoever compares recipes or results.
+OF_THE_MODEL = {"model", "baseline", "init", "baseline_init", "backbone", "baseline_backbone"}
+OF_THE_DATA = ("data", "holdout", "train_samples", "tokenizer", "vocab_size")
+OF_THE_LENGTH = ("epochs", "epoch_updates", "seq_len")
+ABOUT_THE_RECIPE = {"name", "title", "expected"}
+
+
 @dataclass(frozen=True, config=STRICT)
 class ModelSpec:
     """What ``timm.create_model`` is called with, or the arguments of a detector, segmenter or language model."""
@@ -199,6 +210,7 @@ class Recipe(TrainingSettings):
     )
     predicts_from: ClassVar[Literal["files", "prompt"]] = "files"
     scores: ClassVar[tuple[str, ...]] = ()  # what its runs are scored by, first that of training batches, if any
+    left_open: ClassVar[Mapping[str, Any]] = {}  # fields that the data may decide, with the value that leaves them open
 
     def sizes_in_memory(self, micro_batch: int) -> list[tuple[str, int, float]]:
         """What a run holds at once as far as the recipe tells: the keys that decide it, samples, numbers in each."""
@@ -215,6 +227,7 @@ class Recipe(TrainingSettings):
 class ClassificationRecipe(Recipe):
     task: Literal["classification"] = "classification"
     scores: ClassVar[tuple[str, ...]] = ("top1", "top5", "loss")
+    left_open: ClassVar[Mapping[str, Any]] = {"img_size": "data", "crop_pct": None, "crop_mode": None}
     train_samples: Count | None = Field(default=None, description="of the training split; null: all of them")
     holdout: Count | None = Field(
         default=None, description="training images to validate on; the other split is then DATA@test"

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Sized
 from contextlib import contextmanager, suppress
 from functools import cache
 from importlib import import_module
-from typing import Any, Protocol, TextIO, TypeVar
+from typing import Any, Self, TextIO, TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn, track
@@ -32,13 +32,23 @@ _MOST_SECONDS_OF_SILENCE = 10.0
 _NARROWEST_FOR_BARS = 60  # columns of a terminal
 
 
-class Display(Protocol):
-    def __enter__(self) -> Display: ...
-    def __exit__(self, *exception: object) -> None: ...
-    def show(self, event: dict[str, Any]) -> None: ...
+class Display:
+    """Where the events of runs are shown; this one shows none, as a process beside the one that does."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        return None
+
+    def show(self, event: dict[str, Any]) -> None:
+        return None
+
+    def note(self, run: str, text: str) -> None:
+        self.show({"run": run, "kind": "note", "text": text})
 
 
-class Lines:
+class Lines(Display):
     """A log: a line for each epoch and note, and where these are rare one for where each run is.
 
     A run does not end because its log cannot be written: it goes on without.
@@ -52,7 +62,7 @@ class Lines:
         self.elsewhere = ("starting", self.written_at)  # what is done where no run goes on
         self.writing, self.ended = threading.RLock(), threading.Event()
 
-    def __enter__(self) -> Lines:
+    def __enter__(self) -> Self:
         threading.Thread(target=self._break_silence, daemon=True).start()
         return self
 
@@ -99,27 +109,18 @@ class Lines:
             self.write(f"{what} (for {now - since:.0f} s)")
 
 
-class Silence:
-    """For a process beside the one that shows what they do together."""
+class Events(Display):
+    """One JSON object per line, for the process that started this one.
 
-    def __enter__(self) -> Silence:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        return None
+    Where that is gone, nothing is shown: an update is not left without its checkpoint for it.
+    """
 
     def show(self, event: dict[str, Any]) -> None:
-        return None
+        with suppress(OutputLost, BrokenPipeError):
+            say(json.dumps(event), flush=True)
 
 
-class Events(Silence):
-    """One JSON object per line, for the process that started this one; without it the run ends."""
-
-    def show(self, event: dict[str, Any]) -> None:
-        say(json.dumps(event), flush=True)
-
-
-class Bars:
+class Bars(Display):
     """A live bar for each run, below one line for each epoch that has ended."""
 
     def __init__(self, console: Console | None = None):
@@ -140,7 +141,7 @@ class Bars:
         )
         self.tasks: dict[str, Any] = {}
 
-    def __enter__(self) -> Bars:
+    def __enter__(self) -> Self:
         self.bars.start()
         return self
 
@@ -182,7 +183,7 @@ class NotebookBars(Bars):
         super().__init__()
         self.shown: Any = None
 
-    def __enter__(self) -> NotebookBars:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -229,7 +230,7 @@ def choose_display() -> Display:
     Of torchrun's processes the first shows them.
     """
     if os.environ.get("RANK", "0") != "0":
-        return Silence()
+        return Display()
     console = Console()
     if console.is_jupyter:
         return NotebookBars()
@@ -252,12 +253,12 @@ def progress_bar(items: Iterable[T], description: str, total: int | None = None)
 
 
 def _with_lines(items: Iterable[T], description: str, count: int | None) -> Iterator[T]:
-    said_at = time.monotonic()
-    for number, item in enumerate(items):
-        if time.monotonic() - said_at >= _MOST_SECONDS_OF_SILENCE:
-            said_at = time.monotonic()
-            say(f"stepsnet: {description}: {number:,}{f' of {count:,}' if count else ''}", error=True)
-        yield item
+    of = f" of {count:,}" if count else ""
+    with Lines(sys.stderr) as lines:
+        lines.show({"run": "stepsnet", "kind": "phase", "text": f"{description}: 0{of}"})
+        for number, item in enumerate(items, 1):
+            yield item
+            lines.show({"run": "stepsnet", "kind": "phase", "text": f"{description}: {number:,}{of}"})
 
 
 @contextmanager

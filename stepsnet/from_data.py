@@ -102,10 +102,7 @@ def as_begun(recipe: R, begun: Recipe) -> R:
             given, decided = given_args(own), given_args(theirs)
             more = {name: decided[name] for name in SHARED_ARGS if name in decided and name not in given}
             changes[key] = ModelSpec(own.name, {**given, **more})
-    if getattr(recipe, "img_size", None) == "data":
-        changes["img_size"] = getattr(begun, "img_size", None)
-        if recipe.crop_pct is None:  # type: ignore[attr-defined]
-            changes["crop_pct"] = getattr(begun, "crop_pct", None)
-    if isinstance(recipe, ClassificationRecipe) and recipe.crop_mode is None:
-        changes["crop_mode"] = getattr(begun, "crop_mode", None)
+    for key, mark in recipe.left_open.items():
+        if getattr(recipe, key) == mark:
+            changes[key] = getattr(begun, key, mark)
     return dataclasses.replace(recipe, **changes)

@@ -86,9 +86,9 @@ def _changed(recipe: Recipe, changes: Mapping[str, Any], merge: bool) -> Recipe:
         key = keys.get(key, key)
         *parents, last = key.split(".")
         inner, path = values, ""
-        if parents and values.get(parents[0], ...) is None and _may_be_empty(recipe, parents[0]):
-            values[parents[0]] = {}
         for part in parents:
+            if inner.get(part) is None and f"{path}{part}" in known:  # its other settings have their defaults, or none
+                inner[part] = {}
             if not isinstance(inner.get(part), dict):
                 raise UserError(_unknown(key, {*known, *_keys(values)}))
             inner, path = inner[part], f"{path}{part}."
@@ -204,18 +204,8 @@ def first_mistake(
     key = ".".join(part for part in parts if part.isdecimal() or part in names)  # without the members of a union
     if kind == "missing" and not parts[-1].isdecimal():
         return f"{key}: got none, expected one"
-    expected = _EXPECTED.get(kind, first["msg"].removeprefix("Input should be ")).format(**context)
+    expected = _EXPECTED[kind].format(**context) if kind in _EXPECTED else first["msg"].removeprefix("Input should be ")
     return f"{key}: got {got if len(got) < 200 else f'{got[:200]}…'}, expected {expected}"
-
-
-def _may_be_empty(recipe: Recipe, key: str) -> bool:
-    """Whether a recipe's field holds settings that all have defaults, such as its augmentation."""
-    hint = typing.get_type_hints(type(recipe))[key]
-    inside = [inner for inner in (hint, *typing.get_args(hint)) if dataclasses.is_dataclass(inner)]
-    return bool(inside) and all(
-        field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
-        for field in dataclasses.fields(inside[0])
-    )
 
 
 def known_keys(kind: type, prefix: str = "") -> list[str]:

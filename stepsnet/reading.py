@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import stat
@@ -13,6 +14,7 @@ from typing import Any
 from .errors import UserError
 
 __all__ = [
+    "dump_json",
     "dump_yaml",
     "is_encodable",
     "parse_json",
@@ -21,6 +23,7 @@ __all__ = [
     "read_text",
     "read_yaml",
     "require_data_folder",
+    "without_nonfinite",
     "yaml_file",
 ]
 
@@ -158,6 +161,20 @@ def dump_yaml(content: Any, *, lists_in_line: bool = False) -> str:
         tag = "tag:yaml.org,2002:seq"
         dumper.add_representer(list, lambda own, value: own.represent_sequence(tag, value, flow_style=True))
     return yaml.dump(content, Dumper=dumper, sort_keys=False, allow_unicode=True)
+
+
+def dump_json(value: Any, indent: int | None = None) -> str:
+    """JSON that every reader takes: null in the place of a number that is not finite."""
+    return json.dumps(without_nonfinite(value), indent=indent, allow_nan=False)
+
+
+def without_nonfinite(value: Any) -> Any:
+    """As JSON can hold it: None in the place of a number that is not finite, lists in that of tuples."""
+    if isinstance(value, dict):
+        return {key: without_nonfinite(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [without_nonfinite(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _of_kind(content: Any, kind: type | None, got: str, behind: str) -> Any:

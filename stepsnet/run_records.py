@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,6 @@ __all__ = [
     "read_metrics",
     "read_summary",
     "step_of",
-    "without_nonfinite",
 ]
 
 LABEL = "label.txt"  # of a run among others: what its model is called in reports
@@ -104,12 +102,3 @@ def checkpoint_folders(folder: Path) -> list[Path]:
 def step_of(path: Path) -> int:
     """The update after which a checkpoint was written."""
     return int(path.name.rpartition("-")[2])
-
-
-def without_nonfinite(value: Any) -> Any:
-    """As JSON can hold it: None in the place of a number that is not finite, lists in that of tuples."""
-    if isinstance(value, dict):
-        return {key: without_nonfinite(entry) for key, entry in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [without_nonfinite(entry) for entry in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from stepsnet import console
-from stepsnet.console import Bars, Lines, Silence, choose_display, progress_bar, working
+from stepsnet.console import Bars, Display, Lines, choose_display, progress_bar, working
 
 NAME = "a[/b]:smile:\x1b[31m"
 PROGRESS = {
@@ -90,16 +90,21 @@ def test_the_display_fits_where_it_is_shown(monkeypatch):
         assert type(choose_display()) is kind
     monkeypatch.setenv("RANK", "1")
     with choose_display() as display:
-        assert type(display) is Silence
+        assert type(display) is Display
         display.show(PROGRESS)
 
 
 def test_long_work_outside_a_terminal_has_lines(monkeypatch, capsys):
-    monkeypatch.setattr(console, "_MOST_SECONDS_OF_SILENCE", 0.0)
-    assert list(progress_bar(["a", "b"], "checking val")) == ["a", "b"]
-    assert list(progress_bar(iter("ab"), "tokens")) == ["a", "b"]
-    expected = ["checking val: 0 of 2", "checking val: 1 of 2", "tokens: 0", "tokens: 1"]
-    assert capsys.readouterr().err.splitlines() == [f"stepsnet: {line}" for line in expected]
+    monkeypatch.setattr(console, "_MOST_SECONDS_OF_SILENCE", 0.04)
+    for items, description in ((["a", "b"], "checking val"), (iter("ab"), "tokens")):
+        seen = []
+        for item in progress_bar(items, description):
+            seen.append(item)
+            time.sleep(0.3)  # one that takes long: it is said within it
+        assert seen == ["a", "b"]
+    said = capsys.readouterr().err
+    for text in ("checking val: 0 of 2", "checking val: 1 of 2", "tokens: 0", "tokens: 1"):
+        assert f"stepsnet: {text} (for " in said
     monkeypatch.setattr(console, "_MOST_SECONDS_OF_SILENCE", 0.04)
     with working(f"scoring {NAME}"):
         time.sleep(0.3)

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import pydantic
@@ -18,10 +18,11 @@ from test_docs import blocks
 
 import stepsnet
 from stepsnet.cli import main
-from stepsnet.config import STRICT, ClassificationRecipe, DetectionRecipe, ModelSpec
+from stepsnet.config import STRICT, ClassificationRecipe, DetectionRecipe, ModelSpec, Recipe
 from stepsnet.errors import UserError
-from stepsnet.overrides import override, read_recipe, to_plain, to_yaml
+from stepsnet.overrides import _validated, override, read_recipe, to_plain, to_yaml
 from stepsnet.recipes import find_recipe
+from stepsnet.run_folder import open_run_folder
 from stepsnet.runs.launch import Job
 from stepsnet.tasks import macs_of
 from stepsnet.user_modules import import_user_modules
@@ -79,6 +80,36 @@ def test_a_task_that_derives_from_ours_has_its_compute():
     fields = {"name": "a", "model": ModelSpec("test_vit"), "data": "digits", "batch_size": 1, "img_size": 96}
     stepsnet.register_task(Mine, build=lambda *_: None)
     assert macs_of(Mine(**fields)) == macs_of(ClassificationRecipe(**fields)) > 0
+
+
+def test_what_the_data_decide_in_a_task_of_ones_own_is_no_other_recipe_on_resuming(tmp_path):
+    @pydantic.dataclasses.dataclass(frozen=True, kw_only=True, config=STRICT)
+    class Fitted(Recipe):
+        task: Literal["fitted"] = "fitted"
+        outputs: int | None = None
+        left_open: ClassVar = {"outputs": None}
+
+    stepsnet.register_task(Fitted, build=lambda *_: None)
+    asked = Fitted(name="a", model=ModelSpec("test_vit"), data="digits")
+    open_run_folder(tmp_path, dataclasses.replace(asked, outputs=3))
+    assert open_run_folder(tmp_path, asked, resume=True).outputs == 3
+    with pytest.raises(UserError, match="holds a run with outputs 3, got 4"):
+        open_run_folder(tmp_path, dataclasses.replace(asked, outputs=4), resume=True)
+
+
+def test_a_recipe_types_own_message_may_have_braces():
+    @pydantic.dataclasses.dataclass(frozen=True, kw_only=True, config=STRICT)
+    class Braced(Recipe):
+        task: Literal["braced"] = "braced"
+
+        def __post_init__(self):
+            super().__post_init__()
+            raise ValueError("scales: got {'a': 1}, expected numbers")
+
+    stepsnet.register_task(Braced, build=lambda *_: None)
+    values = {"task": "braced", "name": "a", "model": {"name": "test_vit"}, "data": "digits"}
+    with pytest.raises(UserError, match="scales: got {'a': 1}, expected numbers"):
+        _validated(values, "recipe")
 
 
 def test_a_model_is_found_again_by_every_verb(project, capsys, monkeypatch):

@@ -11,6 +11,7 @@ from segmentation_images import write_camvid, write_pair
 
 from stepsnet.checkpoint import save_weights
 from stepsnet.config import ModelSpec
+from stepsnet.console import Display
 from stepsnet.errors import UserError
 from stepsnet.recipes import find_recipe
 from stepsnet.runs.check import check_grid, tell
@@ -20,7 +21,7 @@ from stepsnet.tasks.segmentation import task as segmentation
 pytestmark = pytest.mark.usefixtures("own_cache")
 
 
-class Shown(list):
+class Shown(list, Display):
     show = list.append
 
 

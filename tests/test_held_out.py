@@ -9,6 +9,7 @@ import torch
 from PIL import Image
 from sklearn.model_selection import train_test_split
 
+from stepsnet.console import Display
 from stepsnet.engine.task import BatchShard
 from stepsnet.errors import UserError
 from stepsnet.overrides import override
@@ -22,11 +23,6 @@ from stepsnet.tasks.splits import divided_for, split_of
 
 CPU = torch.device("cpu")
 LABELS = [0] * 40 + [1] * 20 + [2] * 60
-
-
-class Silent:
-    def show(self, event):
-        pass
 
 
 @pytest.fixture
@@ -110,22 +106,22 @@ def test_a_split_is_named_behind_the_data():
 
 
 def test_the_test_split_is_opened_at_the_end_and_not_before(pictures, tmp_path):
-    summary = train_run(recipe_on(pictures, "clean_samples=6"), tmp_path / "run", Silent())
+    summary = train_run(recipe_on(pictures, "clean_samples=6"), tmp_path / "run", Display())
     assert summary["split"] == "4 of train" and summary["samples"] == {"train": 16, "evaluated": 4}
     assert {"val_top1", "train_clean_loss", "train_clean_top1"} <= summary["metrics"].keys()
     assert not any(key.startswith("test_") for key in summary["metrics"])
     assert (summary["lr"], summary["batch_size"], summary["data"]) == (1e-3, 4, f"folder:{pictures.name}")
     with pytest.raises(UserError, match="cannot be decoded"):
-        train_run(recipe_on(pictures, "score_test=true", "max_undecodable=0"), tmp_path / "scored", Silent())
+        train_run(recipe_on(pictures, "score_test=true", "max_undecodable=0"), tmp_path / "scored", Display())
     assert (tmp_path / "scored" / "model.safetensors").exists()  # what was trained is there, whatever the test split is
     for name in ("cat", "dog"):
         Image.fromarray(np.zeros((8, 8, 3), dtype=np.uint8)).save(pictures / f"test/{name}/0.png")
     resumed = train_run(
-        recipe_on(pictures, "score_test=true", "max_undecodable=0"), tmp_path / "scored", Silent(), True
+        recipe_on(pictures, "score_test=true", "max_undecodable=0"), tmp_path / "scored", Display(), True
     )
     assert resumed["metrics"]["test_top1"] == 50.0  # two equal pictures of two classes
     named = recipe_on(pictures, "score_test=true", f"data=folder:{pictures}@val")
-    assert train_run(named, tmp_path / "named", Silent())["metrics"]["test_top1"] == 50.0
+    assert train_run(named, tmp_path / "named", Display())["metrics"]["test_top1"] == 50.0
     assert resumed["metrics"]["val_top1"] == summary["metrics"]["val_top1"]
     assert evaluate_run(tmp_path / "run", f"folder:{pictures}@test")["top1"] == 50.0
     train = evaluate_run(tmp_path / "run", f"folder:{pictures}@train")
@@ -136,7 +132,7 @@ def test_other_data_may_have_fewer_images_to_train_on(pictures, tmp_path):
     changes = ["holdout=null", "train_samples=12", "batch_size=12", "clean_samples=12"]
     for name in ("cat", "dog"):
         Image.fromarray(np.zeros((8, 8, 3), dtype=np.uint8)).save(pictures / f"test/{name}/0.png")
-    train_run(recipe_on(pictures, *changes), tmp_path / "run", Silent())
+    train_run(recipe_on(pictures, *changes), tmp_path / "run", Display())
     other = tmp_path / "other"
     for name in ("cat", "dog"):
         for split in ("train", "val"):
@@ -144,7 +140,7 @@ def test_other_data_may_have_fewer_images_to_train_on(pictures, tmp_path):
             Image.fromarray(np.zeros((8, 8, 3), dtype=np.uint8)).save(other / split / name / "0.png")
     assert evaluate_run(tmp_path / "run", f"folder:{other}")["top1"] == 50.0
     with pytest.raises(UserError, match="train_samples: got 12, expected 1 to the 2 training images"):
-        train_run(recipe_on(other, *changes), tmp_path / "new", Silent())
+        train_run(recipe_on(other, *changes), tmp_path / "new", Display())
 
 
 def test_other_data_are_divided_as_they_come(pictures, tmp_path, capsys):
@@ -155,7 +151,7 @@ def test_other_data_are_divided_as_they_come(pictures, tmp_path, capsys):
         for split in ("train", "val", "test"):
             (other / split / name).mkdir(parents=True)
             Image.fromarray(np.zeros((8, 8, 3), dtype=np.uint8)).save(other / split / name / "0.png")
-    metrics = train_run(recipe_on(pictures, "holdout=4"), run, Silent())["metrics"]
+    metrics = train_run(recipe_on(pictures, "holdout=4"), run, Display())["metrics"]
     for split in ("val", "test"):
         assert evaluate_run(run, f"folder:{other}@{split}")["top1"] == 50.0
         said = f"stepsnet: folder:{other} is divided as it comes: holdout 4 is of folder:{pictures}"
@@ -244,7 +240,7 @@ def test_a_language_model_scores_its_training_text_and_the_test_split(tmp_path, 
     changes += ["epoch_updates=3", "seq_len=16", "batch_size=4", "holdout=0.1111", "clean_samples=8", "score_test=true"]
     recipe = override(find_recipe("tinyshakespeare/shallow"), changes)
     recipe = dataclasses.replace(recipe, data=f"text:{tmp_path / 'text.txt'}")
-    metrics = train_run(recipe, tmp_path / "run", Silent())["metrics"]
+    metrics = train_run(recipe, tmp_path / "run", Display())["metrics"]
     assert {"val_loss", "train_clean_loss", "test_loss", "test_bits_per_character"} <= metrics.keys()
     (tmp_path / "other.txt").write_text("to be or not to be, that is the ")  # less than a batch, or the clean samples
     assert evaluate_run(tmp_path / "run", f"text:{tmp_path / 'other.txt'}").keys() >= {"loss", "train_clean_loss"}

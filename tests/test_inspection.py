@@ -14,6 +14,7 @@ from PIL import Image
 from run_folders import make_run, read, rows
 
 from stepsnet.checkpoint import load_weights
+from stepsnet.console import Display
 from stepsnet.errors import UserError
 from stepsnet.inspection import Confusion, Picture, Pictures, Table, Text, Texts, read_inspection, write_inspection
 from stepsnet.overrides import override
@@ -31,7 +32,7 @@ from stepsnet.tasks.pictures import best_median_worst, spread_over
 SMALL = ["epochs=1", "batch_size=128", "model.args.depths=[1,1,1]", "stream_epochs=0"]
 
 
-class Shown:
+class Shown(Display):
     """A display that keeps what it is told."""
 
     def __init__(self):

@@ -14,6 +14,7 @@ import pytest
 from forks import forked, status_of
 
 from stepsnet.cli import main
+from stepsnet.console import Display
 from stepsnet.engine.interrupt import catch_signals
 from stepsnet.errors import Fault, UserError, exit_status
 from stepsnet.machine import available_memory, cores
@@ -28,7 +29,7 @@ from stepsnet.runs.launch import Failure, Job, error_of, run_all
 from stepsnet.runs.sweep import sweep
 
 
-class Shown(list):
+class Shown(list, Display):
     show = list.append
 
 
@@ -102,7 +103,7 @@ def test_a_child_waits_for_the_last_checkpoint_of_the_one_before(tmp_path, monke
             os.write(held, b".")
             os.read(let_go, 1)
 
-    class Display:
+    class LetGo(Display):
         def show(self, event):
             shown.append(event["text"])
             os.write(go, b".")
@@ -114,7 +115,7 @@ def test_a_child_waits_for_the_last_checkpoint_of_the_one_before(tmp_path, monke
     other = forked(hold)
     os.read(holds, 1)
     monkeypatch.setattr(launch, "_stop_with_parent", lambda: None)
-    monkeypatch.setattr(launch, "_events", Display)
+    monkeypatch.setattr("stepsnet.console.Events", LetGo)
     monkeypatch.setattr("stepsnet.runs.train.train_run", train)
     monkeypatch.setattr("stepsnet.overrides.read_recipe", lambda _: find_recipe("digits/tiny"))
     monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps(dataclasses.asdict(job)) + "\n"))

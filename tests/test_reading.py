@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from stepsnet.errors import UserError
 from stepsnet.overrides import to_plain
-from stepsnet.reading import dump_yaml, parse_json, parse_yaml, read_json, read_text, read_yaml
+from stepsnet.reading import dump_json, dump_yaml, parse_json, parse_yaml, read_json, read_text, read_yaml
 from stepsnet.recipes import RECIPES
 
 # PyYAML's dumper folds U+0085, U+2028 and U+2029 as line breaks
@@ -27,6 +27,11 @@ PLAIN = st.recursive(
 def test_what_is_dumped_is_read_back_by_both_versions_of_yaml(value):
     assert parse_yaml(dump_yaml(value), "x") == value
     assert yaml.safe_load(dump_yaml(value)) == value
+
+
+def test_what_is_dumped_is_json_for_every_reader():
+    dumped = dump_json({"a": [1, float("nan")], "b": (float("inf"), {"c": -0.5})})
+    assert parse_json(dumped, "x") == {"a": [1, None], "b": [None, {"c": -0.5}]}
 
 
 def test_every_recipe_comes_back():

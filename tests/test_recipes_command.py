@@ -65,6 +65,9 @@ def test_an_unknown_key_says_where_the_keys_are(tmp_path, capsys):
     (tmp_path / "mine.yaml").write_text("name: mine\ndata: digits\nmodel: {name: resnet18, arg: {}}\n")
     assert main(["train", str(tmp_path / "mine.yaml")]) == 2
     assert "unknown key 'model.arg', expected one of a recipe's (did you mean model.args" in capsys.readouterr().err
+    (tmp_path / "mine.yaml").write_text("name: mine\ndata: digits\nmodel: {name: resnet18}\n")
+    assert main(["train", str(tmp_path / "mine.yaml"), "baseline.args.x=1"]) == 2
+    assert "baseline.name: got none, expected one" in capsys.readouterr().err
     assert override(find_recipe("digits/tiny"), ["model.args.mine=1"]).model.args["mine"] == 1
 
 

@@ -100,10 +100,12 @@ def test_runs_of_several_tasks_are_not_ranked(tmp_path):
         {"holdout": 300},
         {"train_samples": 100},
         {"tokenizer": "characters"},
+        {"seq_len": 64},
+        {"epoch_updates": 10},
     ],
 )
 def test_results_of_other_data_or_lengths_are_not_subtracted(other, tmp_path, undrawn):
-    kind = {"task": "language"} if "tokenizer" in other else {}
+    kind = {"task": "language"} if {"tokenizer", "seq_len", "epoch_updates"} & {*other} else {}
     runs = [
         make_run(tmp_path / "s", "StepsNet", **kind),
         make_run(tmp_path / "b", "baseline", top1=90.0, **other, **kind),
@@ -119,6 +121,14 @@ def test_results_of_other_data_or_lengths_are_not_subtracted(other, tmp_path, un
     groups = group_runs([load_run(run) for run in sizes])
     assert figures_of(groups)["depth"] is None and f"· {name} " in groups[1].name
     assert said(sizes).endswith("no difference between them to state.")
+
+
+def test_a_result_that_a_finished_run_lacks_is_not_an_earlier_epochs(tmp_path):
+    run = make_run(tmp_path / "a")
+    summary = json.loads((run / "summary.json").read_text())
+    del summary["metrics"]["val_top1"]  # it was not finite at the end
+    (run / "summary.json").write_text(json.dumps(summary))
+    assert load_run(run).value("val_top1") is None and not group_runs([load_run(run)])[0].results("val_top1")
 
 
 def test_data_that_lie_elsewhere_are_the_same(tmp_path):

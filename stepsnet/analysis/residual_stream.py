@@ -71,11 +71,9 @@ def observe_stream(model: nn.Module, loss_scale: float = 1.0) -> Iterator[list[B
         A list that holds one entry per block when the context ends, of the first pass within it.
 
     Raises:
-        UserError: the model has no sequence of blocks; NoStream at the end, where what has run is no stream.
+        NoStream: the model has no sequence of blocks; and at the end, where what has run is no stream.
     """
     blocks = _blocks_by_path(model)
-    if not blocks:
-        raise UserError(f"analyze: {type(model).__name__} has no sequence of residual blocks")
     observer = StreamObserver(type(model).__name__, blocks, _containers(model, blocks), widths_of(model), loss_scale)
     statistics = list[BlockStatistics]()
     with ExitStack() as stack:
@@ -96,10 +94,16 @@ def observe_stream(model: nn.Module, loss_scale: float = 1.0) -> Iterator[list[B
 
 
 def _blocks_by_path(model: nn.Module) -> dict[str, nn.Module]:
-    """Without layers of torch by themselves, such as several embeddings or heads, where there are other blocks."""
+    """Without layers of torch by themselves, such as several embeddings or heads, where there are other blocks.
+
+    Raises:
+        NoStream: there is none.
+    """
     paths = {module: path for path, module in model.named_modules()}
     blocks = blocks_of(model)
     with_parts = [one for one in blocks if not (type(one).__module__.startswith("torch.nn.") and not [*one.children()])]
+    if not blocks:
+        raise NoStream(f"analyze: {type(model).__name__} has no sequence of residual blocks")
     return {paths[block]: block for block in with_parts or blocks}
 
 
@@ -121,6 +125,11 @@ def stream_line(model: nn.Module, loss_scale: float) -> Iterator[dict[str, Any]]
         with ``refused`` alone, the reason.
     """
     line: dict[str, Any] = {}
+    try:
+        _blocks_by_path(model)
+    except NoStream as error:
+        yield {"refused": str(error)}
+        return
     try:
         with running_eagerly(model), observe_stream(model, loss_scale=loss_scale) as blocks:
             yield line

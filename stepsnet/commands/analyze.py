@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
 from ..markdown import markdown_table
+from ..reading import dump_json
 from ..summary_stats import format_mean_std
 from ..terminal import say
 from .options import place, runs_inside
@@ -57,7 +57,7 @@ def run(options: argparse.Namespace) -> None:
     if options.json:
         from ..provenance import provenance
 
-        say(json.dumps({"rows": rows, **provenance()}))
+        say(dump_json({"rows": rows, **provenance()}))
     else:
         say(render_rows(rows))
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
+from ..reading import dump_json
 from ..terminal import say
 from .options import integers, whole
 
@@ -68,7 +68,7 @@ def run(options: argparse.Namespace) -> None:
             keep_bench(options.out, found)
 
     def show(found: dict[str, Any]) -> None:
-        say(json.dumps(found) if options.json else render_bench(found))
+        say(dump_json(found) if options.json else render_bench(found))
 
     try:
         with Lines(sys.stderr) as lines:

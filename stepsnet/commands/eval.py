@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import UserError
+from ..reading import dump_json
 from ..summary_stats import format_mean_std
 from ..terminal import say
 from .options import place, runs_inside, say_how_far, whole
@@ -58,10 +58,10 @@ def run(options: argparse.Namespace) -> None:
             metrics = evaluate_run(options.run, options.data, options.stride, options.overrides)
             say_how_far(options.run)
     if runs not in ([], [options.run]):
-        say(json.dumps(dataclasses.asdict(scores)) if options.json else render_scores(scores))
+        say(dump_json(dataclasses.asdict(scores)) if options.json else render_scores(scores))
         return
     if options.json:
-        say(json.dumps(metrics))
+        say(dump_json(metrics))
     else:
         say(", ".join(f"{find_metric(name).name} {format_metric(name, value)}" for name, value in metrics.items()))
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 
+from ..reading import dump_json
 from ..terminal import say
 
 HELP = "write a model as a file for other runtimes: ONNX, OpenVINO or torch.export"
@@ -46,7 +46,7 @@ def run(options: argparse.Namespace) -> None:
             note=lambda text: say(f"stepsnet: {text}", error=True),
         )
     if options.json:
-        say(json.dumps({"path": str(exported.path), "notes": exported.notes, **exported.metadata}))
+        say(dump_json({"path": str(exported.path), "notes": exported.notes, **exported.metadata}))
         return
     metadata = exported.metadata
     sizes = ["×".join(str(size or "?") for size in one["shape"]) for one in (*metadata["inputs"], *metadata["outputs"])]

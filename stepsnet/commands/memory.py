@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import json
 
+from ..reading import dump_json
 from ..terminal import say
 
 HELP = "predict the memory that training takes on each device"
@@ -27,4 +27,4 @@ def run(options: argparse.Namespace) -> None:
     from ..analysis.memory import plan_memory, render_memory
 
     plan = plan_memory(options.model, **{name: getattr(options, name) for name in _SETTINGS})
-    say(json.dumps(plan) if options.json else render_memory(plan))
+    say(dump_json(plan) if options.json else render_memory(plan))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 from collections.abc import Sequence
 
 from ..markdown import markdown_table
+from ..reading import dump_json
 from ..terminal import say
 from .options import add_import_option, import_modules
 
@@ -48,7 +48,7 @@ def _show_models(as_json: bool) -> None:
         baseline = baseline_of(name) if name.startswith("steps_") else None
         rows.append({"model": name, "baseline": baseline, **vars(counts)})
     if as_json:
-        say(json.dumps(rows))
+        say(dump_json(rows))
         return
     say("| model | baseline | blocks | layers | params (M) | MACs (G) |\n|---|---|---:|---:|---:|---:|")
     for row in rows:
@@ -65,7 +65,7 @@ def _show_designs(names: Sequence[str], as_json: bool) -> None:
     costs = [*design_costs(names=dict.fromkeys(("plain", *asked))), *([] if names else profile_costs())]
     plain, shown = costs[0], [cost for cost in costs if cost.name in asked or not names]
     if as_json:
-        say(json.dumps([dataclasses.asdict(cost) for cost in shown]))
+        say(dump_json([dataclasses.asdict(cost) for cost in shown]))
         return
     rows = []
     for cost in shown:

@@ -25,6 +25,7 @@ __all__ = [
     "recipe_and_folder",
     "runs_inside",
     "say_forecasts",
+    "say_how_far",
     "seed_list",
     "typed_keys",
     "whole",

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 from typing import get_args
 
 from ..errors import UserError
 from ..markdown import markdown_table
 from ..plan import Profile, StepPlan, plan_steps
+from ..reading import dump_json
 from ..terminal import say
 
 HELP = "plan the widths and depths of a StepsNet"
@@ -49,7 +49,7 @@ def run(options: argparse.Namespace) -> None:
     except ValueError as error:
         raise UserError(f"plan: {error}") from None
     if options.json:
-        say(json.dumps({name: p.as_dict(options.tokens) for name, p in (("plan", plan), ("one_step", base))}))
+        say(dump_json({name: p.as_dict(options.tokens) for name, p in (("plan", plan), ("one_step", base))}))
     else:
         say(_render_plan(plan, base, options.tokens))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import glob
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
+from ..reading import dump_json
 from ..terminal import counted, say
 from .options import runs_inside, say_how_far, whole
 
@@ -81,7 +81,7 @@ def run(options: argparse.Namespace) -> None:
     else:
         predictions = predict(options.run, inputs)
         if options.json:
-            say(json.dumps([prediction.record for prediction in predictions]))
+            say(dump_json([prediction.record for prediction in predictions]))
         for prediction in predictions:
             if prediction.line and not options.json:
                 say(prediction.line)
@@ -151,7 +151,7 @@ def _predict_with_each(runs: Sequence[Path], inputs: PredictInputs, as_json: boo
     compared, differ = compare_answers(found)
     if as_json:
         records = [{"run": name, "predictions": [one.record for one in of_run]} for name, of_run in found.items()]
-        say(json.dumps({"runs": records, "differ": differ}))
+        say(dump_json({"runs": records, "differ": differ}))
     elif compared:
         say(f"the runs differ on {len(differ)} of {compared} files{':' if differ else ''}")
         for one in differ:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from textwrap import indent
 from typing import TYPE_CHECKING, Any
 
-from ..reading import parse_yaml, yaml_file
+from ..reading import dump_json, parse_yaml, yaml_file
 from ..terminal import say
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def run(options: argparse.Namespace) -> None:
     from ..recipes import RECIPES, matching
 
     if len(options.patterns) == 1 and (declaration := _study(options.patterns[0])):
-        say(json.dumps(parse_yaml(declaration, "study")) if options.json else declaration)
+        say(dump_json(parse_yaml(declaration, "study")) if options.json else declaration)
         return
     if len(options.patterns) == 1 and (file := yaml_file(options.patterns[0])):
         found, is_one = [read_recipe(file)], True
@@ -44,7 +44,7 @@ def run(options: argparse.Namespace) -> None:
         found = matching(options.patterns) if options.patterns else list(RECIPES.values())
         is_one = options.patterns == [found[0].name]
     if options.json:
-        say(json.dumps({recipe.name: recipe.title for recipe in found}))
+        say(dump_json({recipe.name: recipe.title for recipe in found}))
     elif is_one:
         say(explain(found[0]))
     else:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 from typing import TYPE_CHECKING, get_args
 
 from ..errors import UserError
 from ..plan import Profile
+from ..reading import dump_json
 from ..terminal import say
 from .options import add_import_option, import_modules, integers, whole
 
@@ -43,7 +43,7 @@ def run(options: argparse.Namespace) -> None:
     import_modules(options)
     with working("building both models"):
         report = _describe(options)
-    say(json.dumps(report.as_dict()) if options.json else str(report))
+    say(dump_json(report.as_dict()) if options.json else str(report))
 
 
 def _describe(options: argparse.Namespace) -> StepifyReport:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable
 from decimal import ROUND_HALF_UP, Decimal
 from functools import partial
@@ -11,6 +10,7 @@ from typing import Any
 
 from ..markdown import markdown_table
 from ..paper.tables import model_of, note_of, printed_rows
+from ..reading import dump_json
 from ..terminal import say
 
 __all__ = ["compare_table", "render_table"]
@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     compared = compare_table(options.table)
-    say(json.dumps(compared, indent=1) if options.json else render_table(options.table, compared))
+    say(dump_json(compared, indent=1) if options.json else render_table(options.table, compared))
 
 
 def as_printed(value: float) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -11,7 +10,8 @@ from typing import Any
 
 from ..errors import UserError, in_a_line
 from ..files import write_atomically
-from ..run_records import metrics_text, parse_metrics, without_nonfinite
+from ..reading import dump_json
+from ..run_records import metrics_text, parse_metrics
 from .tracking import Tracker, scalars
 
 __all__ = ["MetricsLog", "trim_log"]
@@ -49,7 +49,7 @@ class MetricsLog:
         try:
             with self.path.open("a") as file:
                 # the norm of gradients is not finite in an update that float16 leaves out
-                file.write(json.dumps(without_nonfinite(line), allow_nan=False) + "\n")
+                file.write(dump_json(line) + "\n")
         except OSError as error:
             raise UserError(f"metrics: cannot write {self.path}: {error.strerror or error}") from error
         for tracker in tuple(self.working):

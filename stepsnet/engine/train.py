@@ -21,7 +21,7 @@ from ..config import TrainingSettings
 from ..device import autocast
 from ..errors import UserError, is_out_of_memory, nearest
 from ..metrics import METRICS, higher_is_better
-from ..models.blocks import blocks_of
+from ..redact import public
 from .distributed import DistributedContext, broadcast_buffers, unwrap
 from .interrupt import Interrupted, catch_signals
 from .metrics_log import MetricsLog, trim_log
@@ -125,7 +125,7 @@ class Trainer:
             lost = trim_log(folder / "metrics.jsonl", self.position.metrics_bytes, self.position.step)
             if lost:
                 self.note(lost)
-            trackers = open_trackers(settings.tracker, folder, self.position.step, asdict(settings))
+            trackers = open_trackers(settings.tracker, folder, self.position.step, public(asdict(settings)))
         self.log = MetricsLog(folder / "metrics.jsonl", context.is_main, trackers, self.note)
         self.shown_at = 0.0
         self.noted: set[str] = set()
@@ -301,7 +301,7 @@ class Trainer:
     def measure_stream(self, epoch: int) -> None:
         """At an epoch's end, on the task's example batch. Every rank takes part, as FSDP asks."""
         every = self.settings.stream_epochs
-        if not (every and epoch % every == 0 and blocks_of(self.model)):
+        if not (every and epoch % every == 0):
             return
         seed_step(self.settings.seed, self.position.step)  # some losses draw
         model = unwrap(self.evaluated_model).eval()

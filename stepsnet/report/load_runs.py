@@ -13,7 +13,7 @@ from typing import Any
 
 from ..analysis.block_statistics import StreamMeasurement, read_line
 from ..colors import OKABE_ITO
-from ..config import MAY_CHANGE_ON_RESUME
+from ..config import ABOUT_THE_RECIPE, MAY_CHANGE_ON_RESUME, OF_THE_DATA, OF_THE_LENGTH, OF_THE_MODEL
 from ..errors import UserError, in_a_line
 from ..metrics import METRICS
 from ..overrides import read_recipe, to_plain
@@ -23,11 +23,7 @@ from ..run_folder import RECIPES_FOLDER
 from ..run_records import diverged_at, metrics_text, read_label, read_summary
 
 STEPS, BASELINE = "StepsNet", "baseline"
-# of the recipes of models that are compared, what they may differ in
-_OF_THE_MODEL = {"model", "baseline", "init", "baseline_init", "backbone", "baseline_backbone"}
-_OF_THE_MODEL |= {"name", "title", "expected", "seed", "earlier_epochs"}
-# and what no result of two models is compared over
-_OF_THE_RESULT = ("data", "holdout", "train_samples", "tokenizer", "vocab_size", "epochs")
+_OF_THE_RESULT = (*OF_THE_DATA, *OF_THE_LENGTH)  # what results of two models are not compared over
 LINESTYLES = ("-", "--", ":", "-.")
 
 
@@ -73,8 +69,10 @@ class LoadedRun:
 
     def value(self, key: str) -> float | None:
         """The result of a finished run, or the latest value of an unfinished one."""
+        if self.summary:  # where it lacks one, as of a number that was not finite, no earlier one stands in for it
+            return self.summary.get("metrics", {}).get(key)
         latest = (self.epochs[epoch].get(key) for epoch in sorted(self.epochs, reverse=True))
-        return self.summary.get("metrics", {}).get(key, next((v for v in latest if v is not None), None))
+        return next((value for value in latest if value is not None), None)
 
 
 @dataclass(frozen=True)
@@ -230,13 +228,14 @@ def group_runs(runs: Sequence[LoadedRun]) -> list[Group]:
 
 
 def comparable(groups: Sequence[Group]) -> bool:
-    """Whether their results are of one data set and as many passes over it."""
+    """Whether their results are of one data set and of trainings of one length."""
     return len({group.trained_on for group in groups}) < 2
 
 
 def varied_settings(groups: Sequence[Group]) -> list[str]:
     """The settings in which the groups differ besides their models."""
-    return _varied([group.runs[0].config for group in groups], _OF_THE_MODEL | MAY_CHANGE_ON_RESUME)
+    besides = OF_THE_MODEL | ABOUT_THE_RECIPE | MAY_CHANGE_ON_RESUME | {"seed", "earlier_epochs"}
+    return _varied([group.runs[0].config for group in groups], besides)
 
 
 def _varied(recipes: Sequence[dict[str, Any]], besides: Iterable[str]) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..config import Recipe, TrainingSettings
+from ..config import ABOUT_THE_RECIPE, OF_THE_MODEL, Recipe, TrainingSettings
 from ..console import Display
 from ..engine.task import data_counts
 from ..errors import UserError
@@ -23,9 +23,6 @@ from .prepare import build_and_start, open_and_resolve
 __all__ = ["CheckedRecipe", "DataOnce", "check_grid", "tell"]
 
 _NAMES = 3  # before a line, at most
-# settings of a recipe that opening its data does not depend on
-_NOT_OF_DATA = {"name", "title", "model", "baseline", "expected"}
-_NOT_OF_DATA |= {"init", "backbone", "baseline_init", "baseline_backbone"}
 
 
 @dataclass(frozen=True)
@@ -82,7 +79,7 @@ def tell(display: Display, names: Sequence[str], checked: Sequence[CheckedRecipe
             of_line.setdefault(line, []).append(name)
     for line, which in of_line.items():
         shown = which if len(which) <= _NAMES else [f"{len(which)} recipes"]
-        display.show({"run": ", ".join(shown), "kind": "note", "text": line})
+        display.note(", ".join(shown), line)
 
 
 class DataOnce:
@@ -93,7 +90,8 @@ class DataOnce:
 
     def open(self, recipe: Recipe) -> Any:
         """As :func:`stepsnet.tasks.open_data`."""
-        other = _NOT_OF_DATA | {field.name for field in dataclasses.fields(TrainingSettings)} - {"seed"}
+        of_training = {field.name for field in dataclasses.fields(TrainingSettings)} - {"seed"}
+        other = OF_THE_MODEL | ABOUT_THE_RECIPE | of_training
         of_data = {key: value for key, value in dataclasses.asdict(recipe).items() if key not in other}
         of_data["masks"] = DETECTORS.get(recipe.model.name)  # which not every detector reads
         if (key := json.dumps(of_data)) not in self.opened:

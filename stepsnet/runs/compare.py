@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from ..console import Display
 from ..files import write_atomically
 from ..from_data import with_baseline
 from ..models.grow.spec import with_sources
+from ..reading import dump_json
 from ..report.load_runs import BASELINE, STEPS
 from ..run_folder import Resume, check_run_folder, has_begun
 from ..run_records import diverged_at
@@ -54,8 +54,8 @@ def compare(
         if unlike := trained.seeds_of_unlike_schedules():
             result["unlike_schedules"] = unlike
             text = f"seeds {', '.join(map(str, unlike))}: the epochs were changed when one of the two had got further"
-            display.show({"run": folder.name, "kind": "note", "text": f"{text}, so they had different schedules"})
-        write_atomically(folder / COMPARISON_FILE, json.dumps(result, indent=2) + "\n")
+            display.note(folder.name, f"{text}, so they had different schedules")
+        write_atomically(folder / COMPARISON_FILE, dump_json(result, indent=2) + "\n")
     trained.write_report(folder / "report.html", f"{recipe.name}: StepsNet and its baseline", display)
     return result
 

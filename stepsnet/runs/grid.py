@@ -6,6 +6,7 @@ import dataclasses
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -87,7 +88,7 @@ class Trained:
             UserError: runs have failed.
         """
         if begun := [run for run in self.runs if has_begun(run)]:
-            report_or_tell(begun, page, title, lambda event: display.show({"run": page.parent.name, **event}))
+            report_or_tell(begun, page, title, partial(display.note, page.parent.name))
         if self.failed:
             raise error_of(self.failed, self.trained)
 

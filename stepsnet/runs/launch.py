@@ -210,6 +210,7 @@ def _command() -> list[str]:
 
 
 def _run_job() -> Any:
+    from ..console import Events
     from ..overrides import read_recipe
     from ..provenance import recorded_command
     from ..run_folder import lock_folder
@@ -218,13 +219,13 @@ def _run_job() -> Any:
     job = Job(**json.loads(sys.stdin.readline()))
     threading.Thread(target=_stop_with_parent, daemon=True).start()
     folder = Path(job.folder)
-    events = _events()
+    events = Events()
     try:
         with lock_folder(folder):
             pass
     except UserError:
         text = f"waits until the run before it has written its last checkpoint, at most {_LAST_CHECKPOINT:.0f} s"
-        events.show({"kind": "note", "text": text})
+        events.note(job.name, text)
         with lock_folder(folder, wait=_LAST_CHECKPOINT):
             pass
     recipe = read_recipe(Path(job.config))
@@ -249,20 +250,6 @@ def _stop_with_parent() -> None:
     with suppress(OSError):
         os.read(0, 1)
     os.kill(os.getpid(), signal.SIGTERM)
-
-
-def _events() -> Display:
-    from ..console import Events
-    from ..terminal import OutputLost
-
-    class EventsWhileHeard(Events):
-        """A parent that is gone is no reason to leave an update without its checkpoint."""
-
-        def show(self, event: dict[str, Any]) -> None:
-            with suppress(OutputLost, BrokenPipeError):
-                super().show(event)
-
-    return EventsWhileHeard()
 
 
 if __name__ == "__main__":

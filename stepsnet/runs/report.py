@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from ..errors import UserError
 from ..own_files import NotOurFile
@@ -14,18 +13,18 @@ from ..report import write_report
 __all__ = ["report_or_tell", "where_to_look"]
 
 
-def report_or_tell(runs: Sequence[Path], page: Path, title: str, tell: Callable[[dict[str, Any]], None]) -> None:
-    """Write the page of runs, which are whole without it: where it cannot be written, ``tell`` gets a note of that.
+def report_or_tell(runs: Sequence[Path], page: Path, title: str, note: Callable[[str], None]) -> None:
+    """Write the page of runs, which are whole without it: where it cannot be written, ``note`` is told.
 
     A file of the user's in its place stays there.
     """
     try:
         write_report(runs, page, title)
     except NotOurFile as error:
-        tell({"kind": "note", "text": f"no report: {error}"})
+        note(f"no report: {error}")
     except UserError as error:
         again = f"stepsnet report {shlex.quote(str(page.parent))} --out FILE.html"
-        tell({"kind": "note", "text": f"no report: {error}; what was trained is kept, and `{again}` draws it"})
+        note(f"no report: {error}; what was trained is kept, and `{again}` draws it")
 
 
 def where_to_look(folder: Path) -> str:

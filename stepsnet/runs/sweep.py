@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from ..errors import UserError
 from ..files import write_atomically
 from ..models.blocks import is_in_steps
 from ..models.grow.spec import with_sources
+from ..reading import dump_json
 from ..report.load_runs import BASELINE, STEPS
 from ..run_folder import Resume
 from .check import CheckedRecipe, check_grid, tell
@@ -54,7 +54,7 @@ def sweep(
         tell(display, [entry.name for entry in entries], checked)
     trained = train_grid(entries, folder, seeds, jobs, display, resume)
     rows = [{key: summary[key] for key in _KEPT} for summary in trained.summaries()]
-    write_atomically(folder / SWEEP_FILE, json.dumps(rows, indent=1) + "\n")
+    write_atomically(folder / SWEEP_FILE, dump_json(rows, indent=1) + "\n")
     names = dict.fromkeys([*(row["recipe"] for row in rows), *(recipe.name for recipe in recipes)])
     families = dict.fromkeys(name.partition("/")[0] for name in names)
     trained.write_report(folder / "report.html", f"{', '.join(families)}: {len(names)} recipes", display)

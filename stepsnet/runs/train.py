@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import math
 import time
 from collections.abc import Iterator
@@ -33,6 +32,7 @@ from ..models.blocks import widths_of
 from ..models.build import build_model
 from ..models.grow.spec import with_sources
 from ..provenance import provenance, trained_before, write_process
+from ..reading import dump_json, without_nonfinite
 from ..redact import public_value
 from ..run_folder import (
     Resume,
@@ -47,7 +47,7 @@ from ..run_folder import (
     read_weights,
     updates_done,
 )
-from ..run_records import LABEL, read_label, read_summary, without_nonfinite
+from ..run_records import LABEL, read_label, read_summary
 from ..tasks import build_task
 from ..tasks.splits import split_of
 from .inspection import inspect_run
@@ -110,7 +110,7 @@ def _train(
         display.show({"run": label or folder.name, **event})
 
     def note(text: str) -> None:
-        display.show({"run": label or folder.name, "kind": "note", "text": text})
+        display.note(label or folder.name, text)
 
     recipe, model, task = prepared.recipe, prepared.model, prepared.task
     lines = [*prepared.lines, *_new_length(recipe, folder, task)]
@@ -137,7 +137,7 @@ def _train(
             if context.is_main and not page.exists():  # it was killed before that, maybe while it looked at its model
                 if has_weights(folder):
                     inspect_run(recipe, folder, task, read_weights(folder), context.device, note)
-                report_or_tell([folder], page, title, report)
+                report_or_tell([folder], page, title, note)
             return read_summary(folder) if context.is_main else None
         counts = context.on_main(functools.partial(_counts, recipe, task))  # what cannot be counted is said now
         to_tell += lines if context.is_main else []
@@ -160,9 +160,9 @@ def _train(
         if getattr(recipe, "score_test", False):
             summary["metrics"] |= _score_test(recipe, folder, result.weights)
         summary = _finite(summary)
-        write_atomically(folder / "summary.json", json.dumps(summary, indent=2, allow_nan=False) + "\n")
+        write_atomically(folder / "summary.json", dump_json(summary, indent=2) + "\n")
         inspect_run(recipe, folder, task, result.weights, context.device, note)
-        report_or_tell([folder], page, title, report)
+        report_or_tell([folder], page, title, note)
         return summary
 
 

@@ -124,8 +124,7 @@ class _Conductor:
         self.run_here.append(job.name)
         self._look_again()
         if job.name in self.there:
-            text = "another sweep has recorded it already, which stays"
-            self.display.show({"run": job.name, "kind": "note", "text": text})
+            self.display.note(job.name, "another sweep has recorded it already, which stays")
         else:
             try:
                 self._record(job, status, said)
@@ -171,7 +170,7 @@ class _Conductor:
             try:
                 self.after()
             except Exception as error:  # whatever is wrong with a page, it is written again after the next run
-                self.display.show({"run": job.name, "kind": "note", "text": f"no page: {error}"})
+                self.display.note(job.name, f"no page: {error}")
 
 
 def check_results(study: Study, results: Path, data: str | None = None) -> dict[str, dict[str, Any]]:

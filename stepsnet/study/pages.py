@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 from ..errors import UserError
 from ..own_files import NotOurFile, write_own_files
-from ..reading import read_json, read_yaml
+from ..reading import dump_json, read_json, read_yaml
 from ..report.figure import csv_of, figure_files
 from ..run_folder import RECIPES_FOLDER
 from .declare import Study
@@ -56,7 +55,7 @@ def write_study(study: Study, results: Mapping[str, Mapping[str, Any]], folder: 
     content = {"study": study.name, "runs": there, "of": all_of, "cells": rows, **judged}
     pages = {
         "study.md": (text + "\n").encode(),
-        "study.json": (json.dumps(content, indent=1) + "\n").encode(),
+        "study.json": (dump_json(content, indent=1) + "\n").encode(),
         "leaderboard.md": (leaderboard(study, results) + "\n").encode(),
     }
     figure = draw_study(study, results)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..analysis.block_statistics import StreamMeasurement
-from ..config import MAY_CHANGE_ON_RESUME, Recipe, adamw_defaults_in
+from ..config import ABOUT_THE_RECIPE, MAY_CHANGE_ON_RESUME, OF_THE_DATA, Recipe, adamw_defaults_in
 from ..errors import UserError
 from ..files import write_atomically
 from ..reading import read_json
@@ -57,7 +57,6 @@ OF_THE_MACHINE = MAY_CHANGE_ON_RESUME - {"accumulation_steps", "compile", "log_i
 _NEEDED: dict[str, Any] = {"run": str, "contender": str, "point": int, "kind": str, "variant": str}
 _NEEDED |= {"rate": (int, float), "seed": int, "settings": dict}
 _IF_THERE: dict[str, Any] = {"metrics": dict, "curve": list, "hardware": dict, "versions": dict, "tuning": str}
-_OF_DATA = ("train_samples", "holdout", "tokenizer", "vocab_size")  # settings that decide what is trained on
 _MEASUREMENTS = {"tuning": 1, "final": 4}  # of the residual stream that are kept, the first and the last among them
 
 
@@ -130,7 +129,7 @@ def check_one_data_set(records: Mapping[str, Mapping[str, Any]], data: str | Non
         expected = expected or record["data"]
         if without_place(record["data"]) != without_place(expected):
             raise UserError(f"results: {run} was trained on {record['data']}, expected one data set, {expected}")
-        of_data = json.dumps([record["settings"].get(key) for key in _OF_DATA])
+        of_data = json.dumps([record["settings"].get(key) for key in OF_THE_DATA])
         size = {key: record[key] for key in _OF_DATA_SIZE if key in record}
         first, of = sizes.setdefault(of_data, (size, run))
         if size != first:
@@ -139,12 +138,9 @@ def check_one_data_set(records: Mapping[str, Mapping[str, Any]], data: str | Non
 
 def settings_of(recipe: Recipe) -> dict[str, Any]:
     """What a result depends on: the recipe without the fields that may differ from machine to machine."""
+    left_out = OF_THE_MACHINE | ABOUT_THE_RECIPE | {"data", "baseline"}
     plain = json.loads(json.dumps(dataclasses.asdict(recipe)))
-    return {
-        key: value
-        for key, value in plain.items()
-        if key not in OF_THE_MACHINE | {"data", "name", "baseline", "expected"}
-    }
+    return {key: value for key, value in plain.items() if key not in left_out}
 
 
 def defaults_of(recipe: Recipe) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ..config import DenseRecipe, Recipe
+from ..config import OF_THE_DATA, OF_THE_LENGTH, DenseRecipe, Recipe
 from ..engine.optim import check_rates
 from ..errors import UserError
 from ..from_data import leaves_open
@@ -34,18 +34,6 @@ __all__ = [
     "recipe_of",
     "with_variant",
 ]
-
-# which compute alone does not show: the length and the data of the training, and what a loss is a mean of
-_TRAINING = (
-    "epochs",
-    "epoch_updates",
-    "train_samples",
-    "holdout",
-    "clean_samples",
-    "seq_len",
-    "tokenizer",
-    "vocab_size",
-)
 
 
 @dataclass(frozen=True)
@@ -223,7 +211,7 @@ def _keys_of_training(recipe: Recipe) -> list[str]:
     """The settings in which contenders at a point may not differ, those of evaluation among them."""
     of_evaluation = [key for key in vars(recipe) if key.startswith("eval_") and key != "eval_batch_size"]
     counts_updates = getattr(recipe, "epoch_updates", None) is not None  # otherwise an epoch is a pass over the data
-    return [*_TRAINING, *of_evaluation, *["batch_size"] * counts_updates]
+    return [*OF_THE_LENGTH, *OF_THE_DATA, "clean_samples", *of_evaluation, *["batch_size"] * counts_updates]
 
 
 def _check_gives(study: Study, cell: Cell, recipe: Any) -> None:
