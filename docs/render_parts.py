@@ -7,8 +7,8 @@ from pathlib import Path
 
 from stepsnet.markdown import markdown_table
 from stepsnet.metrics import find_metric
+from stepsnet.study.conductor import check_results
 from stepsnet.study.declare import Study, find_study
-from stepsnet.study.results import read_results
 from stepsnet.summary_stats import format_mean_std
 
 RESULTS = Path(__file__).parent.parent / "results"
@@ -50,7 +50,7 @@ def read_benchmark(name: str) -> dict:
 
 
 def read_study(name: str) -> tuple[Study, dict]:
-    """A declared study and the records of its runs."""
+    """A declared study and the records of its runs, which are those that it declares."""
     study = find_study(name)
     assert study is not None, name
-    return study, read_results(RESULTS / study.folder, study)
+    return study, check_results(study, RESULTS / study.folder)

@@ -15,9 +15,9 @@ from stepsnet.recipes import ablations
 from stepsnet.runs.compare import summarize
 from stepsnet.study.declare import Claim, Contender, Criterion, Flatness, Study, Tuning
 from stepsnet.study.leaderboard import leaderboard
-from stepsnet.study.render import draw_study, render_study
+from stepsnet.study.render import as_p_value, draw_study, render_study
 from stepsnet.study.run_plan import progress
-from stepsnet.study.verdict import finals_of, judge, judge_study
+from stepsnet.study.verdict import finals_of, judge, judge_study, unsound
 from stepsnet.summary_stats import format_mean_std, percent
 
 
@@ -293,7 +293,7 @@ def verdicts_table(*names: str) -> str:
             mean = f"{one.mean:{spec}}{metric.difference_unit}" if one.mean is not None else ""
             asked = f"{one.name} (`{name}`, {len(study.seeds)} seeds)"
             verdict = f"**{one.verdict}**" + (f": {one.reason}" if one.reason else "")
-            rows.append([asked, mean, between, f"{margins[one.name]:g}", verdict])
+            rows.append([asked, mean, between, as_p_value(one.p), f"{margins[one.name]:g}", verdict])
         there, all_of = progress(study, results)
         if there < all_of:
             notes.append(
@@ -301,23 +301,28 @@ def verdicts_table(*names: str) -> str:
                 f"{len(study.criteria)} criteria have no verdict yet."
             )
     (level,) = levels  # of one table
-    headers = ["asked", "difference", f"{percent(level)} interval", "margin", "verdict"]
-    return "\n".join([markdown_table(headers, rows, "lrrrl"), *([""] if notes else []), *notes])
+    headers = ["asked", "difference", f"{percent(level)} interval", "p", "margin", "verdict"]
+    return "\n".join([markdown_table(headers, rows, "lrrrrl"), *([""] if notes else []), *notes])
 
 
 def differences_table(name: str, *pairs: str) -> str:
     """Paired differences of a study's cells, ``LEFT-RIGHT``, that no criterion asks for: looked at afterwards."""
     study, results = read_study(name)
     metric = find_metric(study.metric)
-    rows = []
+    rows, doubts = [], dict[str, None]()
     for left, right in (pair.split("-") for pair in pairs):
         judged = judge(study, Criterion(name=f"{left} {right}", left=left, right=right), results)
+        cells = [study.cell(text, "differences") for text in (left, right)]
+        if reason := unsound(study, cells, [finals_of(study, cell, results) for cell in cells], results):
+            doubts[f"- {reason}"] = None
         if judged.mean is None:
             raise ValueError(f"{left}-{right}: {judged.reason}, expected cells whose runs have ended")
         spec = f"+.{metric.decimals}f"
-        rows.append([left, right, f"{judged.mean:{spec}}", f"{judged.low:{spec}} to {judged.high:{spec}}"])
+        between = f"{judged.low:{spec}} to {judged.high:{spec}}"
+        rows.append([left, right, f"{judged.mean:{spec}}", between, as_p_value(judged.p)])
     headers = ["cell", "against", f"difference{metric.difference_unit and f' ({metric.difference_unit.strip()})'}"]
-    return markdown_table([*headers, "95% interval"], rows, "llrr")
+    table = markdown_table([*headers, "95% interval", "p"], rows, "llrrr")
+    return "\n".join([table, "", "Of these cells,", *doubts] if doubts else [table])
 
 
 def answers_table(*names: str) -> str:

@@ -67,20 +67,23 @@ def parse_assignments(assignments: Sequence[str], what: str) -> dict[str, Any]:
     return values
 
 
-def override_values(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
+def override_values(recipe: Recipe, changes: Mapping[str, Any], *, merge: bool = True) -> Recipe:
     """The same with values, as Python's callers give them: ``{"epochs": 3, "model.args.widths": (24, 34, 48)}``.
 
     Here a mapping changes what it names and leaves the rest: ``{"model": {"args": {"depths": (2, 1, 1)}}}``. Settings
     of config.py, such as a ``ModelSpec`` or an ``Augment``, take the place of the whole.
 
+    Args:
+        merge: False: a mapping takes the place of the whole too, as in text.
+
     Raises:
         UserError: as above.
     """
-    return _changed(recipe, changes, merge=True)
+    return _changed(recipe, changes, merge)
 
 
 def _changed(recipe: Recipe, changes: Mapping[str, Any], merge: bool) -> Recipe:
-    values, known = to_plain(recipe), known_keys(type(recipe))
+    values, known = to_plain(recipe), known_keys(type(recipe))  # type: ignore[arg-type] # a pydantic dataclass
     keys = {field.name: key_of(type(recipe), field.name) for field in dataclasses.fields(recipe)}
     for key, value in changes.items():
         key = keys.get(key, key)
@@ -208,9 +211,10 @@ def first_mistake(
     return f"{key}: got {got if len(got) < 200 else f'{got[:200]}…'}, expected {expected}"
 
 
-def known_keys(kind: type, prefix: str = "") -> list[str]:
+@lru_cache
+def known_keys(kind: type, prefix: str = "") -> tuple[str, ...]:
     """The keys of a type of settings and of those inside it, such as ``augment.mixup``."""
-    found = []
+    found: list[str] = []
     hints = typing.get_type_hints(kind)
     for field in dataclasses.fields(kind):
         name, hint = key_of(kind, field.name), hints[field.name]
@@ -218,7 +222,7 @@ def known_keys(kind: type, prefix: str = "") -> list[str]:
         for inner in (hint, *typing.get_args(hint)):
             if dataclasses.is_dataclass(inner):
                 found += known_keys(typing.cast(type, inner), f"{prefix}{name}.")
-    return found
+    return tuple(found)
 
 
 def _keys(values: Mapping[str, Any], prefix: str = "") -> list[str]:

@@ -108,7 +108,7 @@ def test_a_recipe_types_own_message_may_have_braces():
 
     stepsnet.register_task(Braced, build=lambda *_: None)
     values = {"task": "braced", "name": "a", "model": {"name": "test_vit"}, "data": "digits"}
-    with pytest.raises(UserError, match="scales: got {'a': 1}, expected numbers"):
+    with pytest.raises(UserError, match=r"scales: got \{'a': 1\}, expected numbers"):
         _validated(values, "recipe")
 
 

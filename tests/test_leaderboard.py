@@ -9,10 +9,12 @@ import pytest
 from toy_study import declared
 
 from stepsnet.config import ModelSpec
+from stepsnet.errors import UserError
 from stepsnet.study.declare import Cell, find_study, studies
 from stepsnet.study.leaderboard import leaderboard
 from stepsnet.study.render import render_study
-from stepsnet.study.run_plan import Planned
+from stepsnet.study.results import settings_of
+from stepsnet.study.run_plan import Planned, recipe_of
 
 STEPS = {"model.args.widths": [8, 16], "model.args.num_heads": [1, 1], "model.args.residual": "dense_former"}
 CONTENDERS = [
@@ -47,6 +49,15 @@ def records(cell, scores, moved=0.0, rates=(0.001, 0.002, 0.004)):
         }
 
 
+def keep(study, found, folder):
+    """Write records of a declared study where its pages look for them, with the settings that it declares."""
+    study = find_study(study)
+    for record in found:
+        run = Planned(Cell(record["contender"], record["point"]), record["kind"], "", record["rate"], record["seed"])
+        settings = settings_of(recipe_of(study, run))
+        (folder / "results" / "toy" / f"{run.name}.json").write_text(json.dumps(record | {"settings": settings}))
+
+
 @pytest.fixture
 def pages(tmp_path, monkeypatch):
     """docs/render_runs.py with results and figures of its own, and the toy's declaration."""
@@ -72,8 +83,7 @@ def test_a_leaderboard_says_what_is_there_and_what_is_not(pages, tmp_path):
         *records(Cell("mhc", 8), [], rates=(0.001, 0.002)),
         *records(Cell("plain", 4), [40.0]),
     ]
-    for record in found:
-        (tmp_path / "results" / "toy" / f"{record['run']}.json").write_text(json.dumps(record))
+    keep(study, found, tmp_path)
     lines = module.leaderboard_table(study).splitlines()
     assert lines[0].split(" | ")[1:3] == ["4 blocks", "8 blocks"]
     ours, plain, mhc, laurel = (line.strip("| ").split(" | ") for line in lines[2:6])
@@ -91,10 +101,9 @@ def test_a_leaderboard_says_what_is_there_and_what_is_not(pages, tmp_path):
     table = leaderboard(of_few, {record["run"]: record for record in found if record["contender"] != "mhc"})
     mhc = next(line for line in table.splitlines() if line.startswith("| mhc"))
     assert mhc.strip("| ").split(" | ")[2:6] == ["–"] * 4
-    lost = records(Cell("steps", 8), [60.0, 62.0])
-    for record in lost:  # one seed more, which has diverged
-        kept = {key: value for key, value in record.items() if key != "metrics"} if record["seed"] == 2 else record
-        (tmp_path / "results" / "toy" / f"{record['run']}.json").write_text(json.dumps(kept))
+    lost = list(records(Cell("steps", 8), [60.0, 62.0]))
+    del lost[-1]["metrics"]  # one seed more, which has diverged
+    keep(study, lost, tmp_path)
     first, second = (line.strip("| ").split(" | ") for line in module.leaderboard_table(study).splitlines()[2:4])
     assert first[0] == "plain" and second[:3] == ["ours", "–", "60.0 (1 of 2 diverged)"]  # worse than any score
     assert lines[-1] == "![Test top-1 accuracy by blocks, a curve a contender](figures/toy.png)"
@@ -145,12 +154,25 @@ def test_until_the_last_point_is_run_the_one_before_ranks(pages, tmp_path):
     contenders = [{"name": name, "points": {4: {}, 8: {}}} for name in ("plain", "other")]
     study = str(declared(tmp_path, contenders=contenders, criteria=[], claims=[]))
     found = [*records(Cell("plain", 4), [40.0, 41.0]), *records(Cell("other", 4), [50.0, 51.0])]
-    for record in found:
-        (tmp_path / "results" / "toy" / f"{record['run']}.json").write_text(json.dumps(record))
+    keep(study, found, tmp_path)
     rows = module.leaderboard_table(study).splitlines()[2:]
     assert [row.split(" | ")[0].strip("| ") for row in rows[:2]] == ["other", "plain"]
     assert all(row.split(" | ")[3:6] == ["12.00 k", "3.00 M", "1.00"] for row in rows[:2])  # its costs too
-    assert "Costs at 4 blocks;" in "".join(rows)
+    assert "Ranks and costs are of 4 blocks;" in "".join(rows)
+    keep(study, records(Cell("plain", 8), [60.0]), tmp_path)  # one run of one of them does not rank them anew
+    rows = module.leaderboard_table(study).splitlines()[2:]
+    assert [row.split(" | ")[0].strip("| ") for row in rows[:2]] == ["other", "plain"]
+
+
+def test_pages_are_of_what_is_declared(pages, tmp_path):
+    module, study = pages
+    keep(study, records(Cell("plain", 8), [50.0, 51.0]), tmp_path)
+    changed = tmp_path / "results" / "toy" / "plain-8-final-lr0.002-seed1.json"
+    record = json.loads(changed.read_text())
+    record["settings"]["weight_decay"] = 0.9
+    changed.write_text(json.dumps(record))
+    with pytest.raises(UserError, match=r"seed1 was made with weight_decay 0\.9, got 0\.05"):
+        module.leaderboard_table(study)
 
 
 def test_every_study_of_the_evidence_is_on_its_page_and_on_the_first():
@@ -172,6 +194,5 @@ def test_answers_say_what_may_be_claimed(pages, tmp_path):
     study = str(declared(tmp_path, contenders=CONTENDERS, criteria=[criterion], claims=[claim], **rules))
     assert module.answers_table(study).splitlines()[-1].endswith("| 0 of 30 | **not yet** |")
     found = [*records(Cell("plain", 8), [50.0, 51.0, 50.5]), *records(Cell("steps", 8), [40.0, 40.5, 41.0])]
-    for record in found:
-        (tmp_path / "results" / "toy" / f"{record['run']}.json").write_text(json.dumps(record))
+    keep(study, found, tmp_path)
     assert "| 12 of 30 | **against**: Ours is not ahead." in module.answers_table(study)

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+from scipy import stats
 from segmentation_images import write_camvid
 from segmentation_tasks import tiny_recipe
 from toy_study import TOY, declared, run
@@ -27,7 +28,7 @@ from stepsnet.study.leaderboard import leaderboard
 from stepsnet.study.render import render_study, rows_of
 from stepsnet.study.results import flatness_of, settings_of
 from stepsnet.study.run_plan import Planned, check_models, choice_of, due, is_planned, progress, recipe_of
-from stepsnet.study.verdict import interval, judge, judge_study
+from stepsnet.study.verdict import interval, judge, judge_study, p_value
 
 
 @pytest.fixture
@@ -312,8 +313,11 @@ def test_the_interval_is_students(values):
     half = T_95[len(values) - 1] * deviation / math.sqrt(len(values))
     got = interval(values)
     assert got == pytest.approx((mean, mean - half, mean + half), abs=2e-4 * half)
-    with pytest.raises(ValueError, match="got 1 values"):
-        interval([1.0])
+    assert p_value(values) == pytest.approx(float(stats.ttest_1samp(values, 0).pvalue))
+    for function in (interval, p_value):
+        with pytest.raises(ValueError, match="got 1 values"):
+            function([1.0])
+    assert p_value([1.0, 1.0]) == 0.0 and p_value([0.0, 0.0]) == 1.0
 
 
 MIDDLE = {0.001: 1.0, 0.002: 2.0, 0.004: 1.0}
@@ -528,11 +532,15 @@ def test_what_was_run_on_other_machines_is_said(tmp_path):
     there = placed(tuned(low, MIDDLE) | tuned(high, MIDDLE) | sides[0] | sides[1])
     lines = render_study(study, there).splitlines()
     assert "that, this; torch 2; commit aaa, bbb." in lines
-    assert lines[-1] == "Compared across machines, whose rounding differs (left that, right this): gain."
+    assert lines[-1] == "Pairs of two kinds of machine, whose rounding differs: gain (3 of 3 pairs)."
     for record in sides[0].values():
         record["hardware"] = {"cpu": "this", "gpu": None}
-    next(iter(sides[1].values()))["hardware"] = {"cpu": "this", "gpu": None}
-    assert "different machines" not in render_study(study, there)
+    next(iter(sides[1].values())).update(hardware={"cpu": "this", "gpu": None}, versions={"torch": "3"})
+    assert render_study(study, there).splitlines()[-3:] == [
+        "Pairs of two kinds of machine, whose rounding differs: gain (2 of 3 pairs).",
+        "",
+        "Pairs of two versions of torch, whose rounding differs: gain (1 of 3 pairs).",
+    ]
 
 
 @pytest.mark.parametrize("better", (0.0, 0.3, -0.3))
@@ -557,7 +565,7 @@ def test_nothing_is_claimed_of_runs_that_are_not_sound(tmp_path):
     short = judged(tuning | final(low, 0.002, base) | final(high, 0.002, more[:2]))
     assert (short.verdict, short.reason) == ("not yet", "5 of 6 final runs are there") and short.mean is None
     moving = judged(tuning | final(low, 0.002, base) | final(high, 0.002, more, last=(1.0, 0.9)))
-    assert moving.verdict == "undecided" and "still moved by 10.0% over the last 50% of the run" in moving.reason
+    assert moving.verdict == "undecided" and "still moved by 10.00% over the last 50% of the run" in moving.reason
     edge = tuned(low, MIDDLE) | tuned(high, {0.001: 3.0, 0.002: 2.0, 0.004: 1.0})
     at_edge = judged(edge | final(low, 0.002, base) | final(high, 0.001, more))
     assert at_edge.verdict == "undecided" and "at the edge of its grid" in at_edge.reason
@@ -571,13 +579,15 @@ def test_nothing_is_claimed_of_runs_that_are_not_sound(tmp_path):
 def test_flatness_is_the_relative_change_over_the_last_part(tmp_path):
     study = study_of(tmp_path, flatness={"share": 0.1, "within": 0.02})
     curve = [{"epoch": epoch, "train_clean_loss": 2.0 - 0.1 * epoch} for epoch in range(1, 16)]
-    assert flatness_of(study, curve) == pytest.approx((0.65 - 0.5) / 0.65)  # from epoch 13.5 to 15
-    assert flatness_of(study, curve[:1]) is None and flatness_of(study, [{"epoch": 3}]) is None
+    assert flatness_of(study, {"curve": curve}) == pytest.approx((0.65 - 0.5) / 0.65)  # from epoch 13.5 to 15
+    assert flatness_of(study, {"curve": curve, "epochs": 15}) is not None
+    for cut_off in ({"curve": curve[:1]}, {"curve": [{"epoch": 3}]}, {"curve": curve, "epochs": 20}, {}):
+        assert flatness_of(study, cut_off) is None
     ends = [
         [{"epoch": 1, "train_clean_loss": a}, {"epoch": 2, "train_clean_loss": b}] for a, b in ((1, 0), (0, 1), (0, 0))
     ]
     study = study_of(tmp_path, flatness={"share": 0.5, "within": 0.02})
-    assert [flatness_of(study, end) for end in ends] == [1.0, math.inf, 0.0]
+    assert [flatness_of(study, {"curve": end}) for end in ends] == [1.0, math.inf, 0.0]
 
 
 def test_the_shipped_studies_hold():

@@ -68,7 +68,7 @@ DEEP = dataclasses.replace(
 TUNED = dataclasses.replace(
     DEEP,
     name="digits/tuned",
-    title="24 blocks in three steps against 24 of one width, each tuned: level within the spread of five seeds",
+    title="24 blocks in three steps against 24 of one width, each tuned: undecided over five seeds",
     model=three_steps(24),
     baseline=one_width(24),
     epochs=72,

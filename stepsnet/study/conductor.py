@@ -150,8 +150,8 @@ class _Conductor:
             write_atomically(config, to_yaml(recipe))
             if run.kind == "final":
                 note_criteria(config, self.folder / run.name, self.study, run.cell)
-        contender = self.study.contender(run.cell.contender)
-        return Job(run.name, contender.label or contender.name, str(config), str(self.folder / run.name))
+        title = self.study.contender(run.cell.contender).title
+        return Job(run.name, title, str(config), str(self.folder / run.name))
 
     def _record(self, job: Job, status: int, said: str) -> None:
         """Raises UserError where the run has failed otherwise than by diverging, or its folder cannot be read."""
@@ -186,7 +186,7 @@ def check_results(study: Study, results: Path, data: str | None = None) -> dict[
     for name, record in there.items():
         if not any(str(cell) == f"{record['contender']}@{record['point']}" for cell in study.cells):
             raise UserError(f"results: {name} is of {record['contender']}@{record['point']}, which is not declared")
-        variants = study.contender(record["contender"]).variants or {"": {}}
+        variants = study.contender(record["contender"]).tried
         if record["variant"] not in variants:
             raise UserError(
                 f"results: {name} is of the variant {record['variant']!r}, expected one of {list(variants)}"

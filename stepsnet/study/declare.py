@@ -63,6 +63,16 @@ class Contender:
     )
     unequal: str = Field(default="", description="why its compute may differ from the others' at a point")
 
+    @property
+    def title(self) -> str:
+        """What it is called in tables and figures."""
+        return self.label or self.name
+
+    @property
+    def tried(self) -> tuple[str, ...]:
+        """The names of its variants; "" alone where it has none."""
+        return tuple(self.variants) or ("",)
+
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Tuning:
@@ -298,7 +308,7 @@ def _check(study: Study) -> None:
         raise UserError(f"flatness.key: got {got!r}, expected a split and a metric, such as train_clean_loss")
     _check_settings("settings", study.settings)
     _distinct("contenders", [contender.name for contender in study.contenders])
-    _distinct("labels", [contender.label or contender.name for contender in study.contenders])
+    _distinct("labels", [contender.title for contender in study.contenders])
     _distinct("criteria", [criterion.name for criterion in study.criteria])
     for contender in study.contenders:
         for settings in (contender.settings, *contender.points.values(), *contender.variants.values()):

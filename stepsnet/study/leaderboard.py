@@ -16,8 +16,8 @@ from ..residual import DESIGNS
 from ..summary_stats import format_mean_std
 from ..terminal import counted
 from .declare import Cell, Contender, Study
-from .render import counted_anew, rows_of
-from .run_plan import Planned, choice_of, progress, recipe_of
+from .render import counted_anew, known, rows_of
+from .run_plan import a_final, choice_of, progress, recipe_of
 
 __all__ = ["leaderboard"]
 
@@ -25,24 +25,28 @@ _STEPS, _PLAIN = "arXiv 2511.14329", "arXiv 1603.05027"
 
 
 def leaderboard(study: Study, results: Mapping[str, Mapping[str, Any]]) -> str:
-    """Markdown: a row a contender, the best at the last point with results first, those with a seed that diverged
-    behind, and those without results there last.
+    """Markdown: a row a contender, the best at one point first, those with a seed that diverged behind, and those
+    without results there last.
 
-    Costs are those at the last point with results, of the variant that tuning has chosen: parameters and MACs of a
-    contender's runs there, and the traffic of the residual stream relative to the first contender's. A contender that
-    is not declared there has none.
+    That point is the last at which all have ended, else the last with results. Costs are those there, of the variant
+    that tuning has chosen: parameters and MACs of a contender's runs, and the traffic of the residual stream relative
+    to the first contender's. A contender that is not declared there has none.
     """
     rows = {(row["contender"], row["point"]): row for row in rows_of(study, results)}
     points = sorted({cell.point for cell in study.cells})
-    ranked_at = max((point for (_, point), row in rows.items() if row["seeds"]), default=points[-1])
+    ended = [
+        point for point in points if all(_has_ended(study, rows.get((one.title, point))) for one in study.contenders)
+    ]
+    with_results = [point for (_, point), row in rows.items() if row["seeds"]]
+    ranked_at = max(ended or with_results, default=points[-1])
     metric = find_metric(study.metric)
     (there, total), first = progress(study, results), study.contenders[0]
 
     def place(contender: Contender) -> tuple[int, float]:
-        row = rows.get((_label(contender), ranked_at), {"test": [], "seeds": []})
-        values = row["test"]
+        row = rows.get((contender.title, ranked_at), {"test": [], "seeds": []})
+        values = known(row["test"])
         mean = statistics.fmean(values) * (-1 if metric.higher_is_better else 1) if values else math.inf
-        has_diverged = len(row["seeds"]) > len(values)  # worse than any score
+        has_diverged = None in row["test"]  # worse than any score
         return 2 if not row["seeds"] else int(has_diverged), mean
 
     def traffic_of(contender: Contender) -> float | None:
@@ -50,35 +54,36 @@ def leaderboard(study: Study, results: Mapping[str, Mapping[str, Any]]) -> str:
 
     of_first, lines = traffic_of(first), []
     for contender in sorted(study.contenders, key=place):
-        scores = [_score(study, rows.get((_label(contender), point)), metric.spec) for point in points]
+        scores = [_score(study, rows.get((contender.title, point)), metric.spec) for point in points]
         sizes = ["–"] * 3  # not declared
-        if row := rows.get((_label(contender), ranked_at)):
+        if row := rows.get((contender.title, ranked_at)):
             traffic = traffic_of(contender)
             relative = f"{traffic / of_first:.2f}" if traffic and of_first else "–"
             sizes = [count(row["params"]), count(row["macs"]), relative]
         model = _model(study, contender, max(contender.points), results)
-        lines.append([_label(contender), *scores, *sizes, _source(model)])
+        lines.append([contender.title, *scores, *sizes, _source(model)])
     unit = f" ({metric.unit})" if metric.unit else ""
     headers = ["design", *(f"{point} {study.point}" for point in points), "parameters", "MACs", "traffic", "source"]
     note = (
         f"Test {metric.name}{unit}, mean ± sample standard deviation over {len(study.seeds)} seeds; {there} of {total} "
-        f"runs have ended. Costs at {ranked_at} {study.point}; the stream's traffic as a multiple of "
-        f"{_label(first)}'s."
+        f"runs have ended. Ranks and costs are of {ranked_at} {study.point}; the stream's traffic as a multiple of "
+        f"{first.title}'s."
     )
     note = " ".join([note, *counted_anew(study, results)])
     return markdown_table(headers, lines, "l" + "r" * (len(headers) - 2) + "l") + "\n\n" + note
 
 
-def _label(contender: Contender) -> str:
-    return contender.label or contender.name
+def _has_ended(study: Study, row: Mapping[str, Any] | None) -> bool:
+    """Whether a cell's final runs have; one that is not declared has none."""
+    return row is None or row["never_trained"] or len(row["seeds"]) == len(study.seeds)
 
 
 def _score(study: Study, row: Mapping[str, Any] | None, spec: str) -> str:
     if row is None:
         return "–"  # not declared
-    if row["test"]:
-        missing, diverged = len(study.seeds) - len(row["seeds"]), len(row["seeds"]) - len(row["test"])
-        score = format_mean_std(row["test"], spec)
+    if values := known(row["test"]):
+        missing, diverged = len(study.seeds) - len(row["seeds"]), len(row["seeds"]) - len(values)
+        score = format_mean_std(values, spec)
         doubts = [f"{len(row['seeds'])} of {len(study.seeds)} seeds"] * (missing > 0)
         doubts += [f"{diverged} of {len(row['seeds'])} diverged"] * (diverged > 0)
         doubts += ["rate at an edge"] * bool(row["at_edge"])
@@ -97,8 +102,7 @@ def _model(study: Study, contender: Contender, point: int, results: Mapping[str,
     """The contender's model: of its first variant where none has been chosen yet."""
     cell = Cell(contender.name, point)
     choice = choice_of(study, cell, results)
-    variant = choice.variant if choice else next(iter(contender.variants), "")
-    return recipe_of(study, Planned(cell, "final", variant, study.tuning.rates[0], study.seeds[0])).model
+    return recipe_of(study, a_final(study, cell, choice.variant if choice else contender.tried[0])).model
 
 
 def _is_ours(model: ModelSpec) -> bool:

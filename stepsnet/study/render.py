@@ -8,7 +8,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from ..colors import OKABE_ITO
+from ..colors import OKABE_ITO, OKABE_ITO_AGAIN
 from ..markdown import markdown_table
 from ..metrics import find_metric
 from ..report.figure import in_style, make_panels, scale_by_size
@@ -19,13 +19,16 @@ from .results import flatness_of
 from .run_plan import choice_of, never_trained, progress
 from .verdict import Judged, finals_of, judge_study
 
-__all__ = ["counted_anew", "draw_study", "render_study", "rows_of"]
+__all__ = ["counted_anew", "draw_study", "as_p_value", "known", "render_study", "rows_of"]
 
 Results = Mapping[str, Mapping[str, Any]]
 
 
 def rows_of(study: Study, results: Results) -> list[dict[str, Any]]:
-    """One row per cell: its model, the rate that was chosen, and the values of its final runs."""
+    """One row per cell: its model, the rate that was chosen, and the values of its final runs.
+
+    Values stand in the order of ``seeds``, with None for a seed that has none, as one that diverged.
+    """
     rows = []
     for cell in study.cells:
         choice, finals = choice_of(study, cell, results), finals_of(study, cell, results)
@@ -33,14 +36,13 @@ def rows_of(study: Study, results: Results) -> list[dict[str, Any]]:
         chosen = [record for record in tuned if choice and record["variant"] == choice.variant]
         facts: Mapping[str, Any] = next((r for r in [*finals.values(), *chosen, *tuned] if "macs" in r), {})
         trained = [record for record in finals.values() if record.get("metrics")]
-        moved = [flatness_of(study, record.get("curve", [])) for record in trained]
-        known = [each for each in moved if each is not None]
+        moved = [flatness_of(study, record) for record in trained]
         tried: dict[str, list[float | None]] = {}
         for record in tuned:
             tried.setdefault(f"{record['variant']} {record['rate']:g}".strip(), []).append(_tuned_value(study, record))
         rows.append(
             {
-                "contender": study.contender(cell.contender).label or cell.contender,
+                "contender": study.contender(cell.contender).title,
                 "point": cell.point,
                 **{key: facts.get(key) for key in ("blocks", "params", "macs")},
                 "rate": choice.rate if choice else None,
@@ -52,7 +54,7 @@ def rows_of(study: Study, results: Results) -> list[dict[str, Any]]:
                 "val": _values(finals, f"{study.tuned_on}_{study.metric}"),
                 "clean_loss": _values(finals, "train_clean_loss"),
                 "clean_top1": _values(finals, "train_clean_top1"),
-                "moved": max(known) if known and len(known) == len(moved) else None,
+                "moved": max(known(moved)) if moved and None not in moved else None,
                 "tried": tried,  # the values with each seed, by variant and rate
             }
         )
@@ -82,7 +84,7 @@ def render_study(study: Study, results: Results) -> str:
 
 def _unequal(study: Study) -> list[str]:
     """A line for each contender of other compute or training than the others at its points."""
-    return [f"{one.label or one.name} is not like the others: {one.unequal}" for one in study.contenders if one.unequal]
+    return [f"{one.title} is not like the others: {one.unequal}" for one in study.contenders if one.unequal]
 
 
 def counted_anew(study: Study, results: Results) -> list[str]:
@@ -92,7 +94,7 @@ def counted_anew(study: Study, results: Results) -> list[str]:
         if "macs" in record:
             found.setdefault((record["contender"], record["point"], record["variant"]), set()).add(record["macs"])
     return [
-        f"The runs of {study.contender(name).label or name} at {point} {study.point} record {count(min(macs))} and "
+        f"The runs of {study.contender(name).title} at {point} {study.point} record {count(min(macs))} and "
         f"{count(max(macs))} MACs: they were counted anew, or the model was changed, while they went on."
         for (name, point, _), macs in found.items()
         if len(macs) > 1
@@ -108,35 +110,43 @@ def _no_longer_declared(study: Study, results: Results) -> list[str]:
 
 def _made_with(records: Iterable[Mapping[str, Any]]) -> str:
     """The machines, the version of torch and the commits that some runs were made with."""
-    known = [record for record in records if "hardware" in record]  # all but those that diverged
-    torch = sorted({record.get("versions", {}).get("torch", "unknown") for record in known})
-    commits = sorted({(record.get("commit") or "unknown")[:7] for record in known})
-    return f"{', '.join(_machines(known))}; torch {', '.join(torch)}; commit {', '.join(commits)}."
+    made = [record for record in records if "hardware" in record]  # all but those that diverged
+    torch = sorted({_torch(record) for record in made})
+    commits = sorted({(record.get("commit") or "unknown")[:7] for record in made})
+    return f"{', '.join(_machines(made))}; torch {', '.join(torch)}; commit {', '.join(commits)}."
 
 
 def _machines(records: Iterable[Mapping[str, Any]]) -> list[str]:
-    each = (record["hardware"] for record in records if "hardware" in record)
-    return sorted({hardware.get("gpu") or hardware.get("cpu", "unknown") for hardware in each})
+    return sorted({_machine(record) for record in records if "hardware" in record})
+
+
+def _machine(record: Mapping[str, Any]) -> str:
+    return record["hardware"].get("gpu") or record["hardware"].get("cpu", "unknown")
 
 
 def _on_other_machines(study: Study, results: Results) -> list[str]:
-    """A line where the two sides of a criterion have no kind of machine in common, whose rounding differs."""
-    pairs: dict[str, list[str]] = {}
+    """A line of the criteria of which a pair of runs was made on two kinds of machine, or with two versions of torch,
+    whose rounding differs."""
+    found: dict[str, list[str]] = {}
     for one in study.criteria:
-        cells = (study.cell(text, one.name) for text in (one.left, one.right))
-        left, right = (_machines(finals_of(study, cell, results).values()) for cell in cells)
-        if left and right and not {*left} & {*right}:
-            pairs.setdefault(f"{', '.join(left)}, right {', '.join(right)}", []).append(one.name)
-    return [
-        f"\nCompared across machines, whose rounding differs (left {which}): {'; '.join(of)}."
-        for which, of in pairs.items()
-    ]
+        left, right = (finals_of(study, study.cell(text, one.name), results) for text in (one.left, one.right))
+        pairs = [(left[seed], right[seed]) for seed in study.seeds if seed in left and seed in right]
+        pairs = [pair for pair in pairs if all("hardware" in record for record in pair)]
+        for what, of in (("kinds of machine", _machine), ("versions of torch", _torch)):
+            unlike = sum(of(a) != of(b) for a, b in pairs)
+            if unlike:
+                found.setdefault(what, []).append(f"{one.name} ({unlike} of {len(study.seeds)} pairs)")
+    return [f"\nPairs of two {what}, whose rounding differs: {'; '.join(names)}." for what, names in found.items()]
+
+
+def _torch(record: Mapping[str, Any]) -> str:
+    return record.get("versions", {}).get("torch", "unknown")
 
 
 def _cells_table(study: Study, rows: Sequence[Mapping[str, Any]]) -> str:
     metric = find_metric(study.metric)
     unit = f" ({metric.unit})" if metric.unit else ""
-    with_top1 = any(row["clean_top1"] for row in rows)
+    with_top1 = any(known(row["clean_top1"]) for row in rows)
     headers = [
         "contender",
         "point" if study.point == "blocks" else study.point,
@@ -153,10 +163,11 @@ def _cells_table(study: Study, rows: Sequence[Mapping[str, Any]]) -> str:
         rate = "–" if row["rate"] is None else f"{row['variant']} {row['rate']:g}".strip() + " (edge)" * row["at_edge"]
         scores = [_mean_std(row["test"], metric.spec), _mean_std(row["val"], metric.spec)]
         scores += [_mean_std(row["clean_loss"], ".3f"), *[_mean_std(row["clean_top1"], ".1f")] * with_top1]
-        moved = "–" if row["moved"] is None else f"{row['moved']:.1%}"
+        moved = "–" if row["moved"] is None else f"{row['moved']:.2%}"
+        moved += " (too much)" * (row["moved"] is not None and row["moved"] >= study.flatness.within)
         size = [row["blocks"] or "–", count(row["params"]), count(row["macs"])]
-        diverged = len(row["seeds"]) - len(row["test"])
-        seeds = f"{len(row['seeds'])}, {diverged} diverged" if diverged else len(row["seeds"])
+        diverged = row["test"].count(None)
+        seeds = f"{len(row['seeds'])}, {diverged} diverged and not in the means" if diverged else len(row["seeds"])
         seeds = "diverged at every rate" if row["never_trained"] else seeds
         cells.append([row["contender"], row["point"], *size, rate, seeds, *scores, moved])
     return markdown_table(headers, cells, "l" + "r" * (len(headers) - 1))
@@ -169,14 +180,20 @@ def _criteria_table(study: Study, judgements: Sequence[Judged]) -> str:
     for criterion, judged in zip(study.criteria, judgements):
         expected = criterion.expect.replace("_", " ") + (f", margin {criterion.margin:g}" if criterion.margin else "")
         spec = f".{metric.decimals + 1}f"  # of an interval
-        mean, interval = "–", "–"
+        mean, interval, p = "–", "–", "–"
         if judged.mean is not None:
             mean = number(judged.mean, spec)
             interval = f"{number(judged.low, spec)} to {number(judged.high, spec)} ({percent(criterion.level)})"
+            p = as_p_value(judged.p)
         verdict = judged.verdict + (f": {judged.reason}" if judged.reason else "")
-        cells.append([criterion.name, criterion.left, criterion.right, expected, mean, interval, verdict])
-    headers = ["criterion", "left", "right", "expected", f"difference{unit}", "interval", "verdict"]
-    return markdown_table(headers, cells, "llllrrl")
+        cells.append([criterion.name, criterion.left, criterion.right, expected, mean, interval, p, verdict])
+    headers = ["criterion", "left", "right", "expected", f"difference{unit}", "interval", "p", "verdict"]
+    return markdown_table(headers, cells, "llllrrrl")
+
+
+def as_p_value(p: float | None) -> str:
+    """With two digits, and no exponent."""
+    return "–" if p is None else "below 0.0001" if p < 1e-4 else f"{float(f'{p:.2g}'):f}".rstrip("0").rstrip(".")
 
 
 def draw_study(study: Study, results: Results) -> Figure | None:
@@ -185,32 +202,38 @@ def draw_study(study: Study, results: Results) -> Figure | None:
     A contender at one point is a marker, and a marker is hollow where seeds diverged, which are not in the mean. Bands
     reach from the lowest to the highest seed. None without a final run.
     """
-    rows = [row for row in rows_of(study, results) if row["test"]]
+    rows = [row for row in rows_of(study, results) if known(row["test"])]
     if not rows:
         return None
     metric = find_metric(study.metric)
     name, unit = metric.name, metric.unit
     panels = [("test", f"test {name}" + (f" ({unit})" if unit else ""))]
-    panels += [("clean_loss", "loss on training samples, clean")] if any(row["clean_loss"] for row in rows) else []
+    panels += (
+        [("clean_loss", "loss on training samples, clean")] if any(known(row["clean_loss"]) for row in rows) else []
+    )
     points = sorted({row["point"] for row in rows})
-    labels = [contender.label or contender.name for contender in study.contenders]
+    by_compute = any(row["blocks"] not in (None, row["point"]) for row in rows)  # a point is then no number of its own
+    of_first = f"compute, in {study.point} of {study.contenders[0].title}"
+    labels = [contender.title for contender in study.contenders]
     there, all_of = progress(study, results)
     with in_style():
         figure, axes = make_panels(False, len(panels), 2, 2.9)
         for ax, (key, title) in zip(axes, panels):
-            ax.set(xlabel=study.point, ylabel=title)
+            ax.set(xlabel=of_first if by_compute else study.point, ylabel=title)
             scale_by_size(ax, points)
             for place, label in enumerate(labels):
-                of_label = sorted((r for r in rows if r["contender"] == label and r[key]), key=lambda r: r["point"])
+                of_label = sorted(
+                    (r for r in rows if r["contender"] == label and known(r[key])), key=lambda r: r["point"]
+                )
                 if not of_label:
                     continue
                 aside = 2 ** ((place + 0.5) / len(labels) - 0.5) if len(points) == 1 else 1  # not on one another
-                colour, x = OKABE_ITO[place % len(OKABE_ITO)], [row["point"] * aside for row in of_label]
-                values = [row[key] for row in of_label]
+                colour, x = OKABE_ITO_AGAIN[place % len(OKABE_ITO_AGAIN)], [row["point"] * aside for row in of_label]
+                values = [known(row[key]) for row in of_label]
                 ax.fill_between(x, list(map(min, values)), list(map(max, values)), color=colour, alpha=0.15)
                 if len(x) == 1:
                     ax.vlines(x, min(values[0]), max(values[0]), color=colour, alpha=0.5)
-                more = place >= len(OKABE_ITO)  # than there are colours
+                more = place >= len(OKABE_ITO)
                 marker = "os"[more] if len(study.contenders[place].points) > 1 else "Dsv^P*X"[place % 7]
                 line = marker + ("--" if more else "-")
                 means = [statistics.fmean(v) for v in values]
@@ -218,6 +241,7 @@ def draw_study(study: Study, results: Results) -> Figure | None:
                 lost = [i for i, row in enumerate(of_label) if _diverged(row)]
                 ax.plot([x[i] for i in lost], [means[i] for i in lost], marker, color=colour, mfc="white", markersize=4)
         remarks = [f"{there} of {all_of} runs"] * (there < all_of)
+        remarks += ["from the lowest to the highest seed"] * (len(study.seeds) > 1)
         remarks += ["hollow: without seeds that diverged"] * any(map(_diverged, rows))
         axes[0].set_title("; ".join(remarks))
         handles = {text: handle for ax in axes for handle, text in zip(*ax.get_legend_handles_labels())}
@@ -227,7 +251,7 @@ def draw_study(study: Study, results: Results) -> Figure | None:
 
 def _diverged(row: Mapping[str, Any]) -> bool:
     """Whether some of the cell's final seeds did, but not all."""
-    return len(row["test"]) < len(row["seeds"])
+    return None in row["test"]
 
 
 def _is_tuning(record: Mapping[str, Any], cell: Cell) -> bool:
@@ -238,18 +262,22 @@ def _tuned_value(study: Study, record: Mapping[str, Any]) -> float | None:
     return record.get("metrics", {}).get(f"{study.tuned_on}_{study.metric}")
 
 
-def _values(finals: Mapping[int, Mapping[str, Any]], key: str) -> list[float]:
-    found = (record.get("metrics", {}).get(key) for record in finals.values())
-    return [value for value in found if value is not None]
+def known(values: Iterable[float | None]) -> list[float]:
+    """Those of the seeds that have one."""
+    return [value for value in values if value is not None]
 
 
-def _mean_std(values: Sequence[float], spec: str) -> str:
-    return format_mean_std(values, spec) if values else "–"
+def _values(finals: Mapping[int, Mapping[str, Any]], key: str) -> list[float | None]:
+    return [record.get("metrics", {}).get(key) for record in finals.values()]
+
+
+def _mean_std(values: Sequence[float | None], spec: str) -> str:
+    return format_mean_std(known(values), spec) if known(values) else "–"
 
 
 def _mean(values: Sequence[float | None], spec: str) -> str:
     """Of the runs at one rate; as in choosing, one that diverged outweighs the others."""
-    trained = [value for value in values if value is not None]
+    trained = known(values)
     return "diverged" if len(trained) < len(values) else number(statistics.fmean(trained), spec)
 
 

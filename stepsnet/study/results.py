@@ -103,6 +103,9 @@ def _wrong_in(record: Mapping[str, Any]) -> str:
     for line in record.get("curve", []):
         if not isinstance(line, dict) or type(line.get("epoch")) is not int:
             return f"a curve with {str(line)[:40]!r}"
+        for key, value in line.items():
+            if not isinstance(value, int | float | None):
+                return f"a curve with {key} {str(value)[:40]!r}"
     for key, texts in {"hardware": ("cpu",), "versions": record.get("versions", ())}.items():
         for name in texts:
             if name in record.get(key, {}) and not isinstance(record[key][name], str):
@@ -223,14 +226,15 @@ def _text(record: Mapping[str, Any]) -> str:
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
-def flatness_of(study: Study, curve: list[dict[str, Any]]) -> float | None:
+def flatness_of(study: Study, record: Mapping[str, Any]) -> float | None:
     """Relative change of the declared loss over the last share of a run; None where it is not known.
 
-    Between evaluations the loss is taken to be linear.
+    It is that from where the last share begins to the run's end, as the studies declare it: what lies between is not
+    looked at. Between evaluations the loss is taken to be linear.
     """
     flat = study.flatness
-    points = [(line["epoch"], line[flat.key]) for line in curve if line.get(flat.key) is not None]
-    if len(points) < 2:
+    points = [(line["epoch"], line[flat.key]) for line in record.get("curve", []) if line.get(flat.key) is not None]
+    if len(points) < 2 or points[-1][0] != record.get("epochs", points[-1][0]):
         return None
     begin = points[-1][0] * (1 - flat.share)
     if begin < points[0][0]:
@@ -239,7 +243,7 @@ def flatness_of(study: Study, curve: list[dict[str, Any]]) -> float | None:
         if left <= begin <= right:
             start = before + (after - before) * (begin - left) / (right - left)
             moved = abs(points[-1][1] - start)
-            return moved / start if start else math.inf if moved else 0.0
+            return moved / abs(start) if start else math.inf if moved else 0.0
     return None
 
 

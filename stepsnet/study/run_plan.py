@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -15,7 +14,7 @@ from ..engine.optim import check_rates
 from ..errors import UserError
 from ..from_data import leaves_open
 from ..metrics import higher_is_better
-from ..overrides import override
+from ..overrides import override_values
 from ..recipes import find_or_read
 from ..runs.check import DataOnce, check_grid
 from ..tasks import macs_of
@@ -24,6 +23,7 @@ from .declare import Cell, Study
 __all__ = [
     "Choice",
     "Planned",
+    "a_final",
     "check_models",
     "choice_of",
     "data_of",
@@ -62,6 +62,11 @@ class Choice:
     at_edge: bool
 
 
+def a_final(study: Study, cell: Cell, variant: str) -> Planned:
+    """A final run of a cell, for what all of them have in common."""
+    return Planned(cell, "final", variant, study.tuning.rates[0], study.seeds[0])
+
+
 def recipe_of(study: Study, planned: Planned, data: str | None = None) -> Recipe:
     """The recipe of one run.
 
@@ -81,7 +86,7 @@ def recipe_of(study: Study, planned: Planned, data: str | None = None) -> Recipe
     of_variant = contender.variants.get(planned.variant, {})
     try:
         for settings in (study.settings, contender.settings, contender.points[planned.cell.point], of_variant):
-            recipe = override(recipe, [f"{key}={json.dumps(value)}" for key, value in settings.items()])
+            recipe = override_values(recipe, settings, merge=False)
     except UserError as error:
         raise UserError(f"{planned.cell}: {error}") from None
     if not hasattr(recipe, "score_test"):
@@ -118,8 +123,8 @@ def check_models(study: Study, data: str | None = None, open_data: bool = True) 
     found: dict[tuple[Cell, str], int] = {}
     opened = DataOnce()
     for cell in study.cells:
-        for variant in study.contender(cell.contender).variants or {"": {}}:
-            final = Planned(cell, "final", variant, study.tuning.rates[0], study.seeds[0])
+        for variant in study.contender(cell.contender).tried:
+            final = a_final(study, cell, variant)
             recipe_of(study, dataclasses.replace(final, kind="tuning"), data)  # it can be made
             recipe, macs = recipe_of(study, final, data), None
             _check_gives(study, cell, recipe)
@@ -156,8 +161,7 @@ def data_of(study: Study, data: str | None = None) -> str:
     """
     found: dict[str, Cell] = {}
     for cell in study.cells:
-        variant = next(iter(study.contender(cell.contender).variants), "")
-        run = Planned(cell, "final", variant, study.tuning.rates[0], study.seeds[0])
+        run = a_final(study, cell, study.contender(cell.contender).tried[0])
         found.setdefault(recipe_of(study, run, data).data, cell)
     if len(found) > 1:
         (first, of), (second, other) = list(found.items())[:2]
@@ -170,7 +174,7 @@ def _check_names(study: Study) -> None:
     runs = [
         Planned(cell, "tuning", variant, rate, seed)
         for cell in study.cells
-        for variant in study.contender(cell.contender).variants or [""]
+        for variant in study.contender(cell.contender).tried
         for rate in study.tuning.rates
         for seed in study.tuning.seeds
     ]
@@ -186,8 +190,8 @@ def _check_differences(study: Study) -> None:
     """Raises UserError where contenders at a point do not differ, or where one is trained for longer or on more."""
     at_point: dict[int, list[tuple[Cell, str, Recipe]]] = {}
     for cell in study.cells:
-        for variant in study.contender(cell.contender).variants or {"": {}}:
-            recipe = recipe_of(study, Planned(cell, "final", variant, study.tuning.rates[0], study.seeds[0]))
+        for variant in study.contender(cell.contender).tried:
+            recipe = recipe_of(study, a_final(study, cell, variant))
             recipe = dataclasses.replace(recipe, name=study.name)  # else each is called after its cell
             others = at_point.setdefault(cell.point, [])
             for other, of_variant, theirs in others:
@@ -307,7 +311,7 @@ def progress(study: Study, results: Mapping[str, Mapping[str, Any]]) -> tuple[in
 
 def _grid(study: Study, cell: Cell, results: Mapping[str, Mapping[str, Any]]) -> list[Planned]:
     """The tuning runs of a cell, as far as the results so far make the grid of each variant grow."""
-    tuning, variants = study.tuning, list(study.contender(cell.contender).variants) or [""]
+    tuning, variants = study.tuning, study.contender(cell.contender).tried
     rates = {variant: list(tuning.rates) for variant in variants}
     while True:
         grid = [

@@ -25,6 +25,8 @@ __all__ = [
     "judge",
     "judge_claim",
     "judge_study",
+    "p_value",
+    "unsound",
 ]
 
 LEAST_SEEDS, LEAST_LEVEL, MOST_CHANGE, LEAST_SHARE = 3, 0.95, 0.02, 0.1  # of what a claim rests on
@@ -43,6 +45,7 @@ class Judged:
     mean: float | None = None  # of the paired differences, positive where ``left`` is better
     low: float | None = None
     high: float | None = None
+    p: float | None = None  # two-sided, of a mean difference of zero
     differences: tuple[float, ...] = ()
     reason: str = ""  # why it is undecided or not yet known, where the interval alone does not say
 
@@ -85,6 +88,22 @@ def half_width(count: int, level: float = 0.95) -> float:
     return float(stats.t.ppf((1 + level) / 2, count - 1)) / math.sqrt(count)
 
 
+def p_value(values: Sequence[float]) -> float:
+    """Two-sided, of the t-test that the mean of a sample's distribution is zero; 0 or 1 where all values are equal.
+
+    Raises:
+        ValueError: fewer than two values.
+    """
+    from scipy import stats
+
+    if len(values) < 2:
+        raise ValueError(f"p_value: got {len(values)} values, expected at least 2")
+    deviation, mean = statistics.stdev(values), statistics.fmean(values)
+    if not deviation:
+        return 0.0 if mean else 1.0
+    return float(2 * stats.t.sf(abs(mean) * math.sqrt(len(values)) / deviation, len(values) - 1))
+
+
 def finals_of(study: Study, cell: Cell, results: Results) -> dict[int, Mapping[str, Any]]:
     """The final runs of a cell at its chosen rate, by seed."""
     choice = choice_of(study, cell, results)
@@ -112,17 +131,18 @@ def judge(study: Study, criterion: Criterion, results: Results) -> Judged:
         return Judged(criterion.name, "not yet", reason=f"{there} of {all_of} final runs are there")
     key, sign = f"{study.scored_on}_{study.metric}", 1 if higher_is_better(study.metric) else -1
     values = [[found[seed].get("metrics", {}).get(key) for seed in study.seeds] for found in (left, right)]
-    for cell, column in zip(cells, values):
+    for cell, found, column in zip(cells, (left, right), values):
         for seed, value in zip(study.seeds, column):
             if value is None or not math.isfinite(value):
-                return Judged(criterion.name, "undecided", reason=f"{cell} has diverged with seed {seed}")
+                what = "has diverged" if "diverged" in found[seed] else f"has no {key}"
+                return Judged(criterion.name, "undecided", reason=f"{cell} {what} with seed {seed}")
     differences = tuple(sign * (a - b) for a, b in zip(*values))
     mean, low, high = interval(differences, criterion.level)
-    reason = _declared_late(study, criterion, (left, right)) or _unsound(study, cells, (left, right), results)
+    reason = _declared_late(study, criterion, (left, right)) or unsound(study, cells, (left, right), results)
     if not reason and math.isclose(low, high, rel_tol=1e-9, abs_tol=1e-12):  # but for rounding
         reason = "the seeds do not differ"
     verdict = "undecided" if reason else _verdict(criterion, low, high)
-    return Judged(criterion.name, verdict, mean, low, high, differences, reason)
+    return Judged(criterion.name, verdict, mean, low, high, p_value(differences), differences, reason)
 
 
 def _verdict(criterion: Criterion, low: float, high: float) -> Result:
@@ -160,21 +180,23 @@ def _claimed_late(study: Study, claim: Claim, results: Results) -> str:
     return f"declared or changed when {seen[1]} final runs of {seen[0]} had begun" if seen else ""
 
 
-def _unsound(study: Study, cells: Sequence[Cell], finals: Sequence[Mapping[int, Any]], results: Results) -> str:
+def unsound(study: Study, cells: Sequence[Cell], finals: Sequence[Mapping[int, Any]], results: Results) -> str:
+    """Why nothing is decided by these cells' final runs, whatever their numbers: a rate at an edge, or a run that was
+    too short; else nothing."""
     for cell, found in zip(cells, finals):
         choice = choice_of(study, cell, results)
         if choice and choice.at_edge:
             which = f"a variant of {cell}" if choice.variant else f"{cell}, {choice.rate:g},"
             return f"the best rate of {which} is at the edge of its grid"
         for seed, record in found.items():
-            moved = flatness_of(study, record.get("curve", []))
+            moved = flatness_of(study, record)
             if moved is None:
                 return f"{cell} has no {study.flatness.key} to see by that seed {seed} was long enough"
             if moved >= study.flatness.within:
                 of_clean = study.flatness.key == "train_clean_loss"
                 loss = "the clean training loss" if of_clean else metric_label(study.flatness.key)
                 share = percent(study.flatness.share)
-                return f"{loss} of {cell} still moved by {moved:.1%} over the last {share} of the run (seed {seed})"
+                return f"{loss} of {cell} still moved by {moved:.2%} over the last {share} of the run (seed {seed})"
     return ""
 
 
