@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..analysis.complexity import Complexity
@@ -15,6 +16,8 @@ from ..errors import UserError
 from ..inspection import Section
 
 __all__ = ["BatchShard", "EvaluationBatch", "Task", "data_counts"]
+
+T = TypeVar("T")
 
 
 class EvaluationBatch(NamedTuple):
@@ -31,6 +34,14 @@ class BatchShard:
     rank: int = 0
     world_size: int = 1
     accumulation_steps: int = 1
+
+    def gather(self, value: T) -> list[T]:
+        """The value of each rank, on every rank; all of them call it. Without a group of processes a rank is alone."""
+        if self.world_size == 1 or not dist.is_initialized():
+            return [value]
+        found = [value] * self.world_size
+        dist.all_gather_object(found, value)
+        return found
 
     def micro_batches(self, update: int, batch_size: int) -> list[range]:
         """The positions in the epoch's order that this rank processes in an update, one range per forward pass."""

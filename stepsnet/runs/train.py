@@ -29,7 +29,6 @@ from ..errors import UserError
 from ..files import write_atomically
 from ..machine import cores
 from ..models.blocks import widths_of
-from ..models.build import build_model
 from ..models.grow.spec import with_sources
 from ..provenance import provenance, trained_before, write_process
 from ..reading import dump_json, without_nonfinite
@@ -139,7 +138,7 @@ def _train(
                     inspect_run(recipe, folder, task, read_weights(folder), context.device, note)
                 report_or_tell([folder], page, title, note)
             return read_summary(folder) if context.is_main else None
-        counts = context.on_main(functools.partial(_counts, recipe, task))  # what cannot be counted is said now
+        counts = context.on_main(functools.partial(_counts, model, task))  # what cannot be counted is said now
         to_tell += lines if context.is_main else []
         started = time.monotonic()
         try:
@@ -221,11 +220,10 @@ def _save_assets(task: Task, model: nn.Module, folder: Path) -> None:
         raise UserError(f"--run: cannot write {folder}: {error}") from error
 
 
-def _counts(recipe: Recipe, task: Task) -> dict[str, Any]:
+def _counts(model: nn.Module, task: Task) -> dict[str, Any]:
     """What ``summary.json`` says of the model itself, as it is before the settings put anything around it."""
     with keep_random_states(torch.device("cpu")):
-        model = build_model(recipe.model, pretrained=False)
-    return {**dataclasses.asdict(task.complexity(model)), "widths": widths_of(model)}
+        return {**dataclasses.asdict(task.complexity(model)), "widths": widths_of(model)}
 
 
 def _summarize(

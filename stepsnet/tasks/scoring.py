@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-import torch.distributed as dist
 from torchmetrics import MeanMetric
 
 from ..engine.task import BatchShard
@@ -25,9 +24,5 @@ def mean_loss(shard: BatchShard) -> MeanMetric:
 
 
 def of_all_ranks(names: Iterable[str], shard: BatchShard) -> dict[str, None]:
-    """An ordered set of what each rank has; every rank calls it. Without a group of processes a rank is alone."""
-    by_rank: list[Any] = [names := list(names)]
-    if shard.world_size > 1 and dist.is_initialized():
-        by_rank = [None] * shard.world_size
-        dist.all_gather_object(by_rank, names)
-    return dict.fromkeys(name for of_rank in by_rank for name in of_rank)
+    """An ordered set of what each rank has; every rank calls it."""
+    return dict.fromkeys(name for of_rank in shard.gather(list(names)) for name in of_rank)

@@ -12,7 +12,6 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from ...analysis.complexity import Complexity, count_detector
@@ -182,14 +181,9 @@ class Detection(Task):
 
     def _scored(self, found: list[dict[str, Any]], shard: BatchShard) -> tuple[dict[str, float], ByClass]:
         """The AP of what all ranks have found, computed on rank 0."""
-        if shard.world_size == 1:
-            return average_precision(self.data.val.split, found)
-        by_rank: list[Any] = [None] * shard.world_size
-        dist.all_gather_object(by_rank, found)
-        records = [record for of_rank in by_rank for record in of_rank]
-        scores = [average_precision(self.data.val.split, records) if shard.rank == 0 else None]
-        dist.broadcast_object_list(scores)
-        return cast(Any, scores[0])
+        records = [record for of_rank in shard.gather(found) for record in of_rank]
+        scores = average_precision(self.data.val.split, records) if shard.rank == 0 else None
+        return cast(Any, shard.gather(scores)[0])
 
     def example_batch(self, device: torch.device) -> Batch:
         assert self.examples is not None

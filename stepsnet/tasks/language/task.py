@@ -216,9 +216,7 @@ class LanguageModelling(Task):
             score = self._score(model, split, [windows[index] for index in batch.indices], device)
             if not batch.is_padding:
                 total += score
-        if shard.world_size > 1:
-            torch.distributed.all_reduce(total)
-        nll, scored = total.tolist()
+        nll, scored = torch.stack(shard.gather(total)).sum(0).tolist()
         return nll, scored
 
     def _windows(self, count: int) -> Iterator[tuple[int, int, int]]:
