@@ -12,7 +12,8 @@ from stepsnet.errors import UserError
 from stepsnet.models.build import build_model
 from stepsnet.overrides import override
 from stepsnet.recipes import find_recipe
-from stepsnet.tasks.classification.input_size import check_input_size, input_size
+from stepsnet.residual import DESIGNS, Connection
+from stepsnet.tasks.classification.input_size import check_input_size, fit_input_size, input_size
 
 DEIT = ModelSpec("deit_tiny_patch16_224", {"depth": 1, "num_classes": 10})
 RESNET = ModelSpec("resnet18", {"num_classes": 10})
@@ -75,6 +76,25 @@ def test_what_cannot_be_found_out_is_let_through(monkeypatch):
 
     monkeypatch.setattr(timm.models.VisionTransformer, "forward", odd)
     assert checked(DEIT, 64) == (3, 64, 64)
+
+
+def test_a_model_that_fails_at_any_size_is_not_refused_for_its_size(monkeypatch):
+    """As a design of one's own that is wrong."""
+
+    class Broken(Connection):
+        title = source = "nowhere"
+
+        def forward(self, x, F):
+            return torch.nn.functional.layer_norm(None, (1,))
+
+    monkeypatch.setitem(DESIGNS, "broken", Broken)
+    spec = ModelSpec("steps_deit_tiny_patch16_224", {"residual": "broken"})
+    reason = r"model: steps_deit_tiny_patch16_224 fails at its own size too: layer_norm\(\): .*not NoneType"
+    with pytest.raises(UserError, match=f"^{reason}"):
+        checked(spec, 64)
+    for img_size in (None, "data"):
+        with pytest.raises(UserError, match=f"^{reason}"):
+            fit_input_size(dataclasses.replace(find_recipe("cifar10/shallow"), model=spec, img_size=img_size), 32)
 
 
 @pytest.mark.parametrize("verb", ["train", "compare", "sweep"])

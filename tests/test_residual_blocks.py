@@ -183,14 +183,178 @@ def test_designs_that_work_on_linear_layers_take_a_block_of_ones_own():
     torch.testing.assert_close(joined(x), expected)
 
 
+class Attention(nn.Module):
+    """One head, whose fused projection has its parts in another order: values, keys, queries."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.vkq, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
+
+    def forward(self, x):
+        v, k, q = self.vkq(x).chunk(3, -1)
+        return self.proj(nn.functional.scaled_dot_product_attention(q, k, v))
+
+
+class Mixed(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.norm, self.attn = nn.LayerNorm(width), Attention(width)
+
+    def forward(self, x):
+        return x + self.attn(self.norm(x))
+
+
+class Apart(Attention):
+    def __init__(self, width):
+        super().__init__(width)
+        self.q, self.k, self.v = (nn.Linear(width, width) for _ in range(3))
+
+    def forward(self, x):
+        return self.proj(nn.functional.scaled_dot_product_attention(self.q(x), self.k(x), self.v(x)))
+
+
+class MixedApart(Mixed):
+    def __init__(self, width):
+        super().__init__(width)
+        self.attn = Apart(width)
+
+
+@pytest.mark.parametrize("name", ["mudd", "deep_cross_attention"])
+def test_parts_of_a_projection_may_have_any_order(name):
+    fused = tuple(("attn.vkq", part, 3) for part in (2, 1, 0))
+    declare_branches(Mixed, [BranchParts("norm", "attn", projections=fused, last="attn.proj")])
+    apart = tuple((f"attn.{part}", 0, 1) for part in "qkv")
+    declare_branches(MixedApart, [BranchParts("norm", "attn", projections=apart, last="attn.proj")])
+    ours, others = (connect([kind(8) for _ in range(3)], name) for kind in (Mixed, MixedApart))
+    stirred(others)
+    ours.load_state_dict({key: value for key, value in others.state_dict().items() if key in ours.state_dict()})
+    for one, other in zip(ours.blocks, others.blocks):
+        for key in ("weight", "bias"):
+            parts = [getattr(getattr(other.attn, part), key) for part in "vkq"]
+            getattr(one.attn.vkq, key).data = torch.cat(parts).detach()
+    x = torch.randn(2, 5, 8)
+    torch.testing.assert_close(ours(x), others(x))
+
+
+class Dropping(Plain):
+    def __init__(self, width):
+        super().__init__(width)
+        self.drop = nn.Identity()
+
+
+class Written(Dropping):
+    """The same, declared as a function that begins with the norm."""
+
+
+def test_a_norm_stands_behind_what_a_function_returns():
+    declare_branches(Dropping, ["norm mlp drop"])
+    function = BranchParts("norm", after=("drop",), function=lambda block, x: block.mlp(block.norm(x)))
+    declare_branches(Written, [function])
+    blocks, written = ([kind(8) for _ in range(3)] for kind in (Dropping, Written))
+    for block, other in zip(blocks, written):
+        other.load_state_dict(block.state_dict())
+    x = torch.randn(2, 5, 8)
+    plain = nn.Sequential(*blocks)(x)
+    expected = connect(blocks, "peri_ln")(x)
+    torch.testing.assert_close(connect(written, "peri_ln")(x), expected, rtol=0, atol=0)
+    assert (expected - plain).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("name", ["lambdas", "complete_p", "layer_norm_scaling"])  # each plain in one block
+@pytest.mark.parametrize("masks", [{}, {"padding": True}, {"causal": True}])
+@pytest.mark.parametrize("training", [True, False])
+def test_the_encoder_layer_of_torch(name, masks, training):
+    layer = nn.TransformerEncoderLayer(32, 4, 64, norm_first=True, batch_first=True).train(training)
+    x, arguments = torch.randn(2, 6, 32), {}
+    if "padding" in masks:
+        arguments["src_key_padding_mask"] = torch.arange(6) > torch.tensor([[3], [5]])
+    if "causal" in masks:
+        arguments |= {"src_mask": nn.Transformer.generate_square_subsequent_mask(6), "is_causal": True}
+    torch.manual_seed(0)
+    expected = layer(x, **arguments)
+    block = next(iter(connect([copy.deepcopy(layer)], name)))
+    torch.manual_seed(0)
+    torch.testing.assert_close(block(x, **arguments), expected, rtol=0, atol=0)
+
+
+def test_an_encoder_layer_of_torch_with_norms_behind_the_sum_has_no_branches():
+    assert stepsnet.branches_of(nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)) is None
+
+
+class InPlace(Plain):
+    """A block that adds to the stream it has got."""
+
+    def forward(self, x):
+        x += self.mlp(self.norm(x.clone()))  # whose gradient needs x as it was
+        return x
+
+
+@pytest.mark.parametrize("options", [{}, {"period": 2}, {"dilation": 2}])
+@pytest.mark.parametrize("inference", [True, False])
+def test_dense_former_takes_blocks_that_add_in_place(options, inference):
+    network = stirred(connect([Plain(8) for _ in range(5)], "dense_former", width=8, **options), 0.5)
+    other = connect([InPlace(8) for _ in range(5)], "dense_former", width=8, **options)
+    other.load_state_dict(network.state_dict())
+    x = torch.randn(2, 5, 8)
+    if inference:
+        with torch.inference_mode():
+            torch.testing.assert_close(other(x.clone()), network(x), rtol=0, atol=0)
+        return
+    expected, ours = network(x), other(x.clone())
+    torch.testing.assert_close(ours, expected, rtol=0, atol=0)
+    gradients = torch.autograd.grad(expected.square().sum(), list(network.parameters()))
+    torch.testing.assert_close(torch.autograd.grad(ours.square().sum(), list(other.parameters())), gradients)
+
+
+def test_branches_of_a_block_that_adds_in_place_are_declared():
+    declare_branches(InPlace, ["norm mlp"])
+    block, x = InPlace(8), torch.randn(2, 5, 8)
+    expected = block(x.clone())
+    torch.testing.assert_close(connect([block], "laurel", rank=2)(x), expected)
+    declare_branches(InPlace, ["norm up down"])
+    with pytest.raises(UserError, match="declared for InPlace are not all that it adds"):
+        connect([InPlace(8)], "laurel", rank=2)
+
+
+def test_the_norms_of_normformer_have_no_weights_where_those_of_the_block_have_none():
+    block = Plain(8)
+    block.norm = nn.LayerNorm(8, elementwise_affine=False)
+    declare_branches(Plain, [BranchParts("norm", "mlp", hidden=(("up", 0, 1),), last="down")])
+    (joined,) = connect([block], "normformer", width=8).blocks
+    inner = joined.connections[0].inner
+    assert not list(inner.parameters()) and inner.normalized_shape == (16,)
+    inner.reset_parameters()
+
+
+def test_a_batch_of_nothing_is_one_of_nothing():
+    network, x = connect(vit().blocks, "normformer"), torch.empty(0, 5, 32)
+    assert network(x).shape == x.shape
+
+
+@pytest.mark.parametrize("name", ["mudd", "mhc", "dense_former"])
+def test_kept_blocks_run_again_on_an_equal_stream(name):
+    blocks = list(connect(vit().blocks, name))
+    for _ in range(2):
+        x = torch.ones(2, 5, 32)
+        for block in blocks:
+            x = block(x)
+        x.sum().backward()
+
+
 def test_fixup_scales_by_all_branches_of_the_model():
-    class Thrice(Plain):
+    class Thrice(nn.Module):
+        def __init__(self, width):
+            super().__init__()
+            self.parts = nn.ModuleList(Plain(width) for _ in range(3))
+
         def forward(self, x):
-            for _ in range(3):
-                x = super().forward(x)
+            for part in self.parts:
+                x = part(x)
             return x
 
-    declare_branches(Thrice, [BranchParts("norm", "mlp", hidden=(("up", 0, 1),), last="down")] * 3)
+    paths = [[f"parts.{i}.{name}" for name in ("norm", "mlp", "up", "down")] for i in range(3)]
+    parts = [BranchParts(norm, mlp, hidden=((up, 0, 1),), last=down) for norm, mlp, up, down in paths]
+    declare_branches(Thrice, parts)
     blocks = connect([Thrice(8) for _ in range(4)], "fixup").blocks
     assert {one.branch_scale for block in blocks for one in block.connections} == {12**-0.5}
 

@@ -1,6 +1,7 @@
 """What a design refuses, in one line: options, blocks and places that it is not for; nothing is changed then."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 import timm
@@ -11,10 +12,13 @@ from timm.models.eva import EvaBlock
 from timm.models.resnet import Bottleneck
 from timm.models.vision_transformer import Block
 from torch import nn
+from transformers.models.gemma2.modeling_gemma2 import Gemma2DecoderLayer
+from transformers.models.gpt2.modeling_gpt2 import GPT2Block
 
 import stepsnet
 import stepsnet.residual
 from stepsnet.analysis.design_costs import design_costs
+from stepsnet.cli import main
 from stepsnet.config import ModelSpec
 from stepsnet.errors import UserError
 from stepsnet.models.build import build_model
@@ -70,8 +74,12 @@ def test_blocks_that_a_design_is_not_for_are_refused():
     with pytest.raises(UserError, match=r"mudd: attn\.qkv of Block: got Identity, expected Linear"):
         stepsnet.residual.connect([other], "mudd")
     connected = stepsnet.residual.connect([Block(WIDTH, 2)], "mhc")
-    with pytest.raises(UserError, match="has a design already"):
-        stepsnet.residual.connect(connected.blocks, "laurel")
+    for again in (connected, list(connected), connected.blocks, connected[:1]):
+        for name in ("laurel", "plain"):
+            with pytest.raises(UserError, match="the stream of these blocks has a design already, expected blocks wit"):
+                stepsnet.residual.connect(again, name)
+    with pytest.raises(UserError, match="ConnectedBlock has a design already"):
+        stepsnet.residual.wire(connected.blocks, "laurel", {"rank": 4})
     with pytest.raises(UserError, match="the width of Linear is not known, expected width=C, or branches"):
         stepsnet.residual.connect([torch.nn.Linear(4, 4)], "dense_former")
 
@@ -208,6 +216,155 @@ def test_an_attention_of_ones_own_need_not_know_its_heads(name):
         assert connected.blocks[0].connections[0].inner.gain.shape == (2,)
 
 
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ({"projections": (("a.qkv", 0, 3),) * 2}, "projections: got .*, expected three of .path of a layer, part of"),
+        ({"projections": ("a.qkv",) * 3}, "projections: got .*, expected three of .path of a layer, part of its out"),
+        ({"projections": (("a.qkv", 0, 3), ("a.qkv", 1, 3), ("a.qkv", 3, 3))}, "projections: got"),
+        ({"hidden": ("u", 0, 1)}, "hidden: got .'u', 0, 1., expected a tuple of .path of a layer, part of its output"),
+        ({"hidden": (("u", -1, 1),)}, "hidden: got"),
+        ({"hidden": None}, "hidden: got None"),
+        ({"norm": None}, "norm: got None, expected a path in the block"),
+        ({"after": "ls1"}, "after: got 'ls1', expected a tuple of paths"),
+        ({"function": "f"}, "function: got 'f', expected"),
+    ],
+)
+def test_the_parts_of_a_branch_are_checked_as_they_are_declared(parts, message):
+    with pytest.raises(UserError, match=f"residual: BranchParts: {message}"):
+        BranchParts(**{"norm": "norm1", "layer": "attention", **parts})
+
+
+class Declared(OwnBlock):
+    pass
+
+
+@pytest.mark.parametrize("name", ["fixup", "laurel", "mudd"])
+def test_all_declared_paths_lead_to_a_module(name):
+    blocks = [Declared(WIDTH) for _ in range(2)]
+    attention, mlp = BranchParts("norm1", "attention"), BranchParts("norm2", "mlp", hidden=(("up", 0, 1),), last="down")
+    for wrong, message in (
+        (replace(mlp, last="dow"), "got the path 'dow', which leads nowhere in it"),
+        (replace(mlp, hidden=(("uq", 0, 1),)), "got the path 'uq', which leads nowhere in it"),
+        (replace(mlp, last="down.weight"), "down.weight: got Parameter, expected a module"),
+        (replace(mlp, norm="norm2.bias"), "norm2.bias: got Parameter, expected a module"),
+    ):
+        declare_branches(Declared, [replace(attention, projections=_PARTS, last="attention.proj"), wrong])
+        with pytest.raises(UserError, match=f"branches of Declared: {message}"):
+            connect(blocks, name)
+    declare_branches(Declared, [attention, replace(mlp, last="mlp")])
+    if name == "laurel":
+        connect([Declared(WIDTH)], name, rank=4)
+    if name == "fixup":
+        sevenths = tuple(("attention.qkv", part, 7) for part in (4, 5, 6))
+        declare_branches(Declared, [replace(attention, projections=sevenths, last="attention.proj"), mlp])
+        with pytest.raises(UserError, match="qkv of Declared is no linear layer of the declared equal parts"):
+            connect(blocks, name)
+    assert {type(block) for block in blocks} == {Declared} and type(blocks[0].norm1) is nn.LayerNorm
+
+
+class OwnMixer(nn.Linear):
+    def forward(self, x, **masks):
+        return super().forward(x)
+
+
+def test_an_attention_of_ones_own_in_a_block_of_timms_has_linear_layers_that_are_not_known():
+    blocks = [Block(WIDTH, 2) for _ in range(2)]
+    for block in blocks:
+        block.attn, block.mlp = OwnMixer(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+    with pytest.raises(UserError, match="mudd works on the projections of a branch, which Block does not declare"):
+        connect(blocks, "mudd")
+    x = torch.randn(2, 5, WIDTH)
+    torch.testing.assert_close(connect(copy.deepcopy(blocks), "laurel", rank=4)(x), nn.Sequential(*blocks)(x))
+
+
+@pytest.mark.parametrize(
+    ("projections", "message"),
+    [
+        ([("attention.qkv", 0, 3), ("attention.qkv", 1, 3), ("attention.qkv", 1, 3)], r"\[0, 1, 1\] of 3"),
+        ([("attention.qkv", 0, 4), ("attention.qkv", 1, 4), ("attention.qkv", 2, 4)], r"\[0, 1, 2\] of 4"),
+        ([("attention.qkv", 0, 1), ("attention.other", 0, 1), ("up", 0, 1)], r"\[0, 0\] of 1"),
+    ],
+)
+def test_each_part_of_a_projection_is_queries_keys_or_values(projections, message):
+    parts = BranchParts("norm1", "attention", projections=tuple(projections), last="attention.proj")
+    declare_branches(Declared, [parts, BranchParts("norm2", "mlp")])
+    block = Declared(WIDTH)
+    block.attention.other = block.attention.qkv
+    for name in ("mudd", "deep_cross_attention"):
+        with pytest.raises(UserError, match=f"{name}: attention.qkv of Declared: got the parts {message}, expected ea"):
+            connect([block], name)
+    declare_branches(Declared, [replace(parts, projections=_PARTS, function=lambda block, x: x)])
+    with pytest.raises(UserError, match="mudd: got the attention of Declared as a function, expected the path of its"):
+        connect([block], "mudd")
+
+
+@pytest.mark.parametrize("name", ["layer_norm_scaling", "fixup", "normformer", "value_residual"])
+def test_a_module_of_several_branches_is_not_given_the_hooks_of_all(name):
+    path = {"layer_norm_scaling": "norm1", "value_residual": "attention.qkv"}.get(name, "attention.proj")
+    blocks = [OwnBlock(WIDTH, known=True) for _ in range(2)]
+    blocks[1].norm1, blocks[1].attention = blocks[0].norm1, blocks[0].attention
+    message = f"{name} works on {path} of branch 1 of block 2, which is {path} of branch 1 of block 1 too, expected one"
+    with pytest.raises(UserError, match=message):
+        connect(blocks, name)
+    x = torch.randn(2, 5, WIDTH)
+    for free in ("mudd", "peri_ln", "lambdas"):
+        assert connect(copy.deepcopy(blocks), free)(x).isfinite().all()
+    blocks = [OwnBlock(WIDTH) for _ in range(2)]
+    blocks[1].norm2 = blocks[1].norm1
+    if name == "layer_norm_scaling":
+        with pytest.raises(UserError, match="norm2 of branch 2 of block 2, which is norm1 of branch 1 of block 2 too"):
+            connect(blocks, name)
+
+
+def test_gpt2_with_an_encoder_has_a_branch_that_is_not_declared():
+    config = transformers.GPT2Config(n_embd=WIDTH, n_head=2, add_cross_attention=True)
+    block = GPT2Block(config, 0)
+    with pytest.raises(
+        UserError, match="laurel joins the branches of a block, and those of GPT2Block are not declared"
+    ):
+        connect([block], "laurel", width=WIDTH)
+    assert stepsnet.branches_of(block) is None
+    x, other = torch.randn(2, 5, WIDTH), torch.randn(2, 3, WIDTH)
+    expected = block.eval()(x, encoder_hidden_states=other)
+    (joined,) = connect([block], "dense_former", width=WIDTH).blocks
+    torch.testing.assert_close(joined((x, x), encoder_hidden_states=other)[-1], expected)
+
+
+def test_a_block_that_returns_a_tuple_is_refused():
+    class Two(OwnBlock):
+        def forward(self, x):
+            return super().forward(x), None
+
+    with pytest.raises(UserError, match="residual: Two returned tuple, expected one tensor, the stream"):
+        connect([Two(WIDTH)], "lambdas", width=WIDTH)(torch.randn(2, 5, WIDTH))
+
+
+def test_a_norm_that_normformer_cannot_make_is_refused():
+    class Norm(nn.Module):
+        def __init__(self, width):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(width))
+
+        def forward(self, x):
+            return x * self.weight
+
+    block = OwnBlock(WIDTH, known=True)
+    block.norm2 = Norm(WIDTH)
+    with pytest.raises(UserError, match=r"normformer: got the norm Norm, expected one that is Norm\(C, eps=…"):
+        connect([block], "normformer")
+    assert type(block) is OwnBlock
+
+
+def test_what_is_peri_ln_already_is_refused():
+    config = transformers.Gemma2Config(
+        hidden_size=WIDTH, intermediate_size=48, num_attention_heads=2, num_key_value_heads=1, head_dim=16
+    )
+    message = "peri_ln: post_attention_layernorm of Gemma2DecoderLayer is a norm behind a branch, expected none there"
+    with pytest.raises(UserError, match=message):
+        connect([Gemma2DecoderLayer(config, 0)], "peri_ln")
+
+
 class Half(Connection):
     title, source = "branches by a half", "nowhere"
 
@@ -221,6 +378,15 @@ class Half(Connection):
         ({"unit": "blocks"}, "residual: unit of mine: got 'blocks', expected branch, block, branches"),
         ({"title": None}, "residual: title of mine: got None, expected a text"),
         ({"source": ""}, "residual: source of mine: got '', expected a text"),
+        (
+            {"needs": "norm"},
+            "residual: needs of mine: got 'norm', expected a tuple of norm, linears, values, projections",
+        ),
+        ({"needs": ("norms",)}, "residual: needs of mine: got .'norms',., expected a tuple of norm"),
+        ({"wiring": nn.Identity}, "residual: wiring of mine: got .*Identity.*, expected a subclass of Wiring"),
+        ({"options": ("streams",)}, "residual: options of mine: got .'streams',., expected names and their defaults"),
+        ({"forward": Connection.forward}, "residual: forward of mine: got none of its own, expected .self, state, F"),
+        ({"forward": lambda self, x: x}, "residual: forward of mine: got .self, x., expected .self, state, F"),
     ],
 )
 def test_a_design_of_ones_own_is_checked(monkeypatch, changes, message):
@@ -229,6 +395,20 @@ def test_a_design_of_ones_own_is_checked(monkeypatch, changes, message):
         connect([Block(WIDTH, 2)], "mine")
     with pytest.raises(UserError, match=message):
         list(design_costs(WIDTH, 1, 2, names=["mine"]))
+
+
+def test_a_design_of_ones_own_is_shown_or_refused_in_a_line(tmp_path, monkeypatch, capsys):
+    (tmp_path / "of_mine.py").write_text(
+        "from stepsnet.residual import DESIGNS, Connection\n"
+        "class Mine(Connection):\n    title = source = 'mine'\nDESIGNS['of_mine'] = Mine\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    try:
+        assert main(["models", "--residual", "of_mine", "--import", "of_mine"]) == 2
+    finally:
+        DESIGNS.pop("of_mine", None)
+    said = "stepsnet: residual: forward of of_mine: got none of its own, expected (self, state, F)\n"
+    assert capsys.readouterr().err == said
 
 
 def test_what_is_no_connection_is_no_design(monkeypatch):

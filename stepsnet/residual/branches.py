@@ -17,11 +17,15 @@ __all__ = ["BoundBranch", "BranchParts", "Projection", "SilentBranch", "check_in
 
 
 Projection = tuple[str, int, int]  # path of a linear layer, a part of its output, of how many equal parts
+_A_PROJECTION = '(path of a layer, part of its output from 0, of how many), such as ("attn.qkv", 0, 3)'
 
 
 @dataclass(frozen=True)
 class BranchParts:
     """F(x) = after(layer(norm(x))) by the paths of its parts in the block.
+
+    Raises:
+        UserError: a part that is something else.
 
     Args:
         norm: the norm in front; "" where it is not declared.
@@ -34,7 +38,8 @@ class BranchParts:
         hidden: of an MLP, the linear layers in front of the last, as ``projections``; where there are several, all but
             the last of them are gates. Empty where they are not known.
         last: the linear layer that makes the output.
-        function: (block, x, …) -> F(x), in place of the paths.
+        function: (block, x, …) -> what ``after`` follows, in place of ``layer(norm(x))``; ``norm`` is then the one that
+            it goes through, for the designs that work on it.
     """
 
     norm: str = ""
@@ -46,6 +51,20 @@ class BranchParts:
     last: str = ""
     function: Callable[..., Tensor] | None = None
 
+    def __post_init__(self) -> None:
+        for key in ("norm", "layer", "last"):
+            if not isinstance(path := getattr(self, key), str):
+                raise UserError(f"residual: BranchParts: {key}: got {path!r}, expected a path in the block")
+        if not isinstance(self.after, tuple | list) or not all(isinstance(path, str) for path in self.after):
+            raise UserError(f"residual: BranchParts: after: got {self.after!r}, expected a tuple of paths in the block")
+        if self.function is not None and not callable(self.function):
+            raise UserError(f"residual: BranchParts: function: got {self.function!r}, expected (block, x, …) -> F(x)")
+        three = self.projections
+        if three is not None and (not _are_projections(three) or len(three) != 3):
+            raise UserError(f"residual: BranchParts: projections: got {three!r}, expected three of {_A_PROJECTION}")
+        if not _are_projections(self.hidden):
+            raise UserError(f"residual: BranchParts: hidden: got {self.hidden!r}, expected a tuple of {_A_PROJECTION}")
+
     @property
     def values(self) -> Projection | None:
         return None if self.projections is None else self.projections[2]
@@ -54,6 +73,16 @@ class BranchParts:
     def linears(self) -> bool:
         """Whether all linear layers of the branch are declared."""
         return bool(self.last and (self.projections or self.hidden))
+
+
+def _are_projections(given: Any) -> bool:
+    return isinstance(given, tuple | list) and all(
+        isinstance(one, tuple | list)
+        and [type(of) for of in one] == [str, int, int]
+        and one[0] != ""
+        and 0 <= one[1] < one[2]
+        for one in given
+    )
 
 
 class BoundBranch:
@@ -65,14 +94,16 @@ class BoundBranch:
         self.block, self.parts, self.args, self.kwargs = block, parts, args, kwargs
 
     def __call__(self, x: Tensor, behind: Callable[[Tensor], Tensor] | None = None) -> Tensor:
-        """``behind`` is put between the layer and what follows it; it needs declared parts."""
-        if self.parts.function is not None:
+        """``behind`` is put between the layer and what follows it."""
+        if self.parts.function is None:
+            y = self._of_layer(self.block.get_submodule(self.parts.norm)(x) if self.parts.norm else x)
+        else:
             try:
-                return self.parts.function(self.block, x, *self.args, **self.kwargs)
+                y = self.parts.function(self.block, x, *self.args, **self.kwargs)
             except TypeError:
                 self._check_takes(self.parts.function, x)
                 raise
-        return self._behind_norm(self.block.get_submodule(self.parts.norm)(x) if self.parts.norm else x, behind)
+        return self._after(y if behind is None else behind(y))
 
     def _check_takes(self, function: Callable[..., Tensor], x: Tensor) -> None:
         """Raises UserError where a declared function does not take what its block was called with, such as a mask."""
@@ -93,24 +124,25 @@ class BoundBranch:
         """
         norm = self.block.get_submodule(self.parts.norm)
         inputs = norm(x_q), norm(x_k), norm(x_v)
-        of_layers: dict[Any, list[Tensor]] = {}  # of separate_inputs.LinearOfSeveral: one, or one each
-        for (path, _, _), x in zip(self.parts.projections or (), inputs):
+        of_layers: dict[Any, dict[int, Tensor]] = {}  # of separate_inputs.LinearOfSeveral, by the part of its output
+        for (path, part, _), x in zip(self.parts.projections or (), inputs):
             layer: Any = self.block.get_submodule(path)
             if not hasattr(layer, "inputs"):
                 raise UserError(_was_replaced(self.block, path, layer))
-            of_layers.setdefault(layer, []).append(x)
+            of_layers.setdefault(layer, {})[part] = x
         try:
             for layer, own in of_layers.items():
-                layer.inputs = tuple(own)
-            return self._behind_norm(inputs[0])
+                layer.inputs = tuple(own[part] for part in sorted(own))
+            return self._after(self._of_layer(inputs[0]))
         finally:  # a checkpoint ends a pass that it runs again as soon as it has what it needs
             for layer in of_layers:
                 layer.inputs = None
 
-    def _behind_norm(self, y: Tensor, behind: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+    def _of_layer(self, y: Tensor) -> Tensor:
         layer = attrgetter(self.parts.layer)(self.block)
-        y = through(layer, y, *self.args, **self.kwargs) if self.parts.takes_arguments else through(layer, y)
-        y = y if behind is None else behind(y)
+        return through(layer, y, *self.args, **self.kwargs) if self.parts.takes_arguments else through(layer, y)
+
+    def _after(self, y: Tensor) -> Tensor:
         for path in self.parts.after:
             y = through(attrgetter(path)(self.block), y)
         return y

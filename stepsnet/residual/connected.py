@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -43,8 +43,7 @@ class ConnectedBlock:
         if isinstance(state, tuple):
             self._refuse_reentrant()
         if self.unit == "block":
-            whole: Callable[..., Tensor] = super().forward  # type: ignore[misc]
-            return self.connections[0](state, lambda x: whole(x, *args, **kwargs))
+            return self.connections[0](state, lambda x: self._whole(x, *args, **kwargs))
         if (args or kwargs) and not any(one.takes_arguments or one.function for one in self.branch_parts):
             self._refuse(args, kwargs)
         branches = [BoundBranch(self, parts, args, kwargs) for parts in self.branch_parts]  # type: ignore[arg-type]
@@ -53,6 +52,14 @@ class ConnectedBlock:
         for connection, branch in zip(self.connections, branches, strict=True):
             state = connection(state, branch)
         return state
+
+    def _whole(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        y = super().forward(x, *args, **kwargs)  # type: ignore[misc]
+        if y is None or isinstance(y, tuple | list | dict):
+            raise UserError(
+                f"residual: {self.block_class.__name__} returned {type(y).__name__}, expected one tensor, the stream"
+            )
+        return y
 
     def _refuse_reentrant(self) -> None:
         """Raises UserError under a checkpointing of transformers that does not look for tensors in a tuple."""

@@ -4,7 +4,8 @@ r"""DenseFormer: Pagliardini et al., "Enhancing Information Flow … via Depth W
 
 With ``dilation`` k only those X_j count whose j differs from i by a multiple of k; with ``period`` p the sum is taken
 behind every p-th block, and else Y_i = X_i (Sec. 3). Start: α_{i,i} = 1, all others 0, the plain network. Parameters:
-i + 1 behind block i. Traffic: i + 1 read and 1 written behind block i. Memory: all X.
+i + 1 behind block i. Traffic: i + 1 read and 1 written behind block i. Memory: all X, and a copy of
+each that a block reads as it is.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class DenseFormer(Connection):
     def forward(self, state: tuple[Tensor, ...], F: Branch) -> tuple[Tensor, ...]:
         *X, Y = state
         check_sources(len(X), self.place.layer)
-        X.append(F(Y))
+        X.append(F(Y.clone() if Y is X[-1] else Y))  # the block may add in place, and X is summed again
         Y = X[-1]
         if self.alpha is not None:
             Y = self.alpha[-1] * X[-1]

@@ -7,6 +7,7 @@ L the number of branches of the stream, n a number of parallel streams. B is the
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -41,6 +42,7 @@ Branch = BoundBranch  # F: (B, N, C) -> (B, N, C); a block as a whole is a plain
 State = Any
 Unit = Literal["branch", "block", "branches"]
 UNITS: tuple[Unit, ...] = get_args(Unit)
+NEEDS = ("norm", "linears", "values", "projections")  # what of a branch has to be declared
 
 
 @dataclass(frozen=True)
@@ -160,6 +162,11 @@ class Connection(DesignPart):
         """Raises UserError for a block that ``prepare`` cannot change; nothing has been changed then."""
 
     @classmethod
+    def hooked(cls, parts: BranchParts) -> list[str]:
+        """Where in a branch ``prepare`` puts hooks, of which a module that branches share would have those of all."""
+        return []
+
+    @classmethod
     def prepare(cls, block: Any, parts: Sequence[BranchParts], place: Place, options: Mapping[str, Any]) -> None:
         """Change a block in place where the design changes what is inside of a branch, such as its norm."""
 
@@ -186,6 +193,19 @@ def check_design(name: str, design: Any) -> None:
             raise UserError(f"residual: {key} of {name}: got {text!r}, expected a text")
     if design.unit not in UNITS:
         raise UserError(f"residual: unit of {name}: got {design.unit!r}, expected {', '.join(UNITS)}")
+    if not isinstance(design.needs, tuple) or not all(need in NEEDS for need in design.needs):
+        raise UserError(f"residual: needs of {name}: got {design.needs!r}, expected a tuple of {', '.join(NEEDS)}")
+    if not isinstance(design.wiring, type) or not issubclass(design.wiring, Wiring):
+        raise UserError(f"residual: wiring of {name}: got {design.wiring!r}, expected a subclass of Wiring")
+    if not isinstance(design.options, Mapping):
+        raise UserError(f"residual: options of {name}: got {design.options!r}, expected names and their defaults")
+    if design.forward is Connection.forward:
+        raise UserError(f"residual: forward of {name}: got none of its own, expected (self, state, F)")
+    try:
+        inspect.signature(design.forward).bind("self", "state", "F")
+    except TypeError:
+        got = inspect.signature(design.forward)
+        raise UserError(f"residual: forward of {name}: got {got}, expected (self, state, F)") from None
 
 
 def check_options(name: str, design: type[Connection], given: Mapping[str, Any]) -> dict[str, Any]:

@@ -52,6 +52,10 @@ class Fixup(Connection):
         return x + self.gain(F(self.shift(x)))
 
     @classmethod
+    def hooked(cls, parts: BranchParts) -> list[str]:
+        return [parts.last]
+
+    @classmethod
     def prepare(cls, block: Any, parts: Sequence[BranchParts], place: Place, options: Mapping[str, Any]) -> None:
         for index, one in enumerate(parts):
             block.set_submodule(one.norm, nn.Identity())

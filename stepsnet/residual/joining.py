@@ -13,12 +13,14 @@ from torch import Tensor, nn
 from ..errors import UserError, nearest
 from ..plan import MOST_BLOCKS, MOST_CHANNELS, Profile
 from ..steps import StepsNet
+from ..stream import module_of
 from .branches import BranchParts
 from .channels import check_channels
 from .connected import ConnectedBlock, ConnectedSequence, connected_class
 from .design import Connection, Place, Wiring, check_design, check_options
 from .known_blocks import check_declared, parts_of
 from .linears import heads_of, inputs_of_last, misses_linear
+from .passing import PassingBlock
 from .table import DESIGNS
 
 __all__ = ["connect", "connect_steps", "design_of", "wire", "wire_steps"]
@@ -62,6 +64,8 @@ def connect(
         if width is not None:
             raise UserError(f"residual: width: got {width} for a StepsNet, expected none: its steps have their own")
         return connect_steps(blocks, design, options, first, num_blocks)
+    if any(isinstance(module_of(block), ConnectedBlock | PassingBlock) for block in members):
+        raise UserError("residual: the stream of these blocks has a design already, expected blocks without one")
     if not isinstance(blocks, Iterable) or not all(isinstance(block, nn.Module) for block in members):
         got = type(blocks).__name__
         raise UserError(f"residual: got {got}, expected the blocks of a model, such as its Sequential")
@@ -124,6 +128,7 @@ def wire_steps(
     for blocks, width in zip(steps, widths):
         streams.append(_checked(blocks, name, options, width, first, total))
         first += len(blocks)
+    _check_unshared(name, streams)
     made = [_make(stream) for stream in streams]
     return [_join(stream, parts) for stream, parts in zip(streams, made)]
 
@@ -145,6 +150,7 @@ def wire(
         UserError: as :func:`connect`.
     """
     stream = _checked(blocks, name, options, width, first, num_blocks)
+    _check_unshared(name, [stream])
     return _join(stream, _make(stream))
 
 
@@ -190,6 +196,20 @@ def _checked(
     stream = _Stream(blocks, design, options, parts, _width_of(blocks, parts, width), first, total)
     design.check(stream.width, sum(stream.connections), options)
     return stream
+
+
+def _check_unshared(name: str, streams: Sequence[_Stream]) -> None:
+    """Raises UserError for a part of several branches that the design hooks: it would run the hooks of all of them."""
+    places: dict[nn.Module, str] = {}
+    for stream in streams:
+        for number, (block, branches) in enumerate(zip(stream.blocks, stream.parts), stream.first):
+            for index, parts in enumerate(branches, 1):
+                for path in stream.design.hooked(parts):
+                    here = f"{path} of branch {index} of block {number}"
+                    if (there := places.setdefault(block.get_submodule(path), here)) != here:
+                        raise UserError(
+                            f"residual: {name} works on {here}, which is {there} too, expected one for each branch"
+                        )
 
 
 @dataclass(frozen=True)
@@ -313,7 +333,7 @@ def _parts_for(block: nn.Module, name: str, design: type[Connection], width: int
             )
     for one in parts or ():
         if "linears" in design.needs and (path := misses_linear(block, one)):
-            raise UserError(f"residual: {name}: {path} of {kind} is no linear layer, expected one")
+            raise UserError(f"residual: {name}: {path} of {kind} is no linear layer of the declared equal parts")
         if design.scales_branches and (path := _scale_of(block, one)):
             raise UserError(
                 f"residual: {name} scales the branches, as {path} of {kind} does, expected only one of them"

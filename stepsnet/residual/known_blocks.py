@@ -1,4 +1,4 @@
-"""What the blocks of timm and transformers add to the residual stream: a row for each class.
+"""What the blocks of timm, transformers and torch add to the residual stream: a row for each class.
 
 Such a block is x = x + F(x, …) for each F of its row, in order. Blocks that pass the sum through an activation or a
 norm, as those of ResNet and BERT, have no row.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from operator import attrgetter
 from typing import Any
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 
 from ..errors import UserError
 from .branches import BoundBranch, BranchParts, Projection, through
+from .linears import linear_paths
 
 __all__ = ["BranchDeclaration", "branches_of", "check_declared", "declare_branches", "is_norm", "parts_of"]
 
@@ -50,19 +52,37 @@ def declare_branches(block_class: type[nn.Module], branches: Sequence[BranchDecl
 
 
 def parts_of(block: nn.Module) -> Sequence[BranchParts] | None:
-    """The branches of a block with their parts, as far as they are known; None for blocks of a class without a row.
+    """The branches of a block with their parts, as far as they are known; None for blocks without a row.
 
     Raises:
-        UserError: a declared path leads nowhere in the block.
+        UserError: a declared path leads nowhere in the block, or a norm or linear layer is none.
     """
     cls = type(block)
     row = _DECLARED.get(cls) or _ROWS.get(f"{cls.__module__}.{cls.__qualname__}")
-    if row is None:
+    if not (branches := row(block) if callable(row) else row):
         return None
-    found = [_parts_along(one, block) for one in (row(block) if callable(row) else row)]
-    for path in (path for one in found for path in (one.norm, one.layer, *one.after) if path):
-        _at(block, path)
+    found = [_parts_along(one, block) for one in branches]
+    if cls not in _DECLARED:
+        found = [_without_lost_linears(one, block) for one in found]
+    for one in found:
+        for path in filter(None, (one.layer, *one.after)):
+            _at(block, path)
+        for path in filter(None, (one.norm, *linear_paths(one))):
+            if not isinstance(part := _at(block, path), nn.Module):
+                raise UserError(
+                    f"residual: branches of {cls.__name__}: {path}: got {type(part).__name__}, expected a module"
+                )
     return found
+
+
+def _without_lost_linears(parts: BranchParts, block: nn.Module) -> BranchParts:
+    """Of a library's block with an attention or MLP of a user's own, the linear layers are not known."""
+    try:
+        for path in linear_paths(parts):
+            attrgetter(path)(block)
+    except AttributeError:
+        return replace(parts, projections=None, hidden=(), last="")
+    return parts
 
 
 @torch.no_grad()
@@ -80,9 +100,9 @@ def check_declared(block: nn.Module) -> None:
         for width in dict.fromkeys(one.shape[0] for one in block.parameters() if one.ndim == 1):
             x = torch.randn(*shape, width, generator=generator, dtype=torch.float64)
             try:
-                expected, y = block(x), x
+                expected, y = block(x.clone()), x  # it may add in place
                 for branch in branches_of(block) or ():
-                    y = y + branch(y)
+                    y = y + branch(y.clone())
                 off = (y - expected).norm() / (expected - x).norm().clamp_min(1e-12)
             except (AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError):
                 continue
@@ -234,8 +254,41 @@ _GPT2 = (
     BranchParts("ln_2", "mlp", hidden=(("mlp.c_fc", 0, 1),), last="mlp.c_proj"),
 )
 
-# by the name of the class, so that no library is imported for a row; a function makes the row of a block
+
+def _gpt2(block: Any) -> Sequence[BranchParts]:
+    """With cross-attention there is a branch between the two wherever an encoder's output is given."""
+    return () if hasattr(block, "crossattention") else _GPT2
+
+
+# ---- torch
+
+
+def _encoder_layer(block: Any) -> Sequence[BranchParts]:
+    """With the norm in front; behind the sum it is no residual block."""
+    if not block.norm_first:
+        return ()
+    return (
+        BranchParts("norm1", after=("dropout1",), function=_encoder_attention),
+        BranchParts("norm2", after=("dropout2",), function=_encoder_mlp),
+    )
+
+
+def _encoder_attention(
+    block: Any, x: Tensor, src_mask: Any = None, src_key_padding_mask: Any = None, is_causal: bool = False
+) -> Tensor:
+    x = block.norm1(x)
+    masks = dict(attn_mask=src_mask, key_padding_mask=src_key_padding_mask, is_causal=is_causal)
+    return block.self_attn(x, x, x, **masks, need_weights=False)[0]
+
+
+def _encoder_mlp(block: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    return block.linear2(block.dropout(block.activation(block.linear1(block.norm2(x)))))
+
+
+# by the name of the class, so that no library is imported for a row; a function makes the row of a block;
+# it is empty for one whose branches are not always these
 _ROWS: dict[str, Sequence[BranchDeclaration] | Callable[[Any], Sequence[BranchDeclaration]]] = {
+    "torch.nn.modules.transformer.TransformerEncoderLayer": _encoder_layer,
     "timm.models.vision_transformer.Block": _vit,
     "timm.models.vision_transformer.ResPostBlock": _NORM_BEHIND,
     "timm.models.beit.Block": _GAMMA,
@@ -259,7 +312,7 @@ _ROWS: dict[str, Sequence[BranchDeclaration] | Callable[[Any], Sequence[BranchDe
     "transformers.models.gemma2.modeling_gemma2.Gemma2DecoderLayer": _GEMMA2,
     "transformers.models.gemma3.modeling_gemma3.Gemma3DecoderLayer": _GEMMA2,
     "transformers.models.gpt_neox.modeling_gpt_neox.GPTNeoXLayer": _gpt_neox,
-    "transformers.models.gpt2.modeling_gpt2.GPT2Block": _GPT2,
+    "transformers.models.gpt2.modeling_gpt2.GPT2Block": _gpt2,
     "transformers.models.mamba.modeling_mamba.MambaBlock": ("norm mixer*",),
 }
 _DECLARED: dict[type[nn.Module], Sequence[BranchDeclaration]] = {}

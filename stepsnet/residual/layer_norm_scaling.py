@@ -41,6 +41,10 @@ class LayerNormScaling(Connection):
         return x + F(x)
 
     @classmethod
+    def hooked(cls, parts: BranchParts) -> list[str]:
+        return [parts.norm]
+
+    @classmethod
     def prepare(cls, block: Any, parts: Sequence[BranchParts], place: Place, options: Mapping[str, Any]) -> None:
         for index, one in enumerate(parts):
             block.get_submodule(one.norm).register_forward_hook(partial(_scaled, block, index))

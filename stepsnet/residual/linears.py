@@ -65,11 +65,11 @@ def linear_paths(parts: BranchParts) -> list[str]:
 
 
 def misses_linear(block: nn.Module, parts: BranchParts) -> str:
-    """The path of a declared layer that is no linear one of the block's; else ""."""
-    modules = dict(block.named_modules())
-    for path in linear_paths(parts):
-        weight = getattr(modules.get(path), "weight", None)
-        if not isinstance(weight, Tensor) or weight.ndim != 2:
+    """The path of a declared layer that is no linear one of the block's, or of no such equal parts; else ""."""
+    for path, _, count in (*(parts.projections or parts.hidden), *[(parts.last, 0, 1)] * bool(parts.last)):
+        layer: Any = attrgetter(path)(block)
+        weight = getattr(layer, "weight", None)
+        if not isinstance(weight, Tensor) or weight.ndim != 2 or weight.shape[_dim_of_outputs(layer)] % count:
             return path
     return ""
 
@@ -78,23 +78,26 @@ def _output_part(block: nn.Module, projection: Projection) -> Tensor:
     """(out, in) of nn.Linear; transposed where transformers' Conv1D stores it so, which Xavier's rule does not see."""
     path, part, count = projection
     layer: Any = block.get_submodule(path)
-    return layer.weight.detach().chunk(count, 0 if isinstance(layer, nn.Linear) else 1)[part]
+    return layer.weight.detach().chunk(count, _dim_of_outputs(layer))[part]
+
+
+def _dim_of_outputs(layer: Any) -> int:
+    return 0 if isinstance(layer, nn.Linear) else 1
 
 
 def inputs_of_last(block: nn.Module, parts: BranchParts) -> int:
-    """The width of what the last layer of a branch reads; 0 where it is not declared."""
-    if not parts.last:
-        return 0
-    layer: Any = block.get_submodule(parts.last)
-    return layer.weight.shape[1 if isinstance(layer, nn.Linear) else 0]
+    """The width of what the last layer of a branch reads; 0 where it is not declared, or is no linear layer."""
+    layer = block.get_submodule(parts.last) if parts.last else None
+    weight = getattr(layer, "weight", None)
+    return weight.shape[1 - _dim_of_outputs(layer)] if isinstance(weight, Tensor) and weight.ndim == 2 else 0
 
 
 def heads_of(block: nn.Module, parts: BranchParts) -> int:
     """The heads of an attention whose last layer is declared, by its ``head_dim`` or else its ``num_heads``.
 
-    0 of an MLP, and where neither is known.
+    0 of an MLP, of an attention that is a function, and where neither is known.
     """
-    if parts.projections is None or not parts.last:
+    if parts.projections is None or not parts.last or not parts.layer:
         return 0
     attention = attrgetter(parts.layer)(block)
     if size := getattr(attention, "head_dim", 0):

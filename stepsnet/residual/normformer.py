@@ -53,15 +53,29 @@ class NormFormer(Connection):
                 raise UserError(f"residual: normformer: {got}, expected head_dim or num_heads as an attribute")
 
     @classmethod
+    def hooked(cls, parts: BranchParts) -> list[str]:
+        return [parts.last]
+
+    @classmethod
     def prepare(cls, block: Any, parts: Sequence[BranchParts], place: Place, options: Mapping[str, Any]) -> None:
         for index, one in enumerate(parts):
             run_before_last(block, index, one)
 
 
 def _norm_of(width: int, norm: Any) -> nn.Module:
-    """A new norm of the same kind; transformers' RMSNorm calls its ε otherwise."""
-    eps = norm.eps if hasattr(norm, "eps") else norm.variance_epsilon
-    made = type(norm)(width, eps=eps)
-    if hasattr(norm, "bias") and norm.bias is None:
-        made.bias = None
+    """A new norm of the same kind; transformers' RMSNorm calls its ε otherwise.
+
+    Raises:
+        UserError: a norm that is not made of a width and its ε.
+    """
+    try:
+        made = type(norm)(width, eps=norm.eps if hasattr(norm, "eps") else norm.variance_epsilon)
+    except (AttributeError, TypeError):
+        kind = type(norm).__name__
+        raise UserError(f"residual: normformer: got the norm {kind}, expected one that is {kind}(C, eps=…)") from None
+    if hasattr(norm, "elementwise_affine"):
+        made.elementwise_affine = norm.elementwise_affine
+    for part in ("weight", "bias"):  # which the one in front may leave out
+        if getattr(norm, part, made) is None:
+            setattr(made, part, None)
     return made

@@ -60,11 +60,11 @@ class PassingBlock:
         one = self.passage
         if type(one.wiring) is Wiring:  # the state is the stream, whatever was done to it in between
             return x
-        if self.index in one.begun and _same(x, one.begun[self.index][0]):  # run again, perhaps from a view of its own
-            return one.begun[self.index][1]
-        if self.index == 0 or one.shown is None:
+        if self.index == 0 or one.shown is None:  # also of another pass on an equal stream, or where it is run again
             one.begun.clear()
             return one.wiring.start(x)
+        if self.index in one.begun and _same(x, one.begun[self.index][0]):  # run again, perhaps from a view of its own
+            return one.begun[self.index][1]
         if _same(x, one.shown) and one.writes == _writes(one.shown):
             return one.state
         raise RuntimeError(

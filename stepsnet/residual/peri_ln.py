@@ -11,12 +11,16 @@ fused with the sum.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
+from ..errors import UserError
+from .branches import BranchParts
 from .design import Branch, Connection, Place, reset_norm
+from .known_blocks import is_norm
 
 __all__ = ["PeriLN"]
 
@@ -33,6 +37,13 @@ class PeriLN(Connection):
         for hooks in (self.norm._forward_pre_hooks, self.norm._forward_hooks):
             hooks.clear()  # which are of the one in front
         self.init_weights()
+
+    @classmethod
+    def check_block(cls, block: nn.Module, parts: Sequence[BranchParts]) -> None:
+        for path in (path for one in parts for path in one.after):
+            if is_norm(attrgetter(path)(block)):
+                kind = type(block).__name__
+                raise UserError(f"residual: peri_ln: {path} of {kind} is a norm behind a branch, expected none there")
 
     def init_weights(self) -> None:
         reset_norm(self.norm)

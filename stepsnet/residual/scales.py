@@ -50,6 +50,5 @@ class HeadScale(nn.Module):
         nn.init.ones_(self.gain)
 
     def forward(self, x: Tensor) -> Tensor:
-        B, N, C = x.shape
-        heads = x.reshape(B, N, self.gain.shape[0], -1) * self.gain[:, None]  # (B, N, H, D)
-        return heads.reshape(B, N, C)
+        heads = x.unflatten(-1, (len(self.gain), -1)) * self.gain[:, None]  # (B, N, H, D)
+        return heads.flatten(-2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 
 import torch
 from torch import Tensor, nn
@@ -30,15 +31,21 @@ class LinearOfSeveral(nn.Linear):
 
 
 def check_separable(name: str, block: nn.Module, parts: Sequence[BranchParts]) -> None:
-    """Raises UserError where a block's first branch is no attention of linear layers; ``name`` is the design's."""
-    kind = type(block).__name__
-    if parts[0].projections is None:
+    """Raises UserError where a block's first branch is no attention of linear layers, each part of whose output is its
+    queries, keys or values; ``name`` is the design's.
+    """
+    kind, first = type(block).__name__, parts[0]
+    if first.projections is None:
         raise UserError(f"residual: {name} expects the attention as a block's first branch, which {kind} has not")
-    for path, _, _ in parts[0].projections:
-        layer = dict(block.named_modules()).get(path)
+    if first.function is not None:
+        raise UserError(f"residual: {name}: got the attention of {kind} as a function, expected the path of its layer")
+    layers = [attrgetter(path)(block) for path, _, _ in first.projections]
+    for (path, _, count), layer in zip(first.projections, layers):
         if type(layer) is not nn.Linear:
-            got = "none" if layer is None else type(layer).__name__
-            raise UserError(f"residual: {name}: {path} of {kind}: got {got}, expected Linear")
+            raise UserError(f"residual: {name}: {path} of {kind}: got {type(layer).__name__}, expected Linear")
+        own = sorted(part for (_, part, _), other in zip(first.projections, layers) if other is layer)
+        if own != list(range(count)):
+            raise UserError(f"residual: {name}: {path} of {kind}: got the parts {own} of {count}, expected each once")
 
 
 def separate(block: nn.Module, parts: Sequence[BranchParts]) -> None:

@@ -74,6 +74,10 @@ class ValueResidual(Connection):
         return V if self.mix is None or self.first is None else self.mix[0] * self.first + self.mix[1] * V
 
     @classmethod
+    def hooked(cls, parts: BranchParts) -> list[str]:
+        return [parts.values[0]] if parts.values else []
+
+    @classmethod
     def prepare(cls, block: Any, parts: Sequence[BranchParts], place: Place, options: Mapping[str, Any]) -> None:
         for index, one in enumerate(parts):
             if one.values is not None:

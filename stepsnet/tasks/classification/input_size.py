@@ -12,6 +12,7 @@ from torch import nn
 from ...config import ClassificationRecipe, ModelSpec
 from ...errors import UserError, in_a_line
 from ...from_data import given_args, key_of_model, with_args
+from ...macs import OF_MODULES
 from ...models.build import build_model, input_size_of
 
 __all__ = ["check_input_size", "fit_input_size", "input_size"]
@@ -31,7 +32,7 @@ def fit_input_size(recipe: ClassificationRecipe, side: int) -> ClassificationRec
     (``img_size: data``), a model is built for it wherever that is possible.
 
     Raises:
-        UserError: the model does not accept this size.
+        UserError: the model does not accept this size, or not its own either.
     """
     of_images = recipe.img_size == "data"
     as_it_is = with_args(recipe, given_args(recipe.model), img_size=side)
@@ -45,6 +46,7 @@ def fit_input_size(recipe: ClassificationRecipe, side: int) -> ClassificationRec
             reasons.append(reason)
     if not reasons:  # on the meta device it cannot be built at all: what is wrong is said when it is built
         return as_it_is
+    _check_own_size(recipe)
     got = f"{side}, the side of the training images" if of_images else side
     why = reasons[0 if of_images else -1]  # of the model that was built for this size
     raise UserError(f"img_size: got {got}, expected {_accepted(recipe.model, side)} ({why})")
@@ -65,7 +67,7 @@ def check_input_size(recipe: ClassificationRecipe, model: nn.Module) -> None:
     """Try a size other than the model's own on the meta device: some models accept any size, others only one.
 
     Raises:
-        UserError: the model does not accept images of ``img_size``.
+        UserError: the model does not accept images of ``img_size``, or not of its own size either.
     """
     spec, side, own = recipe.model, recipe.img_size, input_size_of(recipe.model, model)
     reason = None
@@ -74,6 +76,7 @@ def check_input_size(recipe: ClassificationRecipe, model: nn.Module) -> None:
             reason = _refusal(spec, side)
     if reason is None or not isinstance(side, int):
         return
+    _check_own_size(recipe)
     with suppress(UserError):
         if _refusal(ModelSpec(spec.name, {**spec.args, "img_size": side}), side) is None:
             reason = f"{key_of_model(recipe)}.args.img_size={side} builds it for {side}"
@@ -81,17 +84,28 @@ def check_input_size(recipe: ClassificationRecipe, model: nn.Module) -> None:
     raise UserError(f"img_size: got {side}, expected {expected}, the size that {spec.name} was built for ({reason})")
 
 
-def _refusal(spec: ModelSpec, side: int) -> str | None:
-    """Why the model does not accept inputs of this size; None where it does. Raises UserError if it cannot be built."""
+def _check_own_size(recipe: ClassificationRecipe) -> None:
+    """Raises UserError where the model fails at the size that it was built for too: then not the size is wrong."""
+    if (reason := _refusal(recipe.model)) is not None:
+        raise UserError(f"{key_of_model(recipe)}: {recipe.model.name} fails at its own size too: {reason}")
+
+
+def _refusal(spec: ModelSpec, side: int | None = None) -> str | None:
+    """Why the model does not accept inputs of this size; None where it does. Raises UserError if it cannot be built.
+
+    Args:
+        side: by default the model's own size.
+    """
     with torch.device("meta"), torch.no_grad():  # a separate model, because a forward pass may leave caches behind
         model = build_model(spec, pretrained=False)
-        if (patch := _patch_of(model)) and side % patch:
+        chans, *own = input_size_of(spec, model)
+        if side is not None and (patch := _patch_of(model)) and side % patch:
             return f"its patches of {patch} pixels do not divide {side}"
         try:
-            model.eval()(torch.empty(1, input_size_of(spec, model)[0], side, side))
+            model.eval()(torch.empty(1, chans, *(own if side is None else (side, side))))
         except NotImplementedError:  # an operator that does not exist for the meta device
             return None
-        except (AssertionError, IndexError, RuntimeError, TypeError, ValueError) as error:
+        except OF_MODULES as error:
             return in_a_line(error, 200)
     return None
 
