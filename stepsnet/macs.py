@@ -58,6 +58,9 @@ def on_meta(model: nn.Module, with_hooks: bool = False) -> nn.Module:
                 memo[id(tensor)] = nn.Parameter(there, False) if isinstance(tensor, nn.Parameter) else there
     copied: Any = copy.deepcopy(model, memo).eval()
     for module in copied.modules():
+        config: Any = getattr(module, "config", None)
+        if getattr(config, "_attn_implementation", None) not in (None, "eager", "sdpa"):
+            config._attn_implementation = "eager"  # FlexAttention and FlashAttention do not run on this device
         kinds = getattr(module, "rope_type", None)  # of each type of layers, in some families
         if isinstance(kinds, dict):
             module.rope_type = {layers: _of_any_length(kind) for layers, kind in kinds.items()}

@@ -25,6 +25,7 @@ __all__ = [
     "search_depths",
     "step_widths",
     "steps_as_text",
+    "steps_of",
     "usual_heads",
 ]
 
@@ -37,6 +38,11 @@ _VARIED = 8  # of the narrowest and of the widest widths, in a search for depths
 
 # 1, 2, 3, 4, 6, 8, 12, 16, 24, …: every number of heads in Tables 13 and 14 is among them
 USUAL_HEADS = sorted({2**i for i in range(12)} | {3 * 2**i for i in range(11)})
+
+
+def steps_of(widths: Sequence[int]) -> list[tuple[int, int]]:
+    """(width, number of blocks) of each step: of the blocks of equal width that follow one another."""
+    return [(width, len(list(blocks))) for width, blocks in itertools.groupby(widths)]
 
 
 def steps_as_text(steps: Iterable[tuple[int, int]]) -> str:

@@ -24,12 +24,13 @@ from .errors import UserError
 from .files import is_temporary, remove_temporaries, sha256, write_atomically
 from .from_data import as_begun
 from .overrides import read_recipe, to_plain, to_yaml
-from .run_records import checkpoint_folders, diverged_at, read_metrics, read_summary, step_of
+from .run_records import LABEL, checkpoint_folders, diverged_at, read_metrics, read_summary, step_of
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 __all__ = [
+    "ASSETS",
     "RECIPES_FOLDER",
     "Resume",
     "check_data",
@@ -62,11 +63,20 @@ RECIPES_FOLDER = "recipes"
 _RESULTS = ("report.html", "figures", "inspection.json", "model.safetensors")
 _CONFIG, _LOCK = "config.yaml", ".lock"
 _FAULT = re.compile(r"fault-\w+\.txt")  # of the program, recorded in the folder that it met it in (errors.py)
-# what a start leaves in a folder before the first update, the files of the tasks among it
-_OF_A_START = re.compile(
-    r"config\.yaml|\.lock|(metrics|processes)\.jsonl|checkpoints|tensorboard|wandb|(tracker|label)\.txt|classes\.json|categories\.json|"
-    r"(generation_)?config\.json|(tokenizer|tokenizer_config|special_tokens_map)\.json|modeling_stepsnet\.py"
+# what the tasks put beside a run's weights, by which others read and build them (``Task.save_assets``)
+ASSETS = (
+    "classes.json",
+    "categories.json",
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "modeling_stepsnet.py",
 )
+# what a start leaves in a folder before the first update
+_OF_A_START = {_CONFIG, _LOCK, LABEL, "metrics.jsonl", "processes.jsonl", "checkpoints", "tensorboard", "wandb"}
+_OF_A_START |= {"tracker.txt", *ASSETS}
 
 
 def folder_name(name: str) -> str:
@@ -143,7 +153,7 @@ def names_in(folder: Path) -> set[str]:
 
 def _is_untrained(folder: Path, names: set[str]) -> bool:
     """Whether a run was started here that came to no update, as one that failed at its start; it has left its lock."""
-    if not (folder / _LOCK).exists() or updates_done(folder) or not all(_OF_A_START.fullmatch(name) for name in names):
+    if not (folder / _LOCK).exists() or updates_done(folder) or not names <= _OF_A_START:
         return False
     return not any(line["step"] and line["kind"] != "diverged" for line in read_metrics(folder))
 
@@ -155,7 +165,7 @@ def _clear_failed_start(folder: Path) -> None:
     """
     try:
         for path in folder.iterdir() if folder.is_dir() else ():
-            if _OF_A_START.fullmatch(path.name) and path.name != _LOCK and not path.is_dir():
+            if path.name in _OF_A_START and path.name != _LOCK and not path.is_dir():
                 path.unlink()
     except OSError as error:
         raise UserError(f"--run: cannot use {folder}: {error.strerror}") from None

@@ -35,14 +35,14 @@ def change_width(
         parts = torch.split(y, [sum(slice_widths[:slices])] + slice_widths[slices:held], dim)  # noqa: RUF005 - TorchScript
         return parts[0], [parts[i] for i in range(1, 1 + held - slices)] + waiting
     if slices > held:
-        y = torch.cat([y] + _beside(y, waiting[: slices - held]), dim)  # noqa: RUF005 - TorchScript
+        y = torch.cat([y] + [_beside(y, x) for x in waiting[: slices - held]], dim)
     return y, waiting[slices - held :]
 
 
 @torch.fx.wrap  # a leaf in symbolic traces, where devices cannot be compared
-def _beside(y: Tensor, waiting: list[Tensor]) -> list[Tensor]:
-    """The waiting channels on the device of y, where networks are spread over several."""
-    return [x if x.device == y.device else x.to(y.device) for x in waiting]
+def _beside(y: Tensor, x: Tensor) -> Tensor:
+    """Waiting channels x on the device of y, where networks are spread over several."""
+    return x if x.device == y.device else x.to(y.device)
 
 
 @torch.fx.wrap  # a leaf in symbolic traces, where a shape cannot be compared; what returned nothing would be left out
@@ -66,10 +66,10 @@ class StreamBlock:
     """A block as a function of the whole residual stream: it rewrites the first ``width`` channels.
 
     The other channels are copied, so a loop over these blocks copies the full width once per block. Other attributes
-    than its own are the block's, read or assigned.
+    than its own are the block's, read or assigned. Two of one block are equal.
     """
 
-    __slots__ = ("_begin", "_checkpointed", "_dim", "_stream_width", "block", "width")
+    __slots__ = ("__weakref__", "_begin", "_checkpointed", "_dim", "_stream_width", "block", "width")
 
     def __init__(
         self,
@@ -96,6 +96,18 @@ class StreamBlock:
 
     def _run(self, y: Tensor, *args, **kwargs) -> Tensor:
         return recomputed(self.block, y, *args, **kwargs) if self._checkpointed else self.block(y, *args, **kwargs)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, StreamBlock) and self.block is other.block
+
+    def __hash__(self) -> int:
+        return hash(self.block)
+
+    def __iter__(self):
+        raise TypeError(
+            f"StreamBlock: it is {type(self.block).__name__} as a function of the whole stream and no module, expected "
+            "the module itself, which is at .block"
+        )
 
     def __getattr__(self, name: str):
         if name in self.__slots__ or name.startswith("__"):  # copy and pickle ask before ``block`` is set

@@ -198,7 +198,7 @@ def test_a_report_of_any_runs(trained, tmp_path, capsys):
     assert status == 0 and out.startswith(f"report: {tmp_path / 'page.html'}")
     assert "digits/tiny" in (tmp_path / "page.html").read_text()
     status, out, err = run("report", tmp_path / "nowhere", capsys=capsys)
-    assert status == 2 and "no config.yaml in it" in err and not out
+    assert status == 2 and "it has no config.yaml" in err and not out
 
 
 def test_nothing_is_overwritten(trained, tmp_path, capsys):

@@ -221,6 +221,15 @@ def test_a_stage_without_blocks_that_keep_their_width_counts():
         stepsnet.stepify(model, 2, stages=(3,))
 
 
+def test_the_original_shares_nothing_with_the_result():
+    """Nor do blocks among themselves: a hook, say, would be of all of them."""
+    plain = timm.create_model("deit_tiny_patch16_224", img_size=32, depth=2)
+    result = stepsnet.stepify(plain, steps=2)
+    modules = [*plain.modules(), *result.modules()]
+    for name in ("_forward_hooks", "_parameters", "_modules", "_buffers"):
+        assert len({id(getattr(module, name)) for module in modules}) == len(modules), name
+
+
 def test_options_of_blocks_are_kept():
     """Stochastic depth is spread again over the new depth; windows go on to alternate; each dropout keeps its rate."""
     model = timm.create_model(

@@ -396,6 +396,14 @@ def test_one_step_with_a_scale_keeps_the_layers():
     torch.testing.assert_close(scaled(IDS).logits, model(IDS).logits)
 
 
+def test_an_attention_that_needs_a_device_is_kept():
+    config = LlamaConfig(**SIZES, **GROUPED)
+    flex = AutoModelForCausalLM.from_config(config, attn_implementation="flex_attention")
+    found = in_steps(flex)
+    assert found.config._attn_implementation == flex.config._attn_implementation == "flex_attention"
+    assert found.config.depths == in_steps(AutoModelForCausalLM.from_config(config)).config.depths
+
+
 def test_what_is_frozen_or_recomputed_stays_so():
     model = make("llama")
     model.model.embed_tokens.requires_grad_(False)

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import weakref
 from collections import Counter
 
 import pytest
@@ -156,6 +157,29 @@ def test_symbolic_trace(widths):
     assert targets["check_stream"] > 0
     if widths == WIDTHS:
         assert targets["split"] == 1 and targets["cat"] == 2
+
+
+def test_what_a_trace_keeps_whole_returns_one_tensor():
+    """As quantization by torch.fx asks, which observes what each call returns."""
+    traced = torch.fx.symbolic_trace(build(WIDTHS))
+    returned = {}
+
+    class Watched(torch.fx.Interpreter):
+        def call_function(self, target, args, kwargs):
+            returned[target] = super().call_function(target, args, kwargs)
+            return returned[target]
+
+    Watched(traced).run(stream(2, 5, 9))
+    ours = [value for target, value in returned.items() if target.__module__.startswith("stepsnet")]
+    assert ours and all(isinstance(value, torch.Tensor) for value in ours)
+
+
+def test_a_block_of_the_loop_is_itself_and_no_module():
+    blocks = build(WIDTHS)
+    assert blocks[1] == blocks[1] != blocks[2] and len({*blocks, *blocks}) == len(blocks)
+    assert weakref.ref(first := blocks[0])() is first
+    with pytest.raises(TypeError, match=r"as a function of the whole stream and no module, .* which is at \.block"):
+        nn.Sequential(*blocks[0])
 
 
 @EVERY_NETWORK

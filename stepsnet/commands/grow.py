@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..terminal import say
-from .options import add_run_options, integers, say_forecasts, typed_keys, whole
+from .options import add_run_options, integers, typed_keys, whole
 
 if TYPE_CHECKING:
     from ..config import Recipe
@@ -28,7 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     from ..consent import require_asked_for
     from ..overrides import override
-    from ..run_folder import check_run_folder, folder_name, read_run_recipe
+    from ..run_folder import folder_name, read_run_recipe
+    from .train import train_or_forecast
 
     recipe = grown_recipe(read_run_recipe(options.source), options.source, _args(options))
     recipe = dataclasses.replace(recipe, data=options.data) if options.data else recipe
@@ -37,14 +38,10 @@ def run(options: argparse.Namespace) -> None:
     folder = options.run or Path("runs") / folder_name(recipe.name)
     from ..models.grow.spec import with_sources  # takes seconds
 
-    recipe = with_sources(recipe)
-    if options.dry_run:
-        say_forecasts([(check_run_folder(folder, recipe, options.resume), "")], "the run", folder)
-        return
-    from .train import train_and_tell
-
-    say(f"the settings are those of {options.source}: {_settings(recipe)}", error=True)
-    train_and_tell(recipe, folder, options.resume)
+    recipe = with_sources(recipe)  # whose mistakes are said first
+    if not options.dry_run:
+        say(f"the settings are those of {options.source}: {_settings(recipe)}", error=True)
+    train_or_forecast(recipe, folder, options)
 
 
 def grown_recipe(recipe: Recipe, source: Path, args: dict[str, Any]) -> Recipe:

@@ -22,7 +22,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    recipe, folder = recipe_and_folder(options)
+    train_or_forecast(*recipe_and_folder(options), options)
+
+
+def train_or_forecast(recipe: Recipe, folder: Path, options: argparse.Namespace) -> None:
+    """Train a recipe in a folder, or with ``--dry-run`` show what would be trained."""
     if options.dry_run:
         from ..models.grow.spec import with_sources
         from ..run_folder import check_run_folder

@@ -61,7 +61,7 @@ def with_defaults(architecture: dict, overrides: dict) -> dict:
     Raises:
         ValueError: what the baselines of timm take, one number for the whole model.
     """
-    for name in ("embed_dim", "depth"):
+    for name in ("embed_dim", "depth", "layers", "channels"):
         if name in overrides:
             raise ValueError(
                 f"{name}: got {overrides[name]}, expected widths= and depths=, with an entry for each step"
@@ -85,7 +85,7 @@ def set_grad_checkpointing(model: nn.Module, enable: bool) -> None:
 
 
 def model_cfg(first_conv: str, classifier: str, **kwargs) -> dict:
-    """timm's ``default_cfg`` of a model without published weights, as the baselines evaluate."""
+    """timm's ``default_cfg`` of a model without published weights, as DeiT and Swin are evaluated."""
     return {
         "url": "",
         "num_classes": 1000,

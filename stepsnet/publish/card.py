@@ -17,10 +17,10 @@ from ..errors import UserError
 from ..markdown import markdown_table
 from ..metrics import find_metric, format_metric, metric_label, split_and_key
 from ..overrides import to_plain
-from ..plan import steps_as_text
+from ..plan import steps_as_text, steps_of
 from ..reading import dump_yaml
 from ..redact import public, public_command, public_value
-from ..report.load_runs import LoadedRun, load_run, steps_of
+from ..report.load_runs import LoadedRun, load_run
 from ..report.words import count, duration, key_in_words
 from ..run_folder import read_run_recipe
 from ..summary_stats import format_mean_std

@@ -14,7 +14,7 @@ from .. import __version__
 from ..errors import UserError, in_a_line
 from ..files import write_atomically
 from ..reading import dump_yaml
-from ..run_folder import read_run_recipe
+from ..run_folder import ASSETS, read_run_recipe
 from ..run_records import read_summary
 from ..runs.grid import refuse_comparison
 from ..tasks import publish
@@ -28,15 +28,8 @@ WRITTEN = (
     "model.safetensors",
     "model-?????-of-?????.safetensors",
     "model.safetensors.index.json",
-    "config.json",
     "config.yaml",
-    "classes.json",
-    "categories.json",
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "modeling_stepsnet.py",
+    *ASSETS,
 )
 
 __all__ = ["WRITTEN", "check_repo", "create_repo", "upload", "write_card", "write_repository"]

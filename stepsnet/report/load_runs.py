@@ -7,7 +7,6 @@ import math
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,10 @@ from ..config import ABOUT_THE_RECIPE, MAY_CHANGE_ON_RESUME, OF_THE_DATA, OF_THE
 from ..errors import UserError, in_a_line
 from ..metrics import METRICS
 from ..overrides import read_recipe, to_plain
+from ..plan import steps_of
 from ..reading import parse_json, read_text, read_yaml
 from ..redact import without_place
-from ..run_folder import RECIPES_FOLDER
+from ..run_folder import RECIPES_FOLDER, require_run
 from ..run_records import diverged_at, metrics_text, read_label, read_summary
 
 STEPS, BASELINE = "StepsNet", "baseline"
@@ -150,8 +150,7 @@ def load_run(folder: Path) -> LoadedRun:
     Raises:
         UserError: the folder holds no run, or a line of its metrics is not JSON.
     """
-    if not (folder / "config.yaml").exists():
-        raise UserError(f"run folder {folder}: no config.yaml in it, expected the output folder of a training run")
+    require_run(folder)
     config = _config_of(folder)
     of_grid = folder.parent / RECIPES_FOLDER / f"{folder.name}.yaml"
     if of_grid.exists():  # which knows where the data are now; a seed that had ended before they were moved does not
@@ -200,11 +199,6 @@ def _with_numbers(entry: dict[str, Any]) -> dict[str, Any]:
         if is_metric and not isinstance(value, int | float | None):
             raise ValueError(f"got {key} {str(value)[:40]!r}")
     return entry
-
-
-def steps_of(widths: Sequence[int]) -> list[tuple[int, int]]:
-    """(width, number of blocks) of each sequence of blocks of equal width."""
-    return [(width, len(list(blocks))) for width, blocks in groupby(widths)]
 
 
 def group_runs(runs: Sequence[LoadedRun]) -> list[Group]:

@@ -20,7 +20,7 @@ from ...checkpoint import check_fit, load_into, retied
 from ...config import ModelSpec, Recipe
 from ...errors import UserError
 from ...from_data import SHARED_ARGS
-from ...plan import steps_as_text
+from ...plan import steps_as_text, steps_of
 from ...run_folder import has_ended, read_run_recipe
 from ..blocks import widths_of
 from ..build import build_model
@@ -146,5 +146,4 @@ def _read(before: nn.Module, source: str) -> Mapping[str, Any]:
 
 def _described(model: nn.Module) -> str:
     """Widths and blocks of each step, such as ``48×4, 68×2``."""
-    widths = widths_of(model)
-    return steps_as_text((width, widths.count(width)) for width in dict.fromkeys(widths))
+    return steps_as_text(steps_of(widths_of(model)))

@@ -118,7 +118,7 @@ def _drop_rate(block: nn.Module, adapter: BlockAdapter) -> float:
 def _set_drop_rate(block: nn.Module, path: str, rate: float, originals: list[nn.Module]) -> None:
     without = next((part for one in originals if not isinstance(part := get_path(one, path), DropPath)), nn.Identity())
     scales = [part.scale_by_keep for one in originals if isinstance(part := get_path(one, path), DropPath)]
-    part = DropPath(rate, all(scales)) if rate > 0 else copy.copy(without)
+    part = DropPath(rate, all(scales)) if rate > 0 else copy.deepcopy(without)
     setattr(block, path, part if part is None else part.train(block.training))
 
 
