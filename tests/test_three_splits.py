@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 from PIL import Image
-from test_held_out import Silent, recipe_on
+from test_held_out import recipe_on
 from test_sources import SPEC, png, shades, write_shard
 
+from stepsnet.console import Display
 from stepsnet.errors import UserError
 from stepsnet.runs.evaluate import evaluate_run
 from stepsnet.runs.train import train_run
@@ -86,7 +87,7 @@ def test_it_is_scored_when_the_training_has_ended(tmp_path):
                 picture = Image.new("RGB", (8, 8), (shade, 3 * index, 90))
                 picture.save(root / split / name / f"{index}.png")
     changes = ["holdout=null", "score_test=true", "cache=memory", "clean_samples=0"]
-    summary = train_run(recipe_on(root, *changes), tmp_path / "run", Silent())
+    summary = train_run(recipe_on(root, *changes), tmp_path / "run", Display())
     assert summary["split"] == "val" and summary["samples"] == {"train": 16, "evaluated": 6}
     scores = evaluate_run(tmp_path / "run", f"folder:{root}@test")
     assert {f"test_{name}": value for name, value in scores.items()}.items() <= summary["metrics"].items()
@@ -94,7 +95,7 @@ def test_it_is_scored_when_the_training_has_ended(tmp_path):
     assert task.facts()["samples"]["evaluated"] == 10 and task.facts()["split"] == "test"
     (root / "test").rename(tmp_path / "test")
     with pytest.raises(UserError, match=NOT_OF_ITS_OWN):  # before the training
-        train_run(recipe_on(root, *changes), tmp_path / "other", Silent())
+        train_run(recipe_on(root, *changes), tmp_path / "other", Display())
     assert not (tmp_path / "other").exists()
 
 
