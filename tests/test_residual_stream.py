@@ -591,14 +591,6 @@ class _OwnLoop(nn.Module):
         return self.head(summed_outside(self.blocks, self.stem(x.flatten(1))))
 
 
-@pytest.mark.parametrize("when", ["stream_epochs=1", "stream_interval=1"])
-def test_a_model_without_a_stream_trains_and_it_is_said_once(tmp_path, monkeypatch, capsys, when):
-    monkeypatch.setattr("stepsnet.tasks.classification.task.build_model", lambda spec, **kwargs: _OwnLoop())
-    _, lines = trained(tmp_path / "run", "stream_epochs=0", "stream_interval=0", when)
-    said = capsys.readouterr()
-    assert not lines and (said.out + said.err).count("analyze: _OwnLoop adds what goes into blocks.0 (_Branch)") == 1
-
-
 class _NoBlocks(_OwnLoop):
     def __init__(self):
         super().__init__()
@@ -608,12 +600,19 @@ class _NoBlocks(_OwnLoop):
         return self.head(self.stem(x.flatten(1)))
 
 
+@pytest.mark.parametrize(
+    "make, why",
+    [
+        (_OwnLoop, "_OwnLoop adds what goes into blocks.0 (_Branch)"),
+        (_NoBlocks, "_NoBlocks has no sequence of residual blocks"),
+    ],
+)
 @pytest.mark.parametrize("when", ["stream_epochs=1", "stream_interval=1"])
-def test_a_model_without_blocks_trains_and_it_is_said_once(tmp_path, monkeypatch, capsys, when):
-    monkeypatch.setattr("stepsnet.tasks.classification.task.build_model", lambda spec, **kwargs: _NoBlocks())
+def test_a_model_without_a_stream_trains_and_it_is_said_once(tmp_path, monkeypatch, capsys, when, make, why):
+    monkeypatch.setattr("stepsnet.tasks.classification.task.build_model", lambda spec, **kwargs: make())
     _, lines = trained(tmp_path / "run", "stream_epochs=0", "stream_interval=0", when)
     said = capsys.readouterr()
-    assert not lines and (said.out + said.err).count("analyze: _NoBlocks has no sequence of residual blocks") == 1
+    assert not lines and (said.out + said.err).count(f"analyze: {why}") == 1
 
 
 class _TwoScales(nn.Module):

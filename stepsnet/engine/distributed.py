@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ..device import pick_device
 from ..errors import UserError
 from ..models.blocks import blocks_of
+from .task import BatchShard
 
 __all__ = [
     "DistributedContext",
@@ -62,10 +63,7 @@ class DistributedContext:
 
     def gather_objects(self, value: T) -> list[T]:
         """The value of each rank, on every rank."""
-        everyone = [value] * self.world_size
-        if self.world_size > 1:
-            dist.all_gather_object(everyone, value)
-        return everyone
+        return BatchShard(self.rank, self.world_size).gather(value)
 
     def on_main(self, function: Callable[[], T]) -> T:
         """What ``function`` returns on rank 0, on every rank.
