@@ -149,7 +149,8 @@ deep() {
         part deep 5 sh -c "echo 'deep needs --data with what $study is of, such as cifar10:PATH'; exit 2"
         return
     fi
-    local name=${study//\//-} workers=$(($(nproc) / jobs - 1)) # beside each run's own process
+    # beside each run's own process; rounded up, since that one waits for the GPU
+    local name=${study//\//-} workers=$((($(nproc) + jobs - 1) / jobs - 1))
     [ "$workers" -ge 1 ] || workers=1
     local settings=("device=$device" "workers=$workers")
     [ "$study" != evidence/cifar10-paper-widths ] || settings+=(eval_batch_size=1000)

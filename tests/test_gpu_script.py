@@ -1,6 +1,7 @@
 """benchmarks/gpu.sh: its arguments, and that a part which fails loses nothing of the others."""
 
 import json
+import math
 import os
 import re
 import subprocess
@@ -81,7 +82,7 @@ def test_another_study_and_some_of_its_cells(tmp_path):
     options["work"] = work
     arguments = [text for key, value in options.items() for text in (f"--{key}", str(value))]
     run_script(tmp_path, "--device", "cpu", "--out", str(out), *arguments, "deep")
-    workers = max(1, len(os.sched_getaffinity(0)) // 16 - 1)
+    workers = max(1, math.ceil(len(os.sched_getaffinity(0)) / 16) - 1)
     expected = f"--cells plain@24,steps@24 --data text:/prose device=cpu workers={workers} --jobs 16"
     assert f"sweep depth-bench/prose {expected}" in log_of(out)
     with tarfile.open(out / "deep.tgz") as packed:
