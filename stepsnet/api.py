@@ -21,7 +21,8 @@ from .overrides import override_values, read_recipe, to_plain
 from .provenance import recorded_command
 from .reading import yaml_file
 from .recipes import find_or_read
-from .run_folder import RECIPES_FOLDER, Resume, folder_of, names_in, read_run_recipe
+from .resuming import Resume, folder_of
+from .run_folder import RECIPES_FOLDER, names_in, read_run_recipe
 from .runs.compare import compare as run_comparison
 from .runs.results import Comparison, Run
 from .runs.train import train_run

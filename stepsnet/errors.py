@@ -128,8 +128,9 @@ class Fault(Stopped):
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """ " (did you mean …?)", or nothing when no known name is near."""
-    close = difflib.get_close_matches(name, list(known), n=3, cutoff=0.5)
-    return f" (did you mean {' or '.join(close)}?)" if close else ""
+    by_letters = {one.lower(): one for one in known}  # MHC is near mhc
+    close = difflib.get_close_matches(name.lower(), by_letters, n=3, cutoff=0.5)
+    return f" (did you mean {' or '.join(by_letters[one] for one in close)}?)" if close else ""
 
 
 def in_a_line(error: BaseException, most: int | None = None) -> str:

@@ -17,7 +17,7 @@ import pydantic
 
 from .config import RECIPE_TYPES, Recipe, key_of
 from .errors import UserError, nearest
-from .reading import dump_yaml, read_yaml
+from .reading import dump_yaml, parse_yaml, read_yaml
 from .user_modules import import_user_modules
 
 __all__ = [
@@ -35,8 +35,9 @@ __all__ = [
 def override(recipe: Recipe, assignments: Sequence[str]) -> Recipe:
     """Apply ``key=value`` assignments; ``model.args.widths=[24,34,48]`` reaches inside.
 
-    Values are JSON, or else plain text. A mapping takes the place of the whole: ``augment={"hflip":0.5}`` is flips and
-    nothing else. ``augment.hflip=0.5`` leaves the rest as it is, which is off where there is no augmentation yet.
+    Values are JSON, lists and mappings also YAML's (``{hflip: 0.5}``), or else plain text. A mapping takes the place of
+    the whole: ``augment={hflip: 0.5}`` is flips and nothing else. ``augment.hflip=0.5`` leaves the rest as it is, which
+    is off where there is no augmentation yet.
 
     Raises:
         UserError: no ``=``, an unknown key, or a value of another type or out of bounds.
@@ -45,7 +46,7 @@ def override(recipe: Recipe, assignments: Sequence[str]) -> Recipe:
 
 
 def parse_assignments(assignments: Sequence[str], what: str) -> dict[str, Any]:
-    """The values of ``key=value``: JSON, or else plain text.
+    """The values of ``key=value``: JSON, a list or mapping of YAML, or else plain text.
 
     Args:
         what: is assigned, in messages.
@@ -61,10 +62,20 @@ def parse_assignments(assignments: Sequence[str], what: str) -> dict[str, Any]:
         try:
             values[key] = json.loads(text)
         except json.JSONDecodeError:
-            values[key] = text
+            values[key] = _list_or_mapping(text)
         except (ValueError, RecursionError):  # a number of thousands of digits, brackets in brackets
             raise UserError(f"{what}: {key}: got {text[:40]}…, expected a shorter value") from None
     return values
+
+
+def _list_or_mapping(text: str) -> Any:
+    """What is no JSON: text, or a list or mapping as YAML writes it, ``[0.9, 1e-3]`` or ``{streams: 2}``."""
+    if text[:1] + text[-1:] not in ("{}", "[]"):
+        return text
+    try:
+        return parse_yaml(text, "")
+    except UserError:
+        return text
 
 
 def override_values(recipe: Recipe, changes: Mapping[str, Any], *, merge: bool = True) -> Recipe:
@@ -90,12 +101,13 @@ def _changed(recipe: Recipe, changes: Mapping[str, Any], merge: bool) -> Recipe:
         *parents, last = key.split(".")
         inner, path = values, ""
         for part in parents:
-            if inner.get(part) is None and f"{path}{part}" in known:  # its other settings have their defaults, or none
+            # its other settings have their defaults, or none; a model's own arguments are any
+            if inner.get(part) is None and (f"{path}{part}" in known or "args." in path):
                 inner[part] = {}
             if not isinstance(inner.get(part), dict):
                 raise UserError(_unknown(key, {*known, *_keys(values)}))
             inner, path = inner[part], f"{path}{part}."
-        if last not in inner and not path.endswith("args.") and key not in known:  # args are the model's own
+        if last not in inner and "args." not in path and key not in known:  # args are the model's own
             raise UserError(_unknown(key, {*known, *_keys(values)}))
         inner[last] = _merged(inner.get(last), value) if merge else value
     if "epochs" in changes and "earlier_epochs" not in changes:  # those of the run whose config this is
@@ -236,4 +248,5 @@ def _keys(values: Mapping[str, Any], prefix: str = "") -> list[str]:
 
 def _unknown(key: str, known: Iterable[str]) -> str:
     hint = nearest(key, sorted(set(known) - {key}))
-    return f"unknown key {key!r}, expected one of a recipe's{hint}; `stepsnet recipes NAME` explains each of them"
+    own = "" if hint or "." in key else f", or model.args.{key} for one of the model"
+    return f"unknown key {key!r}, expected one of a recipe's{hint}{own}; `stepsnet recipes NAME` explains each of them"

@@ -1,4 +1,4 @@
-"""The folder of a run: how it is opened and locked, what it holds, and where its weights are.
+"""The folder of a run: how it is locked, what it holds, and where its weights are (resuming.py: who may train in it).
 
 A folder holds ``config.yaml`` (which alone replays the run), ``metrics.jsonl``, ``checkpoints/`` and, at
 the end, ``model.safetensors``, ``summary.json`` and ``report.html``. That of a comparison or a sweep holds a folder for
@@ -7,61 +7,46 @@ each run, and the recipe of each in ``recipes/``.
 
 from __future__ import annotations
 
-import dataclasses
-import os
 import re
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock, Timeout
 
-from .config import MAY_CHANGE_ON_RESUME, Recipe
+from .config import Recipe
 from .consent import require_asked_for
 from .errors import UserError
-from .files import is_temporary, remove_temporaries, sha256, write_atomically
-from .from_data import as_begun
-from .overrides import read_recipe, to_plain, to_yaml
-from .run_records import LABEL, checkpoint_folders, diverged_at, read_metrics, read_summary, step_of
+from .files import is_temporary, sha256
+from .overrides import read_recipe
+from .run_records import checkpoint_folders, diverged_at, read_summary, step_of
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 __all__ = [
     "ASSETS",
+    "CONFIG",
+    "LOCK",
     "RECIPES_FOLDER",
-    "Resume",
-    "check_data",
-    "check_length",
-    "check_run_folder",
-    "check_there",
     "each_once",
     "find_runs",
     "folder_name",
-    "folder_of",
     "has_begun",
     "has_ended",
     "has_weights",
     "how_far",
     "lock_folder",
     "names_in",
-    "open_run_folder",
-    "put_aside",
     "read_run_recipe",
     "read_weights",
     "require_run",
     "updates_done",
 ]
 
-# False: a new run. True: the run in the folder goes on, under the recipe that it has. "auto": it goes on, or starts
-# where there is none. "extend": it goes on, and its number of epochs may be another.
-Resume = bool | Literal["auto", "extend"]
-
 RECIPES_FOLDER = "recipes"
-_RESULTS = ("report.html", "figures", "inspection.json", "model.safetensors")
-_CONFIG, _LOCK = "config.yaml", ".lock"
+CONFIG, LOCK = "config.yaml", ".lock"
 _FAULT = re.compile(r"fault-\w+\.txt")  # of the program, recorded in the folder that it met it in (errors.py)
 # what the tasks put beside a run's weights, by which others read and build them (``Task.save_assets``)
 ASSETS = (
@@ -74,66 +59,11 @@ ASSETS = (
     "special_tokens_map.json",
     "modeling_stepsnet.py",
 )
-# what a start leaves in a folder before the first update
-_OF_A_START = {_CONFIG, _LOCK, LABEL, "metrics.jsonl", "processes.jsonl", "checkpoints", "tensorboard", "wandb"}
-_OF_A_START |= {"tracker.txt", *ASSETS}
 
 
 def folder_name(name: str) -> str:
     """What a run of that name is called among others: one folder, whatever the name holds, and not a hidden one."""
     return re.sub(r"[^\w.+=@-]", "-", name).lstrip(".-")[:60] or "run"
-
-
-def folder_of(recipe: Recipe, file: Path | None, resume: Resume) -> Path:
-    """Where a recipe is trained when no folder is named: in ``runs/``, by its name.
-
-    Args:
-        file: that the recipe was read from. A run goes on where its ``config.yaml`` is.
-    """
-    of_run = (_LOCK, "metrics.jsonl", "checkpoints")
-    if resume and file and file.name == _CONFIG and any((file.parent / name).exists() for name in of_run):
-        return file.parent
-    return Path("runs") / folder_name(recipe.name)
-
-
-def check_run_folder(folder: Path, recipe: Recipe, resume: Resume, is_grid: bool = False) -> Recipe:
-    """Find out whether a recipe can be trained in a folder. Nothing is written.
-
-    Args:
-        is_grid: of a comparison, which has ``recipes/``.
-
-    Returns:
-        The recipe to train: with what the run that is there has decided where the recipe leaves it open, its threads,
-        and the lengths that its schedule had.
-
-    Raises:
-        UserError: the folder holds something else, another recipe, or nothing to resume.
-    """
-    names = names_in(folder)
-    if _CONFIG in names and is_grid != (RECIPES_FOLDER in names):
-        kind = "a run" if is_grid else "a comparison"
-        raise UserError(f"--run: {folder} is that of {kind}; `stepsnet resume {folder}` goes on with it")
-    if _CONFIG in names and resume:
-        return _continued(folder, recipe, resume)
-    if _CONFIG in names and not _is_untrained(folder, names):
-        raise UserError(f"--run: {folder} is not empty, expected a new folder (--resume continues the run in it)")
-    if _CONFIG not in names and names - ({RECIPES_FOLDER} if is_grid else set()):
-        raise UserError(f"--run: {folder} is not empty, expected a new folder (nothing in it is overwritten)")
-    if not names:
-        check_there(folder, resume)
-    return recipe
-
-
-def check_there(folder: Path, resume: Resume) -> None:
-    """Raises UserError where resuming alone was asked for, and no run was ever started in a folder.
-
-    One that was stopped before its first file has left its lock, and is resumed from its beginning.
-    """
-    if resume and resume != "auto" and not (folder.is_dir() and any(folder.iterdir())):
-        raise UserError(
-            f"--resume: there is no run in {folder}, expected its folder (without --resume a run is started; "
-            "--auto-resume starts or resumes)"
-        )
 
 
 def names_in(folder: Path) -> set[str]:
@@ -144,133 +74,11 @@ def names_in(folder: Path) -> set[str]:
     """
     try:
         names = {path.name for path in folder.iterdir() if not is_temporary(path)}
-        return {name for name in names if name != _LOCK and not _FAULT.fullmatch(name)}
+        return {name for name in names if name != LOCK and not _FAULT.fullmatch(name)}
     except FileNotFoundError:
         return set()
     except OSError as error:
         raise UserError(f"--run: cannot use {folder}: {error.strerror}") from None
-
-
-def _is_untrained(folder: Path, names: set[str]) -> bool:
-    """Whether a run was started here that came to no update, as one that failed at its start; it has left its lock."""
-    if not (folder / _LOCK).exists() or updates_done(folder) or not names <= _OF_A_START:
-        return False
-    return not any(line["step"] and line["kind"] != "diverged" for line in read_metrics(folder))
-
-
-def _clear_failed_start(folder: Path) -> None:
-    """Remove the files that a start which came to no update has left, maybe that of another recipe or label.
-
-    Folders stay, and so do the faults that it has recorded.
-    """
-    try:
-        for path in folder.iterdir() if folder.is_dir() else ():
-            if path.name in _OF_A_START and path.name != _LOCK and not path.is_dir():
-                path.unlink()
-    except OSError as error:
-        raise UserError(f"--run: cannot use {folder}: {error.strerror}") from None
-
-
-def _continued(folder: Path, recipe: Recipe, resume: Resume) -> Recipe:
-    """The recipe under which the run in a folder goes on. Raises UserError where it is not this one's."""
-    there = read_recipe(folder / _CONFIG)
-    recipe = as_begun(recipe, there)
-    theirs, ours = to_plain(there), to_plain(recipe)
-    free = MAY_CHANGE_ON_RESUME | {"data", "earlier_epochs"}  # the same data may have moved
-    free |= {"epochs"} if resume == "extend" else set()
-    for key in ("task", *ours):
-        if key not in free and theirs.get(key) != ours[key]:
-            hint = ""
-            if key == "epochs":
-                hint = f" (`stepsnet resume {folder} epochs={ours[key]}` changes its length)"
-                if ours[key] < theirs.get(key, 0):  # which was changed since
-                    hint = f" (`stepsnet resume {folder}` goes on with it)"
-            elif resume == "extend":
-                hint = f"; what may change is {', '.join(sorted(free - {'earlier_epochs'}))}"
-            raise UserError(f"--run: {folder} holds a run with {key} {theirs.get(key)!r}, got {ours[key]!r}{hint}")
-    done = updates_done(folder)
-    _check_checkpoints(folder, done, there.epochs != recipe.epochs)
-    lines = [line for line in read_metrics(folder) if line["kind"] == "epoch" and line.get("epoch")]
-    if lines and there.epochs != recipe.epochs:
-        check_length(folder, recipe.epochs, lines[-1]["step"] // lines[-1]["epoch"])
-    earlier = there.earlier_epochs
-    if done and there.epochs != recipe.epochs:
-        until_now = there.epochs_at(done - 1)
-        earlier = tuple(entry for entry in earlier if entry[0] < done)
-        earlier += ((done, until_now),) if until_now != recipe.epochs else ()
-    return dataclasses.replace(recipe, earlier_epochs=earlier, threads=recipe.threads or there.threads)
-
-
-def check_length(folder: Path, epochs: int, steps_per_epoch: int) -> None:
-    """Raises UserError where the run in a folder has already been trained for longer."""
-    done = updates_done(folder)
-    if done > epochs * steps_per_epoch:
-        raise UserError(
-            f"epochs: got {epochs}, expected at least {-(-done // steps_per_epoch)}: {folder} has done {done} updates, "
-            f"{steps_per_epoch} an epoch"
-        )
-
-
-def check_data(folder: Path, counts: Mapping[str, int], recipe: Recipe) -> None:
-    """Raises UserError where data with these counts are not those that the run in a folder has a checkpoint of.
-
-    It comes before anything is written: that a run that has ended is of other data, nobody would find later. One that
-    has ended needs no checkpoint that is valid any more; of others one is expected, where there are some.
-    """
-    from .checkpoint import latest
-
-    try:
-        checkpoint, _ = latest(folder / "checkpoints")
-    except UserError:
-        if not has_ended(folder, recipe):  # which needs none of them any more
-            raise
-        return
-    if checkpoint:
-        checkpoint.check_data(counts)
-
-
-def _check_checkpoints(folder: Path, done: int, extends: bool) -> None:
-    """Raises UserError where a run would begin again because its checkpoints were removed."""
-    if done or (has_ended(folder) and not extends):
-        return
-    epochs = [line for line in read_metrics(folder) if line.get("kind") == "epoch"]
-    if len(epochs) > 1 or has_ended(folder):  # the first epoch's line comes before the first checkpoint
-        raise UserError(f"--resume: {folder} has no checkpoint left to go on from, expected one in checkpoints/")
-
-
-def open_run_folder(folder: Path, recipe: Recipe, resume: Resume = False, is_grid: bool = False) -> Recipe:
-    """As :func:`check_run_folder`; and ``config.yaml`` is written. The caller holds the folder's lock.
-
-    The results of a run that now gets other epochs are put aside in ``epochs-N/``.
-    """
-    resolved = check_run_folder(folder, recipe, resume, is_grid)
-    if folder.is_dir():
-        remove_temporaries(folder)
-    if not (resume and has_begun(folder)):
-        _clear_failed_start(folder)
-    config, summary = folder / _CONFIG, read_summary(folder)
-    is_over = summary is not None and _is_of(summary, resolved)  # what it was trained with stays as it is
-    if not (config.exists() and (is_over or (resume and to_plain(read_recipe(config)) == to_plain(resolved)))):
-        write_atomically(config, to_yaml(resolved))
-    if summary and not is_over:
-        # the last says that something is to be moved
-        put_aside(folder, summary["epochs"], [*_RESULTS, "summary.json"])
-    return resolved
-
-
-def put_aside(folder: Path, epochs: int, names: Sequence[str], replaces: bool = True) -> None:
-    """Move what is there of these, the results of so many epochs, to ``epochs-N/``. The caller holds the lock.
-
-    Args:
-        replaces: False where what is there already is better than what there is now, and this stays in its place.
-    """
-    aside = folder / f"epochs-{epochs}"
-    for name in names:
-        if (folder / name).exists() and (replaces or not (aside / name).exists()):
-            aside.mkdir(exist_ok=True)
-            if (aside / name).is_dir():  # of an earlier time that it had so many
-                shutil.rmtree(aside / name)
-            os.replace(folder / name, aside / name)
 
 
 @contextmanager
@@ -283,7 +91,7 @@ def lock_folder(folder: Path, wait: float = 0.0) -> Iterator[None]:
     Raises:
         UserError: another process holds it, or the folder cannot be written.
     """
-    lock = FileLock(folder / _LOCK, timeout=wait)
+    lock = FileLock(folder / LOCK, timeout=wait)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock.acquire()
@@ -321,7 +129,7 @@ def each_once(folders: Sequence[Path]) -> list[Path]:
 
 def has_begun(folder: Path) -> bool:
     """Whether a run or a comparison was started in a folder."""
-    return (folder / _CONFIG).exists()
+    return (folder / CONFIG).exists()
 
 
 def updates_done(folder: Path) -> int:
@@ -348,8 +156,8 @@ def require_run(folder: Path) -> None:
 def read_run_recipe(folder: Path) -> Recipe:
     """Raises UserError where the folder is not a run's, or its model is fetched and the user has not asked for it."""
     require_run(folder)
-    recipe = read_recipe(folder / _CONFIG)
-    require_asked_for(recipe, folder / _CONFIG, only=["model.", "baseline."])
+    recipe = read_recipe(folder / CONFIG)
+    require_asked_for(recipe, folder / CONFIG, only=["model.", "baseline."])
     return recipe
 
 

@@ -27,7 +27,8 @@ from stepsnet.engine.task import BatchShard
 from stepsnet.errors import UserError
 from stepsnet.recipes import find_recipe
 from stepsnet.recipes.imagenet import IMAGENET
-from stepsnet.run_folder import lock_folder, open_run_folder
+from stepsnet.resuming import open_run_folder
+from stepsnet.run_folder import lock_folder
 from stepsnet.runs.evaluate import evaluate_checkpoint
 from stepsnet.tasks import build_task
 from stepsnet.tasks.classification.data import load_images

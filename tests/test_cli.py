@@ -113,7 +113,20 @@ def test_resume_of_another_recipe_is_refused(trained, capsys):
             ["train", "digits/tiny", "model.args.widths=[24,0,48]"],
             "widths: got (24, 0, 48), expected positive integers",
         ),
-        (["train", "digits/tiny", "model.args.nonsense=1"], "nonsense"),
+        (
+            ["train", "digits/tiny", "model.args.residul=mhc"],
+            "'residul' (mhc), expected one of VisionTransformer (did",
+        ),
+        (["train", "digits/tiny", "model.args.residual=MHC"], "attention_residuals_block (did you mean mhc?)"),
+        (["train", "digits/tiny", "residual=mhc"], "a recipe's, or model.args.residual for one of the model"),
+        (
+            ["train", "digits/tiny", "model.args.residual=mhc", "model.args.residual_options={stream: 2}"],
+            "mhc got the option 'stream', expected streams, iterations (did you mean streams?)",
+        ),
+        (
+            ["train", "digits/tiny", "model.args.residual=mhc", "model.args.residual_options.streams=0"],
+            "streams of mhc: got 0, expected 2 to 64",
+        ),
         (["train", "digits/tiny", "data=digit"], "data: got 'digit', expected a folder or one of digits"),
         (["train", "digits/tiny", "batch_size=0"], "batch_size: got 0, expected at least 1"),
         (["train", "digits/tiny", "batch_size=9999"], "batch_size: got 9999, expected 1 to the 1437 training images"),

@@ -15,7 +15,8 @@ from stepsnet.config import ClassificationRecipe, ModelSpec
 from stepsnet.from_data import as_begun, with_baseline
 from stepsnet.models.build import build_model
 from stepsnet.overrides import to_yaml
-from stepsnet.run_folder import open_run_folder, read_run_recipe
+from stepsnet.resuming import open_run_folder
+from stepsnet.run_folder import read_run_recipe
 from stepsnet.runs.evaluate import evaluate_checkpoint
 from stepsnet.tasks import build_opened, open_data, resolve
 from stepsnet.tasks.assets import save_classes

@@ -22,7 +22,7 @@ from stepsnet.config import STRICT, ClassificationRecipe, DetectionRecipe, Model
 from stepsnet.errors import UserError
 from stepsnet.overrides import _validated, override, read_recipe, to_plain, to_yaml
 from stepsnet.recipes import find_recipe
-from stepsnet.run_folder import open_run_folder
+from stepsnet.resuming import open_run_folder
 from stepsnet.runs.launch import Job
 from stepsnet.tasks import macs_of
 from stepsnet.user_modules import import_user_modules

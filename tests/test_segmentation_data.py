@@ -171,7 +171,7 @@ def test_an_annotation_without_a_label_is_told_and_kept(camvid):
         (["eval_scales=[]"], "eval_scales: got [], expected at least 1 of them"),
         (["augment.scale_range=[2,1]"], "augment.scale_range: got 2.0, 1.0, expected the smaller one first"),
         (["model.args.backbone=swin_tny"], "backbone: got 'swin_tny', expected a timm or StepsNet model"),
-        (["model.args.width=3"], "unexpected keyword argument 'width'"),
+        (["model.args.width=3"], "got an unknown argument 'width' (3), expected one of UPerNet"),
         (["backbone=nowhere"], "backbone: got nowhere, expected the folder of a run or a checkpoint file"),
     ],
 )

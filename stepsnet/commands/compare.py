@@ -12,7 +12,7 @@ from .options import add_grid_options, add_run_options, recipe_and_folder, say_f
 
 if TYPE_CHECKING:
     from ..config import Recipe
-    from ..run_folder import Resume
+    from ..resuming import Resume
 
 HELP = "train a StepsNet and its baseline under one recipe, side by side"
 
@@ -38,11 +38,11 @@ def run(options: argparse.Namespace) -> None:
 def _forecast(recipe: Recipe, folder: Path, seeds: Sequence[int], jobs: int, resume: Resume) -> None:
     """Find the mistakes that :func:`compare_and_tell` would find before it trains, and say what would be trained."""
     from ..models.grow.spec import with_sources
-    from ..run_folder import check_run_folder
+    from ..resuming import settle_recipe
     from ..runs.check import check_grid
     from ..runs.compare import entries_of
 
-    recipe = check_run_folder(folder, with_sources(recipe), resume, is_grid=True)
+    recipe = settle_recipe(folder, with_sources(recipe), resume, is_grid=True)
     entries = entries_of(recipe)
     check_grid([entry.recipe for entry in entries], seeds, jobs)
     runs = f"{counted(2 * len(seeds), 'run')}, {jobs} at once,"

@@ -142,7 +142,7 @@ def recipe_and_folder(options: argparse.Namespace) -> tuple[Recipe, Path]:
     from ..reading import yaml_file
     from ..recipes import find_or_read
     from ..recipes.any_model import with_like_baseline, with_vocabulary
-    from ..run_folder import folder_of
+    from ..resuming import folder_of
 
     if getattr(options, "model", None):
         recipe = _pair_of_model(options)

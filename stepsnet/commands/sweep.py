@@ -15,7 +15,7 @@ from .options import add_grid_options, add_run_options, say_forecasts
 
 if TYPE_CHECKING:
     from ..config import Recipe
-    from ..run_folder import Resume
+    from ..resuming import Resume
 
 HELP = "run a declared study, or train a grid of recipes and seeds (Fig. 1)"
 

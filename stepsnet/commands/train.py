@@ -11,7 +11,7 @@ from .options import add_run_options, recipe_and_folder, say_forecasts
 
 if TYPE_CHECKING:
     from ..config import Recipe
-    from ..run_folder import Resume
+    from ..resuming import Resume
 
 HELP = "train a recipe, or continue a run"
 
@@ -29,9 +29,9 @@ def train_or_forecast(recipe: Recipe, folder: Path, options: argparse.Namespace)
     """Train a recipe in a folder, or with ``--dry-run`` show what would be trained."""
     if options.dry_run:
         from ..models.grow.spec import with_sources
-        from ..run_folder import check_run_folder
+        from ..resuming import settle_recipe
 
-        recipe = check_run_folder(folder, with_sources(recipe), options.resume)
+        recipe = settle_recipe(folder, with_sources(recipe), options.resume)
         say_forecasts([(recipe, "")], "the run", folder)
     else:
         train_and_tell(recipe, folder, options.resume)

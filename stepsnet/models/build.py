@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -86,6 +87,8 @@ def _build(spec: ModelSpec) -> nn.Module:
         raise
     except Exception as error:  # whatever timm, torch and transformers raise of arguments that they do not take
         said = in_a_line(error.__cause__ or error)
+        if unknown := re.fullmatch(r"(\w+)(?:\.__init__)?\(\) got an unexpected keyword argument '(\w+)'.*", said):
+            raise UserError(_unknown_argument(spec, unknown[2], unknown[1])) from error
         # a library's message may quote a value alone
         quoted = [f"{key}={value!r}" for key, value in spec.args.items() if key not in said and repr(value) in said]
         raise UserError(f"model {spec.name}: {said}{f' ({quoted[0]})' if len(quoted) == 1 else ''}") from error
@@ -95,6 +98,21 @@ def _build(spec: ModelSpec) -> nn.Module:
             if parameter.annotation in (bool, "bool") and value is not None and not isinstance(value, bool):
                 raise UserError(f"model {spec.name}: {name}: got {str(value)[:40]}, expected true or false")
     return model
+
+
+def _unknown_argument(spec: ModelSpec, name: str, callee: str) -> str:
+    """What is said of an argument that a constructor does not know, with the nearest that it does."""
+    if name not in spec.args:  # of a model inside of this one
+        return f"model {spec.name}: got an unknown argument {name!r}, expected one of {callee}"
+    others = {key: value for key, value in spec.args.items() if key != name}
+    try:
+        with torch.device("meta"):
+            kinds = type(_build(ModelSpec(spec.name, others))).__mro__[:-1]
+    except UserError:  # another one is wrong too, or the model needs numbers while it is built
+        kinds = ()
+    known = {parameter for kind in kinds for parameter in inspect.signature(kind).parameters}
+    got = f"got an unknown argument {name!r} ({str(spec.args[name])[:40]})"
+    return f"model {spec.name}: {got}, expected one of {callee}{nearest(name, sorted(known))}"
 
 
 def check_args(spec: ModelSpec) -> None:

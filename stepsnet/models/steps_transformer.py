@@ -44,6 +44,7 @@ from transformers.models.llama.modeling_llama import (
 )
 from transformers.utils.output_capturing import capture_outputs
 
+from ..errors import nearest
 from ..plan import check_steps
 from ..residual.connected import ConnectedBlock
 from ..residual.design import DesignPart
@@ -361,9 +362,10 @@ def create(**kwargs: Any) -> StepsTransformerForCausalLM:
             f"{derived[0]}: got {kwargs[derived[0]]!r}, expected widths, depths and num_attention_heads, from which it "
             "follows"
         )
-    unknown = [key for key in kwargs if key not in StepsTransformerConfig.__dataclass_fields__]
-    if unknown:
-        raise ValueError(f"got an unknown argument {unknown[0]!r}, expected one of StepsTransformerConfig")
+    known = StepsTransformerConfig.__dataclass_fields__
+    if unknown := [key for key in kwargs if key not in known]:
+        hint = nearest(unknown[0], known)
+        raise ValueError(f"got an unknown argument {unknown[0]!r}, expected one of StepsTransformerConfig{hint}")
     try:
         return StepsTransformerForCausalLM(StepsTransformerConfig(**kwargs))
     except StrictDataclassError as error:  # a value of the wrong type

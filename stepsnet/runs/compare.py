@@ -14,7 +14,8 @@ from ..from_data import with_baseline
 from ..models.grow.spec import with_sources
 from ..reading import dump_json
 from ..report.load_runs import BASELINE, STEPS
-from ..run_folder import Resume, check_run_folder, has_begun
+from ..resuming import Resume, settle_recipe
+from ..run_folder import has_begun
 from ..run_records import diverged_at
 from ..summary_stats import mean_and_std
 from .check import check_grid, tell
@@ -37,7 +38,7 @@ def compare(
         Interrupted: a signal.
     """
     is_new = not (resume and has_begun(folder))
-    recipe = check_run_folder(folder, with_sources(recipe), resume, is_grid=True)
+    recipe = settle_recipe(folder, with_sources(recipe), resume, is_grid=True)
     entries = entries_of(recipe)
     steps, baseline = check_grid([entry.recipe for entry in entries], seeds, jobs)
     if is_new:

@@ -15,21 +15,8 @@ from ..console import Display
 from ..errors import UserError
 from ..files import remove_temporaries, write_atomically
 from ..overrides import read_recipe, to_yaml
-from ..run_folder import (
-    RECIPES_FOLDER,
-    Resume,
-    check_data,
-    check_run_folder,
-    check_there,
-    folder_name,
-    has_begun,
-    has_ended,
-    lock_folder,
-    names_in,
-    open_run_folder,
-    put_aside,
-    read_run_recipe,
-)
+from ..resuming import Resume, check_data, open_run_folder, put_aside, require_begun, settle_recipe
+from ..run_folder import RECIPES_FOLDER, folder_name, has_begun, has_ended, lock_folder, names_in, read_run_recipe
 from ..run_records import read_summary
 from .launch import Failure, Job, error_of, run_all, share_of_cores
 from .report import report_or_tell
@@ -168,7 +155,7 @@ def _check_folder(folder: Path, resume: Resume, recipe: Recipe | None, only: set
     if only and (other := next((run for run in runs if _parts_of(run)[0] not in allowed), None)):
         raise UserError(f"--run: {folder} is that of a sweep, with {other}; `stepsnet resume {folder}` goes on with it")
     if recipe:
-        check_run_folder(folder, recipe, resume, is_grid=True)
+        settle_recipe(folder, recipe, resume, is_grid=True)
     elif "config.yaml" in names:
         raise UserError(f"--run: {folder} is that of a run or a comparison; `stepsnet resume {folder}` goes on with it")
     elif names and RECIPES_FOLDER not in names:
@@ -176,7 +163,7 @@ def _check_folder(folder: Path, resume: Resume, recipe: Recipe | None, only: set
     elif names and not resume:
         raise UserError(f"--run: {folder} is not empty, expected a new folder (--resume trains what is missing in it)")
     elif not names:
-        check_there(folder, resume)
+        require_begun(folder, resume)
 
 
 def _plan(
@@ -199,7 +186,7 @@ def _plan(
         threads = entry.recipe.threads or (read_recipe(config).threads if config.exists() else None) or share
         recipe = dataclasses.replace(entry.recipe, baseline=None, seed=seed, threads=threads)
         how: Literal["auto", "extend"] = "extend" if resume == "extend" and run.is_dir() else "auto"
-        check_run_folder(run, recipe, how)
+        settle_recipe(run, recipe, how)
         texts[config.name] = to_yaml(recipe)
         if not (has_ended(run, recipe) and (run / "report.html").exists()):
             name = f"{entry.name}, seed {seed}" if len({seed for _, seed in pairs}) > 1 else entry.name
@@ -209,7 +196,7 @@ def _plan(
         part, seed = _parts_of(run.name)
         if (of := by_part.get(part)) and run not in runs and has_begun(run):
             own_length = read_recipe(run / "config.yaml").epochs
-            check_run_folder(run, dataclasses.replace(of.recipe, baseline=None, seed=seed, epochs=own_length), "auto")
+            settle_recipe(run, dataclasses.replace(of.recipe, baseline=None, seed=seed, epochs=own_length), "auto")
         if of and of.data_counts:
             check_data(run, of.data_counts, of.recipe)
     return waiting, runs, texts

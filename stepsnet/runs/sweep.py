@@ -14,7 +14,7 @@ from ..models.blocks import is_in_steps
 from ..models.grow.spec import with_sources
 from ..reading import dump_json
 from ..report.load_runs import BASELINE, STEPS
-from ..run_folder import Resume
+from ..resuming import Resume
 from .check import CheckedRecipe, check_grid, tell
 from .grid import SWEEP_FILE, Entry, train_grid
 

@@ -33,19 +33,8 @@ from ..models.grow.spec import with_sources
 from ..provenance import provenance, trained_before, write_process
 from ..reading import dump_json, without_nonfinite
 from ..redact import public_value
-from ..run_folder import (
-    Resume,
-    check_data,
-    check_length,
-    check_run_folder,
-    has_begun,
-    has_ended,
-    has_weights,
-    lock_folder,
-    open_run_folder,
-    read_weights,
-    updates_done,
-)
+from ..resuming import Resume, check_data, check_length, open_run_folder, settle_recipe
+from ..run_folder import has_begun, has_ended, has_weights, lock_folder, read_weights, updates_done
 from ..run_records import LABEL, read_label, read_summary
 from ..tasks import build_task
 from ..tasks.splits import split_of
@@ -80,7 +69,7 @@ def train_run(
         # at first without the folder's lock: what does not fit is said before data and model are read
         checked, goes_on, has_checkpoints = context.on_main(
             lambda: (
-                check_run_folder(folder, recipe, resume),
+                settle_recipe(folder, recipe, resume),
                 bool(resume) and has_begun(folder),
                 updates_done(folder) > 0,
             )

@@ -15,7 +15,8 @@ from ..files import write_atomically
 from ..models.grow.spec import with_sources
 from ..overrides import override, to_yaml
 from ..provenance import command_line
-from ..run_folder import RECIPES_FOLDER, check_run_folder, has_begun, lock_folder
+from ..resuming import settle_recipe
+from ..run_folder import RECIPES_FOLDER, has_begun, lock_folder
 from ..runs.launch import Failure, Job, error_of, run_all
 from .declare import Cell, Study
 from .pages import check_folder
@@ -146,7 +147,7 @@ class _Conductor:
             self.planned[run.name] = run
             recipe = self._recipe(run)
             if has_begun(self.folder / run.name):
-                check_run_folder(self.folder / run.name, with_sources(recipe), resume=True)
+                settle_recipe(self.folder / run.name, with_sources(recipe), resume=True)
             write_atomically(config, to_yaml(recipe))
             if run.kind == "final":
                 note_criteria(config, self.folder / run.name, self.study, run.cell)
