@@ -17,12 +17,12 @@ from .consent import remember_as_asked, require_asked_for
 from .console import choose_display
 from .engine.interrupt import Interrupted
 from .errors import UserError
-from .overrides import override_values, read_recipe, to_plain
+from .overrides import override_values, to_plain
 from .provenance import recorded_command
 from .reading import yaml_file
 from .recipes import find_or_read
 from .resuming import Resume, folder_of
-from .run_folder import RECIPES_FOLDER, names_in, read_run_recipe
+from .run_folder import kind_of, read_run_recipe, recipes_of_runs
 from .runs.compare import compare as run_comparison
 from .runs.results import Comparison, Run
 from .runs.train import train_run
@@ -102,8 +102,8 @@ def resume(folder: str | Path, *, jobs: int = 2, **changes: Any) -> Run | Compar
         UserError: there is nothing to resume, or a change that a run does not go on with. KeyboardInterrupt: as above.
     """
     folder = _path(folder)
-    names = names_in(folder)
-    if RECIPES_FOLDER in names and "config.yaml" not in names:
+    kind = kind_of(folder)
+    if kind == "sweep":
         raise UserError(
             f"resume: {folder} is a sweep's, expected a run's or a comparison's; `stepsnet resume` takes it"
         )
@@ -111,10 +111,10 @@ def resume(folder: str | Path, *, jobs: int = 2, **changes: Any) -> Run | Compar
     require_asked_for(recipe, folder, changes)
     command = ["resume", str(folder), *_assignments(changes)]
     with recorded_command(*command), _interruptible(folder), choose_display() as display:
-        if RECIPES_FOLDER not in names:
+        if kind == "run":
             train_run(recipe, folder, display, "extend")
             return Run(folder)
-        seeds = sorted({read_recipe(file).seed for file in (folder / RECIPES_FOLDER).glob("*.yaml")})
+        seeds = sorted({each.seed for each in recipes_of_runs(folder).values()})
         run_comparison(recipe, folder, seeds, jobs, display, "extend")
     return Comparison(folder)
 
@@ -125,7 +125,7 @@ def load(folder: str | Path) -> Run | Comparison:
     Raises:
         UserError: the folder is neither.
     """
-    return Comparison(folder) if RECIPES_FOLDER in names_in(_path(folder)) else Run(folder)
+    return Run(folder) if kind_of(_path(folder)) == "run" else Comparison(folder)
 
 
 def _path(folder: Any) -> Path:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from filelock import FileLock, Timeout
 
@@ -37,10 +37,12 @@ __all__ = [
     "has_ended",
     "has_weights",
     "how_far",
+    "kind_of",
     "lock_folder",
     "names_in",
     "read_run_recipe",
     "read_weights",
+    "recipes_of_runs",
     "require_run",
     "updates_done",
 ]
@@ -145,6 +147,23 @@ def has_ended(folder: Path, recipe: Recipe | None = None) -> bool:
 
 def _is_of(summary: Mapping[str, Any], recipe: Recipe) -> bool:
     return summary.get("epochs", recipe.epochs) == recipe.epochs
+
+
+def kind_of(folder: Path) -> Literal["run", "comparison", "sweep"]:
+    """What was trained in a folder: one run, or several; of these a comparison has a recipe of its own.
+
+    Raises:
+        UserError: the folder cannot be read.
+    """
+    names = names_in(folder)
+    if RECIPES_FOLDER not in names:
+        return "run"
+    return "comparison" if CONFIG in names else "sweep"
+
+
+def recipes_of_runs(folder: Path) -> dict[str, Recipe]:
+    """The recipes of the runs in the folder of a comparison or a sweep, by the names of their folders."""
+    return {file.stem: read_recipe(file) for file in sorted((folder / RECIPES_FOLDER).glob("*.yaml"))}
 
 
 def require_run(folder: Path) -> None:

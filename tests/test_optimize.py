@@ -286,8 +286,8 @@ def test_bench_measures_what_is_optimized_for_each_purpose(monkeypatch):
 
 def test_predict_and_eval_optimize_without_compilation(monkeypatch, tmp_path):
     found = []
-    monkeypatch.setattr("stepsnet.tasks.prediction.load_trained", lambda *args: (made("test_steps_swin"), "cpu"))
-    spec = types.SimpleNamespace(model=ModelSpec("test_steps_swin"))
+    monkeypatch.setattr("stepsnet.tasks.prediction.trained_model", lambda *args: made("test_steps_swin"))
+    spec = types.SimpleNamespace(model=ModelSpec("test_steps_swin"), device="cpu")
     model, _ = PredictInputs(files=[]).model_of(tmp_path, spec)
     task = types.SimpleNamespace(evaluate=lambda model, *args: found.append(model), notices=list)
     evaluate._scores(task, made("test_resnet"), "cpu")

@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     from ..consent import require_asked_for
     from ..overrides import override
-    from ..run_folder import RECIPES_FOLDER, names_in, read_run_recipe
+    from ..run_folder import kind_of, read_run_recipe, recipes_of_runs
 
     def changed(recipe: Recipe) -> Recipe:
         recipe = dataclasses.replace(recipe, data=options.data) if options.data else recipe
@@ -39,16 +39,16 @@ def run(options: argparse.Namespace) -> None:
         require_asked_for(recipe, options.folder, typed_keys(options))
         return recipe
 
-    names = names_in(options.folder)
-    if RECIPES_FOLDER not in names:
+    kind = kind_of(options.folder)
+    if kind == "run":
         from .train import train_and_tell
 
         train_and_tell(changed(read_run_recipe(options.folder)), options.folder, "extend")
-    elif "config.yaml" in names:
+    elif kind == "comparison":
         from .compare import compare_and_tell
 
         recipe = changed(read_run_recipe(options.folder))
-        seeds = sorted({inner.seed for inner in _recipes(options.folder).values()})
+        seeds = sorted({inner.seed for inner in recipes_of_runs(options.folder).values()})
         compare_and_tell(recipe, options.folder, seeds, options.jobs, "extend")
     else:
         from .sweep import sweep_and_tell
@@ -57,19 +57,12 @@ def run(options: argparse.Namespace) -> None:
         sweep_and_tell(recipes, options.folder, None, options.jobs, "extend")
 
 
-def _recipes(folder: Path) -> dict[str, Recipe]:
-    """The recipes of the runs in a folder, by the names of the runs."""
-    from ..overrides import read_recipe
-    from ..run_folder import RECIPES_FOLDER
-
-    return {file.stem: read_recipe(file) for file in sorted((folder / RECIPES_FOLDER).glob("*.yaml"))}
-
-
 def _sweep(folder: Path) -> list[Recipe]:
     """The recipes of a sweep. Raises UserError where the folder is that of something else."""
+    from ..run_folder import recipes_of_runs
     from ..runs.grid import run_name
 
-    found = _recipes(folder)
+    found = recipes_of_runs(folder)
     for name, recipe in found.items():
         if name != run_name(recipe.name, recipe.seed):
             raise UserError(

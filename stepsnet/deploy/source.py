@@ -18,13 +18,13 @@ from ..models.backbone import PyramidBackbone, create_backbone, load_backbone
 from ..models.blocks import is_transformer_in_steps
 from ..models.build import DETECTORS, build_model, input_size_of
 from ..models.compilation import restore_forward
+from ..models.trained import trained_model
 from ..models.transfer import read_pretrained
 from ..models.windows import restore_windows
 from ..run_folder import how_far, read_run_recipe
 from ..runs.grid import refuse_comparison
 from ..tasks import describe_deployment
 from ..tasks.deployment import Deployment, of_tokens
-from ..tasks.publication import trained_model
 from .capture import flat_outputs, other_picture_sizes
 from .preprocessing import channels_of, of_model, stated, unknown
 from .samples import photographs, words

@@ -11,17 +11,17 @@ from torch import nn
 
 from ..checkpoint import load_into
 from ..config import ClassificationRecipe, ModelSpec, Recipe
-from ..device import autocast, pick_device
+from ..device import autocast, pick_device, pick_device_of_run
 from ..engine.task import BatchShard, Task
 from ..errors import UserError
 from ..from_data import with_classes
 from ..models.optimize import optimize
+from ..models.trained import trained_model
 from ..models.transfer import read_pretrained
 from ..overrides import override
 from ..run_folder import read_run_recipe
 from ..tasks import build_opened, build_task, open_data
 from ..tasks.classification.resolve import with_crop_mode
-from ..tasks.prediction import load_trained
 from ..tasks.splits import divided_for
 from ..terminal import say
 
@@ -63,7 +63,8 @@ def scored_run(
     for line in divided_for(recipe, data)[1]:
         say(f"stepsnet: {line}", error=True)
     model, task = build_task(recipe, data, folder)
-    model, device = load_trained(folder, recipe, model)
+    device = pick_device_of_run(recipe.device)
+    model = trained_model(folder, recipe, model).to(device)
 
     def score(model: nn.Module) -> dict[str, float]:
         with autocast(recipe.amp_dtype, device):

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from ..device import pick_device_of_run
 from ..errors import UserError, import_extra
-from ..models.build import build_model
+from ..models.trained import trained_model
 from ..reading import read_json
 from ..report.load_runs import BASELINE, STEPS, load_run
 from ..report.single import draw_figure, figure_names
@@ -20,7 +21,7 @@ from ..run_folder import find_runs, read_run_recipe
 from ..run_records import read_summary
 from ..tasks import predict
 from ..tasks.images import as_image
-from ..tasks.prediction import PredictInputs, load_trained
+from ..tasks.prediction import PredictInputs
 from .evaluate import evaluate_run
 from .grid import COMPARISON_FILE
 
@@ -51,8 +52,7 @@ class Run:
     def model(self) -> nn.Module:
         """The model with the run's weights, or those of its latest checkpoint, on the recipe's device and in evaluation
         mode. Raises UserError where there are none yet."""
-        model, _ = load_trained(self.folder, self.recipe, build_model(self.recipe.model, pretrained=False))
-        return model
+        return trained_model(self.folder, self.recipe).to(pick_device_of_run(self.recipe.device))
 
     @property
     def metrics(self) -> pandas.DataFrame:

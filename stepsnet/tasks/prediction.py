@@ -12,18 +12,16 @@ import torch
 from PIL import Image
 from torch import nn
 
-from ..checkpoint import load_into
 from ..config import Recipe
 from ..console import progress_bar
 from ..device import pick_device_of_run
 from ..errors import UserError
-from ..models.build import build_model
 from ..models.optimize import optimize
-from ..run_folder import read_weights
+from ..models.trained import trained_model
 from .images import UnreadableImage
 from .outputs import Outputs, common_folder
 
-__all__ = ["PredictInputs", "Prediction", "load_trained", "origin_of", "read_again", "read_files"]
+__all__ = ["PredictInputs", "Prediction", "origin_of", "read_again", "read_files"]
 
 T = TypeVar("T")
 File = Path | Image.Image  # an image file, or an image in memory
@@ -117,8 +115,8 @@ class PredictInputs:
     def model_of(self, run: Path, recipe: Recipe) -> tuple[nn.Module, torch.device]:
         """The run's model in evaluation mode, and its device. Raises UserError where it has no weights."""
         if self.model is None:
-            model, device = load_trained(run, recipe, build_model(recipe.model, pretrained=False))
-            return optimize(model, compile=False), device
+            device = pick_device_of_run(recipe.device)
+            return optimize(trained_model(run, recipe).to(device), compile=False), device
         return self.model.eval(), next(self.model.parameters()).device
 
 
@@ -130,17 +128,6 @@ class Prediction:
     record: Any  # the same as JSON
     input: str = ""  # the name of the file
     answer: str = ""  # in a few words, by which runs are compared; empty where there is nothing to compare
-
-
-def load_trained(run: Path, recipe: Recipe, model: nn.Module) -> tuple[nn.Module, torch.device]:
-    """Load a run's weights into ``model``, on the recipe's device, if it is there, and in evaluation mode.
-
-    Raises:
-        UserError: the run has no weights, or they do not fit the model.
-    """
-    load_into(model, read_weights(run))
-    device = pick_device_of_run(recipe.device)
-    return model.to(device).eval(), device
 
 
 def origin_of(file: File, key: str = "file") -> dict[str, str]:

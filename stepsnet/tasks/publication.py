@@ -8,14 +8,13 @@ from pathlib import Path
 
 from torch import nn
 
-from ..checkpoint import load_into, save_weights, untied
+from ..checkpoint import save_weights, untied
 from ..config import ModelSpec, Recipe
 from ..errors import UserError
-from ..models.build import build_model
+from ..models.trained import trained_model
 from ..reading import read_json
-from ..run_folder import read_weights
 
-__all__ = ["Publication", "modules_of", "publish_run_folder", "trained_model"]
+__all__ = ["Publication", "modules_of", "publish_run_folder"]
 
 
 @dataclass(frozen=True)
@@ -27,13 +26,6 @@ class Publication:
     usage: str  # Python code; SOURCE stands for the repository
     note: str = ""  # a paragraph below the code
     model: ModelSpec | None = None  # where the recipe's is found on some machines alone
-
-
-def trained_model(run: Path, recipe: Recipe) -> nn.Module:
-    """A run's model with its weights, on the CPU and in evaluation mode. Raises UserError where it has none."""
-    model = build_model(recipe.model, pretrained=False)
-    load_into(model, read_weights(run))
-    return model.eval()
 
 
 def modules_of(recipe: Recipe, model: nn.Module) -> list[str]:

@@ -11,7 +11,8 @@ from transformers import AutoTokenizer
 from transformers.utils import logging
 
 from ...config import LanguageRecipe
-from ..publication import Publication, trained_model
+from ...models.trained import trained_model
+from ..publication import Publication
 from .assets import save_assets
 from .data import load_tokenizer
 

@@ -1,0 +1,28 @@
+"""A run's model with what it has learned."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torch import nn
+
+from ..checkpoint import load_into
+from ..config import Recipe
+from ..run_folder import read_weights
+from .build import build_model
+
+__all__ = ["trained_model"]
+
+
+def trained_model(run: Path, recipe: Recipe, model: nn.Module | None = None) -> nn.Module:
+    """A run's model with its weights, or those of its latest checkpoint, on the CPU and in evaluation mode.
+
+    Args:
+        model: that its task has built already; it gets the weights.
+
+    Raises:
+        UserError: the run has no weights, or they do not fit the model.
+    """
+    model = build_model(recipe.model, pretrained=False) if model is None else model
+    load_into(model, read_weights(run))
+    return model.eval()
