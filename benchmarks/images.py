@@ -2,14 +2,16 @@
 
     python benchmarks/images.py [--images N] [--out results/benchmarks/images.json]
 
-JPEGs of 500×375 pixels, as ImageNet's are on average, of noise and of a smooth picture (photographs lie
-between the two), under the paper's augmentation at 224×224, under none but crop and flip, and as in evaluation.
+JPEGs of 500×375 pixels, as ImageNet's are on average, of noise and of a smooth picture (photographs lie between the
+two), at 224×224 under the paper's augmentation, under crop and flip alone, and as in evaluation; and pictures of 32×32
+pixels that are kept in memory, under crop and flip. They come in batches, as a loader asks for them.
 Ends in one JSON line.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import tempfile
 import time
 from pathlib import Path
@@ -20,19 +22,19 @@ from outcome import conclude, rounded_quartiles
 from PIL import Image
 
 from stepsnet.config import Augment
+from stepsnet.recipes.imagenet import IMAGENET
 from stepsnet.tasks.classification.data import InputSpec, load_images
 
 ROUNDS = 5
+BATCH = 50
 SPEC = InputSpec((3, 224, 224), (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-AUGMENTS = {
-    "paper's": Augment(),
-    "crop and flip": Augment(color_jitter=0.0, auto_augment=None, re_prob=0.0),
-    "evaluation": None,
-}
+CROP_AND_FLIP = Augment(scale=(0.08, 1.0), ratio=(3 / 4, 4 / 3), hflip=0.5)
+AUGMENTS = {"paper's": IMAGENET.augment, "crop and flip": CROP_AND_FLIP, "evaluation": None}
+SMALL = "crop and flip of 32×32 in memory"
 
 
-def write_pictures(folder: Path, count: int) -> None:
-    rng, size = np.random.default_rng(0), (500, 375)
+def write_pictures(folder: Path, count: int, size: tuple[int, int], ending: str) -> None:
+    rng = np.random.default_rng(0)
     for split, number in (("train", count), ("val", 1)):
         (folder / split / "pictures").mkdir(parents=True)
         for index in range(number):
@@ -41,7 +43,7 @@ def write_pictures(folder: Path, count: int) -> None:
             if index % 2:
                 noise = Image.fromarray(rng.integers(0, 256, (*size[::-1], 3), dtype=np.uint8))
                 picture = Image.blend(picture, noise, 0.3)
-            picture.save(folder / split / "pictures" / f"{index:04}.jpg", quality=90)
+            picture.save(folder / split / "pictures" / f"{index:04}.{ending}", quality=90)
 
 
 def main() -> None:
@@ -50,15 +52,20 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    rates: dict[str, list[float]] = {name: [] for name in AUGMENTS}
-    with tempfile.TemporaryDirectory() as folder:
-        write_pictures(Path(folder), options.images)
-        splits = {name: load_images(f"folder:{folder}", SPEC, augment).train for name, augment in AUGMENTS.items()}
+    rates: dict[str, list[float]] = {name: [] for name in (*AUGMENTS, SMALL)}
+    with tempfile.TemporaryDirectory() as large, tempfile.TemporaryDirectory() as small:
+        write_pictures(Path(large), options.images, (500, 375), "jpg")
+        write_pictures(Path(small), options.images, (32, 32), "png")
+        splits = {name: load_images(f"folder:{large}", SPEC, augment).train for name, augment in AUGMENTS.items()}
+        of_small = dataclasses.replace(SPEC, input_size=(3, 32, 32))
+        splits[SMALL] = load_images(f"folder:{small}", of_small, CROP_AND_FLIP, in_memory=True).train
         for turn in range(ROUNDS + 1):
             for name, samples in splits.items():
                 started = time.perf_counter()
-                for index in range(options.images):
-                    samples[(turn, index, 0)]
+                for first in range(0, options.images, BATCH):
+                    samples.__getitems__(
+                        [(turn, index, 0) for index in range(first, min(first + BATCH, options.images))]
+                    )
                 if turn:  # the first warms up
                     rates[name].append(options.images / (time.perf_counter() - started))
     conclude(

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ from torchvision.datasets import CIFAR10
 
 from stepsnet.checkpoint import save_weights
 from stepsnet.cli import main
-from stepsnet.config import ClassificationRecipe, ModelSpec
+from stepsnet.config import Augment, ClassificationRecipe, ModelSpec
 from stepsnet.engine.task import BatchShard
 from stepsnet.errors import UserError
 from stepsnet.recipes import find_recipe
@@ -31,7 +32,7 @@ from stepsnet.resuming import open_run_folder
 from stepsnet.run_folder import lock_folder
 from stepsnet.runs.evaluate import evaluate_checkpoint
 from stepsnet.tasks import build_task
-from stepsnet.tasks.classification.data import load_images
+from stepsnet.tasks.classification.data import Samples, load_images
 from stepsnet.tasks.classification.task import Classification
 from stepsnet.tasks.classification.transforms import InputSpec
 from stepsnet.tasks.images import UnreadableImage
@@ -160,6 +161,22 @@ def test_mixup_needs_even_parts_and_keeps_the_batch(folder):
     assert torch.equal(images, before) and loss.isfinite() and 0 <= others["mixed_top1"] <= 100
     with pytest.raises(UserError, match="got 1 images per forward pass, expected an even number"):
         batches(task, share=BatchShard(0, 1, 4))
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "RGBA"])
+@pytest.mark.parametrize("augment", [None, Augment(scale=(0.5, 1.0), hflip=0.5), Augment(re_prob=1.0)])
+def test_a_batch_is_its_samples_to_the_bit(folder, mode, augment):
+    """Batches are normalized as a whole, but for what random erasing or another mode of image asks."""
+    task = make_task(folder)
+    spec = InputSpec((len(mode), 16, 16), (0.48, 0.45, 0.4, 0.5)[: len(mode)], (0.22, 0.2, 0.25, 0.3)[: len(mode)])
+    read = task.data.train.images.read
+    images = SimpleNamespace(read=lambda index: read(index).convert(mode), labels=task.data.train.labels, name=str)
+    samples = Samples(images, spec.training(augment), np.arange(8), seed=3)
+    keys = [(2, index, 1) for index in (5, 0, 7)]
+    inputs, labels, failed = samples.__getitems__(keys)
+    assert torch.equal(inputs, torch.stack([samples[key][0] for key in keys])) and inputs.is_contiguous()
+    assert inputs.dtype == torch.float32 and labels.tolist() == [samples[key][1] for key in keys]
+    assert failed == ["", "", ""]
 
 
 def test_part_of_the_data_takes_the_classes_in_turn(folder):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from ..splits import split_of
 from .digits import load_digits
 from .held_out import InMemory, divide
 from .sources import SOURCES, Arrays, Splits, StoredImages
-from .transforms import InputSpec, Transform
+from .transforms import InputSpec, Transform, before_normalization, normalized
 
 __all__ = [
     "ImageData",
@@ -42,7 +43,8 @@ class Samples(Dataset):
     """Images as inputs: sample (epoch, index, copy) is a function of these numbers and the seed.
 
     A sample is the input (C, H, W), its label, and the name of the image that could not be decoded, if there is one.
-    In training the next image that can be decoded takes its place; in evaluation nothing may.
+    In training the next image that can be decoded takes its place; in evaluation nothing may. Torch's loader asks for
+    whole batches, which take less time than their samples one by one and are the same.
 
     Args:
         indices: of the images.
@@ -53,7 +55,7 @@ class Samples(Dataset):
         self, images: StoredImages, transform: Transform, indices: np.ndarray, seed: int = 0, neighbors: int = 0
     ):
         self.images, self.transform, self.indices, self.seed = images, transform, indices, seed
-        self.neighbors = neighbors
+        self.neighbors, self.in_two = neighbors, before_normalization(transform)
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -68,6 +70,23 @@ class Samples(Dataset):
         Raises:
             UserError: no neighbor can be decoded either.
         """
+        image, label, failed = self._read(key, self.transform)
+        return torch.zeros(0, 0, 0) if image is None else image, label, failed
+
+    def __getitems__(self, keys: Sequence[SampleKey]) -> tuple[Tensor, Tensor, list[str]]:
+        """Inputs (B, C, H, W) and labels (B) of the images that could be decoded, and of each key the name that a
+        sample has."""
+        transform, normalize = self.in_two or (self.transform, None)
+        images, labels, failed = zip(*(self._read(key, transform) for key in keys))
+        decoded = [(image, label) for image, label in zip(images, labels) if image is not None]
+        if not decoded:
+            return torch.zeros(1, 0, 0, 0), torch.zeros(0, dtype=torch.int64), list(failed)
+        images, labels = zip(*decoded)
+        inputs = normalized(images, normalize) if normalize else torch.stack(images)
+        return inputs, torch.from_numpy(np.asarray(labels, dtype=np.int64)), list(failed)
+
+    def _read(self, key: SampleKey, transform: Callable[[Any], Any]) -> tuple[Any, int, str]:
+        """An image as the transform makes it, or None; its label, and the name of what could not be decoded."""
         epoch, position, copy = key
         failed = ""
         for step in range(1 + self.neighbors):
@@ -78,9 +97,9 @@ class Samples(Dataset):
                 failed = failed or f"{self.images.name(index)}: {error}"
                 continue
             seed_sample(self.seed, epoch, index, copy)
-            return self.transform(image), int(self.images.labels[index]), failed
+            return transform(image), int(self.images.labels[index]), failed
         if not self.neighbors:
-            return torch.zeros(0, 0, 0), int(self.images.labels[self.indices[position]]), failed
+            return None, int(self.images.labels[self.indices[position]]), failed
         raise UserError(f"data: {1 + self.neighbors} samples in a row cannot be decoded, the first is {failed}")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import AbstractContextManager, closing
 from pathlib import Path
 from typing import Any
@@ -205,7 +205,7 @@ class Classification(Task):
 
     def example_batch(self, device: torch.device) -> Batch:
         count = min(_EXAMPLES, len(self.data.val))
-        images, labels, _ = _collate([self.data.val[0, index, 0] for index in range(count)])
+        images, labels, _ = self.data.val.__getitems__([(0, index, 0) for index in range(count)])
         if not len(labels):
             raise UserError(f"data: the first {count} images to evaluate cannot be decoded, expected some that can")
         return images.to(device), labels.to(device)
@@ -329,16 +329,13 @@ class Classification(Task):
     def _loaded(
         self, samples: Dataset, keys: list[list[SampleKey]], device: torch.device
     ) -> AbstractContextManager[Iterator[Any]]:
-        return loaded(samples, device, self.workers, len(keys), batch_sampler=keys, collate_fn=_collate)
+        return loaded(samples, device, self.workers, len(keys), batch_sampler=keys, collate_fn=_as_it_is)
 
 
 def _accuracy(logits: Tensor, labels: Tensor) -> Tensor:
     return (logits.argmax(-1) == labels).float().mean() * 100
 
 
-def _collate(samples: Sequence[tuple[Tensor, int, str]]) -> tuple[Tensor, Tensor, list[str]]:
-    """Samples as a batch, without those that have no input, and what could not be decoded."""
-    failed = [name for _, _, name in samples]
-    decoded = [(image, label) for image, label, _ in samples if image.numel()]
-    images, labels = zip(*decoded) if decoded else ((torch.zeros(0, 0, 0),), ())
-    return torch.stack(images), torch.from_numpy(np.asarray(labels, dtype=np.int64)), failed
+def _as_it_is(batch: Any) -> Any:
+    """The samples come as a batch already."""
+    return batch
