@@ -193,6 +193,20 @@ def test_the_threads_of_a_run_are_kept_whatever_is_left_to_run(tmp_path, started
         train_grid(pair, tmp_path / "grid", [0], 1, None, True, override(recipe, ["lr=0.5"]))
 
 
+@pytest.mark.parametrize(("asked", "expected"), [(None, "2"), ("5", "5")])
+def test_runs_that_compile_side_by_side_share_the_cores(started, monkeypatch, asked, expected):
+    monkeypatch.delenv("TORCHINDUCTOR_COMPILE_THREADS", raising=False)
+    if asked:
+        monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", asked)
+
+    def popen(command, env, **_):
+        raise RuntimeError(env["TORCHINDUCTOR_COMPILE_THREADS"])
+
+    monkeypatch.setattr(launch.subprocess, "Popen", popen)
+    with pytest.raises(RuntimeError, match=f"^{expected}$"):
+        run_all([Job("run", "", "config.yaml", "run")], 4, None)
+
+
 def test_the_kind_of_a_folder_is_not_mistaken(tmp_path, started, capsys):
     recipe = find_recipe("digits/tiny")
     train_grid([Entry("StepsNet", "", recipe)], tmp_path / "pair", [0], 1, None, False, recipe)

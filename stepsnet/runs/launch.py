@@ -96,6 +96,8 @@ class _Launcher:
     def __init__(self, waiting: list[Job], jobs: int, display: Display, ended: Ended):
         self.waiting, self.at_once, self.display, self.ended = waiting, jobs, display, ended
         self.share = share_of_cores(jobs)
+        # each run that compiles would start a process for each core of the machine
+        self.environment = {"TORCHINDUCTOR_COMPILE_THREADS": str(max(1, cores() // jobs)), **os.environ}
         self.lines: queue.Queue[tuple[str, str | None]] = queue.Queue()  # of a child; None where it has ended
         self.running: dict[str, subprocess.Popen] = {}
         self.jobs: dict[str, Job] = {}
@@ -134,7 +136,7 @@ class _Launcher:
             stderr=subprocess.STDOUT,
             encoding="utf-8",
             errors="replace",  # a library may print anything
-            env={**os.environ, "OMP_NUM_THREADS": str(job.threads or self.share)},
+            env={**self.environment, "OMP_NUM_THREADS": str(job.threads or self.share)},
         )
         assert process.stdin is not None
         with suppress(BrokenPipeError):  # of one that has already ended
