@@ -63,9 +63,7 @@ def main() -> None:
             for name, samples in splits.items():
                 started = time.perf_counter()
                 for first in range(0, options.images, BATCH):
-                    samples.__getitems__(
-                        [(turn, index, 0) for index in range(first, min(first + BATCH, options.images))]
-                    )
+                    samples.batch([(turn, index, 0) for index in range(first, min(first + BATCH, options.images))])
                 if turn:  # the first warms up
                     rates[name].append(options.images / (time.perf_counter() - started))
     conclude(

@@ -187,11 +187,11 @@ def open_run_folder(folder: Path, recipe: Recipe, resume: Resume = False, is_gri
         remove_temporaries(folder)
     if not (resume and has_begun(folder)):
         _clear_failed_start(folder)
-    config, summary = folder / CONFIG, read_summary(folder)
+    config = folder / CONFIG
     is_over = has_ended(folder, resolved)  # what it was trained with stays as it is
     if not (config.exists() and (is_over or (resume and to_plain(read_recipe(config)) == to_plain(resolved)))):
         write_atomically(config, to_yaml(resolved))
-    if summary and not is_over:
+    if not is_over and (summary := read_summary(folder)):
         # the last says that something is to be moved
         put_aside(folder, summary["epochs"], [*_RESULTS, "summary.json"])
     return resolved

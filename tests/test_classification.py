@@ -173,7 +173,7 @@ def test_a_batch_is_its_samples_to_the_bit(folder, mode, augment):
     images = SimpleNamespace(read=lambda index: read(index).convert(mode), labels=task.data.train.labels, name=str)
     samples = Samples(images, spec.training(augment), np.arange(8), seed=3)
     keys = [(2, index, 1) for index in (5, 0, 7)]
-    inputs, labels, failed = samples.__getitems__(keys)
+    inputs, labels, failed = samples.batch(keys)
     assert torch.equal(inputs, torch.stack([samples[key][0] for key in keys])) and inputs.is_contiguous()
     assert inputs.dtype == torch.float32 and labels.tolist() == [samples[key][1] for key in keys]
     assert failed == ["", "", ""]

@@ -113,6 +113,7 @@ def test_resume_of_another_recipe_is_refused(trained, capsys):
             ["train", "digits/tiny", "model.args.widths=[24,0,48]"],
             "widths: got (24, 0, 48), expected positive integers",
         ),
+        (["train", "digits/tiny", "model.args.nonsense=1"], "nonsense"),
         (
             ["train", "digits/tiny", "model.args.residul=mhc"],
             "'residul' (mhc), expected one of VisionTransformer (did",

@@ -409,6 +409,7 @@ def test_the_cache_is_narrower_than_the_baselines(model, ids):
         ({"num_hidden_layers": 9}, "num_hidden_layers: got 9, expected widths, depths and num_attention_heads, from"),
         ({"head_dim": 64}, "head_dim: got 64, expected widths"),
         ({"rope_parameters": {"rope_type": "longrope", "factor": 2.0}}, "rope_type: got longrope, whose factors"),
+        ({"embed_dim": 64}, "unknown argument 'embed_dim'"),
         ({"widht": 64}, "unknown argument 'widht', expected one of StepsTransformerConfig .did you mean widths"),
     ],
 )

@@ -73,7 +73,7 @@ class Samples(Dataset):
         image, label, failed = self._read(key, self.transform)
         return torch.zeros(0, 0, 0) if image is None else image, label, failed
 
-    def __getitems__(self, keys: Sequence[SampleKey]) -> tuple[Tensor, Tensor, list[str]]:
+    def batch(self, keys: Sequence[SampleKey]) -> tuple[Tensor, Tensor, list[str]]:
         """Inputs (B, C, H, W) and labels (B) of the images that could be decoded, and of each key the name that a
         sample has."""
         transform, normalize = self.in_two or (self.transform, None)
@@ -84,6 +84,8 @@ class Samples(Dataset):
         images, labels = zip(*decoded)
         inputs = normalized(images, normalize) if normalize else torch.stack(images)
         return inputs, torch.from_numpy(np.asarray(labels, dtype=np.int64)), list(failed)
+
+    __getitems__ = batch  # by this name torch's loader asks for one
 
     def _read(self, key: SampleKey, transform: Callable[[Any], Any]) -> tuple[Any, int, str]:
         """An image as the transform makes it, or None; its label, and the name of what could not be decoded."""

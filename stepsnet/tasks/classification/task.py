@@ -205,7 +205,7 @@ class Classification(Task):
 
     def example_batch(self, device: torch.device) -> Batch:
         count = min(_EXAMPLES, len(self.data.val))
-        images, labels, _ = self.data.val.__getitems__([(0, index, 0) for index in range(count)])
+        images, labels, _ = self.data.val.batch([(0, index, 0) for index in range(count)])
         if not len(labels):
             raise UserError(f"data: the first {count} images to evaluate cannot be decoded, expected some that can")
         return images.to(device), labels.to(device)

@@ -72,7 +72,7 @@ def before_normalization(transform: Transform) -> tuple[Callable[[Any], Image.Im
     the transform is another's.
     """
     parts: Any = getattr(transform, "transforms", ())
-    if len(parts) < 2 or not isinstance(parts[-2], ToTensor | MaybeToTensor) or not isinstance(parts[-1], Normalize):
+    if len(parts) < 2 or not isinstance(parts[-2], ToTensor) or not isinstance(parts[-1], Normalize):
         return None
     return Compose(parts[:-2]), parts[-1]
 
