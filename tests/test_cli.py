@@ -107,7 +107,10 @@ def test_resume_of_another_recipe_is_refused(trained, capsys):
         (["train", "digits/tiny", "epochs"], "got 'epochs', expected key=value"),
         (["train", "digits/tiny", "model.nam=x"], "unknown key 'model.nam'"),
         (["train", "digits/tiny", "model.name=steps_diet_tiny_patch16_224"], "mean steps_deit_tiny_patch16_224"),
-        (["train", "digits/tiny", "model.args.num_heads=[5,2,3]"], "num_heads: got 5, expected a divisor of the width"),
+        (
+            ["train", "digits/tiny", "model.args.num_heads=[5,2,3]"],
+            "num_heads: got 5, expected a divisor of the width 24\n",
+        ),
         (["train", "digits/tiny", "model.args.depths=[1,1]"], "depths: got (1, 1), expected one per width"),
         (
             ["train", "digits/tiny", "model.args.widths=[24,0,48]"],

@@ -90,7 +90,9 @@ def _build(spec: ModelSpec) -> nn.Module:
         if unknown := re.fullmatch(r"(\w+)(?:\.__init__)?\(\) got an unexpected keyword argument '(\w+)'.*", said):
             raise UserError(_unknown_argument(spec, unknown[2], unknown[1])) from error
         # a library's message may quote a value alone
-        quoted = [f"{key}={value!r}" for key, value in spec.args.items() if key not in said and repr(value) in said]
+        values = {key: rf"(?<!\w){re.escape(repr(value))}(?!\w)" for key, value in spec.args.items() if key not in said}
+        is_named = len(values) < len(spec.args)  # then another number in it is not of these
+        quoted = [f"{key}={spec.args[key]!r}" for key in values if not is_named and re.search(values[key], said)]
         raise UserError(f"model {spec.name}: {said}{f' ({quoted[0]})' if len(quoted) == 1 else ''}") from error
     for kind in type(model).__mro__[:-1]:
         for name, parameter in inspect.signature(kind).parameters.items():
