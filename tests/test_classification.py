@@ -218,15 +218,28 @@ def test_images_that_cannot_be_decoded_are_left_out_of_the_scores(folder):
     scores = task.evaluate(model, BatchShard(), CPU)
     assert scores["loss"] == pytest.approx(nn.functional.cross_entropy(logits[kept], labels[kept]).item(), abs=1e-5)
     assert scores["top1"] == pytest.approx((logits.argmax(1) == labels)[kept].float().mean().item() * 100, abs=1e-3)
-    assert len(task.notices()) == task.facts()["undecodable"] == 3
+    *skipped, told = task.notices()
+    assert len(skipped) == task.facts()["undecodable"] == task.facts()["samples"]["evaluated"] == 3
+    assert told == "the metrics are of 3 of the 6 images to evaluate"
     later = make_task(folder, augment=None)  # of a process that goes on from a checkpoint
     later.load_state_dict(task.state_dict())
     assert later.facts() == task.facts() and later.notices() == [] and later.state_dict() == task.state_dict()
-    for index in kept:
+    for count, index in reversed([*enumerate(kept)]):
         Path(task.data.val.images.name(index)).unlink()
         Path(task.data.val.images.name(index)).touch()
-    with pytest.raises(UserError, match="none of the 6 images to evaluate can be decoded"):
-        make_task(folder, augment=None).evaluate(model, BatchShard(), CPU)
+        with pytest.raises(UserError, match=f"{count} of the 6 images to evaluate can be decoded, expected at least"):
+            make_task(folder, augment=None).evaluate(model, BatchShard(), CPU)
+
+
+def test_a_class_of_which_no_image_is_scored_is_named(folder):
+    """Its images cannot be decoded, so that the scores are of the other class alone."""
+    task = make_task(folder, augment=None)
+    for index in np.flatnonzero(task.data.val.labels == 1):
+        Path(task.data.val.images.name(index)).write_text("this is a text")
+    task = make_task(folder, augment=None)
+    task.evaluate(nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, 2)), BatchShard(), CPU)
+    lost = task.data.classes[1]
+    assert task.notices()[-1] == f"the metrics are of 3 of the 6 images to evaluate, none of them of {lost}"
 
 
 @pytest.mark.parametrize(

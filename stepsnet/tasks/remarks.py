@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-__all__ = ["on_classes", "on_largest_class"]
+__all__ = ["on_classes", "on_largest_class", "on_scored"]
 
 _SHARE = 0.5  # of the training images, above which a class is named
 _NAMES = 3  # of classes in a line, at most
@@ -40,6 +40,13 @@ def on_largest_class(classes: Sequence[str], trained: np.ndarray, evaluated: np.
         f"{share:.1f}% of the training images are of {classes[largest]}: "
         f"to answer this always scores {guessed:.1f}% top-1 on the evaluated images"
     ]
+
+
+def on_scored(what: str, classes: Sequence[str], evaluated: np.ndarray, scored: np.ndarray) -> str:
+    """That the metrics are of some of the evaluated samples, and which classes none of these is of."""
+    lost = (evaluated > 0) & (scored == 0)
+    none_of = f", none of them of {_names(classes, lost)}" if lost.any() else ""
+    return f"the metrics are of {scored.sum()} of the {evaluated.sum()} {what} to evaluate{none_of}"
 
 
 def _names(classes: Sequence[str], chosen: np.ndarray) -> str:

@@ -13,7 +13,6 @@ from timm.data import Mixup
 from timm.loss import SoftTargetCrossEntropy
 from torch import Tensor, nn
 from torch.utils.data import Dataset
-from torchmetrics import SumMetric
 from torchmetrics.classification import MulticlassAccuracy
 
 from ...analysis.complexity import Complexity, count_complexity
@@ -28,7 +27,7 @@ from ...models.transfer import start_from
 from ..assets import check_classes, save_classes
 from ..loading import loaded
 from ..normalization import Normalization, on_other_normalization
-from ..remarks import on_classes, on_largest_class
+from ..remarks import on_classes, on_largest_class, on_scored
 from ..scoring import mean_loss, of_all_ranks, shared_by
 from ..splits import split_of
 from .data import ImageData, SampleKey, Samples, StoredData, check_test_split, load_images, open_images
@@ -154,6 +153,8 @@ class Classification(Task):
         self.undecodable: dict[str, None] = {}  # an ordered set
         self.undecodable_before: list[str] = []  # of earlier processes of the run, mended since perhaps
         self.reported = 0  # how many of them notices() has returned
+        self.scored: int | None = None  # images of the latest evaluation that could be decoded
+        self.on_scored: list[str] = []  # what notices() has to return of it
         self.mixup: Mixup | None = None
         self.criterion: nn.Module = nn.CrossEntropyLoss(label_smoothing=label_smoothing)
         if augment and (augment.mixup > 0 or augment.cutmix > 0):
@@ -233,36 +234,48 @@ class Classification(Task):
         Images that cannot be decoded are left out, and :meth:`notices` names them.
 
         Raises:
-            UserError: more images than ``max_undecodable`` cannot be decoded, or all of them.
+            UserError: more images than ``max_undecodable`` cannot be decoded, or more than half of a split's.
         """
-        scores = self._score(self.data.val, model, shard, device)
+        scores, scored = self._score(self.data.val, model, shard, device)
+        self._note_scored(scored)
         if len(self.data.clean):
-            clean = self._score(self.data.clean, model, shard, device)
+            clean, _ = self._score(self.data.clean, model, shard, device)
             scores |= {"train_clean_loss": clean["loss"], "train_clean_top1": clean["top1"]}
         self._count_undecodable(of_all_ranks(self.undecodable, shard))  # those of the training before too
         return scores
 
-    def _score(self, samples: Samples, model: nn.Module, shard: BatchShard, device: torch.device) -> dict[str, float]:
+    def _score(
+        self, samples: Samples, model: nn.Module, shard: BatchShard, device: torch.device
+    ) -> tuple[dict[str, float], np.ndarray]:
+        """The metrics, and how many images of each class they are of."""
         classes, shared = len(self.data.classes), shared_by(shard)
+        of_rank = np.zeros(classes, dtype=np.int64)
         metrics = {
-            "scored": SumMetric(**shared),
             "loss": mean_loss(shard),
             "top1": MulticlassAccuracy(classes, average="micro", **shared),
             "top5": MulticlassAccuracy(classes, average="micro", top_k=min(5, classes), **shared),
         }
         for metric in metrics.values():
             metric.to(device)
-        metrics["scored"].update(0)
         with closing(self._predicted(samples, model, shard, device)) as predicted:
             for _, logits, labels in predicted:
-                metrics["scored"].update(len(labels))
+                of_rank += np.bincount(labels.cpu(), minlength=classes)
                 metrics["loss"].update(nn.functional.cross_entropy(logits, labels), weight=len(labels))
                 metrics["top1"].update(logits, labels)
                 metrics["top5"].update(logits, labels)
-        if len(samples) and not metrics["scored"].compute() and shard.rank == 0:
-            raise UserError(f"data: none of the {len(samples)} images to evaluate can be decoded")
+        scored = np.sum(shard.gather(of_rank), axis=0)
+        if 2 * scored.sum() < len(samples) and shard.rank == 0:  # numbers that say little of the split
+            got = f"{scored.sum()} of the {len(samples)} images to evaluate can be decoded"
+            such_as = f"; the latest that cannot is {next(reversed(self.undecodable))}" if self.undecodable else ""
+            raise UserError(f"data: {got}, expected at least half of them{such_as}")
         loss, top1, top5 = (metrics[name].compute().item() for name in ("loss", "top1", "top5"))
-        return {"loss": loss, "top1": round(100 * top1, 4), "top5": round(100 * top5, 4)}
+        return {"loss": loss, "top1": round(100 * top1, 4), "top5": round(100 * top5, 4)}, scored
+
+    def _note_scored(self, scored: np.ndarray) -> None:
+        is_new, self.scored = self.scored != scored.sum(), int(scored.sum())
+        if is_new and self.scored < len(self.data.val):
+            evaluated = np.bincount(self.data.val.labels, minlength=len(scored))
+            self.on_scored = [on_scored("images", self.data.classes, evaluated, scored)]
 
     def _predicted(
         self, samples: Samples, model: nn.Module, shard: BatchShard, device: torch.device
@@ -301,13 +314,14 @@ class Classification(Task):
         return {"train": len(self.data.train), "evaluated": len(self.data.val)}
 
     def facts(self) -> dict[str, Any]:
-        return {"split": self.data.evaluated, "samples": self.sizes(), "undecodable": len(self._every_undecodable())}
+        samples = {**self.sizes(), **({} if self.scored is None else {"evaluated": self.scored})}
+        return {"split": self.data.evaluated, "samples": samples, "undecodable": len(self._every_undecodable())}
 
     def state_dict(self) -> dict[str, Any]:
-        return {"undecodable": self._every_undecodable()}
+        return {"undecodable": self._every_undecodable(), "scored": self.scored}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.undecodable_before = state.get("undecodable", [])
+        self.undecodable_before, self.scored = state.get("undecodable", []), state.get("scored")
 
     def _every_undecodable(self) -> list[str]:
         return list(dict.fromkeys([*self.undecodable_before, *self.undecodable]))
@@ -315,7 +329,8 @@ class Classification(Task):
     def notices(self) -> list[str]:
         new = list(self.undecodable)[self.reported :]
         self.reported = len(self.undecodable)
-        return [f"skipped a sample that cannot be decoded, {name}" for name in new]
+        told, self.on_scored = self.on_scored, []
+        return [*(f"skipped a sample that cannot be decoded, {name}" for name in new), *told]
 
     def _count_undecodable(self, failed: Iterable[str]) -> None:
         """Raises UserError where too many samples could not be decoded so far."""
@@ -323,7 +338,7 @@ class Classification(Task):
         if len(self.undecodable) > self.max_undecodable:
             raise UserError(
                 f"data: {len(self.undecodable)} samples cannot be decoded, expected at most max_undecodable="
-                f"{self.max_undecodable}; the latest is {list(self.undecodable)[-1]}"
+                f"{self.max_undecodable}; the latest is {next(reversed(self.undecodable))}"
             )
 
     def _loaded(
