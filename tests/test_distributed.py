@@ -167,7 +167,8 @@ def test_undecodable_images_of_every_rank_are_named_and_counted(tmp_path):
     assert done.returncode == 0, done.stderr
     for rank in (0, 1):
         named, refused = (tmp_path / f"said{rank}").read_text().splitlines()
-        assert named.startswith("2 ") and "cat/1.png" in named and "dog/1.png" in named
+        assert named.startswith("3 ") and "cat/1.png" in named and "dog/1.png" in named
+        assert named.endswith("the metrics are of 6 of the 8 images to evaluate")
         assert "2 samples cannot be decoded, expected at most max_undecodable=1" in refused
 
 
