@@ -20,6 +20,7 @@ from .errors import UserError
 from .machine import cores
 from .redact import public_command
 from .run_records import metrics_text
+from .user_modules import module_versions
 
 if TYPE_CHECKING:
     import torch
@@ -73,6 +74,7 @@ def provenance(device: torch.device | None = None) -> dict[str, Any]:
             "python": platform.python_version(),
             **{name: version(name) for name in ("torch", "torchvision", "timm")},
             "stepsnet": __version__,  # its source may run without being installed
+            **module_versions(),
         },
     }
 

@@ -6,16 +6,21 @@ something to download.
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from .errors import USER_CODE, UserError
 
-__all__ = ["import_user_modules"]
+__all__ = ["import_user_modules", "is_module_version", "module_versions"]
+
+_SUM = "sha256:"
+
+_versions: dict[str, str] = {}  # of the modules that have been imported here
 
 
 def import_user_modules(names: Sequence[str], folder: str | Path | None = None) -> None:
@@ -34,10 +39,14 @@ def import_user_modules(names: Sequence[str], folder: str | Path | None = None) 
     for name in names:
         if not all(part.isidentifier() for part in name.split(".")):
             raise UserError(f"import: got {name!r}, expected the name of a module, such as my_models")
+        before = set(sys.modules)
         with _first_on_path(folders):
             try:
                 module = importlib.import_module(name)
-                USER_CODE.update(getattr(module, "__path__", None) or [str(module.__file__)])
+                files = _own_files(name, sys.modules.keys() - before)
+                USER_CODE.update([*getattr(module, "__path__", ()), *map(str, files)])
+                if name not in before or name not in _versions:
+                    _versions[name] = _version_of(files)
             except ModuleNotFoundError as error:
                 if error.name and f"{name}.".startswith(f"{error.name}."):
                     where = " or ".join((*folders, "sys.path"))
@@ -47,6 +56,38 @@ def import_user_modules(names: Sequence[str], folder: str | Path | None = None) 
                 raise
             except BaseException as error:  # SystemExit too, which would end the command in silence
                 raise UserError(f"import: {name} fails: {_last_line(error)}") from error
+
+
+def module_versions() -> dict[str, str]:
+    """A checksum of each module that this process has imported for a recipe, with the files beside it that it imports,
+    as they were at that time."""
+    return dict(_versions)
+
+
+def is_module_version(text: str) -> bool:
+    return text.startswith(_SUM)
+
+
+def _own_files(name: str, loaded: Iterable[str]) -> list[Path]:
+    """The files of a module of the user's, and of the modules and packages beside it that were loaded for it."""
+    of_module = Path(str(sys.modules[name].__file__))  # a package without one has no code either
+    up = name.count(".") + (of_module.name == "__init__.py")
+    beside, package = of_module.parents[up], name.partition(".")[0]
+    found = {of_module}
+    for each in loaded:
+        file = Path(getattr(sys.modules.get(each), "__file__", None) or "")
+        is_installed = "site-packages" in file.parts and each.partition(".")[0] != package
+        if file.is_relative_to(beside) and not is_installed:
+            found.add(file)
+    return sorted(found)
+
+
+def _version_of(files: Sequence[Path]) -> str:
+    digest = hashlib.sha256()
+    for file in files:
+        with suppress(OSError):  # of a module that is no file, as in a zip
+            digest.update(file.name.encode() + b"\0" + hashlib.sha256(file.read_bytes()).digest())
+    return f"{_SUM}{digest.hexdigest()[:16]}"
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from stepsnet.analysis.residual_stream import measure_stream
 from stepsnet.errors import UserError
 from stepsnet.models.blocks import blocks_of, recompute_blocks
 from stepsnet.models.compilation import compile_blocks
-from stepsnet.residual import DESIGNS
+from stepsnet.residual import DESIGNS, Wiring
 from stepsnet.residual.mhc import sinkhorn_knopp
 from stepsnet.stream import recomputed
 
@@ -238,11 +238,22 @@ def test_a_stream_in_bfloat16_under_autocast(name):
     assert (ours.float() - network(x)).abs().max() < 0.1
 
 
-@pytest.mark.parametrize("name", ["dense_former", "deep_cross_attention", "mudd", "attention_residuals"])
-def test_blocks_that_read_those_before_them_are_not_run_without_them(name):
-    network = stepsnet.residual.connect([Block(WIDTH, 2) for _ in range(4)], name)
-    with pytest.raises(UserError, match=r"a block got 1 outputs of blocks before it, expected [35]"):
-        network[2:](torch.randn(2, 5, WIDTH))
+@pytest.mark.parametrize("name", JOINED)
+def test_blocks_are_not_run_without_those_before_them(name):
+    """A part of the network that begins anew would compute something else: only a state that is the stream may."""
+    network = stirred(stepsnet.residual.connect([Block(WIDTH, 2) for _ in range(4)], name, **OPTIONS.get(name, {})))
+    network, x = network.eval(), torch.randn(2, 5, WIDTH)
+    if type(network.wiring) is Wiring:
+        torch.testing.assert_close(network[2:](network[:2](x)), network(x))
+        torch.testing.assert_close(network[1](network[0](x)), network[:2](x))
+        return
+    for part in (network[2:], network[:3][1:]):
+        for run in (part, lambda x, part=part: [block(x) for block in part]):
+            with pytest.raises(UserError, match="got a part of a connected sequence without its first block"):
+                run(network[:2](x))
+    with pytest.raises(RuntimeError, match="block 2 of .* no block before it has run"):
+        network[2](x)
+    assert torch.isfinite(network[:2](x)).all() and torch.isfinite(network[0](x)).all() and len(network[4:]) == 0
 
 
 def test_an_interrupted_attention_leaves_no_inputs_behind():

@@ -20,6 +20,7 @@ from toy_study import TOY, declared, run
 from stepsnet.engine.update import Diverged
 from stepsnet.files import write_atomically
 from stepsnet.overrides import read_recipe, to_yaml
+from stepsnet.recipes import find_recipe
 from stepsnet.residual import DESIGNS
 from stepsnet.runs.train import train_run
 from stepsnet.study import conductor
@@ -541,6 +542,35 @@ def test_what_was_run_on_other_machines_is_said(tmp_path):
         "",
         "Pairs of two versions of torch, whose rounding differs: gain (1 of 3 pairs).",
     ]
+
+
+@pytest.mark.usefixtures("own_registrations")
+def test_a_module_of_ones_own_that_changes_amid_a_study_is_noted(tmp_path, capsys, in_process, monkeypatch):
+    """Its results stand beside each other as if nothing had been: the page and the next command say it."""
+    monkeypatch.chdir(tmp_path)
+    Path("my_gain.py").write_text("GAIN = 0.5\n")
+    Path("my_halves.py").write_text(
+        "import torch\nfrom my_gain import GAIN\nfrom stepsnet.residual import DESIGNS, Connection\n"
+        "class Halves(Connection):\n    title = source = 'a test'\n"
+        "    def forward(self, x, F):\n        return x + GAIN * F(x)\n"
+        "DESIGNS['halves'] = Halves\n"
+    )
+    Path("base.yaml").write_text(to_yaml(dataclasses.replace(find_recipe("digits/tiny"), imports=("my_halves",))))
+    contenders = [
+        {"name": name, "settings": {"model.args.residual": name}, "points": {1: {"model.args.depths": [1]}}}
+        for name in ("plain", "halves")
+    ]
+    changes = {"recipe": "base.yaml", "contenders": contenders, "criteria": [], "claims": []}
+    file, results = declared(tmp_path, **changes), tmp_path / "results"
+    arguments = ("sweep", file, "--run", "run", "--results", results, "--resume")
+    status, _, err = run(*arguments, "--cells", "plain@1", capsys=capsys)
+    assert status == 0 and "another content" not in err, err
+    sys.modules.pop("my_halves"), sys.modules.pop("my_gain")
+    Path("my_gain.py").write_text("GAIN = 0.25\n")
+    status, out, err = run(*arguments, "--cells", "halves@1", capsys=capsys)
+    assert status == 0 and "5 of the results were made by another content of the module my_halves" in out + err, err
+    page = next(line for line in (tmp_path / "run" / "study.md").read_text().splitlines() if "my_halves" in line)
+    assert page.count("5 of sha256:") == 2 and "The module my_halves was changed while the study went on" in page
 
 
 @pytest.mark.parametrize("better", (0.0, 0.3, -0.3))

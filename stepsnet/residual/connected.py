@@ -133,8 +133,11 @@ def _blank(block_class: Any) -> Any:
 class ConnectedSequence(StepsNet):
     """Connected blocks named 0, 1, 2, …, as in an ``nn.Sequential``, and their wiring: (B, N, C) -> (B, N, C).
 
-    It has the length of its blocks and can be iterated and sliced as a :class:`stepsnet.StepsNet` of one step.
+    It has the length of its blocks and can be iterated and sliced as a :class:`stepsnet.StepsNet` of one step. A slice
+    without the first block runs only where the state of the design is the stream itself.
     """
+
+    begins = True  # with the first block of the stream
 
     def __init__(self, blocks: Iterable[nn.Module], wiring: Wiring):
         nn.Module.__init__(self)
@@ -157,6 +160,7 @@ class ConnectedSequence(StepsNet):
         check_stream(x, -1, self.width, 0)
         if not self.blocks:
             return x  # a step of which nothing is left, whose end could still weigh its one source
+        self._check_begins()
         state = self.wiring.start(x)
         for block in self.blocks:
             state = recomputed(block, state) if self.grad_checkpointing else block(state)
@@ -170,6 +174,7 @@ class ConnectedSequence(StepsNet):
 
     def __iter__(self) -> Iterator[StreamBlock]:
         """The blocks as functions of the stream. They run in order: each goes on from the state of the one before."""
+        self._check_begins()
         passage = Passage(self.wiring)
         for index, block in enumerate(self.blocks):
             run = PassingBlock(passage, block, index, self.grad_checkpointing)
@@ -183,7 +188,16 @@ class ConnectedSequence(StepsNet):
         selected = ConnectedSequence(kept, self.wiring)
         selected.grad_checkpointing = self.grad_checkpointing
         selected.training = self.training  # not that of the blocks, which are shared
+        selected.begins = self.begins and any(keep[:1])
         return selected
+
+    def _check_begins(self) -> None:
+        """Raises UserError for blocks without those before them, of whose outputs they would have only the last."""
+        if self.blocks and not self.begins and type(self.wiring) is not Wiring:
+            raise UserError(
+                "blocks: got a part of a connected sequence without its first block; the stream of this design is more "
+                "than one tensor, expected a part that begins with it, such as blocks[:6]"
+            )
 
     def extra_repr(self) -> str:
         return ""

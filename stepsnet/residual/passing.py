@@ -60,9 +60,14 @@ class PassingBlock:
         one = self.passage
         if type(one.wiring) is Wiring:  # the state is the stream, whatever was done to it in between
             return x
-        if self.index == 0 or one.shown is None:  # also of another pass on an equal stream, or where it is run again
+        if self.index == 0:  # also of another pass on an equal stream, or where it is run again
             one.begun.clear()
             return one.wiring.start(x)
+        if one.shown is None:
+            raise RuntimeError(
+                f"block {self.index} of a connected sequence: got a stream in which no block before it has run; the "
+                "stream of this design is more than that tensor, run the container or its blocks in order, in one loop"
+            )
         if self.index in one.begun and _same(x, one.begun[self.index][0]):  # run again, perhaps from a view of its own
             return one.begun[self.index][1]
         if _same(x, one.shown) and one.writes == _writes(one.shown):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,14 @@ from ..provenance import command_line
 from ..resuming import settle_recipe
 from ..run_folder import RECIPES_FOLDER, has_begun, lock_folder
 from ..runs.launch import Failure, Job, error_of, run_all
+from ..user_modules import module_versions
 from .declare import Cell, Study
 from .pages import check_folder
 from .results import (
     check_one_data_set,
     defaults_of,
     diverged_record,
+    modules_of,
     note_criteria,
     noted_criteria,
     read_results,
@@ -72,6 +74,8 @@ def conduct(
         if not resume and place.exists() and any(place.iterdir()):
             raise UserError(f"{option}: {place} is not empty, expected a new folder (--resume runs what is missing)")
     conductor = _Conductor(study, folder, results, display, cells, data, free, after)
+    for line in _on_modules(conductor.there.values()):
+        display.note(study.name, line)
     folder.mkdir(parents=True, exist_ok=True)
     with lock_folder(folder):
         check_folder(study, folder)
@@ -172,6 +176,18 @@ class _Conductor:
                 self.after()
             except Exception as error:  # whatever is wrong with a page, it is written again after the next run
                 self.display.note(job.name, f"no page: {error}")
+
+
+def _on_modules(records: Iterable[Mapping[str, Any]]) -> list[str]:
+    """A line for each module of the user's that is another now than when some of the runs were made."""
+    lines, now = [], module_versions()
+    for name, versions in modules_of(records).items():
+        if name in now and (others := sum(count for version, count in versions.items() if version != now[name])):
+            lines.append(
+                f"{others} of the results were made by another content of the module {name}; they stay, and where "
+                "what they use of it has changed, remove their files from the results to run them anew"
+            )
+    return lines
 
 
 def check_results(study: Study, results: Path, data: str | None = None) -> dict[str, dict[str, Any]]:

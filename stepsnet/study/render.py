@@ -15,7 +15,7 @@ from ..report.figure import in_style, make_panels, scale_by_size
 from ..report.words import count, number
 from ..summary_stats import format_mean_std, percent
 from .declare import Cell, Study
-from .results import flatness_of
+from .results import flatness_of, modules_of
 from .run_plan import choice_of, never_trained, progress
 from .verdict import Judged, finals_of, judge_study
 
@@ -75,7 +75,8 @@ def render_study(study: Study, results: Results) -> str:
         lines += ["", _criteria_table(study, outcome.criteria)]
     for claim in outcome.claims:
         lines += ["", f"**{claim.verdict}**: {claim.text}"]
-    remarks = [*_unequal(study), *counted_anew(study, results), *_no_longer_declared(study, results)]
+    remarks = [*_unequal(study), *counted_anew(study, results), *_of_changed_modules(results)]
+    remarks += _no_longer_declared(study, results)
     lines += ["", *(f"- {remark}" for remark in remarks)] if remarks else []
     if any("hardware" in record for record in results.values()):
         lines += ["", _made_with(results.values()), *_on_other_machines(study, results)]
@@ -99,6 +100,16 @@ def counted_anew(study: Study, results: Results) -> list[str]:
         for (name, point, _), macs in found.items()
         if len(macs) > 1
     ]
+
+
+def _of_changed_modules(results: Results) -> list[str]:
+    """A line for each module of the user's that was another when some of the runs were made."""
+    lines = []
+    for module, versions in modules_of(results.values()).items():
+        if len(versions) > 1:
+            runs = ", ".join(f"{count} of {version}" for version, count in versions.items())
+            lines.append(f"The module {module} was changed while the study went on; its runs: {runs}.")
+    return lines
 
 
 def _no_longer_declared(study: Study, results: Results) -> list[str]:

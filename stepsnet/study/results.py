@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -19,6 +19,7 @@ from ..reading import read_json
 from ..redact import public_value, without_place
 from ..report.load_runs import load_run
 from ..run_folder import has_begun
+from ..user_modules import is_module_version
 from .declare import Cell, Study
 from .run_plan import Planned
 
@@ -28,6 +29,7 @@ __all__ = [
     "defaults_of",
     "diverged_record",
     "flatness_of",
+    "modules_of",
     "note_criteria",
     "noted_criteria",
     "read_results",
@@ -137,6 +139,17 @@ def check_one_data_set(records: Mapping[str, Mapping[str, Any]], data: str | Non
         first, of = sizes.setdefault(of_data, (size, run))
         if size != first:
             raise UserError(f"results: {run} was trained on {size}, {of} on {first}, expected one data set")
+
+
+def modules_of(records: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, int]]:
+    """The user's modules that runs have imported: of each, its versions and how many runs record them."""
+    found: dict[str, dict[str, int]] = {}
+    for record in records:
+        for name, version in record.get("versions", {}).items():
+            if is_module_version(version):
+                of_module = found.setdefault(name, {})
+                of_module[version] = of_module.get(version, 0) + 1
+    return found
 
 
 def settings_of(recipe: Recipe) -> dict[str, Any]:
