@@ -214,8 +214,8 @@ def _check_differences(study: Study) -> None:
 def _keys_of_training(recipe: Recipe) -> list[str]:
     """The settings in which contenders at a point may not differ, those of evaluation among them."""
     of_evaluation = [key for key in vars(recipe) if key.startswith("eval_") and key != "eval_batch_size"]
-    counts_updates = getattr(recipe, "epoch_updates", None) is not None  # otherwise an epoch is a pass over the data
-    return [*OF_THE_LENGTH, *OF_THE_DATA, "clean_samples", *of_evaluation, *["batch_size"] * counts_updates]
+    # by the size of a batch an epoch has more updates, or more data
+    return [*OF_THE_LENGTH, *OF_THE_DATA, "batch_size", "clean_samples", *of_evaluation]
 
 
 def _check_gives(study: Study, cell: Cell, recipe: Any) -> None:
