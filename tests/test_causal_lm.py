@@ -2,11 +2,21 @@
 
 import json
 import math
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    Gemma3TextConfig,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+)
 
 from stepsnet.analysis.complexity import count_language_model
 from stepsnet.bench import TOKENS, Candidate, bench
@@ -20,7 +30,7 @@ from stepsnet.tasks.deployment import of_tokens
 from stepsnet.tasks.language.assets import save_assets
 from stepsnet.tasks.language.data import load_text
 from stepsnet.tasks.language.inspection import continued
-from stepsnet.tasks.language.task import LanguageModelling
+from stepsnet.tasks.language.task import LanguageModelling, _fit_positions
 
 FIELDS = {"n_embd": 64, "n_layer": 4, "n_head": 4, "n_positions": 32, "vocab_size": 300}
 BERT = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
@@ -212,3 +222,18 @@ def test_any_language_model_is_measured_on_tokens(positions):
     result = bench([Candidate("gpt2", "gpt2", spec)], batch_size=1, rounds=1, memory_batches=None, device="cpu")
     (row,) = result["rows"]
     assert row["shape"] == [min(positions, TOKENS)] and row["training"]["n"] == 1
+
+
+def test_a_config_says_the_length_that_its_model_is_trained_at():
+    """lm-eval, vLLM and pipelines cut to it. A scaled rotary formula has the length itself."""
+    scaled = {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}
+    for make, expected in (
+        (partial(LlamaConfig), 96),
+        (partial(Gemma3TextConfig), 96),
+        (partial(LlamaConfig, rope_parameters=scaled), 64),
+    ):
+        model = SimpleNamespace(config=make(max_position_embeddings=64))
+        _fit_positions(model, 48)
+        assert model.config.max_position_embeddings == 64
+        _fit_positions(model, 96)
+        assert model.config.max_position_embeddings == expected
