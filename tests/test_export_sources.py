@@ -147,14 +147,14 @@ def test_a_module_of_another_precision_is_refused(dtype):
 
 class _Parts(nn.Module):
     def forward(self, x):
-        return {"mask": x.mean(1), "score": x.mean((1, 2, 3))}
+        return {"mask": x.mean(1), "score": x.mean((1, 2, 3)), "colors": x.mean((0, 2, 3))}
 
 
 @pytest.mark.parametrize(
     ("model", "names"),
     [
         (lambda: timm.create_model("test_steps_swin", features_only=True), ["map_1", "map_2", "map_3", "map_4"]),
-        (_Parts, ["mask", "score"]),
+        (_Parts, ["mask", "score", "colors"]),
     ],
 )
 def test_all_outputs_of_a_module_are_named(model, names, here):
@@ -163,6 +163,7 @@ def test_all_outputs_of_a_module_are_named(model, names, here):
     assert [one["name"] for one in described] == names and exported.metadata["task"] == "features"
     found = open_session(exported.path)(torch.randn(1, 3, 224, 224))
     assert [len(one["shape"]) for one in described] == [one.ndim for one in found]
+    assert [one["shape"][0] for one in described] == [3 if name == "colors" else "batch" for name in names]
 
 
 @pytest.mark.parametrize(

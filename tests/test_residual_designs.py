@@ -251,7 +251,7 @@ def test_blocks_are_not_run_without_those_before_them(name):
         for run in (part, lambda x, part=part: [block(x) for block in part]):
             with pytest.raises(UserError, match="got a part of a connected sequence without its first block"):
                 run(network[:2](x))
-    with pytest.raises(RuntimeError, match="block 2 of .* no block before it has run"):
+    with pytest.raises(RuntimeError, match=r"block 2 of .* no block before it has run"):
         network[2](x)
     assert torch.isfinite(network[:2](x)).all() and torch.isfinite(network[0](x)).all() and len(network[4:]) == 0
 

@@ -237,14 +237,14 @@ def _describe(
     source: Source, captured: Captured, outputs: Sequence[str], found: list[list[Tensor]], cases: list[Tensor]
 ) -> dict[str, Any]:
     """The metadata, of plain values."""
-    use, batch = source.use, captured.input_shape[0]
+    use = source.use
     described: dict[str, Any] = {
         "stepsnet": __version__,
         "task": use.task,
         "model": source.model_name,
         "inputs": [{"name": use.input, "dtype": use.dtype, "shape": captured.input_shape}],
         "outputs": [
-            {"name": name, "shape": [batch, *_sizes_of(ones, captured.input_shape, cases)]}
+            {"name": name, "shape": _sizes_of(ones, captured.input_shape, cases)}
             for name, *ones in zip(outputs, *found, strict=True)
         ],
         "preprocessing": use.preprocessing,
@@ -256,13 +256,13 @@ def _describe(
 
 
 def _sizes_of(ones: Sequence[Tensor], input_shape: Sequence[int | str], cases: Sequence[Tensor]) -> list[Any]:
-    """An output's sizes behind the batch: a number where inputs of all sizes have the same.
+    """An output's sizes: a number where inputs of all sizes have the same, as where it has no batch.
 
     Where it is always as long as an open axis of the input, that axis' name; None for what depends on it otherwise.
     """
-    open_axes = [axis for axis, name in enumerate(input_shape) if axis and isinstance(name, str)]
+    open_axes = [axis for axis, name in enumerate(input_shape) if isinstance(name, str)]
     found: list[Any] = []
-    for axis, sizes in enumerate(zip(*(one.shape[1:] for one in ones)), 1):
+    for axis, sizes in enumerate(zip(*(one.shape for one in ones))):
         if len(set(sizes)) == 1:
             found.append(sizes[0])
             continue

@@ -97,9 +97,10 @@ class StepsDeiT(VisionTransformer):
             info["module"] = f"blocks.{name}"
 
     def forward_features(self, x: Tensor, attn_mask: Optional[Tensor] = None, is_causal: bool = False) -> Tensor:
-        if not torch.jit.is_scripting():  # noqa: SIM102 - TorchScript, which cannot compile timm's loop over blocks
-            if attn_mask is not None or is_causal:
-                return super().forward_features(x, attn_mask, is_causal)
+        if torch.jit.is_scripting():  # which cannot compile timm's loop over blocks
+            assert attn_mask is None and not is_causal, "a scripted Steps-DeiT takes no attn_mask and no is_causal"
+        elif attn_mask is not None or is_causal:
+            return super().forward_features(x, attn_mask, is_causal)
         x = self.norm_pre(self.patch_drop(self._pos_embed(self.patch_embed(x))))  # (B, N, C)
         return self.norm(self.blocks(x))
 
