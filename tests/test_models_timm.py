@@ -122,6 +122,13 @@ def test_features_by_a_symbolic_trace_end_in_tensors(family, bow_tie):
         torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.parametrize("kind", ["hook", "fx"])
+def test_channels_of_what_blocks_write(kind):
+    """By hooks and by a trace timm gets a block's output alone, without the channels that wait."""
+    model = timm.create_model("test_steps_deit", features_only=True, feature_cls=kind, out_indices=(0, 4, 8)).eval()
+    assert model.feature_info.channels() == [32, 48, 64] == [one.shape[-1] for one in model(torch.zeros(1, 3, 64, 64))]
+
+
 @BOTH
 @ALL
 def test_features_only(family, bow_tie):

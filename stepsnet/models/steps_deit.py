@@ -11,7 +11,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Optional
 
 import torch
-from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
+from timm.models import (
+    FeatureGraphNet,
+    FeatureHookNet,
+    build_model_with_cfg,
+    generate_default_cfgs,
+    register_model,
+)
 from timm.models.vision_transformer import Block, VisionTransformer, checkpoint_filter_fn
 from torch import Tensor
 
@@ -93,8 +99,8 @@ class StepsDeiT(VisionTransformer):
         blocks = list(self.blocks)  # type: ignore[has-type]
         self.blocks = assemble(blocks, widths, depths, -1, residual, residual_options)
         names = [name for name, _ in self.blocks.named_modules() if re.fullmatch(r"networks\.\d+\.\d+", name)]
-        for info, name in zip(self.feature_info, names):
-            info["module"] = f"blocks.{name}"
+        for info, name, width in zip(self.feature_info, names, per_block(widths, depths)):
+            info.update(module=f"blocks.{name}", written_chs=width)
 
     def forward_features(self, x: Tensor, attn_mask: Optional[Tensor] = None, is_causal: bool = False) -> Tensor:
         if torch.jit.is_scripting():  # which cannot compile timm's loop over blocks
@@ -128,7 +134,7 @@ def _filter_checkpoint(state_dict: dict, model: StepsDeiT) -> dict:
 
 
 def _create(variant: str, pretrained: bool = False, **kwargs) -> StepsDeiT:
-    return build_model_with_cfg(
+    model: Any = build_model_with_cfg(
         StepsDeiT,
         variant,
         pretrained,
@@ -136,6 +142,10 @@ def _create(variant: str, pretrained: bool = False, **kwargs) -> StepsDeiT:
         feature_cfg=dict(out_indices=kwargs.pop("out_indices", 3), feature_cls="getter"),
         **with_defaults(ARCHITECTURES[variant], kwargs),
     )
+    if isinstance(model, FeatureHookNet | FeatureGraphNet):  # of what a block writes, not of the whole stream
+        for info in model.feature_info.info:
+            info["num_chs"] = info["written_chs"]
+    return model
 
 
 def _cfg(**kwargs) -> dict:

@@ -137,7 +137,10 @@ def check_test_split(opened: StoredData, holdout: int | None) -> None:
     if opened.splits.test and holdout is None:
         opened.splits.test()
     elif holdout is None:
-        divide(opened.splits.train.labels, len(opened.splits.val.labels), "test")
+        raise UserError(
+            f"score_test: got true, but {opened.name} has no third split, and its second is the one to validate on; "
+            "expected holdout=N, which validates on N training images and leaves the second for the end"
+        )
 
 
 def load_images(
