@@ -8,6 +8,7 @@ import pytest
 import torch
 from coco_images import SIZES, write_coco
 from detection_tasks import load
+from PIL import Image
 from pycocotools.coco import COCO as CocoTool
 
 from stepsnet.config import DetectionAugment
@@ -237,3 +238,25 @@ def test_images_are_held_out_for_validation(coco):
     for count in (6, 7):
         with pytest.raises(UserError, match=f"holdout: got {count}, expected 1 to 5 of the 6 training images"):
             load(coco, holdout=count)
+
+
+def turn(file, orientation):
+    """Have a file's EXIF say that the image is to be turned; its pixels stay."""
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    Image.open(file).save(file, exif=exif)
+
+
+def test_annotations_of_images_that_exif_turns(coco):
+    """Where the size tells they fit; the others go with them, and what is taken for granted is said."""
+    before = [load(coco).train[0, index][0] for index in range(6)]
+    turn(coco / "images" / "train2.png", 3)  # upside down: of the same size both ways
+    data = load(coco)
+    (line,) = data.train.split.told
+    assert line.startswith("1 of 6 images of instances_train.json, such as train2.png,") and "taken upright" in line
+    assert torch.equal(data.train[0, 1][0], before[1].flip(-1, -2)) and not data.val.split.told
+    turn(coco / "images" / "train1.png", 6)  # 48×64, annotated as 64×48 is stored
+    data = load(coco)
+    (line,) = data.train.split.told
+    assert "taken as they are stored" in line
+    assert all(torch.equal(data.train[0, index][0], before[index]) for index in range(6))

@@ -2,6 +2,7 @@
 
 import io
 import os
+import re
 import struct
 import warnings
 from pathlib import Path
@@ -14,6 +15,7 @@ from PIL import Image, features
 
 from stepsnet.errors import UserError
 from stepsnet.tasks.images import UnreadableImage, find_images, image_sizes, open_image, open_stored
+from stepsnet.tasks.turned import are_stored, fit_of, on_turned
 
 # (2, 3), red on the left and blue on the right, light at the top
 PIXELS = np.array([[[250, 60, 60], [60, 60, 250]], [[150, 30, 30], [30, 30, 150]], [[60, 0, 0], [0, 0, 60]]], np.uint8)
@@ -38,7 +40,7 @@ def test_channels_of_16_bits_are_scaled_and_not_cut_off(tmp_path):
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_exif_turns_an_image_upright_unless_its_annotations_are_of_the_stored_one(tmp_path, orientation):
+def test_exif_turns_an_image_upright(tmp_path, orientation):
     exif = Image.Exif()
     exif[0x0112] = orientation
     path = saved(tmp_path, "turned.png", Image.fromarray(PIXELS), exif=exif)
@@ -56,9 +58,28 @@ def test_exif_turns_an_image_upright_unless_its_annotations_are_of_the_stored_on
     assert np.array_equal(np.array(open_image(path)), turned)
     assert image_sizes(path) == {(2, 3), turned.shape[1::-1]}
     assert np.array_equal(np.array(open_stored(path)), PIXELS)
-    if turned.shape != PIXELS.shape:
-        assert np.array_equal(np.array(open_image(path, stored_size=(2, 3))), PIXELS)
-        assert np.array_equal(np.array(open_image(path, stored_size=(3, 2))), turned)
+    assert np.array_equal(np.array(open_image(path, as_stored=True)), PIXELS)
+    if orientation == 1:
+        assert fit_of(path, (2, 3)) == ""
+    elif orientation < 5:
+        assert fit_of(path, (2, 3)) == "both"
+    else:
+        assert (fit_of(path, (2, 3)), fit_of(path, (3, 2)), fit_of(path, (4, 4))) == ("stored", "upright", "")
+
+
+@pytest.mark.parametrize(
+    ("fits", "stored", "said"),
+    [
+        (["", "upright", "stored"], [False, False, True], None),
+        (["", "both", "both"], [False, False, False], "2 of 3 images of val, such as b, are .* taken upright; where"),
+        (["stored", "both", ""], [True, True, False], "1 of 3 images of val, such as b, .* taken as they are stored"),
+        (["stored", "both", "upright"], [True, False, False], "1 of 3 .* taken upright"),
+    ],
+)
+def test_images_whose_size_does_not_tell_go_with_the_others_of_their_split(fits, stored, said):
+    assert are_stored(fits) == stored
+    lines = on_turned("val", ["a", "b", "c"], fits)
+    assert bool(lines) == bool(said) and (not said or re.search(said, lines[0]))
 
 
 def test_what_is_transparent_is_white(tmp_path):

@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 from segmentation_images import CLASSES, write_camvid, write_pair
 from segmentation_tasks import Pointwise, batches, task_of, tiny_recipe
+from test_coco_data import turn
 
 from stepsnet.cli import main
 from stepsnet.errors import UserError
@@ -239,3 +240,21 @@ def test_a_split_of_ignored_pixels_alone_is_refused_where_it_is_used(camvid, spl
         task_of(camvid, *(["score_test=true"] if split == "test" else []))
     with pytest.raises(UserError, match=expected):
         build_task(tiny_recipe(camvid), f"camvid:{camvid}@{split}")
+
+
+def test_annotations_of_images_that_exif_turns(camvid):
+    """Where the size tells they fit; the others go with them, and what is taken for granted is said."""
+
+    def opened():
+        data = load_pairs(f"camvid:{camvid}")
+        return [np.asarray(data.read(pair)[0]) for pair in data.splits["train"].pairs], data.told
+
+    before, told = opened()
+    assert not told
+    turn(camvid / "images" / "train" / "train1.png", 3)  # upside down: of the same size both ways
+    images, (line,) = opened()
+    assert line.startswith("1 of 6 images of train, such as train1.png,") and "taken upright" in line
+    assert np.array_equal(images[1], before[1][::-1, ::-1])
+    turn(camvid / "images" / "train" / "train0.png", 6)  # annotated as it is stored
+    images, (line,) = opened()
+    assert "taken as they are stored" in line and all(map(np.array_equal, images, before))

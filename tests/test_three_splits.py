@@ -94,7 +94,7 @@ def test_it_is_scored_when_the_training_has_ended(tmp_path):
     _, task = build_task(recipe_on(root, *changes), f"folder:{root}@test")
     assert task.facts()["samples"]["evaluated"] == 10 and task.facts()["split"] == "test"
     (root / "test").rename(tmp_path / "test")
-    with pytest.raises(UserError, match="score_test: got true, but folder:.* has no third split.*expected holdout=N"):  # before the training
+    with pytest.raises(UserError, match=r"score_test: got true, but .* has no third split"):  # before the training
         train_run(recipe_on(root, *changes), tmp_path / "other", Display())
     assert not (tmp_path / "other").exists()
 

@@ -31,9 +31,11 @@ __all__ = [
     "image_sizes",
     "image_suffixes",
     "mode_of",
+    "open_header",
     "open_image",
     "open_stored",
     "shape_of",
+    "stored_size",
 ]
 
 # What is opened. Pillow also knows formats that it hands on to other programs (EPS to Ghostscript) or only recognizes.
@@ -61,9 +63,7 @@ class UnreadableImage(Exception):
     """A file that is missing, damaged, too large or not an image; the message is a short reason without the path."""
 
 
-def open_image(
-    file: Path | IO[bytes] | Image.Image, mode: str = "RGB", stored_size: tuple[int, int] | None = None
-) -> Image.Image:
+def open_image(file: Path | IO[bytes] | Image.Image, mode: str = "RGB", as_stored: bool = False) -> Image.Image:
     """Decode an image: the first frame, upright by its EXIF orientation, on white where it is transparent.
 
     Channels of 16 bits are scaled to 8, not cut off. Decoded pixels may be converted alike by :func:`as_seen`.
@@ -71,17 +71,13 @@ def open_image(
     Args:
         file: a path, a file that is open for reading, or one of Pillow's images, which is treated alike.
         mode: "RGB" or "L".
-        stored_size: (width, height) of the annotations that belong to the image. Where the image has this size as it
-            is stored and not when it is upright, it stays as it is stored.
+        as_stored: leave it as it lies in the file, for annotations that are of this (turned.py).
 
     Raises:
         UnreadableImage: the file cannot be decoded.
     """
-    with _opened(file) as image:
-        upright = ImageOps.exif_transpose(image)
-        if stored_size and upright.size != stored_size == image.size:
-            upright = image
-        return as_seen(upright, mode, image.format)
+    with open_header(file) as image:
+        return as_seen(image if as_stored else ImageOps.exif_transpose(image), mode, image.format)
 
 
 def open_stored(path: Path) -> Image.Image:
@@ -90,7 +86,7 @@ def open_stored(path: Path) -> Image.Image:
     Raises:
         UnreadableImage: the file cannot be decoded.
     """
-    with _opened(path) as image:
+    with open_header(path) as image:
         stretched = _STRETCHED.get(_raw_mode(image), 1)
         image.load()
         if image.mode == "1":
@@ -132,13 +128,23 @@ def as_seen(image: Image.Image, mode: str = "RGB", format: str | None = None) ->
     return image.convert(mode)
 
 
+def stored_size(path: Path) -> tuple[int, int]:
+    """(width, height) as the image is stored, from the file's header alone.
+
+    Raises:
+        UnreadableImage: the header cannot be read.
+    """
+    with open_header(path) as image:
+        return image.size
+
+
 def image_sizes(path: Path) -> set[tuple[int, int]]:
     """(width, height) as the image is stored, and when it is upright, from the file's header alone.
 
     Raises:
         UnreadableImage: the header cannot be read.
     """
-    with _opened(path) as image:
+    with open_header(path) as image:
         _, height, width = shape_of(image)
         return {image.size, (width, height)}
 
@@ -149,7 +155,7 @@ def image_shape(file: Path | IO[bytes]) -> tuple[int, int, int]:
     Raises:
         UnreadableImage: the header cannot be read.
     """
-    with _opened(file) as image:
+    with open_header(file) as image:
         return shape_of(image)
 
 
@@ -255,7 +261,7 @@ def as_image(given: Any) -> Path | Image.Image:
 
 
 @contextmanager
-def _opened(file: Path | IO[bytes] | Image.Image) -> Iterator[Image.Image]:
+def open_header(file: Path | IO[bytes] | Image.Image) -> Iterator[Image.Image]:
     """Raises UnreadableImage for whatever goes wrong inside."""
     if isinstance(file, Path):
         _check_regular(file)

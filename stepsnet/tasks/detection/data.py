@@ -74,6 +74,12 @@ class CocoSplit:
     annotations: dict[int, list[Record]]  # of each image, by the image's id
     has_masks: bool  # whether the annotations' masks are used
     left_out: tuple[LeftOut, ...]
+    stored: frozenset[int]  # images by their ids that are read as they are stored, and not upright by EXIF
+    told: tuple[str, ...]  # what the user should know besides
+
+    def read(self, image: Record) -> Tensor:
+        """The pixels that the annotations are of, as :func:`read_pixels`."""
+        return read_pixels(self.folder / image["file_name"], image["id"] in self.stored)
 
     @property
     def labels(self) -> dict[int, int]:
@@ -124,7 +130,7 @@ class DetectionSamples(Dataset):
         epoch, index = key
         record = self.split.images[index]
         try:
-            image = read_pixels(self.split.folder / record["file_name"], (record["width"], record["height"]))
+            image = self.split.read(record)
         except UnreadableImage as error:
             return torch.zeros(3, 1, 1), {}, f"{self.split.folder / record['file_name']}: {error}"
         target = self.target(index)
@@ -205,7 +211,7 @@ def load_coco(
             got = f"got no objects to score in {len(split.images)} images"
             raise UserError(f"data: {split.file}: {got}, expected annotations besides crowds")
     val = part(evaluated)
-    train = part("train") if training else replace(val, images=(), annotations={}, left_out=())
+    train = part("train") if training else replace(val, images=(), annotations={}, left_out=(), told=())
     return CocoData(
         tuple(category["name"] for category in val.categories),
         DetectionSamples(train, augment, seed),
@@ -223,9 +229,9 @@ def other_category(categories: Sequence[Record], expected: Sequence[Record]) -> 
     return ""
 
 
-def read_pixels(file: Path | Image.Image, stored_size: tuple[int, int] | None = None) -> Tensor:
+def read_pixels(file: Path | Image.Image, as_stored: bool = False) -> Tensor:
     """An image of any mode -> (3, H, W) with values in 0 … 1. Takes and raises the same as ``open_image``."""
-    return torch.from_numpy(np.array(open_image(file, stored_size=stored_size))).permute(2, 0, 1).float() / 255
+    return torch.from_numpy(np.array(open_image(file, as_stored=as_stored))).permute(2, 0, 1).float() / 255
 
 
 def grouped_order(samples: DetectionSamples, epoch: int, batch_size: int) -> list[int]:
@@ -304,7 +310,17 @@ def _open_split(root: Path, name: str, max_invalid: int, masks: bool) -> CocoSpl
         for done, reasons in (("left out", unusable), ("cut to the image", cut))
         if reasons
     )
-    return CocoSplit(file, folder, tuple(categories), tuple(content["images"]), dict(annotations), masks, told)
+    return CocoSplit(
+        file,
+        folder,
+        tuple(categories),
+        tuple(content["images"]),
+        dict(annotations),
+        masks,
+        told,
+        frozenset(checked.stored),
+        tuple(checked.told),
+    )
 
 
 def _check_annotations(file: Path, checked: Checked, total: int, max_invalid: int, masks: bool) -> None:

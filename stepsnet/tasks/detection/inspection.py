@@ -10,7 +10,7 @@ from torchvision.transforms.v2.functional import to_pil_image
 
 from ...inspection import Picture, Pictures, Section
 from ..pictures import RULE, as_picture, best_median_worst, side_by_side
-from .data import CocoSplit, corners_of, read_pixels
+from .data import CocoSplit, corners_of
 from .drawing import draw_objects
 from .scores import class_names
 from .validate import Record, encode_segmentation
@@ -66,7 +66,7 @@ def quality(there: Sequence[Record], found: Sequence[Record]) -> float:
 def _picture(split: CocoSplit, index: int, found: Found, title: str) -> Picture:
     record, names = split.images[index], class_names(split.categories)
     there, size = split.objects_of(record), (record["height"], record["width"])
-    image = (read_pixels(split.folder / record["file_name"], size[::-1]) * 255).round().byte()
+    image = (split.read(record) * 255).round().byte()
     font_size = max(_FONT_SIZE, round(_FONT_SIZE * max(image.shape[-2:]) / _SIDE))
     annotated: Found = [{key: one[key] for key in ("category_id", "bbox")} for one in there]
     if split.has_masks:

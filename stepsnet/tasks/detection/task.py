@@ -246,9 +246,11 @@ class Detection(Task):
         self.by_class = state.get("by_class", {})
 
     def notices(self) -> list[str]:
-        new = [] if self.is_reported else [str(left_out) for left_out in self._left_out()]
+        if self.is_reported:
+            return []
         self.is_reported = True
-        return new
+        told = (line for samples in (self.data.train, self.data.val) for line in samples.split.told)
+        return [*map(str, self._left_out()), *dict.fromkeys(told)]
 
     def _left_out(self) -> list[LeftOut]:
         return list(dict.fromkeys([*self.data.train.split.left_out, *self.data.val.split.left_out]))

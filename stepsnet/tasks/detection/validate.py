@@ -22,10 +22,11 @@ from ...errors import UserError
 from ...files import cached_json
 from ...reading import is_encodable, read_json
 from ..images import UnreadableImage, each_in_threads, image_sizes, open_image
+from ..turned import Fit, are_stored, fit_of, on_turned
 
 __all__ = ["MIN_SIDE", "Checked", "check_split", "encode_segmentation", "read_annotations", "without_slivers"]
 
-_CHECK_VERSION = 10  # a new number discards the results that are kept
+_CHECK_VERSION = 11  # a new number discards the results that are kept
 _SLACK = 1.0  # pixels that a box may reach beyond its image, by rounding
 MIN_SIDE = 0.01  # pixels of a box: float32 may find no area below it, at the far side of a large image
 
@@ -44,6 +45,8 @@ class Checked:
     reaching_out: dict[int, str]  # a part of the box is outside of the image
     wrong_masks: dict[int, str]  # there is no mask that can be learnt, beside a box that can
     without_mask: int  # how many of these have a box alone
+    stored: list[int]  # images by their ids, of which the annotations are not of the upright image
+    told: list[str]  # what the user should know of them
 
 
 class _StrictRecord(BaseModel):
@@ -113,7 +116,7 @@ def check_split(file: Path, folder: Path, content: Record) -> Checked:
         name: {int(number): reason for number, reason in found[name].items()}
         for name in ("invalid", "reaching_out", "wrong_masks")
     }
-    return Checked(**by_id, without_mask=found["without_mask"])
+    return Checked(**{**found, **by_id})
 
 
 def encode_segmentation(segmentation: Any, height: int, width: int) -> dict[str, Any]:
@@ -167,10 +170,12 @@ def _check_records(file: Path, folder: Path, content: Record) -> Checked:
             got = f"got image_id {annotation.get('image_id')!r}, expected the id of an image"
             raise UserError(f"data: {file}: annotation {annotation['id']}: {got}")
         by_image[image["id"]].append(annotation)
-    found = Checked({}, {}, {}, 0)
+    found = Checked({}, {}, {}, 0, [], [])
     without_mask = 0
+    fits: list[Fit] = []
     checked = each_in_threads(partial(_check_file, file, folder), content["images"], f"checking {file.name}")
-    for _, image in zip(checked, content["images"]):
+    for fit, image in zip(checked, content["images"]):
+        fits.append(fit)
         size = image["height"], image["width"]
         for annotation in by_image[image["id"]]:
             where = f"annotation {annotation['id']} of {image['file_name']}"
@@ -189,7 +194,9 @@ def _check_records(file: Path, folder: Path, content: Record) -> Checked:
                 found.wrong_masks[annotation["id"]] = f"{where}: {reason}"
     if without_mask == len(content["annotations"]) - len(found.invalid):  # boxes alone: a reason for each says no more
         found.wrong_masks.clear()
-    return replace(found, without_mask=without_mask)
+    stored = [image["id"] for image, is_stored in zip(content["images"], are_stored(fits)) if is_stored]
+    told = on_turned(file.name, [image["file_name"] for image in content["images"]], fits)
+    return replace(found, without_mask=without_mask, stored=stored, told=told)
 
 
 def _check_ids(file: Path, what: str, records: Sequence[Record], may_be_empty: bool = False) -> None:
@@ -215,11 +222,12 @@ def _check_record(kind: type[_StrictRecord], record: Record, where: str) -> None
         raise UserError(f"data: {where}: got {key} {got}, expected {kind.model_fields[key].description}") from None
 
 
-def _check_file(file: Path, folder: Path, image: Record) -> None:
+def _check_file(file: Path, folder: Path, image: Record) -> Fit:
     """Raises UserError where an image has another size than its record, or cannot be decoded as for training."""
     path, size = folder / image["file_name"], (image["width"], image["height"])
     try:
-        fits = open_image(path, stored_size=size).size == size
+        fit = fit_of(path, size)
+        fits = open_image(path, as_stored=fit == "stored").size == size
         sizes = set() if fits else image_sizes(path)
     except UnreadableImage as error:
         raise UserError(f"data: {file}: image {image['id']}: cannot read {path} as an image: {error}") from None
@@ -227,6 +235,7 @@ def _check_file(file: Path, folder: Path, image: Record) -> None:
         expected = f"{image['width']}×{image['height']} as {file} says of image {image['id']}"
         got = " or ".join(f"{width}×{height}" for width, height in sorted(sizes))
         raise UserError(f"data: {path}: got {got} pixels, expected {expected}")
+    return fit
 
 
 def _wrong_box(box: Sequence[float], height: int, width: int) -> str:

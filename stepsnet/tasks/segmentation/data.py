@@ -9,9 +9,10 @@ import hashlib
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from PIL import Image
@@ -19,10 +20,13 @@ from PIL import Image
 from ...errors import UserError, nearest
 from ...files import cached_json
 from ...reading import is_encodable, read_json, read_text, require_data_folder
-from ..images import UnreadableImage, each_in_threads, open_image, open_stored
+from ..images import UnreadableImage, each_in_threads, open_image, open_stored, stored_size
 from ..splits import check_holdout, hold_out, require_split, sources_of
+from ..turned import Fit, are_stored, fit_of, on_turned
 
 __all__ = ["IGNORED", "Pair", "SegmentationData", "Split", "load_pairs"]
+
+T = TypeVar("T")
 
 IGNORED = 255  # the label of pixels that the loss and the metrics leave out
 _UNKNOWN = -1
@@ -35,6 +39,7 @@ class Pair:
 
     image: Path
     annotation: Path
+    as_stored: bool = False  # whether the image is read so, and not upright by its EXIF orientation
 
 
 @dataclass(frozen=True)
@@ -50,6 +55,7 @@ class SegmentationData:
     table: np.ndarray  # (256,) int16: the label of each stored value, or -1 for a value that is not valid
     splits: dict[str, Split]  # train, val and optionally test
     unlabelled: tuple[str, ...]  # annotations in which every pixel is ignored
+    told: tuple[str, ...]  # what the user should know besides
 
     def read(self, pair: Pair) -> tuple[Image.Image, np.ndarray]:
         """The image in RGB, and its labels (H, W) uint8.
@@ -140,6 +146,11 @@ def load_pairs(data: str, only: str | None = None, holdout: int | None = None) -
         f"segmentation/{_checksum(root, layout, pairs)}.json",
         lambda: {source: _check(source, of_source, layout) for source, of_source in pairs.items()},
     )
+    told: list[str] = []
+    for source, of_source in pairs.items():
+        fits = [fit for *_, fit in found[source]]
+        told += on_turned(source, [pair.image.name for pair in of_source], fits)
+        pairs[source] = [replace(pair, as_stored=stored) for pair, stored in zip(of_source, are_stored(fits))]
 
     def part(split: str) -> Split:
         source = sources[split]
@@ -156,10 +167,11 @@ def load_pairs(data: str, only: str | None = None, holdout: int | None = None) -
     unlabelled = tuple(
         str(pair.annotation)
         for source, of_source in pairs.items()
-        for pair, (_, _, counts) in zip(of_source, found[source])
+        for pair, (_, _, counts, _) in zip(of_source, found[source])
         if not counts
     )
-    return SegmentationData(layout.classes, layout.table, {split: part(split) for split in needed}, unlabelled)
+    parts = {split: part(split) for split in needed}
+    return SegmentationData(layout.classes, layout.table, parts, unlabelled, tuple(told))
 
 
 def _find(root: Path, folder: str) -> list[Pair]:
@@ -190,7 +202,7 @@ def _find(root: Path, folder: str) -> list[Pair]:
 
 
 def _checksum(root: Path, layout: _Layout, pairs: dict[str, list[Pair]]) -> str:
-    digest = hashlib.sha256(b"2")  # the version of the check
+    digest = hashlib.sha256(b"3")  # the version of the check
     digest.update(layout.table.tobytes())
     for of_split in pairs.values():
         for file in (file for pair in of_split for file in (pair.image, pair.annotation)):
@@ -203,7 +215,8 @@ def _checksum(root: Path, layout: _Layout, pairs: dict[str, list[Pair]]) -> str:
     return digest.hexdigest()[:24]
 
 
-_Measured = tuple[int, int, list[tuple[int, int]]]  # H, W, and each class that occurs with its number of pixels
+# H, W, each class that occurs with its number of pixels, and how the image fits its annotation
+_Measured = tuple[int, int, list[tuple[int, int]], Fit]
 
 
 def _check(split: str, pairs: Sequence[Pair], layout: _Layout) -> list[_Measured]:
@@ -211,14 +224,15 @@ def _check(split: str, pairs: Sequence[Pair], layout: _Layout) -> list[_Measured
 
 
 def _measure(pair: Pair, table: np.ndarray) -> _Measured:
-    _, labels = _read(pair, table)
+    fit: Fit = _decode(pair.image, partial(fit_of, size=_decode(pair.annotation, stored_size)))
+    _, labels = _read(replace(pair, as_stored=fit == "stored"), table)
     counts = np.bincount(labels.ravel(), minlength=IGNORED + 1)[:IGNORED]
-    return *labels.shape, [(int(label), int(counts[label])) for label in np.flatnonzero(counts)]
+    return *labels.shape, [(int(label), int(counts[label])) for label in np.flatnonzero(counts)], fit
 
 
 def _read(pair: Pair, table: np.ndarray) -> tuple[Image.Image, np.ndarray]:
     stored = _decode(pair.annotation, open_stored)
-    image = _decode(pair.image, partial(open_image, stored_size=stored.size))
+    image = _decode(pair.image, partial(open_image, as_stored=pair.as_stored))
     if stored.mode not in ("L", "P"):
         raise UserError(f"data: {pair.annotation}: got Pillow's mode {stored.mode}, expected one channel of 8 bits")
     if stored.size != image.size:
@@ -235,7 +249,7 @@ def _read(pair: Pair, table: np.ndarray) -> tuple[Image.Image, np.ndarray]:
     return image, labels.astype(np.uint8)
 
 
-def _decode(path: Path, decode: Callable[[Path], Image.Image]) -> Image.Image:
+def _decode(path: Path, decode: Callable[[Path], T]) -> T:
     try:
         return decode(path)
     except UnreadableImage as error:

@@ -1,0 +1,54 @@
+"""Images that their EXIF orientation turns, beside annotations in pixels: are these of the upright or the stored image?
+
+Tools differ in it. The sizes tell, but not of a square image, nor of one that is mirrored or upside down: these are
+taken as the other turned images of their split, or else upright, and the user is told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from PIL import ExifTags
+
+from .images import open_header, shape_of
+
+__all__ = ["Fit", "are_stored", "fit_of", "on_turned"]
+
+Fit = Literal["upright", "stored", "both", ""]
+
+
+def fit_of(path: Path, size: tuple[int, int]) -> Fit:
+    """Which of the two has the size (width, height) of the annotations; "" where EXIF turns nothing, or neither has.
+
+    Raises:
+        UnreadableImage: the file's header cannot be read.
+    """
+    with open_header(path) as image:
+        if image.getexif().get(ExifTags.Base.Orientation, 1) not in range(2, 9):
+            return ""
+        _, height, width = shape_of(image)
+        upright, stored = (width, height) == size, image.size == size
+    return "both" if upright and stored else "upright" if upright else "stored" if stored else ""
+
+
+def are_stored(fits: Sequence[Fit]) -> list[bool]:
+    """Whether each image of a split is read as it is stored."""
+    like_others = "stored" in fits and "upright" not in fits
+    return [fit == "stored" or (fit == "both" and like_others) for fit in fits]
+
+
+def on_turned(split: str, names: Sequence[str], fits: Sequence[Fit]) -> list[str]:
+    """A line about the images of a split that are read one of two ways without a size that tells."""
+    unknown = [name for name, fit in zip(names, fits) if fit == "both"]
+    if not unknown:
+        return []
+    how = "as they are stored, as the others of the split that EXIF turns"
+    if not are_stored(fits)[fits.index("both")]:
+        how = "upright; where they are of the stored image, remove the orientation from the files"
+    which = f"{len(unknown)} of {len(names)} images of {split}, such as {unknown[0]},"
+    return [
+        f"{which} are turned by their EXIF orientation, and their size does not tell of which image the annotations "
+        f"are: they are taken {how}"
+    ]
