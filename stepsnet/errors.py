@@ -41,6 +41,7 @@ __all__ = [
     "is_out_of_memory",
     "naming_extra",
     "nearest",
+    "place_in_user_code",
 ]
 
 # packages that only some of the commands need -> the extra of ours that has them
@@ -222,10 +223,17 @@ def _line(error: Exception) -> tuple[str, int]:
     what = " ".join(f"{type(error).__name__}: {error}".split())[:200]
     if "InvalidCxxCompiler" in what:
         return "compile: torch finds no C++ compiler that works, expected g++ or clang, or compile=false", 2
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if frame.filename.startswith(tuple(USER_CODE)):
-            return f"{frame.filename}, line {frame.lineno}: {what} ({_kept(error)}; --debug shows it)", 70
+    if where := place_in_user_code(error):
+        return f"{where}: {what} ({_kept(error)}; --debug shows it)", 70
     return f"this is a fault of stepsnet, please report it: {what} ({_kept(error)}; --debug shows it)", 70
+
+
+def place_in_user_code(error: BaseException) -> str:
+    """The file and line of a user's module that an exception comes through, the innermost; "" where it does not."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if USER_CODE and frame.filename.startswith(tuple(USER_CODE)):
+            return f"{frame.filename}, line {frame.lineno}"
+    return ""
 
 
 def is_out_of_memory(error: Exception) -> bool:

@@ -411,6 +411,35 @@ def test_a_design_of_ones_own_is_shown_or_refused_in_a_line(tmp_path, monkeypatc
     assert capsys.readouterr().err == said
 
 
+def test_a_name_of_the_packages_own_keeps_its_design():
+    """Results and pages say mhc of what is in mhc.py."""
+    published = dict(DESIGNS)
+    for name in ("mhc", "plain"):
+        with pytest.raises(UserError, match=f"got a design called {name}, a name of stepsnet's own, expected another"):
+            DESIGNS[name] = Half
+    assert published == DESIGNS
+
+
+def test_a_mistake_inside_of_a_design_is_said_with_its_place(tmp_path, monkeypatch, capsys):
+    """And not as one of the model's arguments, whose value the message may quote; in a file beside the module too."""
+    (tmp_path / "my_gains.py").write_text("def gain(width):\n    return [1.0, 0.5][width]\n")
+    (tmp_path / "my_gained.py").write_text(
+        "from my_gains import gain\nfrom stepsnet.residual import DESIGNS, Connection\n"
+        "class Gained(Connection):\n    title = source = 'mine'\n"
+        "    def __init__(self, place, options):\n"
+        "        super().__init__(place, options)\n        self.gain = gain(place.width)\n"
+        "    def forward(self, x, F):\n        return x + self.gain * F(x)\nDESIGNS['gained'] = Gained\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    try:
+        given = ["import=[my_gained]", "model.args.residual=gained", "model.args.num_heads=[2, 2, 3]"]
+        assert main(["train", "digits/tiny", "--run", "run", *given]) == 2
+    finally:
+        DESIGNS.pop("gained", None)
+    said = f"{tmp_path / 'my_gains.py'}, line 2: IndexError: list index out of range\n"
+    assert capsys.readouterr().err.endswith(said)
+
+
 def test_what_is_no_connection_is_no_design(monkeypatch):
     monkeypatch.setitem(DESIGNS, "mine", nn.Identity)
     with pytest.raises(UserError, match=r"residual: mine: got .*Identity.*, expected a subclass of Connection"):

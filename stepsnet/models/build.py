@@ -14,7 +14,7 @@ from timm.data import resolve_model_data_config
 from torch import nn
 
 from ..config import ModelSpec
-from ..errors import UserError, in_a_line, nearest
+from ..errors import UserError, in_a_line, nearest, place_in_user_code
 from ..machine import host_memory
 from ..plan import MOST_BLOCKS
 
@@ -89,6 +89,8 @@ def _build(spec: ModelSpec) -> nn.Module:
         said = in_a_line(error.__cause__ or error)
         if unknown := re.fullmatch(r"(\w+)(?:\.__init__)?\(\) got an unexpected keyword argument '(\w+)'.*", said):
             raise UserError(_unknown_argument(spec, unknown[2], unknown[1])) from error
+        if where := place_in_user_code(error):
+            raise UserError(f"model {spec.name}: {where}: {said}") from error
         # a library's message may quote a value alone
         values = {key: rf"(?<!\w){re.escape(repr(value))}(?!\w)" for key, value in spec.args.items() if key not in said}
         is_named = len(values) < len(spec.args)  # then another number in it is not of these

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..errors import UserError
 from .alt_up import AltUp
 from .attention_residuals import AttentionResiduals, BlockAttentionResiduals
 from .complete_p import CompleteP
@@ -24,7 +25,17 @@ from .value_residual import ValueResidual
 
 __all__ = ["DESIGNS"]
 
-DESIGNS: dict[str, type[Connection] | None] = {
+
+class _Designs(dict[str, type[Connection] | None]):
+    """Others may be added; those that the package has stay what their names say in its results."""
+
+    def __setitem__(self, name: str, design: type[Connection] | None) -> None:
+        if name in _OURS and design is not self.get(name):
+            raise UserError(f"residual: got a design called {name}, a name of stepsnet's own, expected another name")
+        super().__setitem__(name, design)
+
+
+_OURS: dict[str, type[Connection] | None] = {
     "plain": None,  # x_{l+1} = x_l + F_l(x_l), the blocks as they are
     "layer_scale": LayerScale,
     "rezero": ReZero,
@@ -46,3 +57,5 @@ DESIGNS: dict[str, type[Connection] | None] = {
     "attention_residuals": AttentionResiduals,
     "attention_residuals_block": BlockAttentionResiduals,
 }
+
+DESIGNS = _Designs(_OURS)
