@@ -197,6 +197,8 @@ _EXPECTED = {  # by pydantic's kinds of errors
     "string_too_long": "at most {max_length} letters",
     "string_pattern_mismatch": "text of the form {pattern}",
     "missing": "one more",
+    **dict.fromkeys(("list_type", "tuple_type"), "a list, such as [1, 2]"),
+    **dict.fromkeys(("dict_type", "mapping_type", "dataclass_type"), "keys with their values"),
 }
 
 

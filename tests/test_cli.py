@@ -134,6 +134,8 @@ def test_resume_of_another_recipe_is_refused(trained, capsys):
         (["train", "digits/tiny", "data=digit"], "data: got 'digit', expected a folder or one of digits"),
         (["train", "digits/tiny", "batch_size=0"], "batch_size: got 0, expected at least 1"),
         (["train", "digits/tiny", "batch_size=9999"], "batch_size: got 9999, expected 1 to the 1437 training images"),
+        (["train", "digits/tiny", "milestones=3"], "milestones: got 3, expected a list, such as [1, 2]"),
+        (["train", "digits/tiny", "augment=3"], "augment: got 3, expected keys with their values"),
         (["train", "digits/tiny", "epochs=0"], "epochs: got 0, expected at least 1"),
         (["train", "digits/tiny", "lr=-1"], "lr: got -1, expected at least 0"),
         (["train", "digits/tiny", "opt=adamww"], "opt: got 'adamww'"),

@@ -22,7 +22,7 @@ from stepsnet.cli import main
 from stepsnet.config import ModelSpec
 from stepsnet.errors import UserError
 from stepsnet.models.build import build_model
-from stepsnet.residual import DESIGNS, BranchParts, Connection, connect, declare_branches
+from stepsnet.residual import DESIGNS, BranchParts, Connection, Wiring, connect, declare_branches
 
 
 @pytest.mark.parametrize(
@@ -446,12 +446,19 @@ def test_what_is_no_connection_is_no_design(monkeypatch):
         connect([Block(WIDTH, 2)], "mine")
 
 
-def test_several_tensors_need_a_wiring(monkeypatch):
+class _Unfinished(Wiring):
+    def finish(self, state):
+        return state
+
+
+@pytest.mark.parametrize("wiring", [Wiring, _Unfinished])
+def test_several_tensors_need_a_wiring_that_ends_in_one(wiring, monkeypatch):
     class Tuples(Half):
         def forward(self, x, F):
             x = x[0] if isinstance(x, tuple) else x
             return x, F(x)
 
+    Tuples.wiring = wiring
     monkeypatch.setitem(DESIGNS, "mine", Tuples)
     network = connect([Block(WIDTH, 2)], "mine")
     for run in (network, next(iter(network))):

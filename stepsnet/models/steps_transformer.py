@@ -309,10 +309,10 @@ class StepsTransformerModel(StepsTransformerPreTrainedModel):
                     **kwargs,
                 )
                 if hidden_states is not None:
-                    read = wiring.finish(state) if wiring else state
+                    read = wiring.end(state) if wiring else state
                     whole, _ = change_width(read, waiting, len(self.slice_widths), self.slice_widths, -1)
                     hidden_states.append(whole)
-            y = wiring.finish(state) if wiring else state
+            y = wiring.end(state) if wiring else state
         y, _ = change_width(y, waiting, len(self.slice_widths), self.slice_widths, -1)  # (B, N, C)
         y = self.norm(y)
         if hidden_states is not None:

@@ -164,7 +164,7 @@ class ConnectedSequence(StepsNet):
         state = self.wiring.start(x)
         for block in self.blocks:
             state = recomputed(block, state) if self.grad_checkpointing else block(state)
-        return self.wiring.finish(state)
+        return self.wiring.end(state)
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         self.grad_checkpointing = enable

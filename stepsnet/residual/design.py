@@ -100,10 +100,15 @@ class Wiring(DesignPart):
 
     def finish(self, state: State) -> Tensor:
         """The state after any block -> what the head would read if the network ended there, (B, N, C)."""
-        if isinstance(state, tuple | list | dict):
-            kind = type(state).__name__
-            raise UserError(f"residual: a stream ended as {kind}, expected one tensor, which finish of a Wiring makes")
         return state
+
+    def end(self, state: State) -> Tensor:
+        """``finish``, of a design of one's own too. Raises UserError where it makes several tensors, or none."""
+        y = self.finish(state)
+        if y is None or isinstance(y, tuple | list | dict):
+            kind = type(y).__name__
+            raise UserError(f"residual: a stream ended as {kind}, expected one tensor, which finish of a Wiring makes")
+        return y
 
     def as_sum(self, state: State) -> Tensor:
         """What statistics of the stream are taken of: where ``finish`` gives a mean of what blocks wrote, their sum."""

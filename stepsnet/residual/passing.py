@@ -52,7 +52,7 @@ class PassingBlock:
             one.begun[self.index] = x, state
         run = partial(recomputed, self.block) if self.checkpointed else self.block
         one.state = run(state, *args, **kwargs)
-        one.shown = one.wiring.finish(one.state)
+        one.shown = one.wiring.end(one.state)
         one.writes = _writes(one.shown)
         return one.shown
 

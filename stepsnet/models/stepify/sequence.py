@@ -105,7 +105,7 @@ class StepSequence(StepsNet):
         state: Any = wiring.start(y) if wiring else y
         for block in blocks:
             state = self._run(block, state)
-        return wiring.finish(state) if wiring else state
+        return wiring.end(state) if wiring else state
 
     def _run(self, block: nn.Module, y: Tensor) -> Tensor:
         return recomputed(block, y) if self.grad_checkpointing else block(y)
