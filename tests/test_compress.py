@@ -293,6 +293,12 @@ def gpt2():
     return GPT2LMHeadModel(GPT2Config(vocab_size=90, n_embd=64, n_layer=4, n_head=4, n_positions=32))
 
 
+def joined():
+    model = vit()
+    model.blocks = stepsnet.residual.connect(model.blocks, "mhc", streams=2)
+    return model
+
+
 PLAN = {"widths": (32, 64), "depths": (3, 3)}
 
 
@@ -304,6 +310,7 @@ PLAN = {"widths": (32, 64), "depths": (3, 3)}
         (gpt2, TOKENS, {}, "compress: got GPT2LMHeadModel, expected a causal language model of LLaMA"),
         (lambda: language().model, TOKENS, {}, "compress: got LlamaModel, expected a causal language model"),
         (lambda: stepsnet.stepify(vit(), 2), IMAGES, {}, "VisionTransformer is in steps already"),
+        (joined, IMAGES, {}, "compress: a design of the residual stream joins the blocks, expected a model without"),
         (lambda: vit(num_classes=0), IMAGES, {}, "VisionTransformer.head: got Identity, expected Linear"),
         (lambda: vit(pre_norm=True), IMAGES, {}, r"VisionTransformer.norm_pre.weight: got a part that is not known"),
         (lambda: vit(qkv_bias=False), IMAGES, {}, "a linear layer behind norm1 of Block has no bias"),

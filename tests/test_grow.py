@@ -331,3 +331,10 @@ def test_a_model_that_ends_before_its_depths_is_refused():
     model.config.num_hidden_layers = 3
     with pytest.raises(UserError, match=r"grow: Steps.* has num_hidden_layers=3, expected the 5 layers of its depths"):
         stepsnet.grow(model)
+
+
+def test_a_stream_of_a_design_is_not_grown():
+    model = timm.create_model("test_vit")
+    model.blocks = stepsnet.residual.connect(model.blocks, "lambdas")
+    with pytest.raises(UserError, match="grow: a design of the residual stream joins the blocks, expected a model"):
+        stepsnet.grow(model)

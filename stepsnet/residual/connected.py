@@ -15,7 +15,7 @@ from .branches import BoundBranch, BranchParts, SilentBranch
 from .design import State, Unit, Wiring
 from .passing import Passage, PassingBlock
 
-__all__ = ["JOINED", "ConnectedBlock", "ConnectedSequence", "connected_class"]
+__all__ = ["JOINED", "ConnectedBlock", "ConnectedSequence", "connected_class", "has_design"]
 
 JOINED = "blocks: a design of the stream joins them, expected to be replaced before that and connected afterwards"
 
@@ -115,6 +115,11 @@ class ConnectedBlock:
             return [module]
         inside = [child for name, child in module.named_children() if name != "connections"]
         return [child for child in inside if next(child.children(), None) is not None]
+
+
+def has_design(model: nn.Module) -> bool:
+    """Whether a design joins some of a model's blocks."""
+    return any(isinstance(module, ConnectedBlock) for module in model.modules())
 
 
 @cache

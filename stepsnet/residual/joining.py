@@ -16,7 +16,7 @@ from ..steps import StepsNet
 from ..stream import module_of
 from .branches import BranchParts
 from .channels import check_channels
-from .connected import ConnectedBlock, ConnectedSequence, connected_class
+from .connected import ConnectedBlock, ConnectedSequence, connected_class, has_design
 from .design import Connection, Place, Wiring, check_design, check_options
 from .known_blocks import check_declared, parts_of
 from .linears import heads_of, inputs_of_last, misses_linear
@@ -59,7 +59,7 @@ def connect(
     """
     members = list(blocks) if isinstance(blocks, Iterable) else [blocks]
     if isinstance(blocks, StepsNet) and not isinstance(blocks, ConnectedSequence):
-        if any(isinstance(module, ConnectedBlock) for module in blocks.modules()):
+        if has_design(blocks):
             raise UserError("residual: the steps have a design already, expected a StepsNet without one")
         if width is not None:
             raise UserError(f"residual: width: got {width} for a StepsNet, expected none: its steps have their own")

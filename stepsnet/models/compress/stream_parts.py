@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from ...errors import UserError
 from ...residual.branches import BranchParts
+from ...residual.connected import has_design
 from ...residual.known_blocks import parts_of
 from ...residual.linears import linear_paths, misses_linear
 from ...steps import StepsNet
@@ -131,6 +132,8 @@ def fold_norms(model: nn.Module) -> Any:
     Raises:
         UserError: as :func:`stream_parts_of`, or a norm that is of neither kind.
     """
+    if has_design(model):
+        raise UserError("compress: a design of the residual stream joins the blocks, expected a model without one")
     if is_transformer_in_steps(model) or any(isinstance(module, StepsNet) for module in model.modules()):
         raise UserError(f"compress: {type(model).__name__} is in steps already, expected a network of one width")
     stream_parts_of(model)  # says what does not fit before anything is copied

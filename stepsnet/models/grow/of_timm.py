@@ -13,6 +13,7 @@ from torch import nn
 
 from ...errors import UserError
 from ...plan import StepPlan
+from ...residual.connected import has_design
 from ...steps import StepsNet
 from ..blocks import method_of_its_own
 from ..slice_norm import widened_norm
@@ -81,6 +82,8 @@ def _check_parts(model: VisionTransformer) -> None:
 def _container_of(model: Any) -> tuple[Container, ContainerPlan]:
     """The blocks of the widest step as a container, and the plan of all steps."""
     sequence = model.blocks
+    if has_design(model):
+        raise UserError("grow: a design of the residual stream joins the blocks, expected a model without one")
     plain = not isinstance(sequence, StepsNet)
     blocks = list(sequence) if plain else [one.block for one in sequence]
     widths, depths = ((model.embed_dim,), (len(blocks),)) if plain else (sequence.widths, sequence.blocks_per_step())
