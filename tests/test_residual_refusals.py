@@ -489,6 +489,17 @@ def test_a_design_that_cannot_be_made_leaves_the_blocks_as_they_were(monkeypatch
     assert model(torch.randn(2, 3, 32, 32)).isfinite().all()
 
 
+@pytest.mark.parametrize("where", ["prepare", "init_branch"])
+def test_blocks_that_a_failing_design_has_joined_in_part_are_said_to_be(monkeypatch, where):
+    def fail(*arguments):
+        raise ZeroDivisionError
+
+    monkeypatch.setitem(DESIGNS, "mine", type("Failing", (Half,), {where: fail}))
+    with pytest.raises(ZeroDivisionError) as raised:
+        connect([Block(WIDTH, 2) for _ in range(2)], "mine")
+    assert raised.value.__notes__ == ["the blocks are joined in part: build them anew"]
+
+
 class Masked(nn.Module):
     """A block of one's own, whose mixer takes a mask."""
 

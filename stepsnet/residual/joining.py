@@ -244,17 +244,26 @@ def _make(stream: _Stream) -> _Made:
 
 
 def _join(stream: _Stream, made: _Made) -> Wiring:
-    block: Any
-    for block, parts, place, connections in zip(stream.blocks, stream.parts, made.places, made.connections):
-        stream.design.prepare(block, parts, place, stream.options)
-        block.__class__ = connected_class(type(block))  # type: ignore[arg-type]
-        block.connections = connections
-        # not as submodules: they belong to the container
-        block.__dict__.update(wiring=made.wiring, unit=stream.design.unit, branch_parts=tuple(parts))
-        for parameter in block.parameters():  # transformers marks what it has loaded, which is drawn anew here
-            parameter.__dict__.pop("_is_hf_initialized", None)
-        block.init_branches()
+    try:
+        for block, parts, place, connections in zip(stream.blocks, stream.parts, made.places, made.connections):
+            _join_block(block, stream, parts, place, connections, made.wiring)
+    except Exception as error:  # of a design of one's own: ours refuse before
+        error.add_note("the blocks are joined in part: build them anew")
+        raise
     return _like(stream.blocks[0], made.wiring) if stream.blocks else made.wiring
+
+
+def _join_block(
+    block: Any, stream: _Stream, parts: Sequence[BranchParts], place: Place, connections: nn.ModuleList, wiring: Wiring
+) -> None:
+    stream.design.prepare(block, parts, place, stream.options)
+    block.__class__ = connected_class(type(block))  # type: ignore[arg-type]
+    block.connections = connections
+    # not as submodules: they belong to the container
+    block.__dict__.update(wiring=wiring, unit=stream.design.unit, branch_parts=tuple(parts))
+    for parameter in block.parameters():  # transformers marks what it has loaded, which is drawn anew here
+        parameter.__dict__.pop("_is_hf_initialized", None)
+    block.init_branches()
 
 
 def _like(block: nn.Module, made: Any) -> Any:
