@@ -25,6 +25,7 @@ from stepsnet.models.build import build_model
 from stepsnet.models.compilation import compile_blocks
 from stepsnet.study.declare import find_study
 from stepsnet.study.run_plan import Planned, recipe_of
+from stepsnet.tasks.classification.input_size import input_size
 
 VOCABULARY = 70  # where the data decide it
 
@@ -38,7 +39,8 @@ def loss_of(recipe: Any) -> tuple[torch.nn.Module, Callable[[], Tensor]]:
         tokens = torch.randint(0, entries, (size, recipe.seq_len))
         return model, lambda: F.cross_entropy(model(tokens, use_cache=False).logits.flatten(0, 1), tokens.flatten())
     model = build_model(recipe.model).train()
-    images, labels = torch.randn(size, 3, args["img_size"], args["img_size"]), torch.randint(0, 10, (size,))
+    images = torch.randn(size, *input_size(recipe, model))
+    labels = torch.randint(0, model.num_classes, (size,))
     return model, lambda: F.cross_entropy(model(images), labels)
 
 
