@@ -44,7 +44,7 @@ class _Scalings(torch.autograd.Function):
         """K: (n, n, tokens), whose columns sum to 1; rows are scaled first."""
         M, sums = K, []
         for index in range(scalings):
-            sums.append(M.sum((index + 1) % 2, keepdim=True).clamp_min_(1e-30))
+            sums.append(M.sum((index + 1) % 2, keepdim=True))
             M = M / sums[-1]  # not in place: torch 2.11, compiled, then gives a gradient of 0
         ctx.save_for_backward(M, *sums)
         return M
@@ -63,12 +63,16 @@ class _Scalings(torch.autograd.Function):
 def sinkhorn_knopp(logits: Tensor, iterations: int) -> Tensor:
     """(…, n, n) -> doubly stochastic matrices (…, n, n), by Eq. 9.
 
-    The first scaling of the columns is a softmax, which does not overflow. Tokens are the last dimension inside, so
-    that a sum over four numbers is one over four rows of tokens; on a CPU this is four times as fast.
+    The first scalings are of logarithms, so that nothing overflows and no row is 0: behind them a sum is 1/n² at least.
+    Tokens are the last dimension inside, so that a sum over four numbers is one over four rows of tokens; on a CPU this
+    is four times as fast.
     """
-    K = logits.flatten(0, -3).movedim(0, -1).contiguous().softmax(0)  # (n, n, tokens), columns sum to 1
-    scalings = 1 if logits.is_meta else 2 * iterations - 1  # without values there is nothing to scale again
-    M = _Scalings.apply(K, scalings)
+    L = logits.flatten(0, -3).movedim(0, -1).contiguous().log_softmax(0)  # (n, n, tokens), columns sum to 1
+    if iterations == 1:
+        M = L.softmax(1)
+    else:
+        scalings = 1 if logits.is_meta else 2 * iterations - 3  # without values there is nothing to scale again
+        M = _Scalings.apply(L.log_softmax(1).softmax(0), scalings)
     return M.movedim(-1, 0).contiguous().unflatten(0, logits.shape[:-2])
 
 
