@@ -30,7 +30,7 @@ def download(version: str, folder: Path) -> Path:
     """The source distribution of timm, by the pip and the index that installed it."""
     requirement = ["--no-deps", "--no-binary", "timm", f"timm=={version}"]
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--dest", str(folder), *requirement]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     found = list(folder.glob("timm-*.tar.gz"))
     if done.returncode or not found:
         lines = done.stderr.splitlines() or ["no reason given"]
