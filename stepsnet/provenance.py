@@ -51,11 +51,12 @@ def command_line() -> str:
     return public_command(shlex.join(["stepsnet", *(_command.get() or sys.argv[1:])]))
 
 
-def provenance(device: torch.device | None = None) -> dict[str, Any]:
+def provenance(device: torch.device | None = None, imports: Sequence[str] = ()) -> dict[str, Any]:
     """Hardware, versions, commit and command, without absolute paths.
 
     Args:
         device: that was computed on; a GPU that another was left for is not named.
+        imports: the recipe's modules, of which versions has checksums.
     """
     import torch
 
@@ -74,7 +75,7 @@ def provenance(device: torch.device | None = None) -> dict[str, Any]:
             "python": platform.python_version(),
             **{name: version(name) for name in ("torch", "torchvision", "timm")},
             "stepsnet": __version__,  # its source may run without being installed
-            **module_versions(),
+            **module_versions(imports),
         },
     }
 

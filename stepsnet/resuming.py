@@ -175,6 +175,11 @@ def _check_checkpoints(folder: Path, done: int, extends: bool) -> None:
     epochs = [line for line in read_metrics(folder) if line.get("kind") == "epoch"]
     if len(epochs) > 1 or has_ended(folder):  # the first epoch's line comes before the first checkpoint
         raise UserError(f"--resume: {folder} has no checkpoint left to go on from, expected one in checkpoints/")
+    if (folder / "model.safetensors").exists():  # of a published run: a new training's would replace them
+        raise UserError(
+            f"--resume: {folder} has trained weights and no checkpoint to go on from, expected the folder of a run "
+            "that was stopped"
+        )
 
 
 def open_run_folder(folder: Path, recipe: Recipe, resume: Resume = False, is_grid: bool = False) -> Recipe:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import sys
+import sysconfig
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -19,6 +20,9 @@ from .errors import USER_CODE, UserError
 __all__ = ["import_user_modules", "is_module_version", "module_versions"]
 
 _SUM = "sha256:"
+_INSTALLED = ("stdlib", "platstdlib", "purelib", "platlib")
+# this package, and what is installed: they may lie in the folder of a user's module, as in a clone with its .venv
+_NOT_THE_USERS = {Path(__file__).parent, *(Path(path) for path in map(sysconfig.get_path, _INSTALLED) if path)}
 
 _versions: dict[str, str] = {}  # of the modules that have been imported here
 
@@ -45,7 +49,7 @@ def import_user_modules(names: Sequence[str], folder: str | Path | None = None) 
                 module = importlib.import_module(name)
                 files = _own_files(name, sys.modules.keys() - before)
                 USER_CODE.update([*getattr(module, "__path__", ()), *map(str, files)])
-                if name not in before or name not in _versions:
+                if name not in before:  # of one that was there, what it has loaded is not known any more
                     _versions[name] = _version_of(files)
             except ModuleNotFoundError as error:
                 if error.name and f"{name}.".startswith(f"{error.name}."):
@@ -58,10 +62,10 @@ def import_user_modules(names: Sequence[str], folder: str | Path | None = None) 
                 raise UserError(f"import: {name} fails: {_last_line(error)}") from error
 
 
-def module_versions() -> dict[str, str]:
-    """A checksum of each module that this process has imported for a recipe, with the files beside it that it imports,
-    as they were at that time."""
-    return dict(_versions)
+def module_versions(names: Iterable[str]) -> dict[str, str]:
+    """A checksum of each of these modules, with the files beside it that it imports, as they were when this process has
+    imported it for a recipe; of one that the user's code had imported before, none."""
+    return {name: _versions[name] for name in names if name in _versions}
 
 
 def is_module_version(text: str) -> bool:
@@ -76,8 +80,8 @@ def _own_files(name: str, loaded: Iterable[str]) -> list[Path]:
     found = {of_module}
     for each in loaded:
         file = Path(getattr(sys.modules.get(each), "__file__", None) or "")
-        is_installed = "site-packages" in file.parts and each.partition(".")[0] != package
-        if file.is_relative_to(beside) and not is_installed:
+        is_own = each.partition(".")[0] == package or not any(map(file.is_relative_to, _NOT_THE_USERS))
+        if file.is_relative_to(beside) and is_own:
             found.add(file)
     return sorted(found)
 

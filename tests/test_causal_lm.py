@@ -23,14 +23,14 @@ from stepsnet.bench import TOKENS, Candidate, bench
 from stepsnet.cli import main
 from stepsnet.config import ModelSpec
 from stepsnet.errors import UserError
-from stepsnet.models.build import build_model, context_of
+from stepsnet.models.build import build_model, context_of, fit_positions
 from stepsnet.recipes.any_model import stepify_pair
 from stepsnet.tasks.classification.task import Classification
 from stepsnet.tasks.deployment import of_tokens
 from stepsnet.tasks.language.assets import save_assets
 from stepsnet.tasks.language.data import load_text
 from stepsnet.tasks.language.inspection import continued
-from stepsnet.tasks.language.task import LanguageModelling, _fit_positions
+from stepsnet.tasks.language.task import LanguageModelling
 
 FIELDS = {"n_embd": 64, "n_layer": 4, "n_head": 4, "n_positions": 32, "vocab_size": 300}
 BERT = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
@@ -233,7 +233,7 @@ def test_a_config_says_the_length_that_its_model_is_trained_at():
         (partial(LlamaConfig, rope_parameters=scaled), 64),
     ):
         model = SimpleNamespace(config=make(max_position_embeddings=64))
-        _fit_positions(model, 48)
+        fit_positions(model, 48)
         assert model.config.max_position_embeddings == 64
-        _fit_positions(model, 96)
+        fit_positions(model, 96)
         assert model.config.max_position_embeddings == expected

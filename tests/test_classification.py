@@ -293,7 +293,14 @@ def test_cifar_is_read_as_torchvision_reads_it(tmp_path, monkeypatch):
     archive = Path(shutil.make_archive(str(tmp_path / "cifar"), "gztar", root.parent))
     monkeypatch.setattr(CIFAR10, "tgz_md5", hashlib.md5(archive.read_bytes()).hexdigest())
     monkeypatch.setenv("NO_PROXY", "localhost")
-    with ThreadingHTTPServer(("localhost", 0), partial(SimpleHTTPRequestHandler, directory=tmp_path)) as server:
+    downloads = []
+
+    class Server(SimpleHTTPRequestHandler):
+        def do_GET(self):
+            downloads.append(self.path)
+            super().do_GET()
+
+    with ThreadingHTTPServer(("localhost", 0), partial(Server, directory=tmp_path)) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         monkeypatch.setattr(CIFAR10, "url", f"http://localhost:{server.server_port}/{archive.name}")
         # what the user has changed stays as it is
@@ -308,10 +315,13 @@ def test_cifar_is_read_as_torchvision_reads_it(tmp_path, monkeypatch):
             (cut / name).touch()
         (cut / CIFAR10.filename).write_bytes(archive.read_bytes()[:100])
         for path in (cut, tmp_path / "new"):
-            with ThreadPoolExecutor(2) as ranks:  # at once
-                for found in ranks.map(lambda path: load_images(f"cifar10:{path}", SPEC), [path, path]):
+            downloads.clear()
+            with ThreadPoolExecutor(4) as ranks:  # at once
+                for found in ranks.map(lambda path: load_images(f"cifar10:{path}", SPEC), [path] * 4):
                     assert np.array_equal(found.train.images.images, images.train.images.images)
             assert sorted(file.name for file in path.iterdir()) == [CIFAR10.base_folder, CIFAR10.filename]
+            # torchvision asks for it twice
+            assert len(downloads) == 2 and not (tmp_path / f".{path.name}.lock").exists()
         server.shutdown()
 
 

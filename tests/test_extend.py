@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -17,15 +18,16 @@ from PIL import Image
 from test_docs import blocks
 
 import stepsnet
+from stepsnet import user_modules
 from stepsnet.cli import main
 from stepsnet.config import STRICT, ClassificationRecipe, DetectionRecipe, ModelSpec, Recipe
-from stepsnet.errors import UserError
+from stepsnet.errors import USER_CODE, UserError
 from stepsnet.overrides import _validated, override, read_recipe, to_plain, to_yaml
 from stepsnet.recipes import find_recipe
 from stepsnet.resuming import open_run_folder
 from stepsnet.runs.launch import Job
 from stepsnet.tasks import macs_of
-from stepsnet.user_modules import import_user_modules
+from stepsnet.user_modules import import_user_modules, module_versions
 
 PAGE = Path(__file__).parent.parent / "docs" / "extend.md"
 
@@ -267,3 +269,24 @@ def test_import_is_a_key_like_others(tmp_path):
         override(recipe, ["imprt=x"])
     with pytest.raises(UserError, match=r"task: got 'ink', expected one of 'classification'.*, or of a module that"):
         override(recipe, ["task=ink"])
+
+
+def test_what_is_installed_or_ours_is_no_code_of_the_users(tmp_path, monkeypatch):
+    """As in a clone, whose folder holds stepsnet and .venv, beside a module that imports more of both."""
+    module = tmp_path / "my_beside.py"
+    module.write_text("import my_helper\n")
+    (tmp_path / "my_helper.py").write_text("WIDTH = 8\n")
+    monkeypatch.chdir(tmp_path)
+    import_user_modules(["my_beside"])
+    assert {str(module), str(tmp_path / "my_helper.py")} <= USER_CODE
+    assert user_modules._own_files("my_beside", sys.modules) == [module, tmp_path / "my_helper.py"]
+    root = Path(stepsnet.__file__).parents[1]
+    monkeypatch.setitem(sys.modules, "my_beside", SimpleNamespace(__file__=str(root / "my_beside.py")))
+    assert user_modules._own_files("my_beside", {"stepsnet.plan", "torch", "my_beside", "json"}) == [
+        root / "my_beside.py"
+    ]
+    (version,) = module_versions(["my_beside", "my_other"]).values()
+    sys.modules.pop("my_beside"), sys.modules.pop("my_helper")
+    (tmp_path / "my_helper.py").write_text("WIDTH = 16\n")
+    import_user_modules(["my_beside"])
+    assert version.startswith("sha256:") and module_versions(["my_beside"]) != {"my_beside": version}

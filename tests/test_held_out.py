@@ -2,6 +2,7 @@
 
 import dataclasses
 import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -120,6 +121,14 @@ def test_the_test_split_is_opened_at_the_end_and_not_before(pictures, tmp_path):
         recipe_on(pictures, "score_test=true", "max_undecodable=0"), tmp_path / "scored", Display(), True
     )
     assert resumed["metrics"]["test_top1"] == 50.0  # two equal pictures of two classes
+    assert resumed["test"]["samples"]["evaluated"] == 2 and not resumed["test"]["undecodable"]
+    (pictures / "test/dog/0.png").write_text("this is a text")
+    noted = []
+    display = SimpleNamespace(show=lambda event: None, note=lambda run, text: noted.append(text))
+    spoiled = train_run(recipe_on(pictures, "score_test=true"), tmp_path / "spoiled", display)
+    assert spoiled["test"]["samples"]["evaluated"] == spoiled["test"]["undecodable"] == 1 and not spoiled["undecodable"]
+    assert "test: the metrics are of 1 of the 2 images to evaluate, none of them of dog" in noted
+    Image.fromarray(np.zeros((8, 8, 3), dtype=np.uint8)).save(pictures / "test/dog/0.png")
     named = recipe_on(pictures, "score_test=true", f"data=folder:{pictures}@val")
     assert train_run(named, tmp_path / "named", Display())["metrics"]["test_top1"] == 50.0
     assert resumed["metrics"]["val_top1"] == summary["metrics"]["val_top1"]

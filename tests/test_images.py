@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from PIL import Image, features
 
 from stepsnet.errors import UserError
-from stepsnet.tasks.images import UnreadableImage, find_images, image_sizes, open_image, open_stored
+from stepsnet.tasks.images import UnreadableImage, find_images, image_shape, image_sizes, open_image, open_stored
 from stepsnet.tasks.turned import are_stored, fit_of, on_turned
 
 # (2, 3), red on the left and blue on the right, light at the top
@@ -65,6 +65,18 @@ def test_exif_turns_an_image_upright(tmp_path, orientation):
         assert fit_of(path, (2, 3)) == "both"
     else:
         assert (fit_of(path, (2, 3)), fit_of(path, (3, 2)), fit_of(path, (4, 4))) == ("stored", "upright", "")
+
+
+@pytest.mark.parametrize("orientation", [3, 6])
+def test_a_tiff_is_upright_whoever_asks(tmp_path, orientation):
+    """Pillow turns it as it decodes it, and has no other way."""
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    path = saved(tmp_path, "turned.tiff", Image.fromarray(PIXELS), exif=exif)
+    upright = np.rot90(PIXELS, {3: 2, 6: -1}[orientation])
+    assert np.array_equal(np.array(open_image(path)), upright)
+    assert image_shape(path) == (3, *upright.shape[:2])
+    assert fit_of(path, upright.shape[1::-1]) == fit_of(path, PIXELS.shape[1::-1]) == ""
 
 
 @pytest.mark.parametrize(

@@ -451,3 +451,13 @@ def test_what_cannot_be_pushed(tmp_path, capsys):
         (run / "model.safetensors").unlink()
         write_repository(run, tmp_path / "another")
     assert not (tmp_path / "another").exists()
+
+
+def test_a_published_run_is_not_trained_over(tmp_path):
+    """It has weights and no checkpoint: to go on with it would be to begin anew in its place."""
+    run = finished(tmp_path / "run", override(find_recipe("digits/tiny"), ["data=digits"]))
+    (run / "summary.json").unlink()
+    weights = (run / "model.safetensors").read_bytes()
+    with pytest.raises(UserError, match="has trained weights and no checkpoint to go on from, expected the folder of"):
+        stepsnet.resume(run)
+    assert (run / "model.safetensors").read_bytes() == weights

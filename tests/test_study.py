@@ -533,6 +533,8 @@ def test_what_was_run_on_other_machines_is_said(tmp_path):
     there = placed(tuned(low, MIDDLE) | tuned(high, MIDDLE) | sides[0] | sides[1])
     lines = render_study(study, there).splitlines()
     assert "that, this; torch 2; commit aaa, bbb." in lines
+    next(iter(sides[0].values()))["commit"] = "0123456789ab+"  # of a tree that was changed since
+    assert "that, this; torch 2; commit 0123456+, aaa, bbb." in render_study(study, there).splitlines()
     assert lines[-1] == "Pairs of two kinds of machine, whose rounding differs: gain (3 of 3 pairs)."
     for record in sides[0].values():
         record["hardware"] = {"cpu": "this", "gpu": None}

@@ -255,6 +255,9 @@ class Trainer:
             scores = self.task.evaluate(self.evaluated_model, self.shard, self.context.device)
         if not math.isfinite(scores.get("loss", 0.0)):
             raise diverged("val_loss", scores["loss"], self.position.step, self.settings)
+        if self.task.monitor not in scores:
+            of, got = type(self.task).__name__, ", ".join(scores) or "nothing"
+            raise UserError(f"evaluate of {of}: got {got}, expected its monitor {self.task.monitor} among them")
         monitored = scores[self.task.monitor] * (1 if higher_is_better(self.task.monitor) else -1)
         if monitored > self.position.best:
             self.position.best, self.position.best_step = monitored, self.position.step

@@ -18,7 +18,15 @@ from ..errors import UserError, in_a_line, nearest, place_in_user_code
 from ..machine import host_memory
 from ..plan import MOST_BLOCKS
 
-__all__ = ["DETECTORS", "build_model", "check_model_name", "context_of", "input_size_of", "is_elsewhere"]
+__all__ = [
+    "DETECTORS",
+    "build_model",
+    "check_model_name",
+    "context_of",
+    "fit_positions",
+    "input_size_of",
+    "is_elsewhere",
+]
 
 _LARGE = 1024  # a size from which on weights may take more memory than there is
 _DEPTHS = ("depth", "depths", "layers", "num_layers", "num_hidden_layers", "stage_depths")
@@ -167,6 +175,25 @@ def is_elsewhere(name: str) -> bool:
 def context_of(config: Any) -> int | None:
     """The tokens that a language model of transformers has positions for; None for one without, such as Mamba."""
     return getattr(config, "max_position_embeddings", None)
+
+
+def fit_positions(model: Any, seq_len: int) -> None:
+    """Let a config say the length that its model is trained at, as where rotary positions go on beyond the config's.
+
+    What is published would be cut to the shorter length by those who read it. Scaled rotary positions keep theirs,
+    which their formula has.
+
+    Raises:
+        UserError: the positions are learned, and fewer than a sequence's.
+    """
+    most, rotary = context_of(model.config), getattr(model.config, "rope_parameters", None)
+    if most is None or most >= seq_len:
+        return
+    if rotary is None:
+        raise UserError(f"seq_len: got {seq_len}, expected at most the model's {most} positions")
+    kinds = rotary.values() if all(isinstance(each, dict) for each in rotary.values()) else [rotary]
+    if all(each.get("rope_type", "default") == "default" for each in kinds):
+        model.config.max_position_embeddings = seq_len
 
 
 def input_size_of(spec: ModelSpec, model: nn.Module) -> tuple[int, int, int]:

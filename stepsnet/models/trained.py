@@ -7,9 +7,9 @@ from pathlib import Path
 from torch import nn
 
 from ..checkpoint import load_into
-from ..config import Recipe
+from ..config import LanguageRecipe, Recipe
 from ..run_folder import read_weights
-from .build import build_model
+from .build import build_model, fit_positions
 
 __all__ = ["trained_model"]
 
@@ -23,6 +23,9 @@ def trained_model(run: Path, recipe: Recipe, model: nn.Module | None = None) -> 
     Raises:
         UserError: the run has no weights, or they do not fit the model.
     """
-    model = build_model(recipe.model, pretrained=False) if model is None else model
+    if model is None:
+        model = build_model(recipe.model, pretrained=False)
+        if isinstance(recipe, LanguageRecipe):
+            fit_positions(model, recipe.seq_len)
     load_into(model, read_weights(run))
     return model.eval()

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -114,7 +114,8 @@ def _train(
                 write_atomically(folder / LABEL, label + "\n")
             if not (ended := _has_all(folder, resolved)):
                 _save_assets(task, model, folder)
-                made_with.update(provenance(context.device))  # of the code that runs, which may be committed meanwhile
+                # of the code that runs, which may be committed meanwhile
+                made_with.update(provenance(context.device, recipe.imports))
                 write_process(folder, updates_done(folder), made_with)
             return resolved, ended
 
@@ -146,7 +147,9 @@ def _train(
         (folder / "summary.json").unlink(missing_ok=True)  # which would be of other weights
         summary["weights_sha256"] = write_weights(folder / "model.safetensors", result.weights)
         if getattr(recipe, "score_test", False):
-            summary["metrics"] |= _score_test(recipe, folder, result.weights)
+            scores, facts = _score_test(recipe, folder, result.weights, note)
+            summary["metrics"] |= scores
+            summary["test"] = facts
         summary = _finite(summary)
         write_atomically(folder / "summary.json", dump_json(summary, indent=2) + "\n")
         inspect_run(recipe, folder, task, result.weights, context.device, note)
@@ -248,8 +251,10 @@ def _finite(summary: dict[str, Any]) -> dict[str, Any]:
     return {**without_nonfinite(summary), "metrics": metrics}
 
 
-def _score_test(recipe: Recipe, folder: Path, weights: dict[str, torch.Tensor]) -> dict[str, float]:
-    """Metrics on the test split, which has not been read before."""
+def _score_test(
+    recipe: Recipe, folder: Path, weights: dict[str, torch.Tensor], note: Callable[[str], None]
+) -> tuple[dict[str, float], dict[str, Any]]:
+    """Metrics on the test split, which has not been read before, and the task's facts of it."""
     model, task = build_task(recipe, f"{split_of(recipe.data)[0]}@test", folder)
     load_into(model, weights)
     device = pick_device(recipe.device)
@@ -259,4 +264,6 @@ def _score_test(recipe: Recipe, folder: Path, weights: dict[str, torch.Tensor]) 
         error = diverged("test_loss", scores["loss"], updates_done(folder), recipe)
         _note_divergence(folder, error)
         raise error
-    return {f"test_{name}": value for name, value in scores.items()}
+    for text in task.notices():  # a number must not hide what was left out
+        note(f"test: {text}")
+    return {f"test_{name}": value for name, value in scores.items()}, task.facts()

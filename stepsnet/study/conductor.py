@@ -180,8 +180,9 @@ class _Conductor:
 
 def _on_modules(records: Iterable[Mapping[str, Any]]) -> list[str]:
     """A line for each module of the user's that is another now than when some of the runs were made."""
-    lines, now = [], module_versions()
-    for name, versions in modules_of(records).items():
+    of_study = modules_of(records)
+    lines, now = [], module_versions(of_study)
+    for name, versions in of_study.items():
         if name in now and (others := sum(count for version, count in versions.items() if version != now[name])):
             lines.append(
                 f"{others} of the results were made by another content of the module {name}; they stay, and where "

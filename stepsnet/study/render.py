@@ -123,7 +123,9 @@ def _made_with(records: Iterable[Mapping[str, Any]]) -> str:
     """The machines, the version of torch and the commits that some runs were made with."""
     made = [record for record in records if "hardware" in record]  # all but those that diverged
     torch = sorted({_torch(record) for record in made})
-    commits = sorted({(record.get("commit") or "unknown")[:7] for record in made})
+    # a tree that was changed since has a plus
+    recorded = {record.get("commit") or "unknown" for record in made}
+    commits = sorted({f"{commit[:7]}{'+' * commit.endswith('+')}" for commit in recorded})
     return f"{', '.join(_machines(made))}; torch {', '.join(torch)}; commit {', '.join(commits)}."
 
 

@@ -187,6 +187,8 @@ def record_of(study: Study, planned: Planned, recipe: Recipe, run: Path, command
     measured = loaded.stream_at_updates
     kept = [measured[step] for step in _spaced(sorted(measured), _MEASUREMENTS[planned.kind])]
     summary = {key: loaded.summary[key] for key in (*_KEPT, *_KEPT_TOO) if key in loaded.summary}
+    if test := loaded.summary.get("test"):  # what the score is of: fewer images than there are, where some are damaged
+        summary["test"] = {key: test[key] for key in (*_OF_DATA_SIZE, "undecodable") if key in test}
     return {
         **_head(study, planned, command),
         **summary,

@@ -168,7 +168,8 @@ def shape_of(image: Image.Image) -> tuple[int, int, int]:
     if not isinstance(image, Image.Image):
         raise UserError(f"data: got {type(image).__name__} from read, expected one of Pillow's images")
     width, height = image.size
-    if image.getexif().get(ExifTags.Base.Orientation, 1) in (5, 6, 7, 8):  # on its side
+    # on its side; Pillow turns a TIFF itself
+    if image.format != "TIFF" and image.getexif().get(ExifTags.Base.Orientation, 1) in (5, 6, 7, 8):
         width, height = height, width
     return 1 if image.mode.partition(";")[0] in _GREYSCALE else 3, height, width
 

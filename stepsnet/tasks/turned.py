@@ -26,8 +26,8 @@ def fit_of(path: Path, size: tuple[int, int]) -> Fit:
         UnreadableImage: the file's header cannot be read.
     """
     with open_header(path) as image:
-        if image.getexif().get(ExifTags.Base.Orientation, 1) not in range(2, 9):
-            return ""
+        if image.format == "TIFF" or image.getexif().get(ExifTags.Base.Orientation, 1) not in range(2, 9):
+            return ""  # Pillow turns a TIFF itself: there is no other way to read one
         _, height, width = shape_of(image)
         upright, stored = (width, height) == size, image.size == size
     return "both" if upright and stored else "upright" if upright else "stored" if stored else ""

@@ -201,8 +201,9 @@ def _cifar(name: Literal["CIFAR10", "CIFAR100"]) -> Callable[[str, str], Splits]
 def _download(kind: Any, folder: Path) -> None:
     """Download a data set of torchvision's, once where several ranks come at the same time.
 
-    The lock's file is there from before the folder is until all of it is, so that a download that was cut off is known
-    as one, and files that a user has put into a folder are never replaced.
+    A file marks the folder from before it is there until all of it is, so that a download that was cut off is known as
+    one, and files that a user has put into a folder are never replaced. The lock is another file, beside the folder:
+    who waits for it finds no mark once the first is done.
     """
     if not folder.is_dir():
         beside = folder.with_name(f"{folder.name}.{secrets.token_hex(4)}")
@@ -212,11 +213,13 @@ def _download(kind: Any, folder: Path) -> None:
             beside.rename(folder)
         except OSError:  # another rank was faster
             shutil.rmtree(beside)
-    with FileLock(folder / DOWNLOADING):
+    lock = folder.with_name(f".{folder.name}.lock")
+    with FileLock(lock):
         if is_half_downloaded(folder):
             shutil.rmtree(folder / kind.base_folder, ignore_errors=True)
             kind(folder, download=True)
             (folder / DOWNLOADING).unlink()
+    lock.unlink(missing_ok=True)
 
 
 def _hugging_face(path: str, mode: str) -> Splits:

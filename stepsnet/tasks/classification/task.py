@@ -151,6 +151,7 @@ class Classification(Task):
         self.steps_per_epoch = len(data.train) // batch_size  # the last, smaller batch is dropped
         self.max_undecodable = max_undecodable
         self.undecodable: dict[str, None] = {}  # an ordered set
+        self.shard = BatchShard()  # of the batches
         self.undecodable_before: list[str] = []  # of earlier processes of the run, mended since perhaps
         self.reported = 0  # how many of them notices() has returned
         self.scored: int | None = None  # images of the latest evaluation that could be decoded
@@ -178,7 +179,7 @@ class Classification(Task):
         return [key for key, _ in zip(keys, range(len(order)))]
 
     def batches(self, epoch: int, start: int, shard: BatchShard, device: torch.device) -> Generator[Batch]:
-        size = shard.micro_batch_size(self.batch_size)
+        self.shard, size = shard, shard.micro_batch_size(self.batch_size)
         if self.mixup and size % 2:
             raise UserError(f"batch_size: got {size} images per forward pass, expected an even number for Mixup")
         order = self.order(epoch)
@@ -263,9 +264,11 @@ class Classification(Task):
                 metrics["loss"].update(nn.functional.cross_entropy(logits, labels), weight=len(labels))
                 metrics["top1"].update(logits, labels)
                 metrics["top5"].update(logits, labels)
+        batches = shard.evaluation_batches(len(samples), self.eval_batch_size)
+        asked = sum(shard.gather(sum(len(batch.indices) for batch in batches if not batch.is_padding)))
         scored = np.sum(shard.gather(of_rank), axis=0)
-        if 2 * scored.sum() < len(samples) and shard.rank == 0:  # numbers that say little of the split
-            got = f"{scored.sum()} of the {len(samples)} images to evaluate can be decoded"
+        if 2 * scored.sum() < asked and shard.rank == 0:  # numbers that say little of the split
+            got = f"{scored.sum()} of the {asked} images to evaluate can be decoded"
             such_as = f"; the latest that cannot is {next(reversed(self.undecodable))}" if self.undecodable else ""
             raise UserError(f"data: {got}, expected at least half of them{such_as}")
         loss, top1, top5 = (metrics[name].compute().item() for name in ("loss", "top1", "top5"))
@@ -318,7 +321,7 @@ class Classification(Task):
         return {"split": self.data.evaluated, "samples": samples, "undecodable": len(self._every_undecodable())}
 
     def state_dict(self) -> dict[str, Any]:
-        return {"undecodable": self._every_undecodable(), "scored": self.scored}
+        return {"undecodable": list(of_all_ranks(self._every_undecodable(), self.shard)), "scored": self.scored}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.undecodable_before, self.scored = state.get("undecodable", []), state.get("scored")

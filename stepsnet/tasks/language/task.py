@@ -20,7 +20,7 @@ from ...engine.task import BatchShard, Task
 from ...errors import UserError
 from ...inspection import Section
 from ...models.blocks import is_of_transformers
-from ...models.build import build_model, context_of
+from ...models.build import build_model, fit_positions
 from ..splits import split_of
 from .assets import save_assets
 from .data import UNKNOWN, Split, TextData, load_text, load_tokenizer
@@ -49,7 +49,7 @@ def build(
         got = f"{recipe.model.name!r}, a {type(model).__name__}"
         raise UserError(f"model: got {got}, expected a causal language model of transformers, such as causal_lm")
     _check_vocabulary(model, text)
-    _fit_positions(model, recipe.seq_len)
+    fit_positions(model, recipe.seq_len)
     if run is None:
         _check_tokenizer(recipe.model.args.get("weights"), text)
     task = LanguageModelling(
@@ -78,25 +78,6 @@ def _check_vocabulary(model: Any, text: TextData) -> None:
     got, expected = model.config.vocab_size, text.tokenizer.get_vocab_size()
     if got < expected:
         raise UserError(f"model.args.vocab_size: got {got}, expected at least the tokenizer's {expected}")
-
-
-def _fit_positions(model: Any, seq_len: int) -> None:
-    """Let a config say the length that its model is trained at, as where rotary positions go on beyond the config's.
-
-    What is published would be cut to the shorter length by those who read it. Scaled rotary positions keep theirs,
-    which their formula has.
-
-    Raises:
-        UserError: the positions are learned, and fewer than a sequence's.
-    """
-    most, rotary = context_of(model.config), getattr(model.config, "rope_parameters", None)
-    if most is None or most >= seq_len:
-        return
-    if rotary is None:
-        raise UserError(f"seq_len: got {seq_len}, expected at most the model's {most} positions")
-    kinds = rotary.values() if all(isinstance(each, dict) for each in rotary.values()) else [rotary]
-    if all(each.get("rope_type", "default") == "default" for each in kinds):
-        model.config.max_position_embeddings = seq_len
 
 
 def _check_tokenizer(weights: Any, text: TextData) -> None:
