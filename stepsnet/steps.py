@@ -147,7 +147,7 @@ class StepsNet(nn.Module):
         module = module_of(module)
         if not isinstance(module, nn.Module):
             raise TypeError(f"block {index}: got {type(module).__name__}, expected an nn.Module, as of blocks[i].block")
-        if isinstance(holder, nn.ModuleList) and (isinstance(module, StepsNet) or _is_plain_sequence(module)):
+        if isinstance(holder, nn.ModuleList) and (isinstance(module, StepsNet) or is_plain_sequence(module)):
             module = nn.Sequential(module)  # one block, as before, and not as many as it holds
         for part in module.modules():
             for attribute, value in list(vars(part).items()):
@@ -161,7 +161,7 @@ class StepsNet(nn.Module):
         for step, network in enumerate(self.networks):
             if isinstance(network, StepsNet):
                 places += network._places()
-            elif _is_plain_sequence(network):
+            elif is_plain_sequence(network):
                 places += [(network, name) for name in network._modules]
             else:
                 places.append((self.networks, str(step)))
@@ -199,7 +199,7 @@ class StepsNet(nn.Module):
             start += depth
             if isinstance(network, StepsNet):
                 networks.append(network._select(keep_here))
-            elif _is_plain_sequence(network):
+            elif is_plain_sequence(network):
                 named = zip(network._modules.items(), keep_here)  # named_children leaves out a block that repeats
                 part = nn.Sequential(
                     OrderedDict((name, block) for (name, block), kept in named if kept and block is not None)
@@ -238,9 +238,9 @@ class ReverseStepsNet(StepsNet):
 def _blocks_in(network: nn.Module) -> list:
     """The blocks of an nn.Sequential or of a StepsNet; any other module is one block."""
     blocks: Any = network
-    return list(blocks) if isinstance(network, StepsNet) or _is_plain_sequence(network) else [network]
+    return list(blocks) if isinstance(network, StepsNet) or is_plain_sequence(network) else [network]
 
 
-def _is_plain_sequence(network: nn.Module) -> bool:
+def is_plain_sequence(network: nn.Module) -> bool:
     """Whether it does nothing but run one block after another."""
     return isinstance(network, nn.Sequential) and type(network).forward is nn.Sequential.forward

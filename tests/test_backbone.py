@@ -280,3 +280,28 @@ def test_a_backbone_of_windows_is_copied_compiled_and_recomputed():
     compiled = torch.compile(twin, backend="aot_eager", fullgraph=True)
     for got, other in zip(compiled(x), expected, strict=True):
         torch.testing.assert_close(got, other)
+
+
+@pytest.mark.parametrize(
+    ("name", "trained"),
+    [
+        ("efficientformer_l1", ("stages.2", "stages.3")),
+        ("xcit_nano_12_p8_224", tuple(f"blocks.{i}." for i in range(6, 12))),
+    ],
+)
+def test_what_runs_behind_frozen_stages_is_found_by_where_their_outputs_are(name, trained):
+    with torch.device("meta"):
+        backbone = create_backbone(name, frozen_stages=2, any_size=False)
+    free = {key for key, one in backbone.features.named_parameters() if one.requires_grad}
+    assert free == {
+        key
+        for key, _ in backbone.features.named_parameters()
+        if key.startswith(tuple(f"model.{one}" for one in trained))
+    }
+
+
+@pytest.mark.parametrize("name", ["twins_svt_small", "mvitv2_tiny"])
+def test_stages_whose_parts_are_not_known_are_not_frozen(name):
+    """Twins has its embeddings in a list of their own, and timm names modules of MViT that it does not have."""
+    with torch.device("meta"), pytest.raises(ValueError, match="of which it is not known what runs behind"):
+        create_backbone(name, frozen_stages=2)

@@ -403,3 +403,10 @@ def test_a_norm_is_folded_by_what_it_does():
         setattr(owner, name, RmsNormOfGemma(model.embed_dim))
     with pytest.raises(UserError, match="RmsNormOfGemma, expected a LayerNorm or RMSNorm with gains"):
         stepsnet.compress(model, IMAGES, steps=2)
+
+
+def test_a_gate_that_reads_the_stream_is_not_passed_over():
+    model = vit()
+    model.blocks[1].attn.gate = nn.Linear(64, 64)
+    with pytest.raises(UserError, match=r"attn\.gate of Block: got a layer that is not known to compress"):
+        stepsnet.compress(model, IMAGES)

@@ -13,7 +13,7 @@ from residual_networks import JOINED, stirred, vit
 from timm.layers import GluMlp, SwiGLU, SwiGLUPacked
 from timm.models.vision_transformer import Block
 from torch import nn
-from transformers import GPT2Config, GPT2LMHeadModel, GPTNeoXConfig, LlamaConfig
+from transformers import GPT2Config, GPT2LMHeadModel, GPTNeoXConfig, LlamaConfig, MambaConfig, MambaModel
 from transformers.models.gpt2.modeling_gpt2 import GPT2Block
 from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXLayer, GPTNeoXRotaryEmbedding
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
@@ -21,7 +21,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 import stepsnet
 from stepsnet.errors import UserError
 from stepsnet.models.blocks import blocks_of
-from stepsnet.residual import BranchParts, connect, declare_branches
+from stepsnet.residual import BranchParts, connect, declare_branches, known_blocks
 from stepsnet.residual.branches import BoundBranch
 
 IMAGES = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
@@ -535,3 +535,37 @@ def test_blocks_stay_in_the_mode_that_they_are_in():
     assert joined.training and joined.networks[0].training and frozen.connections.training
     assert not frozen.training and not frozen.attn.training
     assert joined.networks[0][0:2].training and not frozen.training
+
+
+class Widened(nn.Sequential):
+    """A residual block as a Sequential with a forward pass of its own."""
+
+    def forward(self, x):
+        return x + super().forward(x)
+
+
+def test_a_sequential_with_a_forward_pass_of_its_own_stays_one_block(monkeypatch):
+    blocks = [Widened(nn.LayerNorm(8), nn.Linear(8, 8)) for _ in range(2)]
+    net, x = stepsnet.StepsNet([blocks[0], nn.Sequential(blocks[1])], (8, 8)), torch.randn(2, 3, 8)
+    with pytest.raises(UserError, match="lambdas joins a block by its forward pass, and Widened is an nn"):
+        connect(net, "lambdas")
+    monkeypatch.setattr(known_blocks, "_DECLARED", dict(known_blocks._DECLARED))
+    declare_branches(Widened, ["0 1"])
+    expected = x
+    for norm, linear in blocks:
+        expected = expected + linear(norm(expected)) / 2
+    joined = connect(net, "complete_p")
+    assert len(joined) == 2
+    torch.testing.assert_close(joined(x), expected)
+
+
+@pytest.mark.parametrize("name", ["layer_scale", "lambdas"])
+def test_a_mamba_of_low_precision_keeps_its_stream_in_float32(name):
+    sizes = dict(vocab_size=20, hidden_size=16, state_size=4, num_hidden_layers=2)
+    model = MambaModel(MambaConfig(**sizes)).bfloat16()
+    kinds = []
+    model.norm_f.register_forward_pre_hook(lambda module, inputs: kinds.append(inputs[0].dtype))
+    for joined in (False, True):
+        model.layers = connect(list(model.layers), name) if joined else model.layers
+        model(torch.arange(6)[None])
+    assert kinds == [torch.float32, torch.float32]

@@ -108,3 +108,21 @@ def test_a_norm_starts_with_gains_of_1_however_it_writes_them(kind, weight):
     assert bool((norm.weight == weight).all())
     centred = x - x.mean(-1, keepdim=True) if kind is nn.LayerNorm else x
     torch.testing.assert_close(norm(x), centred / centred.square().mean(-1, keepdim=True).sqrt(), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["mhc", "fixup", "deepnorm", "rezero", "layer_scale", "dense_former"])
+def test_a_model_without_weights_is_started_as_one_with_them(name):
+    """timm's mode for weights that were skipped asks for reset_parameters and for nothing else."""
+    arguments = {"residual": name, "widths": (16,), "depths": (2,), "num_heads": (2,), "img_size": 32}
+    with torch.device("meta"):
+        model = timm.create_model("test_steps_deit", weight_init="skip", **arguments)
+    model = model.to_empty(device="cpu")
+    for tensor in model.state_dict().values():
+        tensor.fill_(7.0)
+    model.init_weights()
+    expected = timm.create_model("test_steps_deit", **arguments).state_dict()
+    for key, value in model.state_dict().items():
+        if "connections" in key and not key.endswith("phi"):
+            torch.testing.assert_close(value, expected[key])
+        elif key.endswith("phi") or (name in ("fixup", "deepnorm", "rezero") and key.endswith("attn.proj.weight")):
+            assert value.std().item() == pytest.approx(expected[key].std().item(), rel=0.2), key

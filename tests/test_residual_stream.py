@@ -635,3 +635,39 @@ def test_streams_beside_each_other_are_not_left_out_for_layers_that_change_the_w
     with torch.no_grad():
         by_hand = [sigma(z, -1) / sigma(block(z), -1) for z, block in zip((x, torch.cat((x, x), -1)), model.blocks)]
     assert [one.gamma for one in found[:2]] == pytest.approx(by_hand, rel=1e-4)
+
+
+def test_a_part_of_joined_steps_without_the_first_block_of_a_stream_is_refused():
+    stepped = stepify(timm.create_model("test_vit"), 2)
+    stepped.blocks = connect(stepped.blocks, "value_residual")
+    blocks, first = stepped.blocks, stepped.blocks.depths[0]
+    x = torch.randn(1, 5, blocks.width)
+    assert first > 1
+    for part in (blocks[1:], blocks[: first + 2][first + 1 :]):
+        for run in (part, lambda x, part=part: [block(x) for block in part]):
+            with pytest.raises(UserError, match="a part of a connected sequence without its first block"):
+                run(x)
+    torch.testing.assert_close(blocks[first:](blocks[:first](x)), blocks(x))
+
+
+def test_a_joined_sequence_that_is_looped_over_begins_its_stream_by_the_hook():
+    blocks = connect([Block(16, 2) for _ in range(2)], "layer_scale")
+    x = torch.randn(1, 3, 16)
+    with blocks.stream_hook(lambda module, z: 2 * z):
+        looped = x
+        for block in blocks:
+            looped = block(looped)
+        torch.testing.assert_close(looped, blocks(x))
+
+
+def test_a_pass_without_a_backward_pass_leaves_nothing_behind():
+    """timm's checkpoints hold the blocks of a loop, which hold nothing of it where the state is the stream."""
+    model = timm.create_model("test_vit", img_size=32)
+    model.blocks = connect(model.blocks, "layer_scale")
+    model.set_grad_checkpointing()
+    alive = []
+    for _ in range(3):
+        loss(model.train())
+        gc.collect()
+        alive.append(sum(isinstance(one, torch.Tensor) for one in gc.get_objects()))
+    assert alive[0] == alive[1] == alive[2]

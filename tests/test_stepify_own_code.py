@@ -597,3 +597,24 @@ def test_a_stream_that_begins_several_times_is_not_scaled():
 def test_what_is_no_example_is_one_line(example):
     with pytest.raises(UserError, match=r"^example: got "):
         stepsnet.stepify(residuals(), 2, example=example)
+
+
+class ToldInABuffer(nn.Module):
+    """What its constructor is told shows in a buffer alone."""
+
+    def __init__(self, width, alpha=1.0):
+        super().__init__()
+        self.fc = nn.Linear(width, width)
+        self.register_buffer("alpha", torch.tensor(alpha))
+        self.register_buffer("missing", None)
+
+    def forward(self, x):
+        return x + self.alpha * self.fc(x)
+
+
+def test_what_a_constructor_has_put_into_buffers_is_not_reset():
+    model = nn.Sequential(*(ToldInABuffer(32) for _ in range(4)))
+    assert stepsnet.stepify(model, 2, example=X, plan=PLAN)
+    model[2] = ToldInABuffer(32, 0.1)
+    with pytest.raises(UserError, match="ToldInABuffer"):
+        stepsnet.stepify(model, 2, example=X, plan=PLAN)

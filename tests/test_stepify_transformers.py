@@ -501,3 +501,17 @@ def test_what_the_library_and_accelerate_go_by_the_names_of_classes_for(name, tm
     torch.testing.assert_close(loss, 0.9 * expected - 0.1 * log_probabilities.mean())
     kinds = {type(module).__name__ for module in ours.modules()}
     assert ours._no_split_modules and all(wanted in kinds for wanted in ours._no_split_modules)
+
+
+@pytest.mark.parametrize(("layers", "is_sliding"), [(2, lambda i: i % 2 == 0), (6, lambda i: i % 6 < 5)])
+def test_types_of_a_model_that_is_no_longer_than_their_period_repeat(layers, is_sliding):
+    """Gemma 2 alternates, and every sixth layer of Gemma 3 has full attention, however few there are."""
+    kind, config = {
+        2: (transformers.Gemma2ForCausalLM, transformers.Gemma2Config),
+        6: (transformers.Gemma3ForCausalLM, transformers.Gemma3TextConfig),
+    }[layers]
+    sizes = {**SIZES, **GROUPED, "num_hidden_layers": layers, "head_dim": 16}
+    types = in_steps(kind(config(**sizes))).config.layer_types
+    assert len(types) > layers and [one == "sliding_attention" for one in types] == list(
+        map(is_sliding, range(len(types)))
+    )

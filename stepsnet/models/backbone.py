@@ -23,7 +23,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..errors import UserError, in_a_line
 from ..residual.connected import ConnectedSequence
-from .blocks import blocks_of
+from ..residual.design import Wiring
 from .transfer import read_pretrained, resized
 from .windows import pad_windows
 
@@ -263,13 +263,36 @@ def _wrapped_model(features: nn.Module) -> Any:
 def _parts_after(features: nn.Module, stages: int) -> list[nn.Module]:
     """The modules that run after the output of the given number of stages."""
     if (model := _wrapped_model(features)) is not None:
-        indices: Any = features.out_indices
-        blocks = blocks_of(model)[indices[stages - 1] + 1 :]
+        info: Any = features.feature_info
+        parts = [
+            part for part in _siblings_after(model, info.module_name()[stages - 1]) if not isinstance(part, Wiring)
+        ]
+        inside = {module for part in parts for module in part.modules()}
         joined = (part for part in model.modules() if isinstance(part, ConnectedSequence))
-        return blocks + [part.wiring for part in joined if part.blocks and part.blocks[-1] in blocks]
+        return parts + [part.wiring for part in joined if part.blocks and part.blocks[-1] in inside]
     children: Any = dict(features.named_children())
     outputs = list(features.return_layers)  # type: ignore[arg-type]
     return list(children.values())[list(children).index(outputs[stages - 1]) + 1 :]
+
+
+def _siblings_after(model: nn.Module, path: str) -> list[nn.Module]:
+    """What stands behind a module in its container, and behind that in the one around it: stages, or blocks.
+
+    Raises:
+        ValueError: there is no such module, or the model has another list of parts beside, as an embedding a stage,
+            whose order is not known.
+    """
+    top, *names = path.split(".")
+    lists = [name for name, child in model.named_children() if isinstance(child, nn.ModuleList) and len(child) > 1]
+    if not names or path not in dict(model.named_modules()) or {*lists} - {top}:
+        raise ValueError(
+            f"frozen_stages: got a {type(model).__name__}, of which it is not known what runs behind {path}, expected 0"
+        )
+    found: list[nn.Module] = []
+    for level in range(len(names), 0, -1):
+        children = dict(model.get_submodule(".".join([top, *names[: level - 1]])).named_children())
+        found += list(children.values())[list(children).index(names[level - 1]) + 1 :]
+    return found
 
 
 def _name_in_backbone(features: nn.Module, name: str) -> str:

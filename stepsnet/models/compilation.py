@@ -195,14 +195,14 @@ class ReplacedForward:
 def paused(model: nn.Module, kind: type[ReplacedForward]) -> Iterator[None]:
     """The forward passes that stand in place of others in a model, one kind of them, run as they were built."""
     found = [module.__dict__.get("forward") for module in model.modules()]
-    replaced = [forward for forward in found if isinstance(forward, kind)]
-    for forward in replaced:
+    replaced = [(forward, forward.paused) for forward in found if isinstance(forward, kind)]
+    for forward, _ in replaced:
         forward.paused = True
     try:
         yield
     finally:
-        for forward in replaced:
-            forward.paused = False
+        for forward, before in replaced:  # it may be inside of another
+            forward.paused = before
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from timm.models.vision_transformer import Block, VisionTransformer, checkpoint_
 from torch import Tensor
 
 from ..plan import check_steps
+from ..residual.connected import has_design
 from .assembly import assemble, model_cfg, per_block, resolve_heads, set_grad_checkpointing, with_defaults
 
 __all__ = ["StepsDeiT"]
@@ -143,6 +144,11 @@ def _create(variant: str, pretrained: bool = False, **kwargs) -> StepsDeiT:
         **with_defaults(ARCHITECTURES[variant], kwargs),
     )
     if isinstance(model, FeatureHookNet | FeatureGraphNet):  # of what a block writes, not of the whole stream
+        if has_design(model):
+            raise ValueError(
+                "feature_cls: got hooks or a trace of a residual design, whose blocks hand on more than the "
+                "stream, expected getter, as it is by default"
+            )
         for info in model.feature_info.info:
             info["num_chs"] = info["written_chs"]
     return model

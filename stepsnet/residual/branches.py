@@ -34,7 +34,7 @@ class BranchParts:
         takes_arguments: whether ``layer`` takes what else the block is called with: masks, positions, a cache.
         projections: of an attention, the linear layers that make its queries, keys and values, in this order, and
             which part of the layer's output each is: 2, 3 for the last of three. None for a branch without. How many
-            heads it has is read from ``layer``, from its attribute ``head_dim`` or else ``num_heads``.
+            heads it has is read from ``layer``, from its attribute ``num_heads`` or else ``head_dim``.
         hidden: of an MLP, the linear layers in front of the last, as ``projections``; where there are several, all but
             the last of them are gates. Empty where they are not known.
         last: the linear layer that makes the output.

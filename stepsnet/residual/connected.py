@@ -15,7 +15,7 @@ from .branches import BoundBranch, BranchParts, SilentBranch
 from .design import State, Unit, Wiring
 from .passing import Passage, PassingBlock
 
-__all__ = ["JOINED", "ConnectedBlock", "ConnectedSequence", "connected_class", "has_design"]
+__all__ = ["JOINED", "ConnectedBlock", "ConnectedSequence", "check_begins", "connected_class", "has_design"]
 
 JOINED = "blocks: a design of the stream joins them, expected to be replaced before that and connected afterwards"
 
@@ -102,6 +102,13 @@ class ConnectedBlock:
             of_block()
         self.init_branches()
 
+    def reset_parameters(self) -> None:
+        """By this name timm asks for it where weights were skipped, of the parts first too."""
+        of_block = getattr(super(), "reset_parameters", None)
+        if of_block is not None:
+            of_block()
+        self.init_branches()
+
     def init_branches(self) -> None:
         """The start values of the branches' layers, where the design has its own."""
         connection: Any
@@ -135,6 +142,15 @@ def _blank(block_class: Any) -> Any:
     return made.__new__(made)
 
 
+def check_begins(wiring: Wiring, begins: bool) -> None:
+    """Raises UserError for blocks without those before them, of whose outputs they would have only the last."""
+    if not begins and type(wiring) is not Wiring:
+        raise UserError(
+            "blocks: got a part of a connected sequence without its first block; the stream of this design is more "
+            "than one tensor, expected a part that begins with it, such as blocks[:6]"
+        )
+
+
 class ConnectedSequence(StepsNet):
     """Connected blocks named 0, 1, 2, …, as in an ``nn.Sequential``, and their wiring: (B, N, C) -> (B, N, C).
 
@@ -165,7 +181,7 @@ class ConnectedSequence(StepsNet):
         check_stream(x, -1, self.width, 0)
         if not self.blocks:
             return x  # a step of which nothing is left, whose end could still weigh its one source
-        self._check_begins()
+        check_begins(self.wiring, self.begins)
         state = self.wiring.start(x)
         for block in self.blocks:
             state = recomputed(block, state) if self.grad_checkpointing else block(state)
@@ -179,11 +195,12 @@ class ConnectedSequence(StepsNet):
 
     def __iter__(self) -> Iterator[StreamBlock]:
         """The blocks as functions of the stream. They run in order: each goes on from the state of the one before."""
-        self._check_begins()
+        if self.blocks:
+            check_begins(self.wiring, self.begins)
         passage = Passage(self.wiring)
         for index, block in enumerate(self.blocks):
             run = PassingBlock(passage, block, index, self.grad_checkpointing)
-            yield StreamBlock(run, self.width, self.width, -1)
+            yield StreamBlock(run, self.width, self.width, -1, begin=None if index else self._begin_stream)
 
     def _places(self) -> list[tuple[nn.Module, str]]:
         raise TypeError(JOINED)
@@ -194,15 +211,8 @@ class ConnectedSequence(StepsNet):
         selected.grad_checkpointing = self.grad_checkpointing
         selected.training = self.training  # not that of the blocks, which are shared
         selected.begins = self.begins and any(keep[:1])
+        selected._stream_hooks = self._stream_hooks if any(keep[:1]) else ()
         return selected
-
-    def _check_begins(self) -> None:
-        """Raises UserError for blocks without those before them, of whose outputs they would have only the last."""
-        if self.blocks and not self.begins and type(self.wiring) is not Wiring:
-            raise UserError(
-                "blocks: got a part of a connected sequence without its first block; the stream of this design is more "
-                "than one tensor, expected a part that begins with it, such as blocks[:6]"
-            )
 
     def extra_repr(self) -> str:
         return ""

@@ -78,6 +78,10 @@ class DesignPart(nn.Module):
     def init_weights(self) -> None:
         """Set the start values; timm and transformers call it too when they initialize a model again."""
 
+    def reset_parameters(self) -> None:
+        """By this name timm, where weights were skipped, and torch's FSDP ask for it."""
+        self.init_weights()
+
 
 class Wiring(DesignPart):
     """How the stream of some blocks begins and ends. By default the state is the stream itself, (B, N, C).

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..errors import UserError, nearest
 from ..plan import MOST_BLOCKS, MOST_CHANNELS, Profile
-from ..steps import StepsNet
+from ..steps import StepsNet, is_plain_sequence
 from ..stream import module_of
 from .branches import BranchParts
 from .channels import check_channels
@@ -96,7 +96,7 @@ def connect_steps(
         )
     if any(isinstance(network, StepsNet) for network in container.networks):
         raise UserError(f"residual: {design}: got a StepsNet within a StepsNet, expected steps of blocks")
-    steps = [list(n) if isinstance(n, nn.Sequential) else [n] for n in container.networks]
+    steps = [list(n) if is_plain_sequence(n) else [n] for n in container.networks]  # type: ignore[call-overload]
     shared = set(container.modules())  # which stay in the mode that they are in
     wirings = wire_steps(steps, container.widths, design, options, first, num_blocks)
     if wirings is None:
@@ -325,6 +325,11 @@ def _parts_for(block: nn.Module, name: str, design: type[Connection], width: int
         raise UserError(
             f"residual: {kind} has a forward pass of its own, as where it is compiled or recomputed, expected blocks "
             "that are joined before that"
+        )
+    if design.unit == "block" and isinstance(block, nn.Sequential):  # it would run what the design adds, too
+        raise UserError(
+            f"residual: {name} joins a block by its forward pass, and {kind} is an nn.Sequential, which would run the "
+            "design's parts as well; expected a block of another class"
         )
     check_channels(block, width)
     parts = parts_of(block)

@@ -261,6 +261,17 @@ def _gpt2(block: Any) -> Sequence[BranchParts]:
     return () if hasattr(block, "crossattention") else _GPT2
 
 
+def _mamba(block: Any) -> Sequence[BranchDeclaration]:
+    if not block.residual_in_fp32:
+        return ("norm mixer*",)
+    return (BranchParts("norm", takes_arguments=True, function=_mamba_in_float32),)
+
+
+def _mamba_in_float32(block: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """With weights of lower precision the stream is in float32 from the first sum on."""
+    return block.mixer(block.norm(x.to(block.norm.weight.dtype)), *args, **kwargs).float()
+
+
 # ---- torch
 
 
@@ -314,6 +325,6 @@ _ROWS: dict[str, Sequence[BranchDeclaration] | Callable[[Any], Sequence[BranchDe
     "transformers.models.gemma3.modeling_gemma3.Gemma3DecoderLayer": _GEMMA2,
     "transformers.models.gpt_neox.modeling_gpt_neox.GPTNeoXLayer": _gpt_neox,
     "transformers.models.gpt2.modeling_gpt2.GPT2Block": _gpt2,
-    "transformers.models.mamba.modeling_mamba.MambaBlock": ("norm mixer*",),
+    "transformers.models.mamba.modeling_mamba.MambaBlock": _mamba,
 }
 _DECLARED: dict[type[nn.Module], Sequence[BranchDeclaration]] = {}

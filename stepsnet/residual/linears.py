@@ -93,16 +93,18 @@ def inputs_of_last(block: nn.Module, parts: BranchParts) -> int:
 
 
 def heads_of(block: nn.Module, parts: BranchParts) -> int:
-    """The heads of an attention whose last layer is declared, by its ``head_dim`` or else its ``num_heads``.
+    """The heads of an attention whose last layer is declared, by its ``num_heads`` or else its ``head_dim``.
 
     0 of an MLP, of an attention that is a function, and where neither is known.
     """
     if parts.projections is None or not parts.last or not parts.layer:
         return 0
     attention = attrgetter(parts.layer)(block)
-    if size := getattr(attention, "head_dim", 0):
-        return inputs_of_last(block, parts) // size
-    return getattr(attention, "num_heads", 0)
+    inputs, heads = inputs_of_last(block, parts), getattr(attention, "num_heads", 0)
+    if isinstance(heads, int) and heads > 0 and inputs % heads == 0:
+        return heads
+    size = getattr(attention, "head_dim", 0)
+    return inputs // size if size else 0
 
 
 def run_before_last(block: Any, index: int, parts: BranchParts) -> None:

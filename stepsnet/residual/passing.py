@@ -47,6 +47,9 @@ class PassingBlock:
 
     def __call__(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         one = self.passage
+        if type(one.wiring) is Wiring:  # the state is the stream, whatever was done to it in between
+            run = partial(recomputed, self.block) if self.checkpointed else self.block
+            return one.wiring.end(run(x, *args, **kwargs))
         state = self._state_for(x)
         if torch.is_grad_enabled():  # timm may run the block again in the backward pass
             one.begun[self.index] = x, state
@@ -58,8 +61,6 @@ class PassingBlock:
 
     def _state_for(self, x: Tensor) -> State:
         one = self.passage
-        if type(one.wiring) is Wiring:  # the state is the stream, whatever was done to it in between
-            return x
         if self.index == 0:  # also of another pass on an equal stream, or where it is run again
             one.begun.clear()
             return one.wiring.start(x)

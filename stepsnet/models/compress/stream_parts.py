@@ -71,6 +71,10 @@ def branches(block: nn.Module) -> Sequence[BranchParts]:
     for one in parts:
         if path := misses_linear(block, one):
             raise UserError(f"compress: {path} of {type(block).__name__} is no linear layer, expected one")
+    known = {path for one in parts for path in linear_paths(one)}
+    others = [path for path, part in block.named_modules() if isinstance(part, nn.Linear) and path not in known]
+    if others:  # as the gate of an attention, which reads the stream too
+        raise UserError(f"compress: {others[0]} of {type(block).__name__}: got a layer that is not known to compress")
     return parts
 
 

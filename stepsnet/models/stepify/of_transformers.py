@@ -282,7 +282,8 @@ def steps_config_of(
         fields.pop(key, None)
     own = getattr(config, "layer_types", None)
     if own and "layer_types" in fields:
-        fields["layer_types"] = _layer_types(own, layers, is_grown=norm_slices is not None)
+        is_grown = norm_slices is not None
+        fields["layer_types"] = _default_types(config, layers) or _layer_types(own, layers, is_grown)
     there = getattr(config, "step_sizes", None) or []
     new = zip(plan.widths[len(there) :], plan.num_heads[len(there) :])
     sizes = [*there, *(FAMILIES[name].sizes(config, width, heads) for width, heads in new)]
@@ -294,13 +295,33 @@ def steps_config_of(
     return steps_config_class(name)(**fields)
 
 
+def _default_types(config: Any, layers: int) -> list[str] | None:
+    """What the configuration's class gives so many layers, where it repeats and begins as the model's own types do.
+
+    A model that is no longer than its period, as a Gemma 2 of two layers, does not show it.
+    """
+    fields = {key: value for key, value in config.to_dict().items() if key not in ("layer_types", "model_type")}
+    own, count = config.layer_types, 4 * max(layers, config.num_hidden_layers)
+    try:
+        found = list(type(config)(**{**fields, "num_hidden_layers": count}).layer_types)
+    except Exception:  # of a class that needs more than its fields
+        return None
+    period = _period(found)
+    return found[:layers] if period and 2 * period <= count and found[: len(own)] == list(own) else None
+
+
 def _layer_types(own: list[str], layers: int, is_grown: bool) -> list[str]:
     """Such as full or sliding attention: in their period, else in their proportion, or of grown layers once more."""
-    periods = range(1, len(own))
-    period = next((p for p in periods if all(own[i] == own[i - p] for i in range(p, len(own)))), None)
+    period = _period(own)
     if period is None and not is_grown:
         return [own[index * len(own) // layers] for index in range(layers)]
     return [own[index % (period or len(own))] for index in range(layers)]
+
+
+def _period(types: Sequence[str]) -> int | None:
+    """After how many layers types repeat; None where they do not."""
+    periods = range(1, len(types))
+    return next((p for p in periods if all(types[i] == types[i - p] for i in range(p, len(types)))), None)
 
 
 def _outside(model: nn.Module, layers: str) -> dict[str, torch.Tensor]:

@@ -9,7 +9,7 @@ import torch.fx
 from torch import Tensor, nn
 
 from ...plan import check_steps
-from ...residual.connected import JOINED, ConnectedSequence
+from ...residual.connected import JOINED, ConnectedSequence, check_begins
 from ...residual.design import Wiring
 from ...residual.joining import connect_steps, wire_steps
 from ...steps import StepsNet
@@ -65,6 +65,7 @@ class StepSequence(StepsNet):
         self.stream_scale = stream_scale
         self.grad_checkpointing = False
         self.wirings: Sequence[Wiring] | None = None  # of the steps' streams, where a design joins their blocks
+        self.begins: Sequence[bool] = [True] * len(self.depths)  # whether each step has the first block of its stream
 
     @property
     def names(self) -> list[str]:
@@ -80,7 +81,10 @@ class StepSequence(StepsNet):
         """F_1 … F_n as StepsNet has them; they share the blocks."""
         steps = self.blocks_of_steps()
         if self.wirings:
-            return nn.ModuleList(ConnectedSequence(blocks, wiring) for blocks, wiring in zip(steps, self.wirings))
+            joined = [ConnectedSequence(blocks, wiring) for blocks, wiring in zip(steps, self.wirings)]
+            for sequence, begins in zip(joined, self.begins):
+                sequence.begins = begins
+            return nn.ModuleList(joined)
         return nn.ModuleList(nn.Sequential(*blocks) for blocks in steps)
 
     def blocks_of_steps(self) -> list[list[nn.Module]]:
@@ -102,6 +106,8 @@ class StepSequence(StepsNet):
 
     def _run_step(self, step: int, blocks: Sequence[nn.Module], y: Tensor) -> Tensor:
         wiring = self.wirings[step] if self.wirings and blocks else None
+        if wiring:
+            check_begins(wiring, self.begins[step])
         state: Any = wiring.start(y) if wiring else y
         for block in blocks:
             state = self._run(block, state)
@@ -152,15 +158,16 @@ class StepSequence(StepsNet):
     def _select(self, keep: Sequence[bool]) -> StepSequence:
         """Without the stream's beginning there is nothing to scale: then the scale is 1."""
         kept = {name: block for name, block, chosen in zip(self.names, self.blocks, keep) if chosen}
-        steps, start = [], self.lead
-        for depth in self.depths:
+        steps, firsts, start = [], [], self.lead
+        for depth, begins in zip(self.depths, self.begins):
             steps.append(sum(keep[start : start + depth]))
+            firsts.append(begins and any(keep[start : start + 1]))
             start += depth
         begins = self.lead < len(keep) and keep[self.lead]
         scale = self.stream_scale if begins else 1.0
         selected = StepSequence(kept, self.widths, steps, self.dim, sum(keep[: self.lead]), scale)
         selected.grad_checkpointing = self.grad_checkpointing
-        selected.wirings = self.wirings
+        selected.wirings, selected.begins = self.wirings, firsts
         selected.training = self.training  # not that of the blocks, which are shared
         selected._stream_hooks = self._stream_hooks if any(keep[:1]) else ()
         return selected
