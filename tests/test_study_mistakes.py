@@ -70,7 +70,7 @@ TWINS = (("a", 1, {"variants": {"2": {}}}), ("a-1", 2, {}))
         (change(points={0: {}}), "contenders.0.points"),
         (change(name="a b"), "contenders.0.name: got 'a b', expected text of the form"),
         (change(pionts={}), "points, variants, unequal (did you mean points"),
-        ({"settings": {**TOY["settings"], "holdout": None}}, "plain@1: data: got @test, but that split is the one"),
+        ({"settings": {**TOY["settings"], "holdout": None}}, "plain@1: score_test: got true, but digits has no third"),
         ({"metric": "top2"}, "metric: got 'top2'"),
         ({"order": [["plain@2", "plain@2"]]}, "order: got plain@2 twice"),
         (

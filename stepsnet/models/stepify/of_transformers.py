@@ -298,7 +298,8 @@ def steps_config_of(
 def _default_types(config: Any, layers: int) -> list[str] | None:
     """What the configuration's class gives so many layers, where it repeats and begins as the model's own types do.
 
-    A model that is no longer than its period, as a Gemma 2 of two layers, does not show it.
+    A model that is no longer than its period, as a Gemma 2 of two layers, does not show it. None of a model that lacks
+    one of the types, whose parts it would lack too.
     """
     fields = {key: value for key, value in config.to_dict().items() if key not in ("layer_types", "model_type")}
     own, count = config.layer_types, 4 * max(layers, config.num_hidden_layers)
@@ -307,7 +308,8 @@ def _default_types(config: Any, layers: int) -> list[str] | None:
     except Exception:  # of a class that needs more than its fields
         return None
     period = _period(found)
-    return found[:layers] if period and 2 * period <= count and found[: len(own)] == list(own) else None
+    repeats = period is not None and 2 * period <= count
+    return found[:layers] if repeats and found[: len(own)] == list(own) and {*found} == {*own} else None
 
 
 def _layer_types(own: list[str], layers: int, is_grown: bool) -> list[str]:
