@@ -47,13 +47,12 @@ class PassingBlock:
 
     def __call__(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         one = self.passage
+        run = partial(recomputed, self.block) if self.checkpointed else self.block
         if type(one.wiring) is Wiring:  # the state is the stream, whatever was done to it in between
-            run = partial(recomputed, self.block) if self.checkpointed else self.block
             return one.wiring.end(run(x, *args, **kwargs))
         state = self._state_for(x)
         if torch.is_grad_enabled():  # timm may run the block again in the backward pass
             one.begun[self.index] = x, state
-        run = partial(recomputed, self.block) if self.checkpointed else self.block
         one.state = run(state, *args, **kwargs)
         one.shown = one.wiring.end(one.state)
         one.writes = _writes(one.shown)

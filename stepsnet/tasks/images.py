@@ -34,6 +34,7 @@ __all__ = [
     "open_header",
     "open_image",
     "open_stored",
+    "orientation_of",
     "shape_of",
     "stored_size",
 ]
@@ -168,10 +169,14 @@ def shape_of(image: Image.Image) -> tuple[int, int, int]:
     if not isinstance(image, Image.Image):
         raise UserError(f"data: got {type(image).__name__} from read, expected one of Pillow's images")
     width, height = image.size
-    # on its side; Pillow turns a TIFF itself
-    if image.format != "TIFF" and image.getexif().get(ExifTags.Base.Orientation, 1) in (5, 6, 7, 8):
+    if orientation_of(image) in (5, 6, 7, 8):  # on its side
         width, height = height, width
     return 1 if image.mode.partition(";")[0] in _GREYSCALE else 3, height, width
+
+
+def orientation_of(image: Image.Image) -> int:
+    """By EXIF, 1 where nothing is to be turned; always of a TIFF, which Pillow turns itself."""
+    return 1 if image.format == "TIFF" else image.getexif().get(ExifTags.Base.Orientation, 1)
 
 
 @cache

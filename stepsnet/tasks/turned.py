@@ -10,9 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from PIL import ExifTags
-
-from .images import open_header, shape_of
+from .images import open_header, orientation_of, shape_of
 
 __all__ = ["Fit", "are_stored", "fit_of", "on_turned"]
 
@@ -26,8 +24,8 @@ def fit_of(path: Path, size: tuple[int, int]) -> Fit:
         UnreadableImage: the file's header cannot be read.
     """
     with open_header(path) as image:
-        if image.format == "TIFF" or image.getexif().get(ExifTags.Base.Orientation, 1) not in range(2, 9):
-            return ""  # Pillow turns a TIFF itself: there is no other way to read one
+        if orientation_of(image) not in range(2, 9):
+            return ""
         _, height, width = shape_of(image)
         upright, stored = (width, height) == size, image.size == size
     return "both" if upright and stored else "upright" if upright else "stored" if stored else ""

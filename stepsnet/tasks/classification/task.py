@@ -250,7 +250,7 @@ class Classification(Task):
     ) -> tuple[dict[str, float], np.ndarray]:
         """The metrics, and how many images of each class they are of."""
         classes, shared = len(self.data.classes), shared_by(shard)
-        of_rank = np.zeros(classes, dtype=np.int64)
+        truth, of_rank = samples.labels, np.zeros(classes, dtype=np.int64)
         metrics = {
             "loss": mean_loss(shard),
             "top1": MulticlassAccuracy(classes, average="micro", **shared),
@@ -259,8 +259,8 @@ class Classification(Task):
         for metric in metrics.values():
             metric.to(device)
         with closing(self._predicted(samples, model, shard, device)) as predicted:
-            for _, logits, labels in predicted:
-                of_rank += np.bincount(labels.cpu(), minlength=classes)
+            for indices, logits, labels in predicted:
+                of_rank += np.bincount(truth[indices], minlength=classes)  # on the host: the device is not waited for
                 metrics["loss"].update(nn.functional.cross_entropy(logits, labels), weight=len(labels))
                 metrics["top1"].update(logits, labels)
                 metrics["top5"].update(logits, labels)
