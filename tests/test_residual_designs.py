@@ -2,11 +2,13 @@
 
 import copy
 import math
+import pickle
 
 import pytest
 import torch
 from residual_networks import JOINED, OPTIONS, STEPS, WIDTH, deit, stirred, train
 from timm.models.vision_transformer import Block
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch._dynamo.utils import counters
 from torch.nn import functional as F
 
@@ -171,6 +173,25 @@ def test_blocks_share_their_compiled_graphs(name):
     with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True, recompile_limit=4):
         torch.testing.assert_close(model(IMAGES), expected)
     assert not counters["graph_break"]  # behind one, what is compiled may hold on to an object of one pass
+
+
+def test_sums_over_all_blocks_share_their_compiled_graphs():
+    """Of 2 to 29 sources: one graph for each number up to nine, and one that goes on from a total with nine more.
+
+    That one is compiled twice: the total of the start alone has the strides of the images' patches.
+    """
+    for depth in (12, 14):
+        model = stirred(deit("attention_residuals", depths=(depth,)), 0.1)
+        expected = torch.autograd.grad(model(IMAGES).sum(), list(model.parameters()))
+        torch._dynamo.reset()
+        counter = CompileCounterWithBackend("aot_eager")
+        compile_blocks(model, backend=counter)
+        found = torch.autograd.grad(model(IMAGES).sum(), list(model.parameters()))
+        torch.testing.assert_close(found, expected)
+        assert counter.frame_count == 2 + 9 + 2  # attention and MLP have one each
+        copies = copy.deepcopy(model), pickle.loads(pickle.dumps(model))
+    for other in copies:
+        torch.testing.assert_close(torch.autograd.grad(other(IMAGES).sum(), list(other.parameters())), expected)
 
 
 @pytest.mark.parametrize("name", JOINED)

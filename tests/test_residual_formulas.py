@@ -13,6 +13,7 @@ from timm.models.vision_transformer import Block
 from torch.nn import functional as F
 
 import stepsnet.residual
+from stepsnet.residual import source_sum
 
 DEPTH = 5
 X = torch.randn(2, 3, WIDTH, dtype=torch.double, generator=torch.Generator().manual_seed(3))
@@ -258,6 +259,14 @@ def test_a_design_is_its_formula(name):
         network(X),
         expected,
     )
+
+
+@pytest.mark.parametrize(
+    "name", ["dense_former", "deep_cross_attention", "mudd", "attention_residuals", "attention_residuals_block"]
+)
+def test_sums_that_take_two_sources_at_a_time(name, monkeypatch):
+    monkeypatch.setattr(source_sum, "AT_ONCE", 2)
+    test_a_design_is_its_formula(name)
 
 
 @pytest.mark.parametrize(("dilation", "period"), [(2, 1), (1, 2), (3, 2)])

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ..errors import UserError
 from ..residual.connected import ConnectedBlock
+from ..residual.source_sum import SourceSum
 from .blocks import blocks_of, step_sequences
 from .stepify.sequence import StepSequence
 
@@ -63,6 +64,10 @@ def compile_blocks(model: nn.Module, recomputed: Sequence[nn.Module] = (), **kwa
                 part.forward = CompiledForward(part.forward, kwargs)
             else:
                 part.compile(**kwargs)
+    sums = CompiledSums(kwargs)
+    for module in model.modules():
+        if isinstance(module, SourceSum):
+            module.compiled = sums
 
 
 def _share_code(part: nn.Module, key: Any, own: dict[Any, FunctionType]) -> None:
@@ -76,13 +81,13 @@ def _share_code(part: nn.Module, key: Any, own: dict[Any, FunctionType]) -> None
     if "forward" in part.__dict__ or not isinstance(forward, FunctionType):
         return
     if key not in own:
-        own[key] = _with_own_code(forward, part)
+        own[key] = _with_own_code(forward, f"{id(part)}")
     part.forward = MethodType(own[key], part)  # copies and pickles get their own
 
 
-def _with_own_code(function: FunctionType, owner: object) -> FunctionType:
+def _with_own_code(function: FunctionType, owner: str) -> FunctionType:
     """The function with another code object: dynamo counts graphs by the code object, and gives up at the eighth."""
-    code = function.__code__.replace(co_name=f"forward_{id(owner)}")
+    code = function.__code__.replace(co_name=f"{function.__name__}_{owner}")
     own = FunctionType(code, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
     own.__kwdefaults__ = function.__kwdefaults__
     return own
@@ -166,6 +171,27 @@ class CompiledForward:
         return type(self)(copy.deepcopy(self.forward, memo), self.kwargs)
 
 
+class CompiledSums:
+    """Sums over sources as compiled, one graph for each way to add and number of sources; they hold no weights."""
+
+    def __init__(self, kwargs: dict[str, Any]):
+        self.kwargs = kwargs
+        self.found: dict[Any, Callable[..., Any]] = {}
+
+    def __call__(self, add: Callable[..., Any], count: int) -> Callable[..., Any]:
+        if (add, count) not in self.found:
+            own = _with_own_code(cast(FunctionType, add), f"{id(self)}_{count}")
+            self.found[add, count] = torch.compile(own, **self.kwargs)
+        return self.found[add, count]
+
+    def __reduce__(self) -> Any:
+        return _not_compiled, ()  # as copies and pickles of a compiled part are not
+
+
+def _not_compiled() -> None:
+    return None
+
+
 class ReplacedForward:
     """What stands in place of ``model.forward`` and makes it quicker; a copy or a pickle of the model has its own.
 
@@ -241,7 +267,7 @@ class FrozenForward(ReplacedForward):
         def whole(*args: Any, **kwargs: Any) -> Any:
             return eager(*args, **kwargs)
 
-        self.compiled = torch.compile(_with_own_code(cast(FunctionType, whole), self), dynamic=False)
+        self.compiled = torch.compile(_with_own_code(cast(FunctionType, whole), f"{id(self)}"), dynamic=False)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self.paused or torch.is_grad_enabled() or self.model.training:

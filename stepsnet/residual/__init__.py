@@ -7,6 +7,7 @@ from .connected import ConnectedBlock, ConnectedSequence
 from .design import Connection, DesignPart, Place, Wiring
 from .joining import connect, design_of, wire
 from .known_blocks import declare_branches
+from .source_sum import SourceSum
 from .table import DESIGNS
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "Connection",
     "DesignPart",
     "Place",
+    "SourceSum",
     "Wiring",
     "connect",
     "declare_branches",

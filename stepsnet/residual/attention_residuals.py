@@ -31,7 +31,6 @@ from ..plan import MOST_BLOCKS
 from .design import (
     Branch,
     Connection,
-    DesignPart,
     Place,
     Wiring,
     check_bounds,
@@ -39,11 +38,15 @@ from .design import (
     precise,
     without_autocast,
 )
+from .source_sum import SourceSum
 
 __all__ = ["AttentionResiduals", "BlockAttentionResiduals"]
 
+# h of some sources (B, N, C), and of their logits z = Σ exp(logit - top) and the top one (B, N, 1), whose gradient is 0
+Total = tuple[Tensor, Tensor, Tensor]
 
-class _Query(DesignPart):
+
+class _Query(SourceSum):
     """Several v of (B, N, C) -> Σ α_i v_i of (B, N, C)."""
 
     def __init__(self, width: int):
@@ -55,14 +58,31 @@ class _Query(DesignPart):
         nn.init.zeros_(self.w)
 
     def forward(self, sources: tuple[Tensor, ...]) -> Tensor:
-        kind = sources[0].dtype
-        sources = tuple(precise(v) for v in sources)
-        logits = [v @ precise(self.w) * torch.rsqrt(v.square().mean(-1) + 1e-6) for v in sources]  # (B, N) each
-        alpha = torch.stack(logits, -1).softmax(-1)  # (B, N, sources)
-        h = alpha[..., :1] * sources[0]
-        for i, v in enumerate(sources[1:], 1):
+        h, *_ = self.sum_up(sources, all=[self.w])
+        return h.to(sources[0].dtype)
+
+    @staticmethod
+    def add(total: Total | None, sources: tuple[Tensor, ...], w: Tensor) -> Total:  # type: ignore[override]
+        V = [precise(v) for v in sources]
+        logits = torch.stack([_dot(v, precise(w)) * torch.rsqrt(v.square().mean(-1) + 1e-6) for v in V], -1)
+        top = logits.detach().amax(-1, keepdim=True)
+        e = (logits - top).exp()  # (B, N, sources)
+        z = e.sum(-1, keepdim=True)
+        alpha = e / z
+        h = alpha[..., :1] * V[0]
+        for i, v in enumerate(V[1:], 1):
             h = h + alpha[..., i : i + 1] * v
-        return h.to(kind)
+        if total is None:
+            return h, z, top
+        before, z_before, top_before = total
+        highest = torch.maximum(top, top_before)
+        z, z_before = z * (top - highest).exp(), z_before * (top_before - highest).exp()
+        return h + z_before / (z_before + z) * (before - h), z_before + z, highest
+
+
+def _dot(v: Tensor, w: Tensor) -> Tensor:
+    """v @ w; compiled as a sum, so that it is in the kernel that reads v for the rest."""
+    return (v * w).sum(-1) if torch.compiler.is_compiling() else v @ w
 
 
 class _WithSources(Wiring):

@@ -32,7 +32,6 @@ from .branches import BranchParts
 from .design import (
     Branch,
     Connection,
-    DesignPart,
     Place,
     Wiring,
     check_bounds,
@@ -41,11 +40,12 @@ from .design import (
     without_autocast,
 )
 from .separate_inputs import check_separable, separate
+from .source_sum import SourceSum
 
 __all__ = ["DeepCrossAttention"]
 
 
-class _GRN(DesignPart):
+class _GRN(SourceSum):
     """Several weighted sums of the same sources: t of (B, N, C) -> ``outputs`` of (B, N, C)."""
 
     def __init__(self, width: int, sources: int, outputs: int):
@@ -60,15 +60,20 @@ class _GRN(DesignPart):
         nn.init.zeros_(self.w)
 
     def forward(self, G: Sequence[Tensor]) -> list[Tensor]:
-        kind = G[0].dtype
-        sums: list[Tensor] = []
-        for f, b in zip(map(precise, G), precise(self.b).view(self.sources, -1)):
-            scores = f @ precise(self.w)  # (B, N, outputs)
+        sums = self.sum_up(G, each=[self.b.view(self.sources, self.outputs, -1)], all=[self.w])
+        return [total.to(G[0].dtype) for total in sums]
+
+    @staticmethod
+    def add(total: list[Tensor] | None, sources: tuple[Tensor, ...], b: Tensor, w: Tensor) -> list[Tensor]:  # type: ignore[override]
+        sums = total
+        for f, b_f in zip(map(precise, sources), precise(b).unbind()):  # b_f: (outputs, C)
+            scores = f @ precise(w)  # (B, N, outputs)
             dynamic = torch.maximum(scores, torch.zeros_like(scores))  # relu, but with a gradient at 0
             # not f (b + w̄), which would keep b + w̄ for the gradient
-            terms = [f * b_o + f * s.unsqueeze(-1) for b_o, s in zip(b.chunk(self.outputs), dynamic.unbind(-1))]
-            sums = [total + term for total, term in zip(sums, terms)] if sums else terms
-        return [total.to(kind) for total in sums]
+            terms = [f * b_o + f * s.unsqueeze(-1) for b_o, s in zip(b_f.unbind(), dynamic.unbind(-1))]
+            sums = terms if sums is None else [so_far + term for so_far, term in zip(sums, terms)]
+        assert sums is not None  # there is a source
+        return sums
 
 
 class _WithOutputs(Wiring):

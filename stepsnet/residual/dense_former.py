@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from ..plan import MOST_BLOCKS
 from .design import Branch, Connection, Place, Wiring, check_bounds, check_sources
+from .source_sum import SourceSum
 
 __all__ = ["DenseFormer"]
 
@@ -34,7 +35,7 @@ class _WithHistory(Wiring):
         return state[-1]
 
 
-class DenseFormer(Connection):
+class DenseFormer(SourceSum, Connection):
     title = "behind each block a learned sum of all blocks' outputs"
     source = "arXiv 2402.02622, Sec. 3"
     unit = "block"
@@ -60,10 +61,15 @@ class DenseFormer(Connection):
         X.append(F(Y.clone() if Y is X[-1] else Y))  # the block may add in place, and X is summed again
         Y = X[-1]
         if self.alpha is not None:
-            Y = self.alpha[-1] * X[-1]
-            for alpha, j in zip(self.alpha[:-1], self.sources):
-                Y = Y + alpha * X[j]
+            Y = self.sum_up([X[j] for j in self.sources], each=[self.alpha])
         return (*X, Y)
+
+    @staticmethod
+    def add(total: Tensor | None, sources: tuple[Tensor, ...], alpha: Tensor) -> Tensor:  # type: ignore[override]
+        for alpha_j, X_j in zip(alpha.unbind(), sources):
+            total = alpha_j * X_j if total is None else total + alpha_j * X_j
+        assert total is not None  # there is a source
+        return total
 
     @classmethod
     def check(cls, width: int, layers: int, options: Mapping[str, Any]) -> None:

@@ -30,6 +30,7 @@ from torch.nn import functional
 from .branches import BranchParts
 from .design import Branch, Connection, DesignPart, Place, Wiring, check_sources, precise, rms_norm, without_autocast
 from .separate_inputs import check_separable, separate
+from .source_sum import SourceSum
 
 __all__ = ["MUDD"]
 
@@ -70,7 +71,7 @@ class _WithSums(Wiring):
         return state[-1]
 
 
-class MUDD(Connection):
+class MUDD(SourceSum, Connection):
     title = "queries, keys, values and stream from dynamic sums of all blocks' outputs"
     source = "arXiv 2502.12170, Eqs. 5-8"
     unit = "branches"
@@ -117,12 +118,19 @@ class MUDD(Connection):
     def aggregate(self, x: Tensor, X: Sequence[Tensor]) -> list[Tensor]:
         """X_i, and X_0 … X_i -> X̄^c_i, each (B, N, C)."""
         A = functional.gelu(rms_norm(x) @ precise(self.W_1)) @ precise(self.W_2) + precise(self.a)
-        sums = []
-        for way, weights in enumerate(A.chunk(self.ways, -1)):  # (B, N, i + 1)
-            total = weights[..., :1] * X[0]
-            for j, X_j in enumerate(X[1:], 1):
-                total = total + weights[..., j : j + 1] * X_j
-            sums.append((total if self.post is None else x + self.post[way](total)).to(x.dtype))
+        A = A.unflatten(-1, (self.ways, len(X))).movedim(-1, 0).contiguous()  # (i + 1, B, N, ways)
+        sums = self.sum_up(X, each=[A])
+        if self.post is not None:
+            sums = [x + norm(total) for norm, total in zip(self.post, sums)]
+        return [total.to(x.dtype) for total in sums]
+
+    @staticmethod
+    def add(total: list[Tensor] | None, sources: tuple[Tensor, ...], A: Tensor) -> list[Tensor]:  # type: ignore[override]
+        sums = total
+        for X_j, A_j in zip(sources, A.unbind()):
+            terms = [weight.unsqueeze(-1) * X_j for weight in A_j.unbind(-1)]
+            sums = terms if sums is None else [so_far + term for so_far, term in zip(sums, terms)]
+        assert sums is not None  # there is a source
         return sums
 
     @classmethod
