@@ -14,9 +14,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import timm
 import torch
 from PIL import Image
 from run_folders import closed
+from safetensors.torch import save_file
 from torch import nn
 from torchmetrics.classification import MulticlassAccuracy
 from torchvision.datasets import CIFAR10
@@ -248,6 +250,7 @@ def test_a_class_of_which_no_image_is_scored_is_named(folder):
         (lambda f: [p.unlink() for p in (f / "train").rglob("*.jpg")], "found no images in "),
         (lambda f: (f / "val" / "dog").rename(f / "val" / "fox"), "val/fox: got images of a class that has no folder"),
         (lambda f: (f / "val").rename(f / "elsewhere"), "has no folder val or validation or valid or test"),
+        (lambda f: (f / "train").rename(f / "training"), "has images to evaluate and none to train on"),
     ],
 )
 def test_folders_that_do_not_fit_are_refused(folder, capsys, spoil, expected):
@@ -336,9 +339,6 @@ def test_a_folder_is_used_by_one_run_at_a_time(folder, capsys):
 
 
 def test_eval_scores_a_file_of_weights_of_any_timm_model(folder, tmp_path, capsys):
-    import timm
-    from safetensors.torch import save_file
-
     model = timm.create_model("test_vit", num_classes=1000)
     save_file(model.state_dict(), tmp_path / "w.safetensors")
     asked = ["--data", f"folder:{folder}", "--json"]
@@ -350,6 +350,22 @@ def test_eval_scores_a_file_of_weights_of_any_timm_model(folder, tmp_path, capsy
         evaluate_checkpoint(tmp_path / "two.safetensors", "test_vit2", f"folder:{folder}", {"num_classes": 2})
     scored = evaluate_checkpoint(tmp_path / "two.safetensors", "test_vit", f"folder:{folder}", {"num_classes": 2})
     assert 0 <= scored["top1"] <= 100 and scored == json.loads(capsys.readouterr().out)
+
+
+def test_what_is_evaluated_needs_no_training_images(folder, tmp_path, capsys):
+    data, run, weights = f"folder:{folder}", tmp_path / "run", tmp_path / "w.safetensors"
+    short = ["img_size=32", "batch_size=4", "epochs=1", "warmup_epochs=0", "train_samples=16"]
+    assert main(["train", "cifar10/shallow", "--data", data, "--run", str(run), *short]) == 0
+    save_file(timm.create_model("test_vit", num_classes=2).state_dict(), weights)
+    asked = (["eval", str(run), "--data", data], ["eval", str(weights), "--model", "test_vit", "--data", data])
+    capsys.readouterr()
+    expected = [main(command) or capsys.readouterr().out for command in asked]
+    shutil.rmtree(folder / "train")
+    assert [main(command) or capsys.readouterr().out for command in asked] == expected
+    assert main(["eval", str(run), "--data", f"{data}@train"]) == 2
+    assert "got no training images, of which this split is" in capsys.readouterr().err
+    (folder / "val" / "dog").rename(folder / "val" / "cow")
+    assert main(asked[0]) == 2 and "expected 'dog' as in" in capsys.readouterr().err
 
 
 def test_all_files_are_read_before_the_first_is_used_and_then_one_at_a_time(tmp_path, capsys):

@@ -29,6 +29,7 @@ __all__ = [
     "Samples",
     "StoredData",
     "check_test_split",
+    "check_trainable",
     "evaluation_transform",
     "load_images",
     "open_images",
@@ -132,6 +133,15 @@ def open_images(data: str) -> StoredData:
     return StoredData(name, load_digits(None)[0] if name == "digits" else _open_source(name, "RGB"))
 
 
+def check_trainable(opened: StoredData) -> None:
+    """Raises UserError where there is nothing to train on."""
+    if not len(opened.splits.train.labels):
+        raise UserError(
+            f"data: {opened.name} has images to evaluate and none to train on, expected a folder train, or a training "
+            "split, with some"
+        )
+
+
 def check_test_split(opened: StoredData, holdout: int | None) -> None:
     """Raises UserError where there is no ``DATA@test``, or it cannot be opened. No image is decoded."""
     if opened.splits.test and holdout is None:
@@ -189,6 +199,8 @@ def load_images(
         training, evaluation = spec.training(augment), spec.evaluation()
     if own_test and split == "test" and holdout is None:
         other = own_test()
+    if not len(train.labels) and (split == "train" or holdout is not None):
+        raise UserError(f"data: {data}: got no training images, of which this split is, expected some")
     has_test = own_test is not None
     numbers = (train_samples, holdout, clean_samples)
     parts = divide(train.labels, len(other.labels), split, *numbers, has_test, for_training)
@@ -239,7 +251,7 @@ def _checked(kind: str, splits: Any) -> Splits:
     classes = len(splits.classes)
     for name, images in (("train", splits.train), ("val", splits.val)):
         _checked_images(kind, name, images, classes)
-        if not len(images.labels):
+        if name == "val" and not len(images.labels):
             raise UserError(f"data: {kind}: got no images in {name}, expected at least one")
     if not (splits.test is None or callable(splits.test)):
         raise UserError(f"data: {kind}: got {type(splits.test).__name__} as test, expected a function that opens it")

@@ -69,7 +69,7 @@ def divide(
     if holdout is not None:
         kept, aside = _set_aside(np.asarray(train_labels), holdout)
     if not for_training and train_samples is not None:
-        train_samples = min(train_samples, len(kept))
+        train_samples = min(train_samples, len(kept)) or None  # where there are none, none are left out
     kept = _first_of_each(train_labels, kept, train_samples, "train_samples")
     clean_samples = clean_samples if for_training else min(clean_samples, len(kept))
     clean = _first_of_each(train_labels, kept, clean_samples, "clean_samples") if clean_samples else kept[:0]

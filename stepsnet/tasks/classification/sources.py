@@ -45,7 +45,7 @@ class StoredImages(Protocol):
 
 class Splits(NamedTuple):
     classes: tuple[str, ...]
-    train: StoredImages
+    train: StoredImages  # without images where the data are for evaluation alone
     val: StoredImages
     test: Callable[[], StoredImages] | None = None  # one of its own, which is opened for DATA@test alone
 
@@ -107,31 +107,37 @@ class _TimmReader:
             return image_shape(file)
 
 
+_EVALUATED = ("val", "validation", "valid", "test")  # names of the folder, in this order
+
+
 def _folder(path: str, mode: str) -> Splits:
     """Folders ``train`` and ``val`` (or validation, test), with one folder of images per class: ImageNet's layout.
 
     The classes are the folders in ``train``, also empty ones; of these, ``val`` need not have each. Hidden folders,
     which notebooks and file managers leave behind, are none. ``test`` beside both is a split of its own, if it has
-    folders: without them its images have no labels.
+    folders: without them its images have no labels. Without ``train`` the classes are the folders of ``val``, and there
+    is nothing to train on.
     """
     root = Path(path)
     require_data_folder(root, "--data folder:PATH")
-    train_root, val_root = _split_folder(root, "train"), _split_folder(root, "val", "validation", "valid", "test")
-    (train, left_out), test_root = _images_by_class(train_root), root / "test"
+    first, val_root = _split_folder(root, "train", *_EVALUATED), _split_folder(root, *_EVALUATED)
+    (by_class, left_out), test_root = _images_by_class(first), root / "test"
+    classes = tuple(by_class)
 
     def evaluated(split: Path) -> _Files:
         found, left_out = _images_by_class(split)
-        if new := [name for name, images in found.items() if images and name not in train]:
+        if new := [name for name, images in found.items() if images and name not in classes]:
             more = f" and {len(new) - 1} more" if len(new) > 1 else ""
             raise UserError(
-                f"data: {split / new[0]}{more}: got images of a class that has no folder in {train_root}, expected the "
+                f"data: {split / new[0]}{more}: got images of a class that has no folder in {first}, expected the "
                 "same folders in both"
             )
-        return _Files({name: found.get(name, []) for name in train}, mode, left_out)
+        return _Files({name: found.get(name, []) for name in classes}, mode, left_out)
 
     has_test = val_root != test_root and test_root.is_dir() and bool(_class_folders(test_root))
     test = partial(evaluated, test_root) if has_test else None
-    return Splits(tuple(train), _Files(train, mode, left_out), evaluated(val_root), test)
+    train = _Files({}, mode) if first == val_root else _Files(by_class, mode, left_out)
+    return Splits(classes, train, evaluated(val_root), test)
 
 
 def _class_folders(split: Path) -> list[Path]:

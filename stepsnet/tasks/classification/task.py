@@ -30,13 +30,13 @@ from ..normalization import Normalization, on_other_normalization
 from ..remarks import on_classes, on_largest_class, on_scored
 from ..scoring import mean_loss, of_all_ranks, shared_by
 from ..splits import split_of
-from .data import ImageData, SampleKey, Samples, StoredData, check_test_split, load_images, open_images
+from .data import ImageData, SampleKey, Samples, StoredData, check_test_split, check_trainable, load_images, open_images
 from .input_size import input_size
 from .inputs import input_spec, normalization_of
 from .inspection import Mistakes
 from .resolve import resolve
 
-__all__ = ["Classification", "build", "input_spec", "open_data", "resolve"]
+__all__ = ["Classification", "build", "input_spec", "open_data", "resolve", "task_of"]
 
 _EXAMPLES = 64
 
@@ -47,6 +47,8 @@ def open_data(recipe: ClassificationRecipe, data: str, run: Path | None = None) 
     """Raises UserError where the data do not exist, or the model: opening data may take long; or no test split does."""
     check_model_name(recipe.model)
     opened = open_images(data)
+    if run is None:
+        check_trainable(opened)
     if recipe.score_test and run is None:
         check_test_split(opened, recipe.holdout)  # and not after the training
     return opened
@@ -57,8 +59,23 @@ def build(
 ) -> tuple[nn.Module, Classification]:
     """Raises UserError where the model or the data do not exist, or do not fit each other."""
     model = build_model(recipe.model, pretrained=run is None)
+    task = task_of(recipe, model, data or recipe.data, opened, for_training=run is None)
+    check_class_count(recipe, getattr(model, "num_classes", None), len(task.data.classes), run)
+    if run:
+        check_classes(run, task.data.classes)
+    return model, task
+
+
+def task_of(
+    recipe: ClassificationRecipe,
+    model: nn.Module,
+    data: str,
+    opened: StoredData | None = None,
+    *,
+    for_training: bool = True,
+) -> Classification:
+    """Raises UserError where the data do not exist, or cannot be the model's inputs."""
     spec = input_spec(recipe, model)
-    data = data or recipe.data
     images = load_images(
         data,
         spec,
@@ -67,13 +84,13 @@ def build(
         recipe.train_samples,
         holdout=recipe.holdout,
         clean_samples=recipe.clean_samples if split_of(data)[1] == "val" else 0,
-        for_training=run is None,
+        for_training=for_training,
         in_memory=recipe.cache == "memory" and not any(tensor.is_meta for tensor in model.parameters()),
         opened=opened,
     )
     task = Classification(
         images,
-        recipe.batch_size if run is None else min(recipe.batch_size, len(images.train)),  # other data may be fewer
+        recipe.batch_size if for_training else min(recipe.batch_size, len(images.train)),  # other data may be fewer
         input_size=spec.input_size,
         seed=recipe.seed,
         label_smoothing=recipe.label_smoothing,
@@ -87,10 +104,7 @@ def build(
     )
     if len(images.classes) < 2:
         raise UserError(f"data: {data} has one class, {images.classes[0]}, expected at least two")
-    check_class_count(recipe, getattr(model, "num_classes", None), len(images.classes), run)
-    if run:
-        check_classes(run, images.classes)
-    return model, task
+    return task
 
 
 def macs(recipe: ClassificationRecipe) -> int:
@@ -140,15 +154,15 @@ class Classification(Task):
             normalization: of the images, to tell where those weights have seen another.
 
         Raises:
-            UserError: there are fewer training images than ``batch_size``.
+            UserError: there are training images, and fewer than ``batch_size``.
         """
-        if not 1 <= batch_size <= len(data.train):
+        if len(data.train) and not 1 <= batch_size <= len(data.train):
             raise UserError(f"batch_size: got {batch_size}, expected 1 to the {len(data.train)} training images")
         self.data, self.batch_size, self.seed, self.workers = data, batch_size, seed, workers
         self.input_size, self.init, self.init_key, self.normalization = input_size, init, init_key, normalization
         self.eval_batch_size = eval_batch_size
         self.copies = augment.aug_repeats if augment else 1
-        self.steps_per_epoch = len(data.train) // batch_size  # the last, smaller batch is dropped
+        self.steps_per_epoch = len(data.train) // max(1, batch_size)  # the last, smaller batch is dropped
         self.max_undecodable = max_undecodable
         self.undecodable: dict[str, None] = {}  # an ordered set
         self.shard = BatchShard()  # of the batches
