@@ -19,7 +19,7 @@ A block between ``<!-- begin: NAME … -->`` and ``<!-- end -->`` is replaced by
     speed FILE                     what ``stepsnet bench`` wrote
     memory FILE                    what benchmarks/memory.py wrote
     benchmarks, stream_blocks, grow, grow_starts, compress, language [NAME], imports, optimized NAME, pairs, candidates,
-    bounds, overheads, device NAME, device_pairs NAME, detectors NAME, segmenters, scale FILE
+    bounds, overheads, device NAME, device_pairs NAME, designs NAME, detectors NAME, segmenters, scale FILE
                                    what the other benchmarks wrote
     paper-depths                   the accuracies of the paper's Table 5a
 
@@ -71,6 +71,7 @@ TABLES = {
     "optimized": render_speed.optimized_table,
     "device": render_speed.device_table,
     "device_pairs": render_speed.device_pairs_table,
+    "designs": render_speed.designs_table,
     "stream_blocks": render_benchmarks.stream_blocks_table,
     "grow": render_benchmarks.grow_table,
     "grow_starts": render_benchmarks.grow_starts_table,

@@ -1,4 +1,4 @@
-"""Tables of what benchmarks/optimized.py, candidates.py, bounds.py, device_speed.py and start.py --imports measured."""
+"""Tables of what the benchmarks of speed measured: of models, of settings, of designs, and of imports."""
 
 from __future__ import annotations
 
@@ -104,6 +104,22 @@ def device_table(name: str) -> str:
         f"training under bfloat16 autocast. A sample of a language model has 512 tokens. {origin(result)}"
     )
     return f"{table_of_numbers(headers, table)}\n\n{note}"
+
+
+def designs_table(name: str) -> str:
+    """The time of each design of the stream over plain's."""
+    result = read_benchmark(name)
+    columns = [key for key in result["rows"][0] if key != "design"]
+    rows = []
+    for row in result["rows"]:
+        design = row["design"] if row["design"] == "StepsNet" else f"`{row['design']}`"
+        rows.append([design, *(format_quartiles(row[key]["time_over_plain"]) for key in columns)])
+    note = (
+        f"{result['rounds']} interleaved rounds, median (quartiles); {result['blocks']} blocks, "
+        f"{result['width']} wide, in batches of {result['batch_size']} images of 224×224. {origin(result)}"
+    )
+    table = table_of_numbers(["time over plain's", *columns], rows)
+    return f"{table}\n\n{note}"
 
 
 def measured(pair: dict) -> list[dict]:
