@@ -175,23 +175,41 @@ def test_blocks_share_their_compiled_graphs(name):
     assert not counters["graph_break"]  # behind one, what is compiled may hold on to an object of one pass
 
 
-def test_sums_over_all_blocks_share_their_compiled_graphs():
-    """Of 2 to 29 sources: one graph for each number up to nine, and one that goes on from a total with nine more.
+SUMS = {"dense_former": 10, "mudd": 12, "attention_residuals": 18, "attention_residuals_block": 3}
 
-    That one is compiled twice: the total of the start alone has the strides of the images' patches.
+
+@pytest.mark.parametrize(("name", "of_sums"), SUMS.items())
+def test_sums_over_all_blocks_share_their_compiled_graphs(name, of_sums):
+    """One graph for each number of sources up to nine; where there are more, one goes on from a total.
+
+    MUDD's last sums are fewer, and the Attention Residuals weigh up to nine at once otherwise than those that go on.
     """
     for depth in (12, 14):
-        model = stirred(deit("attention_residuals", depths=(depth,)), 0.1)
+        model = stirred(deit(name, depths=(depth,)), 0.1)
         expected = torch.autograd.grad(model(IMAGES).sum(), list(model.parameters()))
         torch._dynamo.reset()
         counter = CompileCounterWithBackend("aot_eager")
         compile_blocks(model, backend=counter)
         found = torch.autograd.grad(model(IMAGES).sum(), list(model.parameters()))
         torch.testing.assert_close(found, expected)
-        assert counter.frame_count == 2 + 9 + 2  # attention and MLP have one each
-        copies = copy.deepcopy(model), pickle.loads(pickle.dumps(model))
-    for other in copies:
+        assert counter.frame_count == 2 + of_sums  # attention and MLP have one each
+        compile_blocks(model, backend=counter)
+        model(IMAGES)
+        assert counter.frame_count == 2 + of_sums
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         torch.testing.assert_close(torch.autograd.grad(other(IMAGES).sum(), list(other.parameters())), expected)
+
+
+def test_compiled_sums_are_trained_and_evaluated_at_several_widths_and_sizes_of_batches():
+    model = stirred(deit("attention_residuals", widths=(16, 24, WIDTH), depths=(2, 2, 6), num_heads=(2, 2, 2)), 0.1)
+    expected = model(IMAGES)
+    torch._dynamo.reset()
+    compile_blocks(model, backend="eager")
+    with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
+        torch.testing.assert_close(model(IMAGES), expected)
+        with torch.no_grad():
+            for count in (8, 7, 1):
+                torch.testing.assert_close(model(IMAGES[:count]), expected[:count])
 
 
 @pytest.mark.parametrize("name", JOINED)

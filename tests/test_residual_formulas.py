@@ -13,7 +13,7 @@ from timm.models.vision_transformer import Block
 from torch.nn import functional as F
 
 import stepsnet.residual
-from stepsnet.residual import source_sum
+from stepsnet.residual import SourceSum, source_sum
 
 DEPTH = 5
 X = torch.randn(2, 3, WIDTH, dtype=torch.double, generator=torch.Generator().manual_seed(3))
@@ -249,24 +249,46 @@ def attention_residuals_block(network, x):
     return attended(network.wiring.query.w, [*sums, partial])
 
 
+def connected(name):
+    blocks = [Block(WIDTH, 2, qkv_bias=True) for _ in range(DEPTH)]
+    return stirred(stepsnet.residual.connect(blocks, name, **OPTIONS.get(name, {})), 0.2).double().eval()
+
+
+def assert_equal(network, expected):
+    """The output is the expected one, and so are the gradients."""
+    assert expected.std() > 0.03
+    parameters = list(network.parameters())
+    right = torch.autograd.grad(expected.square().sum(), parameters, allow_unused=True)
+    output = network(X)
+    torch.testing.assert_close(output, expected)
+    found = torch.autograd.grad(output.square().sum(), parameters, allow_unused=True)
+    of_zero = [torch.zeros_like(parameter) for parameter in parameters]
+    of_all = [[zero if g is None else g for g, zero in zip(gradients, of_zero)] for gradients in (found, right)]
+    torch.testing.assert_close(*of_all, rtol=1e-6, atol=1e-6)
+
+
 @pytest.mark.parametrize("name", JOINED)
 def test_a_design_is_its_formula(name):
-    blocks = [Block(WIDTH, 2, qkv_bias=True) for _ in range(DEPTH)]
-    network = stirred(stepsnet.residual.connect(blocks, name, **OPTIONS.get(name, {})), 0.2).double().eval()
-    expected = globals()[name](network, X)
-    assert expected.std() > 0.03
-    torch.testing.assert_close(
-        network(X),
-        expected,
-    )
+    network = connected(name)
+    assert_equal(network, globals()[name](network, X))
 
 
+@pytest.mark.parametrize("scale", [1, 100])  # 100: weights far apart
 @pytest.mark.parametrize(
     "name", ["dense_former", "deep_cross_attention", "mudd", "attention_residuals", "attention_residuals_block"]
 )
-def test_sums_that_take_two_sources_at_a_time(name, monkeypatch):
+def test_sums_that_take_two_sources_at_a_time(name, scale, monkeypatch):
+    """As compiled sums take nine, here without compilation."""
+    taken = []
     monkeypatch.setattr(source_sum, "AT_ONCE", 2)
-    test_a_design_is_its_formula(name)
+    monkeypatch.setattr(SourceSum, "compiled", lambda self, add, sources, *_: taken.append(len(sources)) or add)
+    network = connected(name)
+    with torch.no_grad():
+        for key, weight in network.named_parameters():
+            if key.endswith("query.w"):
+                weight.mul_(scale)
+    assert_equal(network, globals()[name](network, X))
+    assert set(taken) == {1, 2}
 
 
 @pytest.mark.parametrize(("dilation", "period"), [(2, 1), (1, 2), (3, 2)])

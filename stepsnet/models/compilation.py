@@ -33,6 +33,9 @@ __all__ = [
 def compile_blocks(model: nn.Module, recomputed: Sequence[nn.Module] = (), **kwargs: Any) -> None:
     """``torch.compile`` each block in place: the blocks of a width share a graph, whatever the depth.
 
+    Of a design whose stream grows from block to block, these are a block's attention and MLP, and the sums over all
+    blocks before (``residual/source_sum.py``).
+
     The rate of stochastic depth differs from block to block, and dynamo would take each for a constant and compile
     every block anew. It is therefore read from a tensor, on the device that the model is on; what is drawn has timm's
     distribution, and other values than without compilation.
@@ -64,10 +67,12 @@ def compile_blocks(model: nn.Module, recomputed: Sequence[nn.Module] = (), **kwa
                 part.forward = CompiledForward(part.forward, kwargs)
             else:
                 part.compile(**kwargs)
-    sums = CompiledSums(kwargs)
-    for module in model.modules():
-        if isinstance(module, SourceSum):
-            module.compiled = sums
+    sums = [module for module in model.modules() if isinstance(module, SourceSum)]
+    compiled = next((module.compiled for module in sums), None)
+    if not isinstance(compiled, CompiledSums) or compiled.kwargs != kwargs:
+        compiled = CompiledSums(kwargs)
+    for module in sums:
+        module.compiled = compiled
 
 
 def _share_code(part: nn.Module, key: Any, own: dict[Any, FunctionType]) -> None:
@@ -172,17 +177,25 @@ class CompiledForward:
 
 
 class CompiledSums:
-    """Sums over sources as compiled, one graph for each way to add and number of sources; they hold no weights."""
+    """The functions of sums over sources as compiled; they hold no weights.
+
+    Each number and width of sources has a code object of its own, with gradients and without, and with a total to go on
+    from and without: dynamo would give up at the eighth graph of one.
+    """
 
     def __init__(self, kwargs: dict[str, Any]):
         self.kwargs = kwargs
         self.found: dict[Any, Callable[..., Any]] = {}
 
-    def __call__(self, add: Callable[..., Any], count: int) -> Callable[..., Any]:
-        if (add, count) not in self.found:
-            own = _with_own_code(cast(FunctionType, add), f"{id(self)}_{count}")
-            self.found[add, count] = torch.compile(own, **self.kwargs)
-        return self.found[add, count]
+    def __call__(self, function: Callable[..., Any], sources: tuple[Tensor, ...], *arguments: Any) -> Any:
+        first, begins = sources[0], arguments[0] is None
+        key = (function, len(sources), first.shape[-1], first.dtype, first.device, begins, torch.is_grad_enabled())
+        if key not in self.found:
+            if not isinstance(function, FunctionType):
+                raise UserError(f"compile: got {function!r} as add of a SourceSum, expected a static method")
+            own = _with_own_code(function, f"{id(self)}_{len(self.found)}")
+            self.found[key] = torch.compile(own, **self.kwargs)
+        return self.found[key]
 
     def __reduce__(self) -> Any:
         return _not_compiled, ()  # as copies and pickles of a compiled part are not

@@ -38,11 +38,11 @@ from .design import (
     precise,
     without_autocast,
 )
-from .source_sum import SourceSum
+from .source_sum import Sources, SourceSum
 
 __all__ = ["AttentionResiduals", "BlockAttentionResiduals"]
 
-# h of some sources (B, N, C), and of their logits z = Σ exp(logit - top) and the top one (B, N, 1), whose gradient is 0
+# Σ e v (B, N, C) and z = Σ e, where e = exp(logit - top), and the top logit (B, N, 1), whose gradient is 0
 Total = tuple[Tensor, Tensor, Tensor]
 
 
@@ -57,32 +57,50 @@ class _Query(SourceSum):
     def init_weights(self) -> None:
         nn.init.zeros_(self.w)
 
-    def forward(self, sources: tuple[Tensor, ...]) -> Tensor:
-        h, *_ = self.sum_up(sources, all=[self.w])
+    def forward(self, sources: Sources) -> Tensor:
+        if self.at_once(sources):
+            h = self.run(_attend, sources, self.w)
+        else:
+            total, z, _ = self.sum_up(sources, shared=[self.w])
+            h = total / z
         return h.to(sources[0].dtype)
 
     @staticmethod
-    def add(total: Total | None, sources: tuple[Tensor, ...], w: Tensor) -> Total:  # type: ignore[override]
-        V = [precise(v) for v in sources]
-        logits = torch.stack([_dot(v, precise(w)) * torch.rsqrt(v.square().mean(-1) + 1e-6) for v in V], -1)
+    def add(sources: Sources, total: Total | None, w: Tensor) -> Total:  # type: ignore[override]
+        V = tuple(map(precise, sources))
+        logits = _logits(V, w)
         top = logits.detach().amax(-1, keepdim=True)
-        e = (logits - top).exp()  # (B, N, sources)
-        z = e.sum(-1, keepdim=True)
-        alpha = e / z
-        h = alpha[..., :1] * V[0]
-        for i, v in enumerate(V[1:], 1):
-            h = h + alpha[..., i : i + 1] * v
-        if total is None:
-            return h, z, top
-        before, z_before, top_before = total
-        highest = torch.maximum(top, top_before)
-        z, z_before = z * (top - highest).exp(), z_before * (top_before - highest).exp()
-        return h + z_before / (z_before + z) * (before - h), z_before + z, highest
+        if total is not None:
+            top = torch.maximum(top, total[2])
+        e = (logits - top).exp()
+        h, z = _weighted(V, e), e.sum(-1, keepdim=True)
+        if total is not None:
+            before = (total[2] - top).exp()
+            h, z = h + before * total[0], z + before * total[1]
+        return h, z, top
+
+
+def _attend(sources: Sources, w: Tensor) -> Tensor:
+    V = tuple(map(precise, sources))
+    return _weighted(V, _logits(V, w).softmax(-1))
+
+
+def _logits(V: Sources, w: Tensor) -> Tensor:
+    """w · RMSNorm(v) of each v, (B, N, sources)."""
+    return torch.stack([_dot(v, precise(w)) * torch.rsqrt(v.square().mean(-1) + 1e-6) for v in V], -1)
 
 
 def _dot(v: Tensor, w: Tensor) -> Tensor:
     """v @ w; compiled as a sum, so that it is in the kernel that reads v for the rest."""
-    return (v * w).sum(-1) if torch.compiler.is_compiling() else v @ w
+    in_a_kernel = torch.compiler.is_compiling() and not torch.compiler.is_exporting()
+    return (v * w).sum(-1) if in_a_kernel else v @ w
+
+
+def _weighted(V: Sources, weights: Tensor) -> Tensor:
+    h = weights[..., :1] * V[0]
+    for i, v in enumerate(V[1:], 1):
+        h = h + weights[..., i : i + 1] * v
+    return h
 
 
 class _WithSources(Wiring):
@@ -95,7 +113,7 @@ class _WithSources(Wiring):
         self.query = _Query(width)
 
     def start(self, x: Tensor) -> tuple[Tensor, ...]:
-        return (x,)
+        return (x.contiguous(),)  # all layers read it
 
     def finish(self, state: tuple[Tensor, ...]) -> Tensor:
         with without_autocast(state[0]):

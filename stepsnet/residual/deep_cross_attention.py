@@ -40,7 +40,7 @@ from .design import (
     without_autocast,
 )
 from .separate_inputs import check_separable, separate
-from .source_sum import SourceSum
+from .source_sum import Sources, SourceSum
 
 __all__ = ["DeepCrossAttention"]
 
@@ -60,11 +60,11 @@ class _GRN(SourceSum):
         nn.init.zeros_(self.w)
 
     def forward(self, G: Sequence[Tensor]) -> list[Tensor]:
-        sums = self.sum_up(G, each=[self.b.view(self.sources, self.outputs, -1)], all=[self.w])
+        sums = self.sum_up(G, each=[self.b.view(self.sources, self.outputs, -1)], shared=[self.w])
         return [total.to(G[0].dtype) for total in sums]
 
     @staticmethod
-    def add(total: list[Tensor] | None, sources: tuple[Tensor, ...], b: Tensor, w: Tensor) -> list[Tensor]:  # type: ignore[override]
+    def add(sources: Sources, total: list[Tensor] | None, b: Tensor, w: Tensor) -> list[Tensor]:  # type: ignore[override]
         sums = total
         for f, b_f in zip(map(precise, sources), precise(b).unbind()):  # b_f: (outputs, C)
             scores = f @ precise(w)  # (B, N, outputs)
@@ -86,7 +86,7 @@ class _WithOutputs(Wiring):
         self.grn = _GRN(width, sources(layers + 1, options["last"]), 1)
 
     def start(self, x: Tensor) -> tuple[Tensor, ...]:
-        return (x,)
+        return (x.contiguous(),)  # many blocks read it
 
     def finish(self, state: tuple[Tensor, ...]) -> Tensor:
         with without_autocast(state[0]):

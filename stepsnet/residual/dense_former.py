@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from ..plan import MOST_BLOCKS
 from .design import Branch, Connection, Place, Wiring, check_bounds, check_sources
-from .source_sum import SourceSum
+from .source_sum import Sources, SourceSum
 
 __all__ = ["DenseFormer"]
 
@@ -29,6 +29,7 @@ class _WithHistory(Wiring):
     grows = True
 
     def start(self, x: Tensor) -> tuple[Tensor, ...]:
+        x = x.contiguous()  # many blocks read it
         return x, x
 
     def finish(self, state: tuple[Tensor, ...]) -> Tensor:
@@ -65,7 +66,7 @@ class DenseFormer(SourceSum, Connection):
         return (*X, Y)
 
     @staticmethod
-    def add(total: Tensor | None, sources: tuple[Tensor, ...], alpha: Tensor) -> Tensor:  # type: ignore[override]
+    def add(sources: Sources, total: Tensor | None, alpha: Tensor) -> Tensor:  # type: ignore[override]
         for alpha_j, X_j in zip(alpha.unbind(), sources):
             total = alpha_j * X_j if total is None else total + alpha_j * X_j
         assert total is not None  # there is a source

@@ -30,7 +30,7 @@ from torch.nn import functional
 from .branches import BranchParts
 from .design import Branch, Connection, DesignPart, Place, Wiring, check_sources, precise, rms_norm, without_autocast
 from .separate_inputs import check_separable, separate
-from .source_sum import SourceSum
+from .source_sum import Sources, SourceSum
 
 __all__ = ["MUDD"]
 
@@ -62,6 +62,7 @@ class _WithSums(Wiring):
         self.pre = _RMSNorm(width, 1.0) if options["prepost_norm"] else None
 
     def start(self, x: Tensor) -> tuple[Tensor, ...]:
+        x = x.contiguous()  # many blocks read it
         if self.pre is None:
             return x, x, x, x, x
         with without_autocast(x):
@@ -125,12 +126,13 @@ class MUDD(SourceSum, Connection):
         return [total.to(x.dtype) for total in sums]
 
     @staticmethod
-    def add(total: list[Tensor] | None, sources: tuple[Tensor, ...], A: Tensor) -> list[Tensor]:  # type: ignore[override]
-        sums = total
-        for X_j, A_j in zip(sources, A.unbind()):
-            terms = [weight.unsqueeze(-1) * X_j for weight in A_j.unbind(-1)]
-            sums = terms if sums is None else [so_far + term for so_far, term in zip(sums, terms)]
-        assert sums is not None  # there is a source
+    def add(sources: Sources, total: list[Tensor] | None, A: Tensor) -> list[Tensor]:  # type: ignore[override]
+        sums: list[Tensor] = []
+        for way, weights in enumerate(A.unbind(-1)):  # (sources, B, N)
+            so_far: Any = None if total is None else total[way]
+            for X_j, weight in zip(sources, weights.unsqueeze(-1).unbind()):
+                so_far = weight * X_j if so_far is None else so_far + weight * X_j
+            sums.append(so_far)
         return sums
 
     @classmethod

@@ -1,7 +1,7 @@
-"""Sums over the outputs of all blocks before, as several designs take them: a few sources at a time.
+"""Sums over the outputs of all blocks before, as several designs take them.
 
-The number of sources grows from block to block, and ``torch.compile`` makes a kernel for each. Here a kernel takes at
-most nine sources, those of Attention Residuals in 8 groups, and goes on from the total of those before.
+The number of sources grows from block to block, and ``torch.compile`` makes a kernel for each. So compiled sums take at
+most nine sources at once, those of Attention Residuals in 8 groups, and go on from the total of those before.
 """
 
 from __future__ import annotations
@@ -18,33 +18,48 @@ __all__ = ["SourceSum"]
 
 AT_ONCE = 9
 
+Sources = tuple[Tensor, ...]  # of (B, N, C)
+
 
 class SourceSum(DesignPart):
-    """What sums over many sources by :meth:`add`, a function of tensors alone."""
+    """What sums over many sources by :meth:`add`."""
 
-    # (add, number of sources) -> add as compiled; set by models.compilation.compile_blocks
-    compiled: Callable[[Callable[..., Any], int], Callable[..., Any]] | None = None
+    # (function, its arguments) -> the function as compiled for them; set by models.compilation.compile_blocks
+    compiled: Callable[..., Callable[..., Any]] | None = None
 
     @staticmethod
-    def add(total: Any, sources: tuple[Tensor, ...], *weights: Tensor) -> Any:
-        """The total and some sources more; a total of None is that of no source."""
+    def add(sources: Sources, total: Any, *weights: Tensor) -> Any:
+        """Some sources and the total of those before, None where there are none, -> the total of all.
+
+        A static method: it is a function of tensors alone, so that all blocks share what is compiled of it.
+        """
         raise NotImplementedError
 
-    def sum_up(self, sources: Sequence[Tensor], each: Sequence[Tensor] = (), all: Sequence[Tensor] = ()) -> Any:
-        """The total of all sources; ``add`` gets the weights of its sources, and then those that are of all.
+    def sum_up(self, sources: Sequence[Tensor], each: Sequence[Tensor] = (), shared: Sequence[Tensor] = ()) -> Any:
+        """The total of all sources.
 
         Args:
-            sources: of (B, N, C).
-            each: weights whose first dimension is that of the sources.
-            all: weights that are the same for all.
+            each: weights whose first dimension is that of the sources; ``add`` gets those of its sources.
+            shared: weights that are the same for all sources; ``add`` gets them behind the others.
         """
         total = None
-        for at in _groups(len(sources)):
-            add, some = self.add, tuple(sources[at])
-            if self.compiled is not None and not torch.compiler.is_compiling():
-                add = self.compiled(add, len(some))
-            total = add(total, some, *(weights[at] for weights in each), *all)
+        for at in [slice(None)] if self.at_once(sources) else _groups(len(sources)):
+            total = self.run(self.add, tuple(sources[at]), total, *(weights[at] for weights in each), *shared)
         return total
+
+    def at_once(self, sources: Sequence[Tensor]) -> bool:
+        """Whether all sources are summed at once."""
+        return len(sources) <= AT_ONCE or not self._is_compiled()
+
+    def run(self, function: Callable[..., Any], sources: Sources, *arguments: Any) -> Any:
+        """A function of sources and other tensors, as compiled where the model's blocks are."""
+        if self._is_compiled():
+            assert self.compiled is not None
+            function = self.compiled(function, sources, *arguments)
+        return function(sources, *arguments)
+
+    def _is_compiled(self) -> bool:
+        return self.compiled is not None and not torch.compiler.is_compiling()  # else it is a part of a graph
 
 
 def _groups(count: int) -> Iterator[slice]:
