@@ -250,7 +250,7 @@ def test_a_class_of_which_no_image_is_scored_is_named(folder):
         (lambda f: [p.unlink() for p in (f / "train").rglob("*.jpg")], "found no images in "),
         (lambda f: (f / "val" / "dog").rename(f / "val" / "fox"), "val/fox: got images of a class that has no folder"),
         (lambda f: (f / "val").rename(f / "elsewhere"), "has no folder val or validation or valid or test"),
-        (lambda f: (f / "train").rename(f / "training"), "has images to evaluate and none to train on"),
+        (lambda f: (f / "train").rename(f / "training"), "has no folder train, got training, val"),
     ],
 )
 def test_folders_that_do_not_fit_are_refused(folder, capsys, spoil, expected):
@@ -360,10 +360,19 @@ def test_what_is_evaluated_needs_no_training_images(folder, tmp_path, capsys):
     asked = (["eval", str(run), "--data", data], ["eval", str(weights), "--model", "test_vit", "--data", data])
     capsys.readouterr()
     expected = [main(command) or capsys.readouterr().out for command in asked]
+    for image in (folder / "train").rglob("*.jpg"):
+        image.unlink()  # the folders still say which classes there are
+    assert [main(command) or capsys.readouterr().out for command in asked] == expected
     shutil.rmtree(folder / "train")
     assert [main(command) or capsys.readouterr().out for command in asked] == expected
     assert main(["eval", str(run), "--data", f"{data}@train"]) == 2
-    assert "got no training images, of which this split is" in capsys.readouterr().err
+    assert "has no folder train, got " in capsys.readouterr().err
+    assert len(load_images(f"{data}@test", SPEC, holdout=2, for_training=False).val) == 6
+    for split in ("", "@train"):
+        with pytest.raises(UserError, match="has no folder train, got "):
+            load_images(f"{data}{split}", SPEC, holdout=2, for_training=False)
+    with pytest.raises(UserError, match="has no folder train, got "):
+        load_images(data, SPEC)
     (folder / "val" / "dog").rename(folder / "val" / "cow")
     assert main(asked[0]) == 2 and "expected 'dog' as in" in capsys.readouterr().err
 

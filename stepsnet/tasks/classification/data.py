@@ -133,13 +133,11 @@ def open_images(data: str) -> StoredData:
     return StoredData(name, load_digits(None)[0] if name == "digits" else _open_source(name, "RGB"))
 
 
-def check_trainable(opened: StoredData) -> None:
+def check_trainable(data: str, train: StoredImages) -> None:
     """Raises UserError where there is nothing to train on."""
-    if not len(opened.splits.train.labels):
-        raise UserError(
-            f"data: {opened.name} has images to evaluate and none to train on, expected a folder train, or a training "
-            "split, with some"
-        )
+    if not len(train.labels):
+        why = getattr(train, "missing", "")
+        raise UserError(why or f"data: {data} has no images in its training split, expected some to train on")
 
 
 def check_test_split(opened: StoredData, holdout: int | None) -> None:
@@ -178,7 +176,8 @@ def load_images(
             the data's own.
         clean_samples: training images that are evaluated too.
         in_memory: decode the images once and keep them.
-        for_training: False where the data are only evaluated, and may have fewer images to train on than these numbers.
+        for_training: False where the data are only evaluated, and may have fewer images to train on than these numbers,
+            or none.
         opened: the data, where they have been opened.
 
     Raises:
@@ -199,8 +198,8 @@ def load_images(
         training, evaluation = spec.training(augment), spec.evaluation()
     if own_test and split == "test" and holdout is None:
         other = own_test()
-    if not len(train.labels) and (split == "train" or holdout is not None):
-        raise UserError(f"data: {data}: got no training images, of which this split is, expected some")
+    if for_training or split == "train" or (split == "val" and holdout is not None):
+        check_trainable(data, train)
     has_test = own_test is not None
     numbers = (train_samples, holdout, clean_samples)
     parts = divide(train.labels, len(other.labels), split, *numbers, has_test, for_training)

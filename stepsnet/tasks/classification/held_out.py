@@ -66,7 +66,7 @@ def divide(
         reason = "that split is the one to validate on; expected a recipe with holdout, or the data without @test"
         raise UserError(f"data: got @test, but {reason}")
     kept, aside = np.arange(len(train_labels)), np.arange(others)
-    if holdout is not None:
+    if holdout is not None and (len(train_labels) or split != "test"):
         kept, aside = _set_aside(np.asarray(train_labels), holdout)
     if not for_training and train_samples is not None:
         train_samples = min(train_samples, len(kept)) or None  # where there are none, none are left out

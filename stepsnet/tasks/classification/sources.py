@@ -40,7 +40,7 @@ class StoredImages(Protocol):
 
     # Where there is a method ``shape(index)``, with (channels, height, width) as the image is stored, it is used to
     # look at images without decoding them, and to see which are greyscale. What ``left_out`` says is told before the
-    # training.
+    # training, and what ``missing`` says is why there are no images to train on.
 
 
 class Splits(NamedTuple):
@@ -73,10 +73,10 @@ class Arrays:
 class _Files:
     """Image files, labelled by their folder."""
 
-    def __init__(self, by_class: Mapping[str, Sequence[Path]], mode: str, left_out: str = ""):
+    def __init__(self, by_class: Mapping[str, Sequence[Path]], mode: str, left_out: str = "", missing: str = ""):
         self.paths = [path for images in by_class.values() for path in images]
         self.labels = [label for label, images in enumerate(by_class.values()) for _ in images]
-        self.mode, self.left_out = mode, left_out
+        self.mode, self.left_out, self.missing = mode, left_out, missing
 
     def read(self, index: int) -> Image.Image:
         return open_image(self.paths[index], self.mode)
@@ -116,16 +116,18 @@ def _folder(path: str, mode: str) -> Splits:
     The classes are the folders in ``train``, also empty ones; of these, ``val`` need not have each. Hidden folders,
     which notebooks and file managers leave behind, are none. ``test`` beside both is a split of its own, if it has
     folders: without them its images have no labels. Without ``train`` the classes are the folders of ``val``, and there
-    is nothing to train on.
+    is nothing to train on, as where ``train`` has class folders without images.
     """
     root = Path(path)
     require_data_folder(root, "--data folder:PATH")
     first, val_root = _split_folder(root, "train", *_EVALUATED), _split_folder(root, *_EVALUATED)
-    (by_class, left_out), test_root = _images_by_class(first), root / "test"
-    classes = tuple(by_class)
+    of_first, test_root = _images_by_class(first), root / "test"
+    (by_class, left_out), classes = of_first, tuple(of_first[0])
 
     def evaluated(split: Path) -> _Files:
-        found, left_out = _images_by_class(split)
+        found, left_out = of_first if split == first else _images_by_class(split)
+        if not any(found.values()):
+            raise UserError(_no_images(split))
         if new := [name for name, images in found.items() if images and name not in classes]:
             more = f" and {len(new) - 1} more" if len(new) > 1 else ""
             raise UserError(
@@ -136,7 +138,10 @@ def _folder(path: str, mode: str) -> Splits:
 
     has_test = val_root != test_root and test_root.is_dir() and bool(_class_folders(test_root))
     test = partial(evaluated, test_root) if has_test else None
-    train = _Files({}, mode) if first == val_root else _Files(by_class, mode, left_out)
+    if first != val_root:
+        train = _Files(by_class, mode, left_out, missing="" if any(by_class.values()) else _no_images(first))
+    else:
+        train = _Files({}, mode, missing=_no_folder(root, "train"))
     return Splits(classes, train, evaluated(val_root), test)
 
 
@@ -147,9 +152,17 @@ def _class_folders(split: Path) -> list[Path]:
 def _split_folder(root: Path, *names: str) -> Path:
     found = next((root / name for name in names if (root / name).is_dir()), None)
     if found is None:
-        inside = ", ".join(sorted(path.name for path in root.iterdir())[:5]) or "nothing"
-        raise UserError(f"data: {root} has no folder {' or '.join(names)}, got {inside}")
+        raise UserError(_no_folder(root, *names))
     return found
+
+
+def _no_folder(root: Path, *names: str) -> str:
+    inside = ", ".join(sorted(path.name for path in root.iterdir())[:5]) or "nothing"
+    return f"data: {root} has no folder {' or '.join(names)}, got {inside}"
+
+
+def _no_images(split: Path) -> str:
+    return f"data: found no images in {split}, expected some for each class"
 
 
 def _images_by_class(split: Path) -> tuple[dict[str, list[Path]], str]:
@@ -165,8 +178,6 @@ def _images_by_class(split: Path) -> tuple[dict[str, list[Path]], str]:
             got = f"files of {_kinds_of(others)}"
             raise UserError(f"data: found no images for the class {folder.name} in {split}, got {got}")
         all_others += others
-    if not any(found.values()):
-        raise UserError(f"data: found no images in {split}, expected some for each class")
     left_out = f"left out {counted(len(all_others), 'file')} of {_kinds_of(all_others)} in {split.name}"
     return found, left_out if all_others else ""
 

@@ -48,7 +48,7 @@ def open_data(recipe: ClassificationRecipe, data: str, run: Path | None = None) 
     check_model_name(recipe.model)
     opened = open_images(data)
     if run is None:
-        check_trainable(opened)
+        check_trainable(data, opened.splits.train)
     if recipe.score_test and run is None:
         check_test_split(opened, recipe.holdout)  # and not after the training
     return opened
