@@ -201,13 +201,13 @@ def check_steps(widths: Sequence[int], depths: Sequence[int], where: str = "") -
         raise ValueError(f"depths{where}: got {sum(depths):,} blocks, expected at most {MOST_BLOCKS:,}")
 
 
-def check_heads(widths: Sequence[int], num_heads: Sequence[int], where: str = "") -> None:
+def check_heads(widths: Sequence[int], num_heads: Sequence[int], where: str = "", name: str = "num_heads") -> None:
     """The same for widths with their attention heads: one number per width, which divides it."""
     if len(num_heads) != len(widths):
-        raise ValueError(f"num_heads{where}: got {tuple(num_heads)}, expected one per width of {tuple(widths)}")
+        raise ValueError(f"{name}{where}: got {tuple(num_heads)}, expected one per width of {tuple(widths)}")
     for width, heads in zip(widths, num_heads):
         if not _is_integer(heads, at_least=1) or width % heads:
-            raise ValueError(f"num_heads{where}: got {heads}, expected a divisor of the width {width}")
+            raise ValueError(f"{name}{where}: got {heads}, expected a divisor of the width {width}")
 
 
 def _check_count(name: str, value: object, most: int) -> None:

@@ -38,7 +38,7 @@ from stepsnet.errors import UserError
 from stepsnet.models.blocks import blocks_of, widths_of
 from stepsnet.models.stepify.of_transformers import model_of_name, token_example
 from stepsnet.models.stepify.roles import get_path
-from stepsnet.models.transformers_families import FAMILIES, layer_of
+from stepsnet.models.transformers_families import FAMILIES, layer_of, steps_config_class
 
 SIZES = dict(vocab_size=101, hidden_size=64, num_hidden_layers=4, num_attention_heads=4, max_position_embeddings=64)
 GROUPED = dict(num_key_value_heads=2, intermediate_size=176)
@@ -515,3 +515,9 @@ def test_types_of_a_model_that_is_no_longer_than_their_period_repeat(layers, is_
     assert len(types) > layers and [one == "sliding_attention" for one in types] == list(
         map(is_sliding, range(len(types)))
     )
+
+
+def test_a_configuration_without_a_plan_is_refused():
+    config = steps_config_class("llama")()
+    with pytest.raises(ValueError, match=r"^widths: got None, expected those of a plan, as stepsnet.stepify makes one"):
+        AutoModelForCausalLM.from_config(config)

@@ -69,13 +69,42 @@ def test_one_step_is_llama(ids):
         loss.backward()
     gradients = dict(llama.named_parameters())
     assert all(torch.equal(p.grad, gradients[name].grad) for name, p in ours.named_parameters())
+    for asked in (True, [0, -1], 2, -2):
+        hidden = [m(ids, output_hidden_states=asked).hidden_states for m in (ours, llama)]
+        assert all(a is b is None or torch.equal(a, b) for a, b in zip(*hidden, strict=True))
+    assert not any(m(ids, output_hidden_states=asked).hidden_states for m in (ours, llama) for asked in (0, [], False))
+    for one in (ours, llama):
+        one.config.tie_last_hidden_states = False
     hidden = [m(ids, output_hidden_states=True).hidden_states for m in (ours, llama)]
     assert len(hidden[0]) == len(hidden[1]) == 4 and all(torch.equal(a, b) for a, b in zip(*hidden))
+    caches = [DynamicCache(config=m.config) for m in (ours, llama)]
+    assert all(m(ids, past_key_values=c, use_cache=False).past_key_values is c for m, c in zip((ours, llama), caches))
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_attention_to_both_sides_is_llamas(attention, ids):
+    """Asked for in the configuration or in the call; beside a padded text a text is what it is alone."""
+    ours = make(widths=64, depths=3, num_attention_heads=4, attn_implementation=attention)
+    llama = LlamaForCausalLM(LlamaConfig(**{**ours.config.to_dict(), "num_attention_heads": 4,
+                                            "num_key_value_heads": 4, "intermediate_size": 171})).eval()  # fmt: skip
+    llama.load_state_dict(ours.state_dict())
+    llama.set_attn_implementation(attention)
+    texts = ids.clone()
+    texts[0, 5:] = 0
+    causal = ours(ids).logits
+    for asked in ({"is_causal": False}, {}):
+        for one in (ours, llama):
+            one.config.is_causal = bool(asked)
+        expected = llama(ids, **asked).logits
+        torch.testing.assert_close(ours(ids, **asked).logits, expected)
+        assert not torch.allclose(expected, causal)
+        padded = ours(texts, attention_mask=(texts != 0).long(), **asked).logits
+        torch.testing.assert_close(padded[1], expected[1])
 
 
 def test_the_embedding_is_scaled(model, ids):
     """Twice the scale is twice the embedding, whose head is not scaled; given embeddings are taken as they are."""
-    scaled = make(embedding_scale=2.0)
+    scaled = make(embedding_scale=2)
     embeds = 2 * model.model.embed_tokens(ids)
     expected = model(inputs_embeds=embeds).logits
     torch.testing.assert_close(scaled(ids).logits, expected)
@@ -400,7 +429,7 @@ def test_the_cache_is_narrower_than_the_baselines(model, ids):
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"num_attention_heads": (2, 5, 4)}, "num_heads: got 5, expected a divisor of the width 48"),
+        ({"num_attention_heads": (2, 5, 4)}, "num_attention_heads: got 5, expected a divisor of the width 48"),
         ({"num_attention_heads": (2, 16, 4)}, "heads of size 3, expected an even size"),
         ({"widths": (32, 0, 48)}, r"widths: got \(32, 0, 48\), expected positive integers"),
         ({"depths": (2, 1)}, r"depths: got \(2, 1\), expected one per width"),
@@ -409,6 +438,13 @@ def test_the_cache_is_narrower_than_the_baselines(model, ids):
         ({"num_hidden_layers": 9}, "num_hidden_layers: got 9, expected widths, depths and num_attention_heads, from"),
         ({"head_dim": 64}, "head_dim: got 64, expected widths"),
         ({"rope_parameters": {"rope_type": "longrope", "factor": 2.0}}, "rope_type: got longrope, whose factors"),
+        ({"num_attention_heads": 4}, r"num_attention_heads: got \(4,\), expected one per width"),
+        ({"num_key_value_heads": (0, 1, 1)}, r"num_key_value_heads: got \[0, 1, 1\], expected integers of at least 1"),
+        ({"intermediate_size": (8.5, 8, 8)}, r"intermediate_size: got \[8.5, 8, 8\], expected integers of at least 1"),
+        ({"norm_slices": [-1, 65]}, r"norm_slices: got \[-1, 65\], expected integers of at least 1"),
+        ({"widths": None}, "widths: got None, expected an integer, or a list with one per step"),
+        ({"embedding_scale": 0}, "embedding_scale: got 0, expected a number above 0"),
+        ({"embedding_scale": float("nan")}, "embedding_scale: got nan, expected a number above 0"),
         ({"embed_dim": 64}, "unknown argument 'embed_dim'"),
         ({"widht": 64}, "unknown argument 'widht', expected one of StepsTransformerConfig .did you mean widths"),
     ],

@@ -22,12 +22,16 @@ def check_stages(widths: Sequence[Sequence[int]], depths: Sequence[Sequence[int]
 
 
 def resolve_heads(
-    widths: Sequence[int], num_heads: Sequence[int] | None, head_dim: int, where: str = ""
+    widths: Sequence[int],
+    num_heads: Sequence[int] | None,
+    head_dim: int,
+    where: str = "",
+    name: str = "num_heads",
 ) -> tuple[int, ...]:
     """Check the heads of each step, or choose them near to a head size of ``head_dim`` as the paper does."""
     if num_heads is None:
         return tuple(heads_for(width, head_dim) for width in widths)
-    check_heads(widths, num_heads, where)
+    check_heads(widths, num_heads, where, name)
     return tuple(num_heads)
 
 

@@ -42,6 +42,7 @@ from transformers.models.llama.modeling_llama import (
     LlamaRMSNorm,
     LlamaRotaryEmbedding,
 )
+from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
 from ..errors import nearest
@@ -102,20 +103,25 @@ class StepsTransformerConfig(PerLayer, LlamaConfig):
     num_attention_heads: PerStep = None
     num_key_value_heads: PerStep = None
     intermediate_size: PerStep = None
-    embedding_scale: float = 1.0
-    embedding_initializer_range: float | None = None
+    embedding_scale: int | float = 1.0
+    embedding_initializer_range: int | float | None = None
     residual: str = "plain"
     residual_options: dict[str, Any] | None = None
     norm_slices: list[int] | None = None
     tie_word_embeddings: bool = True
 
     def __post_init__(self, **kwargs):
-        self.widths, self.depths = _per_step(self.widths), _per_step(self.depths)
+        self.widths, self.depths = _per_step("widths", self.widths), _per_step("depths", self.depths)
         check_steps(self.widths, self.depths)
-        heads = self.num_attention_heads
-        self.num_attention_heads = list(resolve_heads(self.widths, None if heads is None else _per_step(heads), 64))
-        self.num_key_value_heads = _per_step(self.num_key_value_heads or self.num_attention_heads)
-        self.intermediate_size = _per_step(self.intermediate_size or [round(8 * c / 3) for c in self.widths])
+        if (heads := self.num_attention_heads) is not None:
+            heads = _per_step("num_attention_heads", heads)
+        self.num_attention_heads = list(resolve_heads(self.widths, heads, 64, name="num_attention_heads"))
+        for name, default in (
+            ("num_key_value_heads", self.num_attention_heads),
+            ("intermediate_size", [round(8 * width / 3) for width in self.widths]),
+        ):
+            given = getattr(self, name)
+            setattr(self, name, list(default) if given is None else _per_step(name, given))
         width, embedding_heads = max(zip(self.widths, self.num_attention_heads))
         following = {"hidden_size": width, "num_hidden_layers": sum(self.depths), "head_dim": width // embedding_heads}
         for name, value in following.items():
@@ -138,6 +144,10 @@ class StepsTransformerConfig(PerLayer, LlamaConfig):
         for name in ("depths", "num_attention_heads", "num_key_value_heads", "intermediate_size"):
             if isinstance(value := getattr(self, name), int) or len(value) != steps:
                 raise ValueError(f"{name}: got {value}, expected one per width of {self.widths}")
+        for name in ("num_key_value_heads", "intermediate_size", "norm_slices"):
+            value = getattr(self, name)
+            if value is not None and not all(type(number) is int and number >= 1 for number in value):
+                raise ValueError(f"{name}: got {value}, expected integers of at least 1")
         width, heads = max(zip(self.widths, self.num_attention_heads))
         for name, value in (("hidden_size", width), ("head_dim", width // heads)):
             if getattr(self, name) != value:  # where a configuration that is there was changed
@@ -145,9 +155,10 @@ class StepsTransformerConfig(PerLayer, LlamaConfig):
                     f"{name}: got {getattr(self, name)}, expected {value}, by widths {self.widths} and "
                     f"num_attention_heads {self.num_attention_heads}: a new configuration derives it"
                 )
-        start = self.embedding_initializer_range
-        if start is not None and not 0 < start < math.inf:
-            raise ValueError(f"embedding_initializer_range: got {start}, expected a number above 0")
+        for name in ("embedding_scale", "embedding_initializer_range"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise ValueError(f"{name}: got {value}, expected a number above 0")
         if self.norm_slices and sum(self.norm_slices) != self.hidden_size:
             raise ValueError(f"norm_slices: got {self.norm_slices}, expected the sum {self.hidden_size}, the width")
         for width, heads, shared in zip(self.widths, self.num_attention_heads, self.num_key_value_heads):
@@ -173,7 +184,9 @@ class StepsTransformerConfig(PerLayer, LlamaConfig):
         return [LayerConfig(self, dict(zip(names, of_step))) for of_step in values]
 
 
-def _per_step(values: PerStep) -> list[int]:
+def _per_step(name: str, values: PerStep) -> list[int]:
+    if not isinstance(values, int | list | tuple):
+        raise ValueError(f"{name}: got {values!r}, expected an integer, or a list with one per step")
     return [values] if isinstance(values, int) else list(values)
 
 
@@ -257,7 +270,16 @@ class StepsTransformerModel(StepsTransformerPreTrainedModel):
             yield list(self.layers[start : start + depth])
             start += depth
 
+    def _states_to_keep(self, asked: bool | int | list[int] | None) -> set[int]:
+        """Which states, of those behind 0, 1, … layers, ``output_hidden_states`` asks for."""
+        number = (self.config.num_hidden_layers or 0) + 1
+        if not asked or asked is True:
+            return set(range(number)) if asked else set()
+        indices = [asked] if isinstance(asked, int) else asked
+        return {index % number for index in indices if -number <= index < number}
+
     @capture_outputs
+    @merge_with_config_defaults  # inside of the other, which hides the order of the arguments
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -266,15 +288,14 @@ class StepsTransformerModel(StepsTransformerPreTrainedModel):
         past_key_values: Cache | None = None,
         inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
-        output_hidden_states: bool | None = None,
+        output_hidden_states: bool | int | list[int] | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPast:
         """input_ids: (B, N), or inputs_embeds: (B, N, C); masks, positions and cache as in LlamaModel."""
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("You must specify exactly one of input_ids or inputs_embeds")
         x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds  # (B, N, C)
-        use_cache = self.config.use_cache if use_cache is None else use_cache
-        if use_cache and past_key_values is None and not (self.gradient_checkpointing and self.training):
+        if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
         mask = create_causal_mask(
             config=self.config,
@@ -286,8 +307,9 @@ class StepsTransformerModel(StepsTransformerPreTrainedModel):
         if position_ids is None:
             seen = past_key_values.get_seq_length() if past_key_values is not None else 0
             position_ids = (torch.arange(x.shape[1], device=x.device) + seen).unsqueeze(0)
-        keep_states = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
-        hidden_states = [x] if keep_states else None
+        asked = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
+        kept = self._states_to_keep(asked)
+        hidden_states: list[Tensor | None] = [x if 0 in kept else None]
         y = x
         waiting: list[Tensor] = []
         left = self.config.num_hidden_layers or 0
@@ -308,19 +330,21 @@ class StepsTransformerModel(StepsTransformerPreTrainedModel):
                     use_cache=use_cache,
                     **kwargs,
                 )
-                if hidden_states is not None:
+                whole = None
+                if len(hidden_states) in kept:
                     read = wiring.end(state) if wiring else state
                     whole, _ = change_width(read, waiting, len(self.slice_widths), self.slice_widths, -1)
-                    hidden_states.append(whole)
+                hidden_states.append(whole)
             y = wiring.end(state) if wiring else state
         y, _ = change_width(y, waiting, len(self.slice_widths), self.slice_widths, -1)  # (B, N, C)
         y = self.norm(y)
-        if hidden_states is not None:
+        tie_last = getattr(self.config, "tie_last_hidden_states", None)  # None, as without: True
+        if hidden_states[-1] is not None and tie_last is not False:
             hidden_states[-1] = y  # after the norm, as in transformers' models
         return BaseModelOutputWithPast(
             last_hidden_state=y,
-            past_key_values=past_key_values if use_cache else None,
-            hidden_states=tuple(hidden_states) if hidden_states is not None else None,
+            past_key_values=past_key_values,
+            hidden_states=tuple(hidden_states) if asked else None,
         )
 
 

@@ -139,6 +139,8 @@ class _Steps(PerLayer):
 
     def check_sizes(self) -> None:
         """Raises ValueError where what was changed, by keywords of AutoConfig say, does not fit the other fields."""
+        if not self.widths:
+            raise ValueError(f"widths: got {self.widths}, expected those of a plan, as stepsnet.stepify makes one")
         widths = [sizes["hidden_size"] for sizes in self.step_sizes or []]
         if list(self.widths or []) != widths:
             raise ValueError(f"widths: got {self.widths}, expected {widths}, by step_sizes: stepify makes others")
