@@ -12,6 +12,7 @@ from stepsnet.cli import main
 from stepsnet.errors import UserError
 from stepsnet.files import cached_json
 from stepsnet.tasks.detection import validate
+from stepsnet.tasks.detection.scores import class_names
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -208,6 +209,24 @@ BAD = {
     "no folder": (lambda c: (c / "images").rename(c / "elsewhere"), "has no folder of images of train"),
     "no file": (lambda c: (c / "instances_val.json").unlink(), "has no file of instances of val"),
 }
+
+
+def test_polygons_that_cover_no_pixel_are_told(coco):
+    """COCO has some, which its own evaluation scores, so they are not left out."""
+    thin = [[8, 8, 20, 8, 14, 8]]
+    change(coco, annotations=lambda records: [a.update(segmentation=thin) for a in records[:2]])
+    (line,) = load(coco).train.split.told
+    assert "2 of 13 annotations of instances_train.json have polygons that cover no pixel, such as annotation " in line
+    beside_another = [*thin, [1, 1, 9, 1, 9, 9, 1, 9]]
+    change(coco, annotations=lambda records: [a.update(segmentation=beside_another) for a in records])
+    assert not load(coco).train.split.told
+
+
+def test_classes_have_names_of_their_own():
+    names = ["cat", "cat", "cat (1)", "dog"]
+    found = class_names([{"id": number, "name": name} for number, name in enumerate(names, 1)])
+    assert found == {1: "cat (1)", 2: "cat (2)", 3: "cat (1) (3)", 4: "dog (4)"}
+    assert class_names([{"id": 1, "name": "cat"}, {"id": 2, "name": "dog"}]) == {1: "cat", 2: "dog"}
 
 
 @pytest.mark.parametrize("case", BAD)

@@ -75,6 +75,10 @@ def test_swin_options_reach_the_blocks():
         assert block.mlp.fc1.out_features == 3 * block.dim
         assert block.attn.qkv.out_features == 3 * 8 * block.attn.num_heads
         assert (block.attn.proj_drop.p, block.attn.attn_drop.p, block.mlp.drop1.p) == (0.1, 0.2, 0.1)
+    of_stages = tiny("swin", head_dim=(8, 8, 16, 8), global_pool="max")
+    attentions = [[block.attn for block in blocks_of(stage)] for stage in of_stages.layers]
+    sizes = [{attn.qkv.out_features // attn.num_heads // 3 for attn in stage} for stage in attentions]
+    assert sizes == [{8}, {8}, {16}, {8}] and of_stages.global_pool == of_stages.head.global_pool.pool_type == "max"
     unconditioned = tiny("swin", weight_init="skip", img_size=112, strict_img_size=False)
     assert unconditioned.eval()(images(96)).shape == (2, 1000)
 

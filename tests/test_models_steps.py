@@ -1,6 +1,8 @@
 """Every family: its blocks in steps of any profile of widths, and errors in its arguments."""
 
+import numpy
 import pytest
+import timm
 import torch
 from model_families import (
     ALL,
@@ -13,6 +15,9 @@ from model_families import (
     tiny,
 )
 from step_networks import write_out
+from timm.models.resnet import BasicBlock
+
+from stepsnet import StepsNet
 
 torch.set_num_threads(1)  # xdist already uses the cores
 
@@ -107,6 +112,41 @@ def test_deit_takes_a_mask():
     torch.testing.assert_close(no_mask, model.forward_features(x))
 
 
+def jax_vit(blocks, width, draw):
+    """The weights of a ViT as JAX has them; ``draw`` makes an array of a shape."""
+    of_norm = {"scale": (width,), "bias": (width,)}
+    parts = {
+        "embedding": {"kernel": (16, 16, 3, width), "bias": (width,)},
+        "Transformer/encoder_norm": of_norm,
+        "head": {"kernel": (width, 3), "bias": (3,)},
+    }
+    for index in range(blocks):
+        block, attention = f"Transformer/encoderblock_{index}", "MultiHeadDotProductAttention_1"
+        parts |= {f"{block}/LayerNorm_0": of_norm, f"{block}/LayerNorm_2": of_norm}
+        projection = {"kernel": (width, 1, width), "bias": (1, width)}
+        parts |= {f"{block}/{attention}/{name}": projection for name in ("query", "key", "value")}
+        parts[f"{block}/{attention}/out"] = {"kernel": (1, width, width), "bias": (width,)}
+        parts[f"{block}/MlpBlock_3/Dense_0"] = {"kernel": (width, 4 * width), "bias": (4 * width,)}
+        parts[f"{block}/MlpBlock_3/Dense_1"] = {"kernel": (4 * width, width), "bias": (width,)}
+    shapes = {"cls": (1, 1, width), "Transformer/posembed_input/pos_embedding": (1, 5, width)}
+    shapes |= {f"{part}/{name}": shape for part, names in parts.items() for name, shape in names.items()}
+    return {name: draw(shape) for name, shape in shapes.items()}
+
+
+def test_weights_of_jax_are_read_as_timm_reads_them(tmp_path):
+    numpy.savez(tmp_path / "vit.npz", **jax_vit(2, 64, numpy.random.default_rng(0).standard_normal))
+    small = dict(img_size=32, num_classes=3, checkpoint_path=str(tmp_path / "vit.npz"))
+    theirs = timm.create_model("vit_tiny_patch16_224", embed_dim=64, depth=2, num_heads=1, **small).eval()
+    one = dict(widths=(64,), depths=(2,), num_heads=(1,))
+    ours = timm.create_model("steps_deit_tiny_patch16_224", **one, **small).eval()
+    assert type(ours.blocks) is StepsNet and torch.equal(ours(images(32)), theirs(images(32)))
+    several = timm.create_model("test_steps_deit", img_size=32, num_classes=3)
+    before = several.patch_embed.proj.weight.clone()
+    with pytest.raises(ValueError, match=r"vit\.npz: got weights of one width, expected a model of one step"):
+        timm.models.load_checkpoint(several, str(tmp_path / "vit.npz"))
+    assert torch.equal(several.patch_embed.proj.weight, before)
+
+
 # ---- errors
 
 DEIT_ERRORS = [
@@ -138,6 +178,8 @@ HEADS_ERRORS = [
     (dict(num_heads=((1,), (2,), (2, 5, 4), (4, 4))), "num_heads of stage 3: got 5, expected a divisor of the width"),
     (dict(num_heads=((1,), (2,), (2, 2), (4, 4))), r"num_heads of stage 3: got \(2, 2\), expected one per width of"),
     (dict(num_heads=((1,), (2,))), "num_heads: got .*, expected 4 sequences, one per stage"),
+    (dict(num_heads=((1,), 2, (2, 2, 4), (4, 4))), "num_heads: got .*, expected 4 sequences, one per stage"),
+    (dict(head_dim=(8, 8)), r"head_dim: got \(8, 8\), expected a number or 4, one per stage"),
 ]
 
 
@@ -149,6 +191,7 @@ HEADS_ERRORS = [
         *(("swinpp", *case) for case in STAGED_ERRORS[:1] + HEADS_ERRORS[:1]),
         *(("resnet", *case) for case in STAGED_ERRORS[:4]),
         ("resnet", dict(depths=((1,), (1,), (2, 1), (2, 1, 0))), r"depths of stage 3: got \(2, 1\)"),
+        ("resnet", dict(block=(BasicBlock,) * 4), "block: got .*, expected timm's BasicBlock or Bottleneck"),
     ],
     ids=str,
 )

@@ -14,11 +14,16 @@ from ..steps import StepsNet
 
 def check_stages(widths: Sequence[Sequence[int]], depths: Sequence[Sequence[int]]) -> None:
     """Raise a ValueError unless widths and depths have four stages, each with positive widths and a depth for each."""
-    for name, nested in (("widths", widths), ("depths", depths)):
-        if len(nested) != 4 or any(isinstance(stage, int) for stage in nested):
-            raise ValueError(f"{name}: got {nested}, expected 4 sequences, one per stage")
+    check_nested("widths", widths, 4)
+    check_nested("depths", depths, 4)
     for stage, (stage_widths, stage_depths) in enumerate(zip(widths, depths), 1):
         check_steps(stage_widths, stage_depths, f" of stage {stage}")
+
+
+def check_nested(name: str, nested: Sequence[Sequence[int]], stages: int) -> None:
+    """Raise a ValueError unless there is a sequence for each stage."""
+    if not isinstance(nested, Sequence) or len(nested) != stages or not all(isinstance(s, Sequence) for s in nested):
+        raise ValueError(f"{name}: got {nested}, expected {stages} sequences, one per stage")
 
 
 def resolve_heads(

@@ -19,10 +19,11 @@ from timm.models import (
     register_model,
 )
 from timm.models.vision_transformer import Block, VisionTransformer, checkpoint_filter_fn
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..plan import check_steps
 from ..residual.connected import has_design
+from ..stream import module_of
 from .assembly import assemble, model_cfg, per_block, resolve_heads, set_grad_checkpointing, with_defaults
 
 __all__ = ["StepsDeiT"]
@@ -110,6 +111,18 @@ class StepsDeiT(VisionTransformer):
             return super().forward_features(x, attn_mask, is_causal)
         x = self.norm_pre(self.patch_drop(self._pos_embed(self.patch_embed(x))))  # (B, N, C)
         return self.norm(self.blocks(x))
+
+    @torch.jit.ignore
+    def load_pretrained(self, checkpoint_path: str, prefix: str = "") -> None:
+        """Weights of a JAX ViT, an .npz file, as timm reads them: of one width, for a model of one step."""
+        if len(self.blocks.widths) > 1:
+            raise ValueError(f"{checkpoint_path}: got weights of one width, expected a model of one step to load them")
+        steps: Any = self.blocks
+        self.blocks = nn.Sequential(*map(module_of, steps))  # type: ignore[assignment]
+        try:
+            super().load_pretrained(checkpoint_path, prefix)
+        finally:
+            self.blocks = steps
 
     @torch.jit.ignore
     def set_grad_checkpointing(self, enable: bool = True) -> None:

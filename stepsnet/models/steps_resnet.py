@@ -74,6 +74,8 @@ class StepsResNet(ResNet):
         **kwargs,
     ):
         check_stages(widths, depths)
+        if not hasattr(block, "expansion"):
+            raise ValueError(f"block: got {block!r}, expected timm's BasicBlock or Bottleneck, one for all stages")
         planes_per_block: list[int] = []  # of the whole model, in the order of execution
         for stage_widths, stage_depths in zip(widths, depths):
             planes_per_block += [max(stage_widths), *per_block(stage_widths, stage_depths)]

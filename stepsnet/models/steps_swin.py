@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from .assembly import (
     assemble,
+    check_nested,
     check_stages,
     model_cfg,
     per_block,
@@ -132,6 +133,8 @@ class StepsSwin(SwinTransformer):
         depths: blocks of each step, nested in the same way.
         num_heads: attention heads of each step; by default those whose size is nearest to 32.
         block_fn: timm's ``SwinTransformerBlock``, or another block of its signature.
+        head_dim: size of an attention head, one for all or one for each stage; by default the width over ``num_heads``,
+            which divides it in any case.
         mlp_ratio: hidden size of the MLPs over their width, a number or one for each stage.
         **kwargs: the rest of what :class:`timm.models.SwinTransformer` takes.
 
@@ -149,7 +152,7 @@ class StepsSwin(SwinTransformer):
         block_fn: Callable[..., nn.Module] = SwinTransformerBlock,
         num_classes: int = 1000,
         global_pool: str = "avg",
-        head_dim: int | None = None,
+        head_dim: int | Sequence[int | None] | None = None,
         always_partition: bool = False,
         mlp_ratio: float | Sequence[float] = 4.0,
         qkv_bias: bool = True,
@@ -164,8 +167,8 @@ class StepsSwin(SwinTransformer):
         **kwargs,
     ):
         check_stages(widths, depths)
-        if num_heads is not None and len(num_heads) != len(widths):
-            raise ValueError(f"num_heads: got {num_heads}, expected {len(widths)} sequences, one per stage")
+        if num_heads is not None:
+            check_nested("num_heads", num_heads, len(widths))
         heads = [
             resolve_heads(stage_widths, None if num_heads is None else num_heads[stage], 32, f" of stage {stage + 1}")
             for stage, stage_widths in enumerate(widths)
@@ -176,15 +179,17 @@ class StepsSwin(SwinTransformer):
             depths=(0,) * len(widths),
             num_heads=tuple(stage[-1] for stage in heads),
             num_classes=num_classes,
+            global_pool=global_pool,
             norm_layer=norm_layer,
             weight_init="skip",
             device=device,
             dtype=dtype,
             **kwargs,
         )
-        mlp_ratios = to_ntuple(len(widths))(mlp_ratio)
-        if len(mlp_ratios) != len(widths):
-            raise ValueError(f"mlp_ratio: got {mlp_ratio}, expected a number or {len(widths)}, one per stage")
+        mlp_ratios, head_dims = (to_ntuple(len(widths))(given) for given in (mlp_ratio, head_dim))
+        for name, given in (("mlp_ratio", mlp_ratios), ("head_dim", head_dims)):
+            if len(given) != len(widths):
+                raise ValueError(f"{name}: got {given}, expected a number or {len(widths)}, one per stage")
         drop_paths = calculate_drop_path_rates(drop_path_rate, [sum(stage) for stage in depths], stagewise=True)
         stage_width = self.embed_dim
         stages = []
@@ -201,7 +206,7 @@ class StepsSwin(SwinTransformer):
                     drop_path=drop_paths[index],
                     block_fn=block_fn,
                     norm_layer=norm_layer,
-                    head_dim=head_dim,
+                    head_dim=head_dims[index],
                     always_partition=always_partition,
                     dynamic_mask=self.dynamic_img_size,
                     mlp_ratio=mlp_ratios[index],

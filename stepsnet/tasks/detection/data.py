@@ -26,6 +26,7 @@ from ...config import DetectionAugment
 from ...engine.randomness import data_order, seed_sample
 from ...errors import UserError, nearest
 from ...reading import require_data_folder
+from ...terminal import counted
 from ..images import UnreadableImage, open_image
 from ..splits import check_holdout, hold_out, sources_of, split_of
 from .transforms import Target, augmented, clamped
@@ -305,7 +306,7 @@ def _open_split(root: Path, name: str, max_invalid: int, masks: bool) -> CocoSpl
             annotation = _cut(annotation, *sizes[annotation["image_id"]])
         annotations[annotation["image_id"]].append(without_slivers(annotation) if masks else annotation)
     categories = sorted(content["categories"], key=lambda category: category["id"])
-    told = tuple(
+    left_out = tuple(
         LeftOut(file.name, "annotations", len(reasons), total, next(iter(reasons.values())), done)
         for done, reasons in (("left out", unusable), ("cut to the image", cut))
         if reasons
@@ -317,10 +318,17 @@ def _open_split(root: Path, name: str, max_invalid: int, masks: bool) -> CocoSpl
         tuple(content["images"]),
         dict(annotations),
         masks,
-        told,
+        left_out,
         frozenset(checked.stored),
-        tuple(checked.told),
+        (*checked.told, *(_on_empty_masks(file, checked.empty_masks, total) if masks else ())),
     )
+
+
+def _on_empty_masks(file: Path, empty: Sequence[str], total: int) -> list[str]:
+    if not empty:
+        return []
+    objects = f"{len(empty):,} of {counted(total, 'annotation')} of {file.name} have polygons that cover no pixel"
+    return [f"{objects}, such as {empty[0]}: their masks are empty, and no prediction can match them"]
 
 
 def _check_annotations(file: Path, checked: Checked, total: int, max_invalid: int, masks: bool) -> None:

@@ -87,11 +87,11 @@ def objects_by_class(split: CocoSplit) -> dict[str, int]:
 
 def class_names(categories: Sequence[Mapping[str, Any]]) -> dict[int, str]:
     """The name of each category id, with the id where a name is not its own."""
-    times = Counter(category["name"] for category in categories)
-    return {
-        category["id"]: category["name"] if times[category["name"]] == 1 else f"{category['name']} ({category['id']})"
-        for category in categories
-    }
+    names = {category["id"]: category["name"] for category in categories}
+    with_ids = {number: f"{name} ({number})" for number, name in names.items()}
+    times = Counter(names.values())
+    own = {number: name if times[name] == 1 else with_ids[number] for number, name in names.items()}
+    return own if len(set(own.values())) == len(own) else with_ids
 
 
 def _mean_of_known(precision: np.ndarray) -> float | None:

@@ -26,7 +26,7 @@ from ..turned import Fit, are_stored, fit_of, on_turned
 
 __all__ = ["MIN_SIDE", "Checked", "check_split", "encode_segmentation", "read_annotations", "without_slivers"]
 
-_CHECK_VERSION = 11  # a new number discards the results that are kept
+_CHECK_VERSION = 12  # a new number discards the results that are kept
 _SLACK = 1.0  # pixels that a box may reach beyond its image, by rounding
 MIN_SIDE = 0.01  # pixels of a box: float32 may find no area below it, at the far side of a large image
 
@@ -45,6 +45,7 @@ class Checked:
     reaching_out: dict[int, str]  # a part of the box is outside of the image
     wrong_masks: dict[int, str]  # there is no mask that can be learnt, beside a box that can
     without_mask: int  # how many of these have a box alone
+    empty_masks: list[str]  # annotations whose polygons are drawn well, and cover the middle of no pixel
     stored: list[int]  # images by their ids, of which the annotations are not of the upright image
     told: list[str]  # what the user should know of them
 
@@ -145,10 +146,11 @@ def _check_images(file: Path, folder: Path, images: Sequence[Record]) -> None:
         where = f"{file}: image {image['id']} ({image.get('file_name')})"
         _check_record(_Image, image, where)
         name = image["file_name"]
+        as_path = str(PurePosixPath(name))  # ./1.png is 1.png
         absolute = PurePosixPath(name).is_absolute() or PureWindowsPath(name).is_absolute()
         if absolute or "\0" in name or ".." in (*PurePosixPath(name).parts, *PureWindowsPath(name).parts):
             raise UserError(f"data: {where}: got file_name {name!r}, expected a file inside of {folder}")
-        if (other := numbers.setdefault(name, image["id"])) != image["id"]:
+        if (other := numbers.setdefault(as_path, image["id"])) != image["id"]:
             raise UserError(f"data: {where}: got the file of image {other}, expected one of its own")
 
 
@@ -170,7 +172,7 @@ def _check_records(file: Path, folder: Path, content: Record) -> Checked:
             got = f"got image_id {annotation.get('image_id')!r}, expected the id of an image"
             raise UserError(f"data: {file}: annotation {annotation['id']}: {got}")
         by_image[image["id"]].append(annotation)
-    found = Checked({}, {}, {}, 0, [], [])
+    found = Checked({}, {}, {}, 0, [], [], [])
     without_mask = 0
     fits: list[Fit] = []
     checked = each_in_threads(partial(_check_file, file, folder), content["images"], f"checking {file.name}")
@@ -192,6 +194,9 @@ def _check_records(file: Path, folder: Path, content: Record) -> Checked:
             if reason := _wrong_segmentation(annotation.get("segmentation"), *size):
                 without_mask += annotation.get("segmentation") in _NO_SEGMENTATION
                 found.wrong_masks[annotation["id"]] = f"{where}: {reason}"
+            elif isinstance(annotation["segmentation"], list):
+                encoded = encode_segmentation(without_slivers(annotation)["segmentation"], *size)
+                found.empty_masks.extend([where] * (not coco_mask.area(encoded)))
     if without_mask == len(content["annotations"]) - len(found.invalid):  # boxes alone: a reason for each says no more
         found.wrong_masks.clear()
     stored = [image["id"] for image, is_stored in zip(content["images"], are_stored(fits)) if is_stored]
@@ -282,7 +287,7 @@ def _wrong_segmentation(segmentation: Any, height: int, width: int) -> str:
         return f"got RLE of size {segmentation.get('size')}, expected the image's, [{height}, {width}]"
     counts = segmentation["counts"]
     wrong = f"got RLE counts {str(counts)[:60]}, expected a sum of {height * width}, the pixels of the image"
-    if not isinstance(counts, list | str) or counts == "":
+    if not isinstance(counts, list | str):
         return f"got RLE counts of type {type(counts).__name__}, expected a list or a string"
     runs = counts if isinstance(counts, list) else _runs_of(counts)
     if not all(_is_integer(run) and run >= 0 for run in runs) or sum(runs) != height * width:
