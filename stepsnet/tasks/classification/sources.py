@@ -122,19 +122,19 @@ def _folder(path: str, mode: str) -> Splits:
     require_data_folder(root, "--data folder:PATH")
     first, val_root = _split_folder(root, "train", *_EVALUATED), _split_folder(root, *_EVALUATED)
     of_first, test_root = _images_by_class(first), root / "test"
-    (by_class, left_out), classes = of_first, tuple(of_first[0])
+    by_class, left_out = of_first
 
     def evaluated(split: Path) -> _Files:
         found, left_out = of_first if split == first else _images_by_class(split)
         if not any(found.values()):
             raise UserError(_no_images(split))
-        if new := [name for name, images in found.items() if images and name not in classes]:
+        if new := [name for name, images in found.items() if images and name not in by_class]:
             more = f" and {len(new) - 1} more" if len(new) > 1 else ""
             raise UserError(
                 f"data: {split / new[0]}{more}: got images of a class that has no folder in {first}, expected the "
                 "same folders in both"
             )
-        return _Files({name: found.get(name, []) for name in classes}, mode, left_out)
+        return _Files({name: found.get(name, []) for name in by_class}, mode, left_out)
 
     has_test = val_root != test_root and test_root.is_dir() and bool(_class_folders(test_root))
     test = partial(evaluated, test_root) if has_test else None
@@ -142,7 +142,7 @@ def _folder(path: str, mode: str) -> Splits:
         train = _Files(by_class, mode, left_out, missing="" if any(by_class.values()) else _no_images(first))
     else:
         train = _Files({}, mode, missing=_no_folder(root, "train"))
-    return Splits(classes, train, evaluated(val_root), test)
+    return Splits(tuple(by_class), train, evaluated(val_root), test)
 
 
 def _class_folders(split: Path) -> list[Path]:
