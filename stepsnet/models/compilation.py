@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FunctionType, MethodType
@@ -86,13 +87,16 @@ def _share_code(part: nn.Module, key: Any, own: dict[Any, FunctionType]) -> None
     if "forward" in part.__dict__ or not isinstance(forward, FunctionType):
         return
     if key not in own:
-        own[key] = _with_own_code(forward, f"{id(part)}")
+        own[key] = _with_own_code(forward)
     part.forward = MethodType(own[key], part)  # copies and pickles get their own
 
 
-def _with_own_code(function: FunctionType, owner: str) -> FunctionType:
+_numbers = itertools.count()
+
+
+def _with_own_code(function: FunctionType) -> FunctionType:
     """The function with another code object: dynamo counts graphs by the code object, and gives up at the eighth."""
-    code = function.__code__.replace(co_name=f"{function.__name__}_{owner}")
+    code = function.__code__.replace(co_name=f"{function.__name__}_{next(_numbers)}")  # else it would be an equal one
     own = FunctionType(code, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
     own.__kwdefaults__ = function.__kwdefaults__
     return own
@@ -193,8 +197,7 @@ class CompiledSums:
         if key not in self.found:
             if not isinstance(function, FunctionType):
                 raise UserError(f"compile: got {function!r} as add of a SourceSum, expected a static method")
-            own = _with_own_code(function, f"{id(self)}_{len(self.found)}")
-            self.found[key] = torch.compile(own, **self.kwargs)
+            self.found[key] = torch.compile(_with_own_code(function), **self.kwargs)
         return self.found[key]
 
     def __reduce__(self) -> Any:
@@ -280,7 +283,7 @@ class FrozenForward(ReplacedForward):
         def whole(*args: Any, **kwargs: Any) -> Any:
             return eager(*args, **kwargs)
 
-        self.compiled = torch.compile(_with_own_code(cast(FunctionType, whole), f"{id(self)}"), dynamic=False)
+        self.compiled = torch.compile(_with_own_code(cast(FunctionType, whole)), dynamic=False)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self.paused or torch.is_grad_enabled() or self.model.training:

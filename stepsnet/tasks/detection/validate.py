@@ -141,16 +141,16 @@ def without_slivers(annotation: Record) -> Record:
 def _check_images(file: Path, folder: Path, images: Sequence[Record]) -> None:
     """Names, ids and sizes, without opening a file."""
     _check_ids(file, "image", images)
-    numbers: dict[str, int] = {}
+    numbers: dict[PurePosixPath, int] = {}
     for image in images:
         where = f"{file}: image {image['id']} ({image.get('file_name')})"
         _check_record(_Image, image, where)
         name = image["file_name"]
-        as_path = str(PurePosixPath(name))  # ./1.png is 1.png
-        absolute = PurePosixPath(name).is_absolute() or PureWindowsPath(name).is_absolute()
-        if absolute or "\0" in name or ".." in (*PurePosixPath(name).parts, *PureWindowsPath(name).parts):
+        path, in_windows = PurePosixPath(name), PureWindowsPath(name)
+        absolute = path.is_absolute() or in_windows.is_absolute()
+        if absolute or "\0" in name or ".." in (*path.parts, *in_windows.parts):
             raise UserError(f"data: {where}: got file_name {name!r}, expected a file inside of {folder}")
-        if (other := numbers.setdefault(as_path, image["id"])) != image["id"]:
+        if (other := numbers.setdefault(path, image["id"])) != image["id"]:  # ./1.png is 1.png
             raise UserError(f"data: {where}: got the file of image {other}, expected one of its own")
 
 
@@ -195,8 +195,8 @@ def _check_records(file: Path, folder: Path, content: Record) -> Checked:
                 without_mask += annotation.get("segmentation") in _NO_SEGMENTATION
                 found.wrong_masks[annotation["id"]] = f"{where}: {reason}"
             elif isinstance(annotation["segmentation"], list):
-                encoded = encode_segmentation(without_slivers(annotation)["segmentation"], *size)
-                found.empty_masks.extend([where] * (not coco_mask.area(encoded)))
+                if not coco_mask.area(encode_segmentation(without_slivers(annotation)["segmentation"], *size)):
+                    found.empty_masks.append(where)
     if without_mask == len(content["annotations"]) - len(found.invalid):  # boxes alone: a reason for each says no more
         found.wrong_masks.clear()
     stored = [image["id"] for image, is_stored in zip(content["images"], are_stored(fits)) if is_stored]
