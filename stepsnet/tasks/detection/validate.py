@@ -194,9 +194,8 @@ def _check_records(file: Path, folder: Path, content: Record) -> Checked:
             if reason := _wrong_segmentation(annotation.get("segmentation"), *size):
                 without_mask += annotation.get("segmentation") in _NO_SEGMENTATION
                 found.wrong_masks[annotation["id"]] = f"{where}: {reason}"
-            elif isinstance(annotation["segmentation"], list):
-                if not coco_mask.area(encode_segmentation(without_slivers(annotation)["segmentation"], *size)):
-                    found.empty_masks.append(where)
+            elif _covers_no_pixel(annotation, *size):
+                found.empty_masks.append(where)
     if without_mask == len(content["annotations"]) - len(found.invalid):  # boxes alone: a reason for each says no more
         found.wrong_masks.clear()
     stored = [image["id"] for image, is_stored in zip(content["images"], are_stored(fits)) if is_stored]
@@ -315,6 +314,12 @@ def _runs_of(counts: str) -> list[int]:
         runs.append(value + (runs[-2] if len(runs) > 2 else 0))
         value = bits = 0
     return [-1] if bits else runs
+
+
+def _covers_no_pixel(annotation: Record, height: int, width: int) -> bool:
+    """Whether polygons without a mistake cover the middle of no pixel; of RLE that is a mistake."""
+    parts = without_slivers(annotation)["segmentation"]
+    return isinstance(parts, list) and not coco_mask.area(encode_segmentation(parts, height, width))
 
 
 def _meets(coordinates: Sequence[float], side: int) -> bool:
