@@ -10,21 +10,17 @@ import torch
 from torch import nn
 
 from ..checkpoint import load_into
-from ..config import ClassificationRecipe, ModelSpec, Recipe
+from ..config import Recipe
 from ..device import autocast, pick_device, pick_device_of_run
 from ..engine.task import BatchShard, Task
 from ..errors import UserError
-from ..from_data import check_class_count, with_classes
-from ..models.build import build_model, check_model_name
 from ..models.optimize import optimize
 from ..models.trained import trained_model
 from ..models.transfer import read_pretrained
 from ..overrides import override
 from ..run_folder import read_run_recipe
 from ..tasks import build_task
-from ..tasks.classification.data import open_images
-from ..tasks.classification.resolve import with_crop_mode
-from ..tasks.classification.task import task_of
+from ..tasks.classification.any_model import build_by_name
 from ..tasks.splits import divided_for
 from ..terminal import say
 
@@ -86,14 +82,7 @@ def evaluate_checkpoint(path: Path, model_name: str, data: str, args: dict[str, 
     Raises:
         UserError: the file cannot be read or is of another model, or the classes differ.
     """
-    recipe = ClassificationRecipe(name="eval", model=ModelSpec(model_name, args or {}), data=data, batch_size=1)
-    check_model_name(recipe.model)  # opening the data may take long
-    opened = open_images(data)
-    recipe, _ = with_classes(recipe, len(opened.splits.classes))
-    recipe, _ = with_crop_mode(recipe, opened)
-    model = build_model(recipe.model, pretrained=False)
-    task = task_of(recipe, model, data, opened, for_training=False)
-    check_class_count(recipe, getattr(model, "num_classes", None), len(opened.splits.classes))
+    model, task = build_by_name(model_name, args or {}, data)
     device = pick_device("auto")
     load_into(model, read_pretrained(path, "checkpoint"))
     return _scores(task, model.to(device).eval(), device)
