@@ -7,8 +7,8 @@ from pathlib import Path
 
 from stepsnet.markdown import markdown_table
 from stepsnet.metrics import find_metric
-from stepsnet.study.conductor import check_results
 from stepsnet.study.declare import Study, find_study
+from stepsnet.study.results import check_results
 from stepsnet.summary_stats import format_mean_std
 
 RESULTS = Path(__file__).parent.parent / "results"

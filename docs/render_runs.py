@@ -300,19 +300,26 @@ def verdicts_table(*names: str) -> str:
                 f"- `{name}`: {there} of {all_of} runs have ended; {len(study.criteria) - len(judged)} of "
                 f"{len(study.criteria)} criteria have no verdict yet."
             )
-    (level,) = levels  # of one table
-    headers = ["asked", "difference", f"{percent(level)} interval", "p", "margin", "verdict"]
+    of_all = f"{percent(min(levels))} " if len(levels) == 1 else ""
+    headers = ["asked", "difference", f"{of_all}interval", "p", "margin", "verdict"]
     return "\n".join([markdown_table(headers, rows, "lrrrrl"), *([""] if notes else []), *notes])
 
 
 def differences_table(name: str, *pairs: str) -> str:
-    """Paired differences of a study's cells, ``LEFT-RIGHT``, that no criterion asks for: looked at afterwards."""
+    """Paired differences of a study's cells, ``LEFT-RIGHT``, that no criterion asks for: looked at afterwards.
+
+    Among the pairs may be ``level=0.99``, of the intervals; by default 0.95.
+    """
     study, results = read_study(name)
     metric = find_metric(study.metric)
+    level = next((float(text.removeprefix("level=")) for text in pairs if text.startswith("level=")), 0.95)
     rows, doubts = [], dict[str, None]()
-    for left, right in (pair.split("-") for pair in pairs):
-        judged = judge(study, Criterion(name=f"{left} {right}", left=left, right=right), results)
+    for left, right in (pair.split("-") for pair in pairs if not pair.startswith("level=")):
+        asked = Criterion(name=f"{left} {right}", left=left, right=right, level=level)
+        judged = judge(study, asked, results)
         cells = [study.cell(text, "differences") for text in (left, right)]
+        if judged.mean is not None and judged.p is None:
+            doubts[f"- the seeds of {left} and {right} do not differ"] = None
         if reason := unsound(study, cells, [finals_of(study, cell, results) for cell in cells], results):
             doubts[f"- {reason}"] = None
         if judged.mean is None:
@@ -321,7 +328,7 @@ def differences_table(name: str, *pairs: str) -> str:
         between = f"{judged.low:{spec}} to {judged.high:{spec}}"
         rows.append([left, right, f"{judged.mean:{spec}}", between, as_p_value(judged.p)])
     headers = ["cell", "against", f"difference{metric.difference_unit and f' ({metric.difference_unit.strip()})'}"]
-    table = markdown_table([*headers, "95% interval", "p"], rows, "llrrr")
+    table = markdown_table([*headers, f"{percent(level)} interval", "p"], rows, "llrrr")
     return "\n".join([table, "", "Of these cells,", *doubts] if doubts else [table])
 
 

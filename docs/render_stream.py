@@ -20,7 +20,7 @@ def stream_table(name: str, *cells: str) -> str:
     study, results = read_study(name)
     rows = []
     for cell in cells:
-        finals = finals_of(study, study.cell(cell, "stream"), results)
+        finals = _measured(study, cell, results)
         gamma, gradient = _recorded(finals, "gamma"), _recorded(finals, "gradient")
         at_end = [of_seed[0] / of_seed[-1] for of_seed in gradient[max(gradient)]]
         after_last = [format_mean_std([of_seed[-1] for of_seed in of_seeds], ".2f") for of_seeds in gamma.values()]
@@ -39,7 +39,7 @@ def stream_figure(name: str, *cells: str) -> None:
         figure, axes = make_panels(False, len(cells), 2, 2.4, sharex=True, sharey=True)
         highest, handles = 1.0, {}
         for ax, cell in zip(axes, cells):
-            finals = finals_of(study, study.cell(cell, "stream"), results)
+            finals = _measured(study, cell, results)
             whole, read = _recorded(finals, "gamma"), _recorded(finals, "gamma_read")
             for place, (update, of_seeds) in enumerate(whole.items()):
                 color = colormaps["viridis_r"](0.12 + 0.88 * place / max(1, len(whole) - 1))
@@ -54,6 +54,15 @@ def stream_figure(name: str, *cells: str) -> None:
         axes[0].set(xlim=(0, 1), ylim=(0, 1.05 * highest))
         figure.legend(handles.values(), handles.keys(), loc="outside upper left", ncols=len(handles))
         figure.savefig(FIGURES / f"{study.folder}-shortcut.png", dpi=150)
+
+
+def _measured(study: Study, cell: str, results) -> dict:
+    """The final runs of a cell, without those that diverged, which record no stream."""
+    finals = finals_of(study, study.cell(cell, "stream"), results)
+    measured = {seed: record for seed, record in finals.items() if record.get("stream")}
+    if not measured:
+        raise ValueError(f"{cell} of {study.name} has no final run with a stream, expected one")
+    return measured
 
 
 def _recorded(finals, quantity: str) -> Curves:

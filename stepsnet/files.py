@@ -66,6 +66,29 @@ def replacing(path: Path) -> Iterator[Path]:
         raise UserError(f"cannot write {path}: {error.strerror or error}") from error
 
 
+def write_new(path: Path, content: str | bytes) -> bool:
+    """Write a file, whole, where there is none; False where there is one, which stays.
+
+    Of several processes that write one file at once, on machines that share the folder too, one has True.
+
+    Raises:
+        UserError: the disk is full, or the file cannot be written.
+    """
+    whole = path.with_name(f".{path.name[:32]}.{secrets.token_hex(8)}.tmp")
+    write_atomically(whole, content)
+    try:
+        os.link(whole, path)
+    except FileExistsError:
+        return False
+    except OSError:  # a file system without hard links, where two could come at the same moment
+        if os.path.lexists(path):
+            return False
+        write_atomically(path, content)
+    finally:
+        whole.unlink(missing_ok=True)
+    return True
+
+
 def require_new(paths: Iterable[Path], force: bool) -> None:
     """Raises UserError for the first of these files that is there, unless it may be replaced."""
     there = next((path for path in paths if os.path.lexists(path)), None)

@@ -6,9 +6,11 @@ that was changed since, is somebody's own.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from .errors import UserError
@@ -43,6 +45,29 @@ def write_own_files(
         NotOurFile: a file of one of these names is somebody else's; nothing is written then.
         UserError: a file cannot be written.
     """
+    with _alone_in(folder):
+        _write_own_files(folder, contents, outdated, force, how_to_replace)
+
+
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Wait for another process that writes own files there, where the file system can lock a folder."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError as error:
+        raise UserError(f"cannot write {folder}: {error.strerror or error}") from error
+    try:
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _write_own_files(
+    folder: Path, contents: Mapping[str, bytes], outdated: Iterable[str], force: bool, how_to_replace: str
+) -> None:
     ours = _read(folder)
     there = {name: _sum_of(folder / name) for name in (*contents, *outdated)}
     new = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}

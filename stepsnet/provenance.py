@@ -25,7 +25,7 @@ from .user_modules import module_versions
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["command_line", "provenance", "recorded_command", "trained_before", "write_process"]
+__all__ = ["command_line", "provenance", "provenance_of", "recorded_command", "trained_before", "write_process"]
 
 _PROCESSES = "processes.jsonl"  # of a run's folder: a line for each process that has trained it
 _OF_A_RESULT = ("commit", "hardware", "versions")
@@ -100,17 +100,32 @@ def trained_before(folder: Path, made_with: dict[str, Any]) -> list[dict[str, An
 
     Each has ``until_update``. Updates that were trained again, since they were in no checkpoint, are the later one's.
     """
-    lines = []
-    for text in metrics_text(folder / _PROCESSES):
-        with suppress(ValueError, KeyError, TypeError):
-            line = json.loads(text)
-            lines.append((int(line["from_update"]), {key: line[key] for key in _OF_A_RESULT}))
-    found = []
+    lines, found = _read_processes(folder), []
     for number, (begun, part) in enumerate(lines[:-1]):
         until = min(later for later, _ in lines[number + 1 :])
         if until > begun and part != {key: made_with[key] for key in _OF_A_RESULT}:
             found.append({"until_update": until, **part})
     return found
+
+
+def provenance_of(folder: Path) -> dict[str, Any]:
+    """Commit, hardware and versions of the last process that has trained a run, and ``trained_before`` where others
+    have; nothing where the folder does not say."""
+    lines = _read_processes(folder)
+    if not lines:
+        return {}
+    before = trained_before(folder, lines[-1][1])
+    return lines[-1][1] | ({"trained_before": before} if before else {})
+
+
+def _read_processes(folder: Path) -> list[tuple[int, dict[str, Any]]]:
+    """For each process that has trained a run: the update that it began with, and what it was."""
+    lines = []
+    for text in metrics_text(folder / _PROCESSES):
+        with suppress(ValueError, KeyError, TypeError):
+            line = json.loads(text)
+            lines.append((int(line["from_update"]), {key: line[key] for key in _OF_A_RESULT}))
+    return lines
 
 
 def _cpu() -> str:

@@ -12,8 +12,8 @@ from stepsnet.config import ModelSpec
 from stepsnet.errors import UserError
 from stepsnet.study.declare import Cell, find_study, studies
 from stepsnet.study.leaderboard import leaderboard
+from stepsnet.study.record import settings_of
 from stepsnet.study.render import render_study
-from stepsnet.study.results import settings_of
 from stepsnet.study.run_plan import Planned, recipe_of
 
 STEPS = {"model.args.widths": [8, 16], "model.args.num_heads": [1, 1], "model.args.residual": "dense_former"}
@@ -162,6 +162,17 @@ def test_until_the_last_point_is_run_the_one_before_ranks(pages, tmp_path):
     keep(study, records(Cell("plain", 8), [60.0]), tmp_path)  # one run of one of them does not rank them anew
     rows = module.leaderboard_table(study).splitlines()[2:]
     assert [row.split(" | ")[0].strip("| ") for row in rows[:2]] == ["other", "plain"]
+
+
+def test_while_no_point_is_complete_the_one_with_most_runs_ranks(pages, tmp_path):
+    module, _ = pages
+    contenders = [{"name": name, "points": {4: {}, 8: {}}} for name in ("plain", "other", "third")]
+    study = str(declared(tmp_path, contenders=contenders, criteria=[], claims=[]))
+    keep(study, [*records(Cell("plain", 4), [40.0, 41.0]), *records(Cell("other", 4), [50.0])], tmp_path)
+    keep(study, records(Cell("plain", 8), [60.0]), tmp_path)
+    rows = module.leaderboard_table(study).splitlines()[2:]
+    assert [row.split(" | ")[0].strip("| ") for row in rows[:2]] == ["other", "plain"]
+    assert "Ranks and costs are of 4 blocks;" in "".join(rows)
 
 
 def test_pages_are_of_what_is_declared(pages, tmp_path):

@@ -1,6 +1,7 @@
 """Nothing that no report and no analysis has written is replaced; nothing that only a file has asked for is fetched."""
 
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from run_folders import make_run
@@ -9,7 +10,7 @@ from stepsnet.cli import main
 from stepsnet.consent import fetched_by
 from stepsnet.errors import UserError
 from stepsnet.overrides import override, to_yaml
-from stepsnet.own_files import LIST
+from stepsnet.own_files import LIST, write_own_files
 from stepsnet.recipes import find_recipe
 from stepsnet.report import write_report
 
@@ -28,6 +29,17 @@ def undrawn(monkeypatch):
 
     empty = b'<svg viewBox="0 0 1 1"></svg>'
     monkeypatch.setattr(Figure, "savefig", lambda figure, out, **settings: out.write(empty) and None)
+
+
+def test_pages_that_are_written_at_once_stay_ours(tmp_path):
+    """A study is rendered while its sweep goes on: neither takes the other's page for somebody else's."""
+
+    def write(number):
+        write_own_files(tmp_path, {"study.md": str(number).encode()})
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(write, range(64)))
+    write(-1)
 
 
 @pytest.mark.parametrize("name", MINE)

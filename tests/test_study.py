@@ -20,14 +20,16 @@ from toy_study import TOY, declared, run
 from stepsnet.engine.update import Diverged
 from stepsnet.files import write_atomically
 from stepsnet.overrides import read_recipe, to_yaml
+from stepsnet.provenance import provenance, write_process
 from stepsnet.recipes import find_recipe
 from stepsnet.residual import DESIGNS
 from stepsnet.runs.train import train_run
 from stepsnet.study import conductor
 from stepsnet.study.declare import Cell, find_study, studies
 from stepsnet.study.leaderboard import leaderboard
+from stepsnet.study.record import settings_of
 from stepsnet.study.render import render_study, rows_of
-from stepsnet.study.results import flatness_of, settings_of
+from stepsnet.study.results import flatness_of
 from stepsnet.study.run_plan import Planned, check_models, choice_of, due, is_planned, progress, recipe_of
 from stepsnet.study.verdict import interval, judge, judge_study, p_value
 
@@ -241,6 +243,13 @@ def test_a_rate_is_chosen_by_the_mean_over_the_tuning_seeds(tmp_path):
     assert "by rate, mean over 2 seeds:" in text
     assert "plain, 1 blocks: 0.001: 4.0, 0.002: 3.5, 0.004: 4.5, 0.008: diverged" in text
     assert "| in tuning, 8 runs |" in leaderboard(study, there)
+
+
+def test_a_mean_over_some_of_the_tuning_seeds_says_over_how_many(tmp_path):
+    study, cell = study_of(tmp_path, tuning={**TOY["tuning"], "seeds": [0, 7]}), Cell("plain", 1)
+    there = placed(tuned(cell, MIDDLE))
+    (line,) = [line for line in render_study(study, there).splitlines() if line.startswith("- plain, 1 blocks: ")]
+    assert line.count("(1 of 2 seeds)") == 3
 
 
 def test_what_is_due_follows_the_order(tmp_path):
@@ -536,8 +545,20 @@ def test_what_was_run_on_other_machines_is_said(tmp_path):
     next(iter(sides[0].values()))["commit"] = "0123456789ab+"  # of a tree that was changed since
     assert "that, this; torch 2; commit 0123456+, aaa, bbb." in render_study(study, there).splitlines()
     assert lines[-1] == "Pairs of two kinds of machine, whose rounding differs: gain (3 of 3 pairs)."
-    for record in sides[0].values():
-        record["hardware"] = {"cpu": "this", "gpu": None}
+    assert leaderboard(study, there).splitlines()[-3:] == render_study(study, there).splitlines()[-3:]
+    fewer = {name: record for name, record in there.items() if name != next(iter(sides[0]))}
+    assert render_study(study, fewer).splitlines()[-1].endswith("gain (2 of 2 pairs).")
+    for side in sides:  # all have ended on one machine, and one has begun on the other
+        for record in side.values():
+            record["hardware"] = {"cpu": "this", "gpu": None}
+    begun = {"until_update": 5, "hardware": {"cpu": "that", "gpu": None}, "versions": {"torch": "2"}, "commit": "ccc"}
+    next(iter(sides[0].values()))["trained_before"] = [begun]
+    lines = render_study(study, there).splitlines()
+    assert "that, this; torch 2; commit 0123456+, aaa, bbb, ccc." in lines
+    assert lines[-1] == "Pairs of two kinds of machine, whose rounding differs: gain (1 of 3 pairs)."
+    del next(iter(sides[0].values()))["trained_before"]
+    for record in sides[1].values():
+        record["hardware"] = {"cpu": "that", "gpu": None}
     next(iter(sides[1].values())).update(hardware={"cpu": "this", "gpu": None}, versions={"torch": "3"})
     assert render_study(study, there).splitlines()[-3:] == [
         "Pairs of two kinds of machine, whose rounding differs: gain (2 of 3 pairs).",
@@ -645,16 +666,19 @@ def test_a_run_that_fails_is_named_and_one_that_diverges_is_a_result(tmp_path, m
                 # a run tells of it in its own log too, where the other's is of a process before
                 line = {"kind": "diverged", "step": 3, "text": "loss: got nan"}
                 write_atomically(Path(job.folder) / "metrics.jsonl", json.dumps(line) + "\n")
+                write_process(Path(job.folder), 0, made_with)
                 ended(job, Diverged.status if "got nan" in said[job.name] else 2, said[job.name])
         left.extend(job.name for job in waiting)
 
-    left = []
+    left, made_with = [], provenance()
     monkeypatch.setattr(conductor, "run_all", run_all)
     status, _, err = run("sweep", declared(tmp_path), "--run", tmp_path / "run", capsys=capsys)
     assert status == 2 and "1 of 2 runs failed, such as plain-1-tuning-lr0.002-seed0: cannot write: no space" in err
     assert left == ["plain-2-tuning-lr0.001-seed0", "plain-2-tuning-lr0.002-seed0"]  # the other cell goes on
     records = [json.loads(file.read_text()) for file in (tmp_path / "run" / "results").glob("*.json")]
     assert [record["rate"] for record in records] == [0.004] and "got nan" in records[0]["diverged"]
+    assert records[0]["data"] == "digits" and records[0]["hardware"] == made_with["hardware"]
+    assert "0.004: diverged" in (tmp_path / "run" / "study.md").read_text()  # what the other runs have given
 
 
 def test_a_page_that_cannot_be_written_ends_no_sweep_and_replaces_no_file(tmp_path, capsys, in_process):

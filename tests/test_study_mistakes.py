@@ -1,7 +1,9 @@
 """What is wrong with a declaration or a command is one line, before anything is trained."""
 
 import dataclasses
+import errno
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -10,10 +12,12 @@ from PIL import Image
 from toy_study import TOY, declared, run
 
 from stepsnet.errors import UserError
+from stepsnet.files import write_new
 from stepsnet.overrides import override, to_yaml
 from stepsnet.recipes import find_recipe
 from stepsnet.study.declare import Cell, read_study, studies
-from stepsnet.study.results import read_results, settings_of, write_record
+from stepsnet.study.record import settings_of, write_record
+from stepsnet.study.results import read_results
 from stepsnet.study.run_plan import Planned, _keys_of_training, check_models, data_of, recipe_of
 
 
@@ -291,6 +295,50 @@ def test_what_another_sweep_has_recorded_stays(tmp_path, capsys, monkeypatch):
     assert json.loads((results / f"{RECORD['run']}.json").read_text())["metrics"] == {"val_top1": 50.0}
     of_shallow = [name for name in started if name.startswith("plain-1")]
     assert of_shallow == ["plain-1-final-lr0.002-seed1", "plain-1-final-lr0.002-seed2"]
+
+
+def test_of_two_records_written_at_once_the_first_stays(tmp_path, capsys, monkeypatch):
+    """The other sweep's comes after this one has looked for it; and a file beside it that is no whole record."""
+    file, results = declared(tmp_path, criteria=[], claims=[]), tmp_path / "results"
+    study, theirs = read_study(file), {**RECORD, "metrics": {"val_top1": 50.0}}
+
+    def run_all(waiting, jobs, display, ended):
+        (results / "x (1).json").write_text(json.dumps({"study": "toy", "run": "x"}))
+        write(results, study, {**RECORD, "run": "plain-1-tuning-lr0.002-seed0", "rate": 0.002})
+        of_shallow = [job for job in waiting if job.name.startswith("plain-1-")][:2]
+        for job in of_shallow:  # two at once
+            waiting.remove(job)
+        for job in of_shallow:
+            ended(job, 0, "")
+
+    def record_of(study, planned, *rest):
+        assert planned.rate != 0.002, "the bad file hides the other sweep's record"
+        write(results, study, theirs)
+        return {**theirs, "rate": planned.rate, "run": planned.name, "metrics": {"val_top1": 10.0}, "settings": {}}
+
+    results.mkdir()
+    monkeypatch.setattr("stepsnet.study.conductor.run_all", run_all)
+    monkeypatch.setattr("stepsnet.study.conductor.record_of", record_of)
+    status, out, err = run("sweep", file, "--run", tmp_path / "run", "--results", results, capsys=capsys)
+    assert (out + err).count("another sweep has recorded it already") == 2
+    assert (out + err).count("left out: results:") == 1 and "x (1).json has no contender" in out + err
+    assert json.loads((results / f"{RECORD['run']}.json").read_text())["metrics"] == {"val_top1": 50.0}
+    assert status == 2 and "x (1).json has no contender" in err  # the page would be of less than there is
+
+
+def test_a_new_file_is_written_by_one_of_many(tmp_path, monkeypatch):
+    file = tmp_path / "folder" / "a.json"
+    with ThreadPoolExecutor(8) as pool:
+        written = list(pool.map(lambda number: write_new(file, str(number)), range(32)))
+    assert written.count(True) == 1 and file.read_text() == str(written.index(True))
+
+    def link(*_):
+        raise OSError(errno.EPERM, "no hard links here")
+
+    monkeypatch.setattr("os.link", link)
+    assert not write_new(file, "again") and file.read_text() == str(written.index(True))
+    assert write_new(tmp_path / "b.json", "b") and (tmp_path / "b.json").read_text() == "b"
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["b.json", "a.json"]  # and nothing beside
 
 
 def test_contenders_that_are_unlike_say_so_on_the_page(tmp_path, capsys):

@@ -12,11 +12,12 @@ from ..errors import UserError
 from ..files import require_writable_folder
 from ..overrides import override
 from ..report.words import count
-from ..study.conductor import check_results, conduct
+from ..study.conductor import conduct
 from ..study.declare import Cell, Study
 from ..study.pages import write_study
+from ..study.record import OF_THE_MACHINE
 from ..study.render import render_study
-from ..study.results import OF_THE_MACHINE, read_results
+from ..study.results import check_results, read_results
 from ..study.run_plan import check_models, data_of, due, progress, recipe_of, with_variant
 from ..study.verdict import cannot_be_made, half_width
 from ..summary_stats import percent

@@ -1,8 +1,8 @@
 """A study: a question put to several models, its settings, splits and criteria declared before anything is trained.
 
 ``declare`` reads a declaration and says its mistakes, ``run_plan`` what is to be run next, ``conductor`` runs it,
-``results`` keeps a small JSON a run, ``verdict`` judges, ``render`` and ``leaderboard`` tell it in words and pictures,
-and ``pages`` writes them.
+``record`` keeps a small JSON of each run, ``results`` reads and checks them, ``verdict`` judges, ``render`` and
+``leaderboard`` tell it in words and pictures, and ``pages`` writes them.
 """
 
 from .conductor import conduct

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,21 +20,11 @@ from ..runs.launch import Failure, Job, error_of, run_all
 from ..user_modules import module_versions
 from .declare import Cell, Study
 from .pages import check_folder
-from .results import (
-    check_one_data_set,
-    defaults_of,
-    diverged_record,
-    modules_of,
-    note_criteria,
-    noted_criteria,
-    read_results,
-    record_of,
-    settings_of,
-    write_record,
-)
-from .run_plan import Planned, check_models, choice_of, data_of, due, is_planned, recipe_of
+from .record import diverged_record, note_criteria, noted_criteria, record_of, write_record
+from .results import check_records, check_results, modules_of, read_record
+from .run_plan import Planned, check_models, data_of, due, recipe_of
 
-__all__ = ["check_results", "conduct"]
+__all__ = ["conduct"]
 
 
 def conduct(
@@ -61,7 +50,8 @@ def conduct(
         cells: those whose runs are started; by default all.
         data: in place of the declaration's.
         free: overrides of what changes no result, such as ``checkpoint_interval=100``.
-        after: called whenever a final run has ended; what it raises is told as a note.
+        after: called whenever a final run has ended, and before what has failed is raised; what it raises itself is
+            told as a note.
 
     Raises:
         UserError: the declaration does not hold, a folder that is not empty without ``resume``, a result of
@@ -83,6 +73,8 @@ def conduct(
         if conductor.waiting:
             run_all(conductor.waiting, jobs, display, conductor.ended)
     if conductor.failed:
+        if len(conductor.run_here) > len(conductor.failed):
+            conductor.tell(study.name)  # what the others have given
         raise error_of(conductor.failed, len(conductor.run_here))
 
 
@@ -108,6 +100,7 @@ class _Conductor:
         self.waiting: list[Job] = []  # from which run_all takes the first
         self.failed: list[Failure] = []
         self.run_here: list[str] = []  # those that have ended, whichever way
+        self.noted: set[str] = set()  # of results that are left out
 
     def fill(self) -> None:
         """Queue the runs that can start now and have not, of cells without a failure, the most valuable first."""
@@ -129,7 +122,7 @@ class _Conductor:
         self.run_here.append(job.name)
         self._look_again()
         if job.name in self.there:
-            self.display.note(job.name, "another sweep has recorded it already, which stays")
+            self._note_recorded(job.name)
         else:
             try:
                 self._record(job, status, said)
@@ -139,8 +132,29 @@ class _Conductor:
 
     def _look_again(self) -> None:
         """Another sweep may add results to the same folder, by which rates are chosen as by those from here."""
-        with suppress(UserError):  # said when the pages are written
-            self.there.update(read_results(self.results, self.study))
+        found = {}
+        for file in sorted(self.results.glob("*.json")):
+            if file.stem not in self.there:
+                try:
+                    if record := read_record(file, self.study):
+                        found[file.stem] = record
+                except UserError as error:
+                    self._note_once(f"left out: {error}")
+        if found:
+            try:
+                check_records(self.study, self.there | found, data_of(self.study, self.data))
+            except UserError as error:
+                self._note_once(f"what another sweep has added is left out: {error}")
+            else:
+                self.there |= found
+
+    def _note_recorded(self, name: str) -> None:
+        self.display.note(name, "another sweep has recorded it already, which stays")
+
+    def _note_once(self, line: str) -> None:
+        if line not in self.noted:
+            self.noted.add(line)
+            self.display.note(self.study.name, line)
 
     def _recipe(self, run: Planned) -> Recipe:
         return override(recipe_of(self.study, run, self.data), self.free)
@@ -165,17 +179,27 @@ class _Conductor:
         if status == 0:
             record = record_of(self.study, run, recipe, self.folder / job.name, self.command)
         elif status == Diverged.status:
-            record = diverged_record(self.study, run, recipe, said, self.command)
+            record = diverged_record(self.study, run, recipe, self.folder / job.name, said, self.command)
         else:
             raise UserError(said)
         record |= noted_criteria(Path(job.config))
-        write_record(self.results, record)
+        if not write_record(self.results, record):
+            file = self.results / f"{job.name}.json"
+            other = read_record(file, self.study)
+            if other is None:
+                raise UserError(f"results: {file} is there and no record of a run, expected it elsewhere")
+            record = other
+            self._note_recorded(job.name)
         self.there[job.name] = record
         if run.kind == "final":
-            try:
-                self.after()
-            except Exception as error:  # whatever is wrong with a page, it is written again after the next run
-                self.display.note(job.name, f"no page: {error}")
+            self.tell(job.name)
+
+    def tell(self, name: str) -> None:
+        """Call ``after``; whatever is wrong with a page, it is written again after the next run."""
+        try:
+            self.after()
+        except Exception as error:
+            self.display.note(name, f"no page: {error}")
 
 
 def _on_modules(records: Iterable[Mapping[str, Any]]) -> list[str]:
@@ -189,54 +213,3 @@ def _on_modules(records: Iterable[Mapping[str, Any]]) -> list[str]:
                 "what they use of it has changed, remove their files from the results to run them anew"
             )
     return lines
-
-
-def check_results(study: Study, results: Path, data: str | None = None) -> dict[str, dict[str, Any]]:
-    """The results in a folder.
-
-    Raises:
-        UserError: one was made under other settings than the declaration's, on other data than the others or than
-            ``data``, with another model than the others of its cell, at a rate or with a seed that is not declared,
-            or, of a final run, under another tuning or at a rate that tuning has not chosen, or cannot be read.
-    """
-    there = read_results(results, study)
-    sizes: dict[tuple[Cell, str], tuple[str, Any]] = {}
-    for name, record in there.items():
-        if not any(str(cell) == f"{record['contender']}@{record['point']}" for cell in study.cells):
-            raise UserError(f"results: {name} is of {record['contender']}@{record['point']}, which is not declared")
-        variants = study.contender(record["contender"]).tried
-        if record["variant"] not in variants:
-            raise UserError(
-                f"results: {name} is of the variant {record['variant']!r}, expected one of {list(variants)}"
-            )
-        cell = study.cell(f"{record['contender']}@{record['point']}", "results")
-        run = Planned(cell, record["kind"], record["variant"], record["rate"], record["seed"])
-        recipe = recipe_of(study, run)
-        theirs = {**defaults_of(recipe), **record["settings"]}  # a record may be older than a setting
-        for key, value in settings_of(recipe).items():
-            if theirs.get(key, value) != value:
-                raise UserError(f"results: {name} was made with {key} {theirs[key]!r}, got {value!r}")
-        if run.name != name:
-            raise UserError(f"results: {name} holds the record of {run.name}, expected its own")
-        if not is_planned(study, run, there):
-            raise UserError(
-                f"results: {name} is of no rate or seed that the study declares; what has been run is not left out"
-            )
-        now = study.tuning_of(cell)
-        if (was := record.get("tuning", now)) != now:
-            raise UserError(
-                f"results: {name} was started under the tuning {was}, got {now}; its test score is there, expected "
-                "another tuning in a study of another name"
-            )
-        size = {key: record[key] for key in ("blocks", "params") if key in record}
-        other, expected = sizes.setdefault((cell, run.variant), (name, size)) if size else (name, size)
-        if size != expected:
-            raise UserError(f"results: {name} has {size}, {other} {expected}, expected runs of one model")
-        choice = choice_of(study, cell, there)
-        if run.kind == "final" and choice and (run.variant, run.rate) != (choice.variant, choice.rate):
-            chosen = f"{choice.variant} {choice.rate:g}".strip()
-            raise UserError(
-                f"results: {name} is not at {chosen}, which tuning has chosen; what has been run is not left out"
-            )
-    check_one_data_set(there, data)
-    return there

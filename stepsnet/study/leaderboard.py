@@ -16,7 +16,7 @@ from ..residual import DESIGNS
 from ..summary_stats import format_mean_std
 from ..terminal import counted
 from .declare import Cell, Contender, Study
-from .render import counted_anew, known, rows_of
+from .render import known, remarks_on, rows_of
 from .run_plan import a_final, choice_of, progress, recipe_of
 
 __all__ = ["leaderboard"]
@@ -28,7 +28,7 @@ def leaderboard(study: Study, results: Mapping[str, Mapping[str, Any]]) -> str:
     """Markdown: a row a contender, the best at one point first, those with a seed that diverged behind, and those
     without results there last.
 
-    That point is the last at which all have ended, else the last with results. Costs are those there, of the variant
+    That point is the last at which all have ended, else that with most results. Costs are those there, of the variant
     that tuning has chosen: parameters and MACs of a contender's runs, and the traffic of the residual stream relative
     to the first contender's. A contender that is not declared there has none.
     """
@@ -37,8 +37,8 @@ def leaderboard(study: Study, results: Mapping[str, Mapping[str, Any]]) -> str:
     ended = [
         point for point in points if all(_has_ended(study, rows.get((one.title, point))) for one in study.contenders)
     ]
-    with_results = [point for (_, point), row in rows.items() if row["seeds"]]
-    ranked_at = max(ended or with_results, default=points[-1])
+    results_at = {point: sum(len(row["seeds"]) for (_, at), row in rows.items() if at == point) for point in points}
+    ranked_at = ended[-1] if ended else max(points, key=lambda point: (results_at[point], point))
     metric = find_metric(study.metric)
     (there, total), first = progress(study, results), study.contenders[0]
 
@@ -69,13 +69,13 @@ def leaderboard(study: Study, results: Mapping[str, Mapping[str, Any]]) -> str:
         f"runs have ended. Ranks and costs are of {ranked_at} {study.point}; the stream's traffic as a multiple of "
         f"{first.title}'s."
     )
-    note = " ".join([note, *counted_anew(study, results)])
-    return markdown_table(headers, lines, "l" + "r" * (len(headers) - 2) + "l") + "\n\n" + note
+    table = markdown_table(headers, lines, "l" + "r" * (len(headers) - 2) + "l")
+    return "\n".join([table, "", note, *remarks_on(study, results)])
 
 
 def _has_ended(study: Study, row: Mapping[str, Any] | None) -> bool:
     """Whether a cell's final runs have; one that is not declared has none."""
-    return row is None or row["never_trained"] or len(row["seeds"]) == len(study.seeds)
+    return row is None or row["diverged_everywhere"] or len(row["seeds"]) == len(study.seeds)
 
 
 def _score(study: Study, row: Mapping[str, Any] | None, spec: str) -> str:
@@ -92,7 +92,7 @@ def _score(study: Study, row: Mapping[str, Any] | None, spec: str) -> str:
         elif row["moved"] >= study.flatness.within:
             doubts.append("not converged")
         return f"{score} ({', '.join(doubts)})" if doubts else score
-    if row["seeds"] or row["never_trained"]:
+    if row["seeds"] or row["diverged_everywhere"]:
         return "diverged"
     tuned = sum(map(len, row["tried"].values()))
     return f"in tuning, {counted(tuned, 'run')}" if tuned else "not yet run"

@@ -16,10 +16,10 @@ from ..report.words import count, number
 from ..summary_stats import format_mean_std, percent
 from .declare import Cell, Study
 from .results import flatness_of, modules_of
-from .run_plan import choice_of, never_trained, progress
+from .run_plan import choice_of, diverged_everywhere, progress
 from .verdict import Judged, finals_of, judge_study
 
-__all__ = ["counted_anew", "draw_study", "as_p_value", "known", "render_study", "rows_of"]
+__all__ = ["as_p_value", "draw_study", "known", "remarks_on", "render_study", "rows_of"]
 
 Results = Mapping[str, Mapping[str, Any]]
 
@@ -48,7 +48,7 @@ def rows_of(study: Study, results: Results) -> list[dict[str, Any]]:
                 "rate": choice.rate if choice else None,
                 "variant": choice.variant if choice else None,
                 "at_edge": choice.at_edge if choice else None,
-                "never_trained": never_trained(study, cell, results),
+                "diverged_everywhere": diverged_everywhere(study, cell, results),
                 "seeds": list(finals),
                 "test": _values(finals, f"{study.scored_on}_{study.metric}"),
                 "val": _values(finals, f"{study.tuned_on}_{study.metric}"),
@@ -75,12 +75,18 @@ def render_study(study: Study, results: Results) -> str:
         lines += ["", _criteria_table(study, outcome.criteria)]
     for claim in outcome.claims:
         lines += ["", f"**{claim.verdict}**: {claim.text}"]
-    remarks = [*_unequal(study), *counted_anew(study, results), *_of_changed_modules(results)]
+    return "\n".join([*lines, *remarks_on(study, results)])
+
+
+def remarks_on(study: Study, results: Results) -> list[str]:
+    """What has to be known beside any table of a study: lines of Markdown, after an empty one, with which contenders,
+    counts, modules, rules, machines and commits differ."""
+    remarks = [*_unequal(study), *_counted_anew(study, results), *_of_changed_modules(results)]
     remarks += _no_longer_declared(study, results)
-    lines += ["", *(f"- {remark}" for remark in remarks)] if remarks else []
+    lines = ["", *(f"- {remark}" for remark in remarks)] if remarks else []
     if any("hardware" in record for record in results.values()):
         lines += ["", _made_with(results.values()), *_on_other_machines(study, results)]
-    return "\n".join(lines)
+    return lines
 
 
 def _unequal(study: Study) -> list[str]:
@@ -88,7 +94,7 @@ def _unequal(study: Study) -> list[str]:
     return [f"{one.title} is not like the others: {one.unequal}" for one in study.contenders if one.unequal]
 
 
-def counted_anew(study: Study, results: Results) -> list[str]:
+def _counted_anew(study: Study, results: Results) -> list[str]:
     """A line for each cell whose runs record different compute, since the count or the model was changed meanwhile."""
     found: dict[tuple[str, int, str], set[int]] = {}
     for record in results.values():
@@ -120,21 +126,22 @@ def _no_longer_declared(study: Study, results: Results) -> list[str]:
 
 
 def _made_with(records: Iterable[Mapping[str, Any]]) -> str:
-    """The machines, the version of torch and the commits that some runs were made with."""
-    made = [record for record in records if "hardware" in record]  # all but those that diverged
-    torch = sorted({_torch(record) for record in made})
+    """The machines, the versions of torch and the commits that some runs were made with, or a part of one."""
+    parts = [part for record in records for part in _parts(record)]
+    machines, torch = sorted(set(map(_machine, parts))), sorted(set(map(_torch, parts)))
     # a tree that was changed since has a plus
-    recorded = {record.get("commit") or "unknown" for record in made}
+    recorded = {part.get("commit") or "unknown" for part in parts}
     commits = sorted({f"{commit[:7]}{'+' * commit.endswith('+')}" for commit in recorded})
-    return f"{', '.join(_machines(made))}; torch {', '.join(torch)}; commit {', '.join(commits)}."
+    return f"{', '.join(machines)}; torch {', '.join(torch)}; commit {', '.join(commits)}."
 
 
-def _machines(records: Iterable[Mapping[str, Any]]) -> list[str]:
-    return sorted({_machine(record) for record in records if "hardware" in record})
+def _parts(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """A run's end, and what came before where it went on with something else; nothing of an older one that diverged."""
+    return [part for part in (record, *record.get("trained_before", [])) if "hardware" in part]
 
 
-def _machine(record: Mapping[str, Any]) -> str:
-    return record["hardware"].get("gpu") or record["hardware"].get("cpu", "unknown")
+def _machine(part: Mapping[str, Any]) -> str:
+    return part["hardware"].get("gpu") or part["hardware"].get("cpu", "unknown")
 
 
 def _on_other_machines(study: Study, results: Results) -> list[str]:
@@ -144,16 +151,15 @@ def _on_other_machines(study: Study, results: Results) -> list[str]:
     for one in study.criteria:
         left, right = (finals_of(study, study.cell(text, one.name), results) for text in (one.left, one.right))
         pairs = [(left[seed], right[seed]) for seed in study.seeds if seed in left and seed in right]
-        pairs = [pair for pair in pairs if all("hardware" in record for record in pair)]
         for what, of in (("kinds of machine", _machine), ("versions of torch", _torch)):
-            unlike = sum(of(a) != of(b) for a, b in pairs)
+            unlike = sum(len({of(part) for record in pair for part in _parts(record)}) > 1 for pair in pairs)
             if unlike:
-                found.setdefault(what, []).append(f"{one.name} ({unlike} of {len(study.seeds)} pairs)")
+                found.setdefault(what, []).append(f"{one.name} ({unlike} of {len(pairs)} pairs)")
     return [f"\nPairs of two {what}, whose rounding differs: {'; '.join(names)}." for what, names in found.items()]
 
 
-def _torch(record: Mapping[str, Any]) -> str:
-    return record.get("versions", {}).get("torch", "unknown")
+def _torch(part: Mapping[str, Any]) -> str:
+    return part.get("versions", {}).get("torch", "unknown")
 
 
 def _cells_table(study: Study, rows: Sequence[Mapping[str, Any]]) -> str:
@@ -181,7 +187,7 @@ def _cells_table(study: Study, rows: Sequence[Mapping[str, Any]]) -> str:
         size = [row["blocks"] or "–", count(row["params"]), count(row["macs"])]
         diverged = row["test"].count(None)
         seeds = f"{len(row['seeds'])}, {diverged} diverged and not in the means" if diverged else len(row["seeds"])
-        seeds = "diverged at every rate" if row["never_trained"] else seeds
+        seeds = "diverged at every rate" if row["diverged_everywhere"] else seeds
         cells.append([row["contender"], row["point"], *size, rate, seeds, *scores, moved])
     return markdown_table(headers, cells, "l" + "r" * (len(headers) - 1))
 
@@ -288,10 +294,13 @@ def _mean_std(values: Sequence[float | None], spec: str) -> str:
     return format_mean_std(known(values), spec) if known(values) else "–"
 
 
-def _mean(values: Sequence[float | None], spec: str) -> str:
+def _mean(values: Sequence[float | None], seeds: int, spec: str) -> str:
     """Of the runs at one rate; as in choosing, one that diverged outweighs the others."""
     trained = known(values)
-    return "diverged" if len(trained) < len(values) else number(statistics.fmean(trained), spec)
+    if len(trained) < len(values):
+        return "diverged"
+    waiting = f" ({len(values)} of {seeds} seeds)" if len(values) < seeds else ""
+    return number(statistics.fmean(trained), spec) + waiting
 
 
 def _tried(study: Study, rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -300,6 +309,6 @@ def _tried(study: Study, rows: Sequence[Mapping[str, Any]]) -> list[str]:
     for row in rows:
         if row["tried"]:
             in_order = sorted(row["tried"].items(), key=lambda item: (item[0].split()[:-1], float(item[0].split()[-1])))
-            tried = (f"{rate}: {_mean(values, spec)}" for rate, values in in_order)
+            tried = (f"{rate}: {_mean(values, len(study.tuning.seeds), spec)}" for rate, values in in_order)
             lines.append(f"{row['contender']}, {row['point']} {study.point}: {', '.join(tried)}")
     return lines

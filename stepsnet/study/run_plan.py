@@ -29,7 +29,7 @@ __all__ = [
     "data_of",
     "due",
     "is_planned",
-    "never_trained",
+    "diverged_everywhere",
     "progress",
     "recipe_of",
     "with_variant",
@@ -278,7 +278,7 @@ def choice_of(study: Study, cell: Cell, results: Mapping[str, Mapping[str, Any]]
     return Choice(*best, any(_is_at_edge(study, runs, results) for runs in of_variants))
 
 
-def never_trained(study: Study, cell: Cell, results: Mapping[str, Mapping[str, Any]]) -> bool:
+def diverged_everywhere(study: Study, cell: Cell, results: Mapping[str, Mapping[str, Any]]) -> bool:
     """Whether every rate diverged, of a grid that does not grow further."""
     grid = _grid(study, cell, results)
     return all(planned.name in results for planned in grid) and _best(study, grid, results) is None
@@ -298,7 +298,7 @@ def is_planned(study: Study, planned: Planned, results: Mapping[str, Mapping[str
 def progress(study: Study, results: Mapping[str, Mapping[str, Any]]) -> tuple[int, int]:
     """How many runs have ended, and how many there will be, as far as the grids have grown."""
     tuning = [planned.name for cell in study.cells for planned in _grid(study, cell, results)]
-    finals = [cell for cell in study.cells if not never_trained(study, cell, results) for _ in study.seeds]
+    finals = [cell for cell in study.cells if not diverged_everywhere(study, cell, results) for _ in study.seeds]
     there = sum(name in results for name in tuning)
     for cell in study.cells:
         choice = choice_of(study, cell, results)

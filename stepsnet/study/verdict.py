@@ -12,7 +12,7 @@ from ..metrics import find_metric, higher_is_better, metric_label
 from ..summary_stats import percent
 from .declare import Cell, Claim, Criterion, Study
 from .results import flatness_of
-from .run_plan import Planned, choice_of, never_trained
+from .run_plan import Planned, choice_of, diverged_everywhere
 
 __all__ = [
     "Judged",
@@ -32,7 +32,7 @@ __all__ = [
 LEAST_SEEDS, LEAST_LEVEL, MOST_CHANGE, LEAST_SHARE = 3, 0.95, 0.02, 0.1  # of what a claim rests on
 CLEAN_LOSS = "train_clean_loss"  # which a schedule of augmentation or dropout does not move
 
-Result = Literal["for", "against", "undecided", "not yet"]
+Verdict = Literal["for", "against", "undecided", "not yet"]
 Results = Mapping[str, Mapping[str, Any]]
 
 
@@ -41,11 +41,11 @@ class Judged:
     """The verdict of a criterion. The numbers are None until the runs have ended."""
 
     name: str
-    verdict: Result
+    verdict: Verdict
     mean: float | None = None  # of the paired differences, positive where ``left`` is better
     low: float | None = None
     high: float | None = None
-    p: float | None = None  # two-sided, of a mean difference of zero
+    p: float | None = None  # two-sided, of a mean difference of zero; None too where the seeds do not differ
     differences: tuple[float, ...] = ()
     reason: str = ""  # why it is undecided or not yet known, where the interval alone does not say
 
@@ -54,7 +54,7 @@ class Judged:
 class Said:
     """The verdict of a claim, and the sentence that may be stated."""
 
-    verdict: Result
+    verdict: Verdict
     text: str
 
 
@@ -122,7 +122,7 @@ def judge(study: Study, criterion: Criterion, results: Results) -> Judged:
     """
     cells = [study.cell(text, criterion.name) for text in (criterion.left, criterion.right)]
     for cell in cells:
-        if never_trained(study, cell, results):
+        if diverged_everywhere(study, cell, results):
             return Judged(criterion.name, "undecided", reason=f"{cell} has diverged at every rate")
     left, right = (finals_of(study, cell, results) for cell in cells)
     missing = sum(len(study.seeds) - len(found) for found in (left, right))
@@ -139,13 +139,14 @@ def judge(study: Study, criterion: Criterion, results: Results) -> Judged:
     differences = tuple(sign * (a - b) for a, b in zip(*values))
     mean, low, high = interval(differences, criterion.level)
     reason = _declared_late(study, criterion, (left, right)) or unsound(study, cells, (left, right), results)
-    if not reason and math.isclose(low, high, rel_tol=1e-9, abs_tol=1e-12):  # but for rounding
-        reason = "the seeds do not differ"
+    p: float | None = p_value(differences)
+    if math.isclose(low, high, rel_tol=1e-9, abs_tol=1e-12):  # but for rounding
+        reason, p = reason or "the seeds do not differ", None
     verdict = "undecided" if reason else _verdict(criterion, low, high)
-    return Judged(criterion.name, verdict, mean, low, high, p_value(differences), differences, reason)
+    return Judged(criterion.name, verdict, mean, low, high, p, differences, reason)
 
 
-def _verdict(criterion: Criterion, low: float, high: float) -> Result:
+def _verdict(criterion: Criterion, low: float, high: float) -> Verdict:
     above, matched = low > 0, low <= 0 and high < criterion.margin
     if criterion.expect == "not_above":
         above, matched = matched, above

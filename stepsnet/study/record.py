@@ -1,0 +1,184 @@
+"""A small JSON file per finished run, from which tables, figures and verdicts are made without the run's folder."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ..analysis.block_statistics import StreamMeasurement
+from ..config import ABOUT_THE_RECIPE, MAY_CHANGE_ON_RESUME, Recipe
+from ..errors import UserError
+from ..files import write_atomically, write_new
+from ..provenance import provenance_of
+from ..reading import read_json
+from ..redact import public_value
+from ..report.load_runs import load_run
+from ..run_folder import has_begun
+from .declare import Cell, Study
+from .run_plan import Planned
+
+__all__ = [
+    "OF_DATA_SIZE",
+    "OF_THE_MACHINE",
+    "defaults_of",
+    "diverged_record",
+    "note_criteria",
+    "noted_criteria",
+    "record_of",
+    "settings_of",
+    "write_record",
+]
+
+OF_DATA_SIZE = ("samples", "text", "images")  # each task says it in its own way
+# of summary.json; the widths, one a block, are in the recipe
+_KEPT = ("seed", "epochs", "lr", "batch_size", "data", "split", *OF_DATA_SIZE, "blocks", "layers", "params", "macs")
+_KEPT_TOO = ("metrics", "seconds", "samples_per_second", "hardware", "versions", "commit", "trained_before")
+_CURVE = (
+    "epoch",
+    "step",
+    "train_loss",
+    "train_top1",
+    "train_mixed_top1",
+    "train_clean_loss",
+    "train_clean_top1",
+    "val_loss",
+    "val_top1",
+)
+# what the runs of a study may differ in; batch norm and Mixup see each part of a batch by itself
+OF_THE_MACHINE = MAY_CHANGE_ON_RESUME - {"accumulation_steps", "compile", "log_interval", "max_undecodable"}
+_MEASUREMENTS = {"tuning": 1, "final": 4}  # of the residual stream that are kept, the first and the last among them
+
+
+def settings_of(recipe: Recipe) -> dict[str, Any]:
+    """What a result depends on: the recipe without the fields that may differ from machine to machine."""
+    left_out = OF_THE_MACHINE | ABOUT_THE_RECIPE | {"data", "baseline"}
+    plain = json.loads(json.dumps(dataclasses.asdict(recipe)))
+    return {key: value for key, value in plain.items() if key not in left_out}
+
+
+def defaults_of(recipe: Recipe) -> dict[str, Any]:
+    """The settings of a recipe of this kind that have a default, with it."""
+    fields = type(recipe).__pydantic_fields__  # type: ignore[attr-defined]
+    found = {}
+    for name, field in fields.items():
+        if not field.is_required():
+            value: Any = field.get_default(call_default_factory=True)
+            is_plain = isinstance(value, type) or not dataclasses.is_dataclass(value)
+            found[name] = value if is_plain else dataclasses.asdict(value)
+    return json.loads(json.dumps(found))
+
+
+def record_of(study: Study, planned: Planned, recipe: Recipe, run: Path, command: str) -> dict[str, Any]:
+    """The record of a run that has ended, from its folder.
+
+    Args:
+        command: that of the study, without folders of this machine.
+    """
+    loaded = load_run(run)
+    needed = f"{study.tuned_on if planned.kind == 'tuning' else study.scored_on}_{study.metric}"
+    if needed not in loaded.summary.get("metrics", {}):
+        given = ", ".join(loaded.summary.get("metrics", {})) or "none"
+        raise UserError(f"metric: {planned.name} has no {needed}, expected one of what it measured: {given}")
+    keys = dict.fromkeys((*_CURVE, f"val_{study.metric}", study.flatness.key))
+    curve = [{key: _short(line[key]) for key in keys if key in line} for line in loaded.epochs.values()]
+    measured = loaded.stream_at_updates
+    kept = [measured[step] for step in _spaced(sorted(measured), _MEASUREMENTS[planned.kind])]
+    summary = {key: loaded.summary[key] for key in (*_KEPT, *_KEPT_TOO) if key in loaded.summary}
+    if test := loaded.summary.get("test"):  # what the score is of: fewer images than there are, where some are damaged
+        summary["test"] = {key: test[key] for key in (*OF_DATA_SIZE, "undecodable") if key in test}
+    return {
+        **_head(study, planned, command),
+        **summary,
+        "settings": settings_of(recipe),
+        "curve": curve,
+        "stream": [{"step": one.step, **_per_block(one)} for one in kept],
+    }
+
+
+def diverged_record(
+    study: Study, planned: Planned, recipe: Recipe, run: Path, said: str, command: str
+) -> dict[str, Any]:
+    """The record of a run that stopped because its loss was not finite. It counts as the worst result."""
+    return {
+        **_head(study, planned, command),
+        "data": public_value(recipe.data),
+        **provenance_of(run),
+        "settings": settings_of(recipe),
+        "diverged": public_value(said),
+    }
+
+
+def note_criteria(recipe: Path, run: Path, study: Study, cell: Cell) -> None:
+    """Write beside the recipe of a final run its cell's tuning, and the criteria and the claims that it is started
+    under, and how these are worded; once it has begun they stay."""
+    if not has_begun(run):
+        rules = {
+            "tuning": study.tuning_of(cell),
+            "criteria": study.rules_of(cell),
+            "claims": study.claims_of(cell),
+            "sentences": study.sentences_of(cell),
+        }
+        write_atomically(recipe.with_suffix(".criteria.json"), json.dumps(rules))
+
+
+def noted_criteria(recipe: Path) -> dict[str, Any]:
+    """The tuning, criteria and claims as the record of a final run has them; nothing for other runs."""
+    noted = recipe.with_suffix(".criteria.json")
+    rules = read_json(noted, "criteria") if noted.exists() else {}
+    return {"criteria": rules} if isinstance(rules, list) else rules  # a list, of a run from before claims were noted
+
+
+def write_record(folder: Path, record: Mapping[str, Any]) -> bool:
+    """Whether it was written: a record of the run that is there already, of another sweep, stays."""
+    try:
+        text = _text(record)
+    except ValueError as error:  # a number that is not finite, with which nobody could read it
+        raise UserError(f"results: {record['run']}: {error}") from None
+    return write_new(folder / f"{record['run']}.json", text)
+
+
+def _text(record: Mapping[str, Any]) -> str:
+    """JSON with one line per key, and one per entry of a list of mappings, so that differences can be read."""
+    lines, dumps = [], partial(json.dumps, allow_nan=False)
+    for key, value in record.items():
+        nested = isinstance(value, list) and value and isinstance(value[0], dict)
+        text = "[\n  " + ",\n  ".join(map(dumps, value)) + "\n ]" if nested else dumps(value)
+        lines.append(f" {json.dumps(key)}: {text}")
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def _head(study: Study, planned: Planned, command: str) -> dict[str, Any]:
+    return {
+        "study": study.name,
+        "run": planned.name,
+        "contender": planned.cell.contender,
+        "point": planned.cell.point,
+        "kind": planned.kind,
+        "variant": planned.variant,
+        "rate": planned.rate,
+        "seed": planned.seed,
+        "command": command,
+    }
+
+
+def _per_block(measured: StreamMeasurement) -> dict[str, list[float | None]]:
+    """γ of the whole stream, γ of the part that is read, and the norm of the gradient, per block, to three digits."""
+    kept = ("gamma", "gamma_read", "gradient")
+    return {name: [float(f"{v:.3g}") if math.isfinite(v) else None for v in measured.values(name)] for name in kept}
+
+
+def _spaced(steps: list[int], count: int) -> list[int]:
+    """``count`` of the steps from the first to the last, about equally spaced on a logarithmic scale."""
+    if count < 2 or len(steps) <= count:
+        return steps[:count]
+    wanted = [steps[0] * (steps[-1] / steps[0]) ** (i / (count - 1)) for i in range(count)]
+    return sorted({min(steps, key=lambda step: abs(math.log(step / want))) for want in wanted})
+
+
+def _short(value: Any) -> Any:
+    return float(f"{value:.5g}") if isinstance(value, float) else value
