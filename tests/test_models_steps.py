@@ -140,6 +140,11 @@ def test_weights_of_jax_are_read_as_timm_reads_them(tmp_path):
     one = dict(widths=(64,), depths=(2,), num_heads=(1,))
     ours = timm.create_model("steps_deit_tiny_patch16_224", **one, **small).eval()
     assert type(ours.blocks) is StepsNet and torch.equal(ours(images(32)), theirs(images(32)))
+    gains = dict(residual="layer_scale", residual_options={"initial": 1.0})  # which leave a plain network
+    scaled = timm.create_model("steps_deit_tiny_patch16_224", **one, **small, **gains).eval()
+    torch.testing.assert_close(scaled(images(32)), theirs(images(32)))
+    with pytest.raises(ValueError, match=r"vit\.npz: got norms of a ViT, expected a design that leaves"):
+        timm.create_model("steps_deit_tiny_patch16_224", **one, **small, residual="rezero")
     several = timm.create_model("test_steps_deit", img_size=32, num_classes=3)
     before = several.patch_embed.proj.weight.clone()
     with pytest.raises(ValueError, match=r"vit\.npz: got weights of one width, expected a model of one step"):

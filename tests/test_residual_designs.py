@@ -7,10 +7,14 @@ import pickle
 import pytest
 import torch
 from residual_networks import JOINED, OPTIONS, STEPS, WIDTH, deit, stirred, train
+from timm.models import checkpoint_seq
 from timm.models.vision_transformer import Block
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._dynamo.utils import counters
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn import functional as F
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import stepsnet.residual
 from stepsnet.analysis.interventions import dropped
@@ -19,9 +23,11 @@ from stepsnet.errors import UserError
 from stepsnet.models.blocks import blocks_of, recompute_blocks
 from stepsnet.models.compilation import compile_blocks
 from stepsnet.residual import DESIGNS, Wiring
+from stepsnet.residual.design import DesignPart
 from stepsnet.residual.mhc import sinkhorn_knopp
 from stepsnet.stream import recomputed
 
+DRAWN = ("phi", "W_1")  # start values at random
 EVERY = pytest.mark.parametrize("name", DESIGNS)
 IMAGES, LABELS = torch.randn(8, 3, 8, 8, generator=torch.Generator().manual_seed(7)), torch.arange(8) % 5
 
@@ -210,6 +216,57 @@ def test_compiled_sums_are_trained_and_evaluated_at_several_widths_and_sizes_of_
         with torch.no_grad():
             for count in (8, 7, 1):
                 torch.testing.assert_close(model(IMAGES[:count]), expected[:count])
+
+
+@pytest.fixture
+def one_of_two_ranks():
+    """The mesh of a group whose other rank is not there."""
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    yield init_device_mesh("cpu", (2,))
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("name", JOINED)
+def test_start_values_reach_parameters_that_are_sharded(name, one_of_two_ranks):
+    """As FSDP asks for them where a model was made without weights: each rank has its part of the whole."""
+    for part in [one for one in deit(name, depths=(4,)).modules() if isinstance(one, DesignPart)]:
+        torch.manual_seed(0)
+        part.init_weights()
+        expected = {key: value.detach().clone() for key, value in part.named_parameters(recurse=False)}
+        for key, value in expected.items():
+            empty = distribute_tensor(torch.full_like(value, 7.0), one_of_two_ranks, [Shard(0)], src_data_rank=None)
+            setattr(part, key, torch.nn.Parameter(empty))
+        part.init_weights()
+        for key, value in expected.items():
+            got = getattr(part, key).to_local()
+            if key in DRAWN:  # by other numbers on each rank
+                assert not (got == 7.0).any()
+            else:
+                torch.testing.assert_close(got, value.chunk(2)[0])
+
+
+@pytest.mark.parametrize("name", ("mhc", "dense_former", "layer_scale"))
+def test_recomputed_blocks_of_a_loop_take_a_second_backward(name):
+    blocks = torch.nn.Sequential(*(Block(WIDTH, 2) for _ in range(3)))
+    connected = stepsnet.residual.connect(blocks, name)
+    x, parameters = torch.randn(2, 5, WIDTH), list(connected.parameters())
+    expected = torch.autograd.grad(connected(x).square().sum(), parameters)
+    y = checkpoint_seq(connected, x).square().sum()
+    for _ in range(2):
+        torch.testing.assert_close(torch.autograd.grad(y, parameters, retain_graph=True), expected)
+
+
+def test_what_is_changed_between_blocks_is_noticed_in_inference_too():
+    connected = stepsnet.residual.connect([Block(WIDTH, 2) for _ in range(2)], "mhc").eval()
+    with torch.inference_mode():
+        first, second = connected
+        y = first(torch.randn(2, 5, WIDTH))
+        assert second(y).shape == y.shape
+        first, second = connected
+        y = first(torch.randn(2, 5, WIDTH))
+        y[:, 0] += 1.0
+        with pytest.raises(RuntimeError, match="got another tensor than the block before has returned"):
+            second(y)
 
 
 @pytest.mark.parametrize("name", JOINED)

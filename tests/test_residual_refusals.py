@@ -585,3 +585,84 @@ def test_a_checkpoint_without_gradients_for_several_tensors_is_refused():
     model.gradient_checkpointing_enable({"use_reentrant": False})
     model(ids, labels=ids, use_cache=False).loss.backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+class _MlpFirst(nn.Module):
+    """x + MLP(x), and behind it what stands for an attention; ``_Across`` has another of those."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm1, self.norm2, self.norm3 = (nn.LayerNorm(WIDTH) for _ in range(3))
+        self.mlp, self.v, self.v3 = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+
+    def forward(self, x):
+        x = x + self.mlp(self.norm1(x))
+        return x + self.v(self.norm2(x))
+
+
+class _Across(_MlpFirst):
+    def forward(self, x):
+        x = super().forward(x)
+        return x + self.v3(self.norm3(x))
+
+
+@pytest.fixture
+def declared():
+    def attention(norm, path):
+        return BranchParts(norm=norm, layer=path, projections=((path, 0, 1),) * 3)
+
+    mlp = BranchParts(norm="norm1", layer="mlp")
+    declare_branches(_MlpFirst, [mlp, attention("norm2", "v")])
+    declare_branches(_Across, [mlp, attention("norm2", "v"), attention("norm3", "v3")])
+
+
+def test_value_residual_counts_attentions_not_branches(declared):
+    torch.manual_seed(0)
+    blocks = connect(nn.Sequential(*(_MlpFirst() for _ in range(3))), "value_residual")
+    mixes = [[one.mix is not None for one in block.connections] for block in blocks.blocks]
+    assert mixes == [[False, False], [False, True], [False, True]]
+    blocks(torch.randn(2, 4, WIDTH)).sum().backward()
+    assert all(one.grad is not None for name, one in blocks.named_parameters() if "3." not in name)  # DDP waits for it
+    with pytest.raises(UserError, match="value_residual: got _Across with 2 attentions, expected one in each block"):
+        connect(nn.Sequential(_Across()), "value_residual")
+
+
+def test_value_residual_keeps_nothing_of_an_attention_that_is_called_alone(declared):
+    blocks = connect(nn.Sequential(_MlpFirst(), _MlpFirst()), "value_residual")
+    blocks.blocks[0].v(torch.randn(2, 4, WIDTH))
+    assert blocks.blocks[0].connections[1].made is None
+    copy.deepcopy(blocks)
+
+
+def test_a_branch_that_calls_its_block_is_refused_and_nothing_is_changed():
+    class Own(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.fc = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x):
+            return x + self.fc(self.norm(x))
+
+    declare_branches(Own, [lambda block, x: block(x) - x])
+    blocks = nn.Sequential(Own(), Own())
+    with pytest.raises(UserError, match="a branch that is declared for Own calls the block itself"):
+        connect(blocks, "laurel", width=WIDTH)
+    assert type(blocks[0]) is Own
+
+
+def test_rezero_leaves_a_layer_that_wraps_another_as_it_is():
+    class Wrapped(nn.Module):
+        def __init__(self, linear):
+            super().__init__()
+            self.linear = linear
+
+        def forward(self, x):
+            return self.linear(x)
+
+    blocks = nn.Sequential(*(Block(WIDTH, 2) for _ in range(2)))
+    before = [block.attn.qkv.weight.clone() for block in blocks]
+    for block in blocks:
+        block.attn.qkv = Wrapped(block.attn.qkv)
+    x = torch.randn(2, 4, WIDTH)
+    assert torch.equal(connect(blocks, "rezero")(x), x)  # the identity, at the start
+    assert all(torch.equal(block.attn.qkv.linear.weight, weight) for block, weight in zip(blocks, before))

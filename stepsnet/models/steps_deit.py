@@ -23,8 +23,8 @@ from torch import Tensor, nn
 
 from ..plan import check_steps
 from ..residual.connected import has_design
-from ..stream import module_of
 from .assembly import assemble, model_cfg, per_block, resolve_heads, set_grad_checkpointing, with_defaults
+from .blocks import blocks_of
 
 __all__ = ["StepsDeiT"]
 
@@ -118,9 +118,13 @@ class StepsDeiT(VisionTransformer):
         if len(self.blocks.widths) > 1:
             raise ValueError(f"{checkpoint_path}: got weights of one width, expected a model of one step to load them")
         steps: Any = self.blocks
-        self.blocks = nn.Sequential(*map(module_of, steps))  # type: ignore[assignment]
+        self.blocks = nn.Sequential(*blocks_of(self))  # type: ignore[assignment]
         try:
             super().load_pretrained(checkpoint_path, prefix)
+        except AttributeError as error:  # of rezero, fixup and deepnorm
+            raise ValueError(
+                f"{checkpoint_path}: got norms of a ViT, expected a design that leaves the blocks' norms"
+            ) from error
         finally:
             self.blocks = steps
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .design import Branch, Connection, Place, check_bounds, precise, without_autocast
+from .design import Branch, Connection, Place, check_bounds, precise, set_start, without_autocast
 from .streams import Streams
 
 __all__ = ["AltUp"]
@@ -39,8 +39,7 @@ class AltUp(Connection):
         self.init_weights()
 
     def init_weights(self) -> None:
-        with torch.no_grad():
-            self.p.copy_(torch.eye(self.streams).flatten())
+        set_start(self.p, torch.eye(self.streams).flatten())
         nn.init.ones_(self.g)
 
     def forward(self, x: Tensor, F: Branch) -> Tensor:

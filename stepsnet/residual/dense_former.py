@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ..plan import MOST_BLOCKS
-from .design import Branch, Connection, Place, Wiring, check_bounds, check_sources
+from .design import Branch, Connection, Place, Wiring, check_bounds, check_sources, set_start
 from .source_sum import Sources, SourceSum
 
 __all__ = ["DenseFormer"]
@@ -52,9 +52,7 @@ class DenseFormer(SourceSum, Connection):
 
     def init_weights(self) -> None:
         if self.alpha is not None:
-            with torch.no_grad():
-                self.alpha.zero_()
-                self.alpha[-1] = 1.0
+            set_start(self.alpha, torch.eye(len(self.alpha))[-1])
 
     def forward(self, state: tuple[Tensor, ...], F: Branch) -> tuple[Tensor, ...]:
         *X, Y = state

@@ -34,6 +34,7 @@ __all__ = [
     "precise",
     "reset_norm",
     "rms_norm",
+    "set_start",
     "without_autocast",
 ]
 
@@ -57,6 +58,7 @@ class Place:
         norm: the norm in front of that branch, where it is declared.
         inputs: what the last layer of that branch reads, where it is declared; else 0.
         heads: of an attention; else 0.
+        attention: which branch of its stream that declares values; 0 of one that declares none.
         branches: those of the whole model, where all of its blocks have as many as the stream's have on average.
     """
 
@@ -69,6 +71,7 @@ class Place:
     norm: nn.Module | None = None
     inputs: int = 0
     heads: int = 0
+    attention: int = 0
     branches: int = 1
 
 
@@ -249,6 +252,23 @@ def check_sources(got: int, expected: int) -> None:
 def precise(x: Tensor) -> Tensor:
     """In float32, or in float64 as it is."""
     return x if x.dtype == torch.float64 else x.float()
+
+
+@torch.no_grad()
+def set_start(parameter: Tensor, value: Tensor) -> None:
+    """Give a whole parameter its start value, of the same on every rank; not where transformers has loaded it.
+
+    A part of it could not be written: of one that FSDP has sharded, a view may be of a copy.
+    """
+    if getattr(parameter, "_is_hf_initialized", False):
+        return
+    value = value.to(parameter.device, parameter.dtype)
+    if hasattr(parameter, "device_mesh"):
+        from torch.distributed.tensor import DTensor, distribute_tensor  # which takes a moment
+
+        assert isinstance(parameter, DTensor)
+        value = distribute_tensor(value, parameter.device_mesh, parameter.placements, src_data_rank=None)
+    parameter.copy_(value)
 
 
 @torch.no_grad()

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .design import Branch, Connection, Place, check_bounds, precise, without_autocast
+from .design import Branch, Connection, Place, check_bounds, precise, set_start, without_autocast
 from .streams import Streams
 
 __all__ = ["HyperConnections"]
@@ -46,13 +46,12 @@ class HyperConnections(Connection):
         self.init_weights()
 
     def init_weights(self) -> None:
-        with torch.no_grad():
-            self.A_m.copy_(torch.eye(self.n)[(self.place.layer - 1) % self.n])
-            self.A_r.copy_(torch.eye(self.n).flatten())
-            self.B.fill_(1.0)
-            if self.dynamic:
-                self.W.zero_()
-                self.s.fill_(0.01)
+        set_start(self.A_m, torch.eye(self.n)[(self.place.layer - 1) % self.n])
+        set_start(self.A_r, torch.eye(self.n).flatten())
+        set_start(self.B, torch.ones(self.n))
+        if self.dynamic:
+            set_start(self.W, torch.zeros(self.W.shape))
+            set_start(self.s, torch.full((2,), 0.01))
 
     def coefficients(self, H: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """H: (B, N, n, C) -> A_m (…, n), A_r (…, n, n), B (…, n)."""

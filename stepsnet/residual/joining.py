@@ -46,7 +46,7 @@ def connect(
     Args:
         blocks: of one width; or a StepsNet, whose steps are then streams of their own.
         design: a key of ``stepsnet.residual.DESIGNS``.
-        width: C; by default that of the blocks' first norm, or of the steps.
+        width: C; by default that of the norms in front of the blocks' declared branches, or of the steps.
         first: the number of the first block in the model, counted from 1, where the blocks are a part of it.
         num_blocks: blocks of the whole model.
         **options: those of the design.
@@ -191,7 +191,7 @@ def _checked(
     options = check_options(name, design, options)
     parts = [_parts_for(block, name, design, width) for block in blocks]
     for block in {type(block): block for block in blocks}.values():
-        check_declared(block)
+        check_declared(block, may_call_block=False)
     total = max(num_blocks or 0, first - 1 + len(blocks))
     stream = _Stream(blocks, design, options, parts, _width_of(blocks, parts, width), first, total)
     design.check(stream.width, sum(stream.connections), options)
@@ -227,16 +227,20 @@ def _make(stream: _Stream) -> _Made:
     wiring = design.wiring if stream.blocks else Wiring  # of a step without blocks, nothing would train the design's
     made = _Made(wiring(stream.width, layers, options), [], [])
     branches = round(stream.total * sum(map(len, stream.parts)) / max(1, len(stream.blocks)))
-    layer = 1
+    layer, attentions = 1, 0
     for number, (block, parts, count) in enumerate(zip(stream.blocks, stream.parts, stream.connections), stream.first):
         of_connections = [None] if design.unit == "block" else parts[:count]
         places = [
             replace(
                 Place(stream.width, layer + i, layers, number, stream.total, branches=branches),
                 **_branch_at(block, one),
+                attention=attentions + sum(bool(other and other.values) for other in of_connections[: i + 1])
+                if one and one.values
+                else 0,
             )
             for i, one in enumerate(of_connections)
         ]
+        attentions += sum(bool(one and one.values) for one in of_connections)
         made.places.append(places[0])
         made.connections.append(_like(block, nn.ModuleList(design(place, options) for place in places)))
         layer += count

@@ -87,25 +87,41 @@ def _without_lost_linears(parts: BranchParts, block: nn.Module) -> BranchParts:
 
 
 @torch.no_grad()
-def check_declared(block: nn.Module) -> None:
+def check_declared(block: nn.Module, *, may_call_block: bool = True) -> None:
     """Raises UserError where the branches that a user has declared do not add up to the block on a random stream.
 
     Nothing is said of blocks that do not run on a stream alone, or whose weights are not there.
+
+    Args:
+        may_call_block: False where a design runs the branches, of which one that calls its block would run the design.
     """
     if type(block) not in _DECLARED or any(parameter.is_meta for parameter in block.parameters()):
         return
     parts_of(block)  # whose paths lead somewhere
     block = copy.deepcopy(block).cpu().double().eval()  # a branch may be a millionth of the stream
+    whole, called = block.forward, []
+
+    def refuse(*_: Any, **__: Any) -> None:
+        called.append(True)
+        raise RuntimeError("a branch runs its block")
+
     generator = torch.Generator().manual_seed(0)
     for shape in ((2, 16), (2, 4, 4)):  # of tokens, and of images
         for width in dict.fromkeys(one.shape[0] for one in block.parameters() if one.ndim == 1):
             x = torch.randn(*shape, width, generator=generator, dtype=torch.float64)
             try:
+                block.forward = whole
                 expected, y = block(x.clone()), x  # it may add in place
+                block.forward = whole if may_call_block else refuse
                 for branch in branches_of(block) or ():
                     y = y + branch(y.clone())
                 off = (y - expected).norm() / (expected - x).norm().clamp_min(1e-12)
             except OF_MODULES:
+                if called:
+                    raise UserError(
+                        f"residual: a branch that is declared for {type(block).__name__} calls the block itself, which "
+                        "would be the design around it; expected what it adds, of its layers"
+                    ) from None
                 continue
             if off > 1e-2:
                 raise UserError(

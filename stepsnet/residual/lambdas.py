@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .design import Branch, Connection, Place, Wiring
+from .design import Branch, Connection, Place, Wiring, set_start
 
 __all__ = ["Lambdas"]
 
@@ -45,9 +45,7 @@ class Lambdas(Connection):
         self.init_weights()
 
     def init_weights(self) -> None:
-        with torch.no_grad():
-            self.mix.zero_()
-            self.mix[0] = 1.0
+        set_start(self.mix, torch.eye(len(self.mix))[0])
 
     def forward(self, state: tuple[Tensor, Tensor], F: Branch) -> tuple[Tensor, Tensor]:
         x_0, x = state

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .design import Branch, Connection, Place, check_bounds
+from .design import Branch, Connection, Place, check_bounds, set_start
 
 __all__ = ["LAuReL"]
 
@@ -36,8 +36,7 @@ class LAuReL(Connection):
     def init_weights(self) -> None:
         nn.init.zeros_(self.A)
         rank, width = self.B.shape
-        with torch.no_grad():
-            self.B.copy_(torch.eye(rank).repeat(1, -(-width // rank))[:, :width] * (rank * width) ** -0.5)
+        set_start(self.B, torch.eye(rank).repeat(1, -(-width // rank))[:, :width] * (rank * width) ** -0.5)
 
     def forward(self, x: Tensor, F: Branch) -> Tensor:
         return x + F(x) + x @ self.B.T @ self.A.T

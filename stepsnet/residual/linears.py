@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ..errors import UserError
 from .branches import BranchParts, Projection, check_in_place
 
 __all__ = [
@@ -47,12 +48,20 @@ def start_of(block: nn.Module, parts: BranchParts) -> BranchWeights | None:
     """The weights of a branch whose linear layers are declared, to be drawn; their biases are 0 then.
 
     None where transformers has loaded them, which marks what is not to be drawn again.
+
+    Raises:
+        UserError: FSDP has sharded them: what is drawn into a view of them would be lost.
     """
     layers: list[Any] = [block.get_submodule(path) for path in linear_paths(parts)]
+    if any(hasattr(layer.weight, "device_mesh") for layer in layers):
+        kind = type(block).__name__
+        raise UserError(
+            f"residual: got sharded weights of {kind} to draw, expected start values before they are sharded"
+        )
     if any(getattr(layer.weight, "_is_hf_initialized", False) for layer in layers):
         return None
     for layer in layers:
-        if layer.bias is not None:
+        if getattr(layer, "bias", None) is not None:
             nn.init.zeros_(layer.bias)
     *front, values = (_output_part(block, one) for one in parts.projections or parts.hidden)
     queries_keys, gates = (tuple(front), ()) if parts.projections else ((), tuple(front))

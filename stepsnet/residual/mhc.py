@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .design import Branch, Connection, Place, check_bounds, precise, rms_norm, without_autocast
+from .design import Branch, Connection, Place, check_bounds, precise, rms_norm, set_start, without_autocast
 from .streams import Streams
 
 __all__ = ["MHC", "sinkhorn_knopp"]
@@ -94,11 +94,8 @@ class MHC(Connection):
     def init_weights(self) -> None:
         nn.init.normal_(self.phi, std=0.02)
         nn.init.constant_(self.alpha, 0.01)
-        with torch.no_grad():
-            pre, post, res = self.b.split([self.n, self.n, self.n**2])
-            pre.fill_(-math.log(self.n - 1))  # σ is 1/n
-            post.zero_()
-            res.copy_(8 * (torch.eye(self.n) - 1).flatten())
+        pre = torch.full((self.n,), -math.log(self.n - 1))  # σ is 1/n
+        set_start(self.b, torch.cat([pre, torch.zeros(self.n), 8 * (torch.eye(self.n) - 1).flatten()]))
 
     def coefficients(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """x: (B, N, n, C) -> H_pre (B, N, n), H_post (B, N, n), H_res (B, N, n, n)."""

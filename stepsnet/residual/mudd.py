@@ -28,7 +28,18 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from .branches import BranchParts
-from .design import Branch, Connection, DesignPart, Place, Wiring, check_sources, precise, rms_norm, without_autocast
+from .design import (
+    Branch,
+    Connection,
+    DesignPart,
+    Place,
+    Wiring,
+    check_sources,
+    precise,
+    rms_norm,
+    set_start,
+    without_autocast,
+)
 from .separate_inputs import check_separable, separate
 from .source_sum import Sources, SourceSum
 
@@ -97,10 +108,10 @@ class MUDD(SourceSum, Connection):
     def init_weights(self) -> None:
         nn.init.normal_(self.W_1, std=self.place.width**-0.5)
         nn.init.zeros_(self.W_2)
-        nn.init.zeros_(self.a)
+        a = torch.zeros(self.ways, self.a.numel() // self.ways)
         if self.pre is None:
-            with torch.no_grad():
-                self.a.view(self.ways, -1)[:, -1] = 1.0
+            a[:, -1] = 1.0
+        set_start(self.a, a.view(self.a.shape))
 
     def forward(self, state: tuple[Tensor, ...], branches: Sequence[Branch]) -> tuple[Tensor, ...]:
         *X, Q, K, V, R = state

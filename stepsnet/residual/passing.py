@@ -26,6 +26,10 @@ def _writes(x: Tensor) -> int:
     return 0 if torch.compiler.is_compiling() or x.is_inference() else x._version
 
 
+def _in_backward() -> bool:
+    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
+
+
 class Passage:
     """One pass over the blocks of an iterated container."""
 
@@ -34,6 +38,7 @@ class Passage:
         self.state: State = None
         self.shown: Tensor | None = None  # what the last block has returned
         self.writes = 0  # to that tensor, by then
+        self.kept: Tensor | None = None  # a copy of one of which torch counts no writes
         self.begun: dict[int, tuple[Tensor, State]] = {}  # what each block began with, for one that is run again
 
 
@@ -56,12 +61,14 @@ class PassingBlock:
         one.state = run(state, *args, **kwargs)
         one.shown = one.wiring.end(one.state)
         one.writes = _writes(one.shown)
+        one.kept = one.shown.clone() if one.shown.is_inference() and not torch.compiler.is_compiling() else None
         return one.shown
 
     def _state_for(self, x: Tensor) -> State:
         one = self.passage
         if self.index == 0:  # also of another pass on an equal stream, or where it is run again
-            one.begun.clear()
+            if not _in_backward():  # by which the others may be run again once more
+                one.begun.clear()
             return one.wiring.start(x)
         if one.shown is None:
             raise RuntimeError(
@@ -70,7 +77,7 @@ class PassingBlock:
             )
         if self.index in one.begun and _same(x, one.begun[self.index][0]):  # run again, perhaps from a view of its own
             return one.begun[self.index][1]
-        if _same(x, one.shown) and one.writes == _writes(one.shown):
+        if _same(x, one.shown) and one.writes == _writes(one.shown) and (one.kept is None or _same(x, one.kept)):
             return one.state
         raise RuntimeError(
             f"block {self.index} of a connected sequence: got another tensor than the block before has returned; "

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from .branches import BranchParts
 from .design import Branch, Connection, Place
-from .linears import start_of
+from .linears import misses_linear, start_of
 from .scales import Gain
 
 __all__ = ["ReZero"]
@@ -38,7 +38,9 @@ class ReZero(Connection):
         self.alpha.reset_parameters()
 
     def init_branch(self, block: nn.Module, parts: BranchParts) -> None:
-        for weight in (start_of(block, parts) if parts.linears else None) or ():
+        if not parts.linears or misses_linear(block, parts):  # such as a layer that wraps another
+            return
+        for weight in start_of(block, parts) or ():
             nn.init.xavier_uniform_(weight)
 
     def forward(self, x: Tensor, F: Branch) -> Tensor:

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..errors import UserError
 from .branches import BranchParts, check_in_place
 from .design import Branch, Connection, Place, Wiring
 
@@ -45,7 +46,8 @@ class ValueResidual(Connection):
         assert place.parts is not None
         self.is_attention = place.parts.values is not None
         # of V_1 and V_l; the first attention of the stream has one of the two alone
-        self.mix = nn.Parameter(torch.empty(2)) if self.is_attention and place.layer > 1 else None
+        self.mix = nn.Parameter(torch.empty(2)) if self.is_attention and place.attention > 1 else None
+        self.running = False  # the branch: else the attention is called by somebody who looks at it alone
         self.first: Tensor | None = None  # V_1, while the branch runs
         self.made: Tensor | None = None  # V_l, when it has run
         self.init_weights()
@@ -59,19 +61,27 @@ class ValueResidual(Connection):
         if not self.is_attention:
             return (*first, x + F(x))
         try:
-            self.first = first[0] if first else None
+            self.first, self.running = first[0] if first else None, True
             x = x + F(x)
             made = self.made
         finally:  # a checkpoint ends a pass that it runs again as soon as it has what it needs
-            self.first, self.made = None, None
+            self.first, self.made, self.running = None, None, False
         if made is None:  # the attention has not run: its block is dropped, and the next is the first
             return (*first, x)
         return (first[0] if first else made, x)
 
     def values(self, V: Tensor) -> Tensor:
         """V_l -> V'_l, called while the branch runs."""
+        if not self.running:
+            return V
         self.made = V
         return V if self.mix is None or self.first is None else self.mix[0] * self.first + self.mix[1] * V
+
+    @classmethod
+    def check_block(cls, block: nn.Module, parts: Sequence[BranchParts]) -> None:
+        if (count := sum(one.values is not None for one in parts)) > 1:  # such as one across, of other tokens
+            kind = type(block).__name__
+            raise UserError(f"residual: value_residual: got {kind} with {count} attentions, expected one in each block")
 
     @classmethod
     def hooked(cls, parts: BranchParts) -> list[str]:
