@@ -281,6 +281,31 @@ def test_nothing_of_a_pass_is_kept_once_it_was_measured(design):
     assert not len(saved)
 
 
+@pytest.mark.parametrize("design", ["attention_residuals", "deep_cross_attention", "mudd", "dense_former"])
+def test_what_a_bfloat16_stream_keeps_grows_with_the_depth_alone(design):
+    """Designs that read all blocks before compute in float32, and a copy a reader would grow with its square."""
+
+    def kept(depth):
+        torch.manual_seed(0)
+        blocks = connect(nn.Sequential(*(Block(16, num_heads=2) for _ in range(depth))), design).bfloat16()
+        copies = set()
+
+        def pack(tensor):
+            if tensor.dtype == torch.float32 and tensor.numel() == 2 * 5 * 16:
+                copies.add(tensor.untyped_storage().data_ptr())
+                alive.append(tensor)
+            return tensor
+
+        alive = []
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            y = blocks(torch.randn(2, 5, 16).bfloat16())
+        y.float().square().mean().backward()
+        assert all(one.grad is not None for one in blocks.parameters())
+        return len(copies)
+
+    assert kept(16) <= 2 * kept(8) + 8
+
+
 def test_what_has_no_stream_or_no_loss_is_refused():
     vit = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=2, embed_dim=12)
     with pytest.raises(

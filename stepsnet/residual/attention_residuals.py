@@ -49,6 +49,8 @@ Total = tuple[Tensor, Tensor, Tensor]
 class _Query(SourceSum):
     """Several v of (B, N, C) -> Σ α_i v_i of (B, N, C)."""
 
+    widens = True
+
     def __init__(self, width: int):
         super().__init__()
         self.w = nn.Parameter(torch.empty(width))

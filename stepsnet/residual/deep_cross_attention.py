@@ -48,6 +48,8 @@ __all__ = ["DeepCrossAttention"]
 class _GRN(SourceSum):
     """Several weighted sums of the same sources: t of (B, N, C) -> ``outputs`` of (B, N, C)."""
 
+    widens = True
+
     def __init__(self, width: int, sources: int, outputs: int):
         super().__init__()
         self.sources, self.outputs = sources, outputs

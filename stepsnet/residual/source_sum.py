@@ -7,16 +7,18 @@ most nine sources at once, those of Attention Residuals in 8 groups, and go on f
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from .design import DesignPart
 
 __all__ = ["SourceSum"]
 
 AT_ONCE = 9
+_PRECISE = (torch.float32, torch.float64)
 
 Sources = tuple[Tensor, ...]  # of (B, N, C)
 
@@ -24,6 +26,7 @@ Sources = tuple[Tensor, ...]  # of (B, N, C)
 class SourceSum(DesignPart):
     """What sums over many sources by :meth:`add`."""
 
+    widens: ClassVar[bool] = False  # whether ``add`` makes float32 copies of its sources that the gradient would keep
     # (function, its arguments) -> the function as compiled for them; set by models.compilation.compile_blocks
     compiled: Callable[..., Callable[..., Any]] | None = None
 
@@ -56,6 +59,9 @@ class SourceSum(DesignPart):
         if self._is_compiled():
             assert self.compiled is not None
             function = self.compiled(function, sources, *arguments)
+        elif self.widens and sources[0].dtype not in _PRECISE and not torch.compiler.is_compiling():
+            # each block would keep copies of all sources, in all the square of their number: they are made again
+            return checkpoint(function, sources, *arguments, use_reentrant=False, preserve_rng_state=False)
         return function(sources, *arguments)
 
     def _is_compiled(self) -> bool:
