@@ -24,7 +24,6 @@ from torch import Tensor, nn
 from ..plan import check_steps
 from ..residual.connected import has_design
 from .assembly import assemble, model_cfg, per_block, resolve_heads, set_grad_checkpointing, with_defaults
-from .blocks import blocks_of
 
 __all__ = ["StepsDeiT"]
 
@@ -118,7 +117,8 @@ class StepsDeiT(VisionTransformer):
         if len(self.blocks.widths) > 1:
             raise ValueError(f"{checkpoint_path}: got weights of one width, expected a model of one step to load them")
         steps: Any = self.blocks
-        self.blocks = nn.Sequential(*blocks_of(self))  # type: ignore[assignment]
+        joined: Any = steps.networks[0]  # blocks, or blocks in a design, which are not passed through one by one here
+        self.blocks = nn.Sequential(*getattr(joined, "blocks", joined))  # type: ignore[assignment]
         try:
             super().load_pretrained(checkpoint_path, prefix)
         except AttributeError as error:  # of rezero, fixup and deepnorm
