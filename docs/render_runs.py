@@ -281,11 +281,12 @@ def verdicts_table(*names: str) -> str:
     """The criteria of studies that have a verdict: one row each, and how many are open."""
     rows, notes = [], []
     levels: set[float] = set()
+    of_rows: list[float] = []
     for name in names:
         study, results = read_study(name)
         metric = find_metric(study.metric)
         spec = f"+.{metric.decimals + 1}f"  # as the page of the study has it
-        margins = {criterion.name: criterion.margin for criterion in study.criteria}
+        asked_of = {criterion.name: criterion for criterion in study.criteria}
         levels |= {criterion.level for criterion in study.criteria}
         judged = [one for one in judge_study(study, results).criteria if one.verdict != "not yet"]
         for one in judged:
@@ -293,7 +294,8 @@ def verdicts_table(*names: str) -> str:
             mean = f"{one.mean:{spec}}{metric.difference_unit}" if one.mean is not None else ""
             asked = f"{one.name} (`{name}`, {len(study.seeds)} seeds)"
             verdict = f"**{one.verdict}**" + (f": {one.reason}" if one.reason else "")
-            rows.append([asked, mean, between, as_p_value(one.p), f"{margins[one.name]:g}", verdict])
+            rows.append([asked, mean, between, as_p_value(one.p), f"{asked_of[one.name].margin:g}", verdict])
+            of_rows.append(asked_of[one.name].level)
         there, all_of = progress(study, results)
         if there < all_of:
             notes.append(
@@ -301,6 +303,8 @@ def verdicts_table(*names: str) -> str:
                 f"{len(study.criteria)} criteria have no verdict yet."
             )
     of_all = f"{percent(min(levels))} " if len(levels) == 1 else ""
+    for row, level in zip(rows, of_rows):
+        row[2] += f" ({percent(level)})" if row[2] and not of_all else ""
     headers = ["asked", "difference", f"{of_all}interval", "p", "margin", "verdict"]
     return "\n".join([markdown_table(headers, rows, "lrrrrl"), *([""] if notes else []), *notes])
 

@@ -48,7 +48,7 @@ def replacing(path: Path) -> Iterator[Path]:
     Raises:
         UserError: the disk is full, or the file cannot be written; ``path`` is as it was.
     """
-    temporary = path.with_name(f".{path.name[:32]}.{secrets.token_hex(8)}.tmp")  # a name may be as long as is allowed
+    temporary = _beside(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
@@ -66,6 +66,11 @@ def replacing(path: Path) -> Iterator[Path]:
         raise UserError(f"cannot write {path}: {error.strerror or error}") from error
 
 
+def _beside(path: Path) -> Path:
+    """A name that nobody else has, of a file that will take the place of ``path``; see :func:`is_temporary`."""
+    return path.with_name(f".{path.name[:32]}.{secrets.token_hex(8)}.tmp")  # a name may be as long as is allowed
+
+
 def write_new(path: Path, content: str | bytes) -> bool:
     """Write a file, whole, where there is none; False where there is one, which stays.
 
@@ -74,7 +79,7 @@ def write_new(path: Path, content: str | bytes) -> bool:
     Raises:
         UserError: the disk is full, or the file cannot be written.
     """
-    whole = path.with_name(f".{path.name[:32]}.{secrets.token_hex(8)}.tmp")
+    whole = _beside(path)
     write_atomically(whole, content)
     try:
         os.link(whole, path)

@@ -31,6 +31,16 @@ def loss_of(model):
     return F.cross_entropy(model(TOKENS, use_cache=False).logits.flatten(0, 1), TOKENS.flatten())
 
 
+def test_weights_that_were_loaded_stay_where_a_design_has_more_of_them(tmp_path):
+    static = stirred(build("hyper_connections", residual_options={"streams": 2, "dynamic": False}), 0.2)
+    static.save_pretrained(tmp_path)
+    options = {"streams": 2, "dynamic": True}
+    dynamic = type(static).from_pretrained(tmp_path, residual_options=options).state_dict()
+    for key, value in static.state_dict().items():
+        assert torch.equal(dynamic[key], value), key
+    assert all(not value.any() for key, value in dynamic.items() if key.endswith("connections.0.W"))
+
+
 @NAMES
 def test_a_cache_changes_nothing_and_a_saved_model_is_the_same(name, tmp_path):
     model = stirred(build(name), 0.2).eval()

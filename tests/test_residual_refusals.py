@@ -651,18 +651,10 @@ def test_a_branch_that_calls_its_block_is_refused_and_nothing_is_changed():
 
 
 def test_rezero_leaves_a_layer_that_wraps_another_as_it_is():
-    class Wrapped(nn.Module):
-        def __init__(self, linear):
-            super().__init__()
-            self.linear = linear
-
-        def forward(self, x):
-            return self.linear(x)
-
     blocks = nn.Sequential(*(Block(WIDTH, 2) for _ in range(2)))
     before = [block.attn.qkv.weight.clone() for block in blocks]
     for block in blocks:
-        block.attn.qkv = Wrapped(block.attn.qkv)
+        block.attn.qkv = Adapted(block.attn.qkv)
     x = torch.randn(2, 4, WIDTH)
     assert torch.equal(connect(blocks, "rezero")(x), x)  # the identity, at the start
-    assert all(torch.equal(block.attn.qkv.linear.weight, weight) for block, weight in zip(blocks, before))
+    assert all(torch.equal(block.attn.qkv.base_layer.weight, weight) for block, weight in zip(blocks, before))

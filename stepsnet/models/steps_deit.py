@@ -118,13 +118,12 @@ class StepsDeiT(VisionTransformer):
             raise ValueError(f"{checkpoint_path}: got weights of one width, expected a model of one step to load them")
         steps: Any = self.blocks
         joined: Any = steps.networks[0]  # blocks, or blocks in a design, which are not passed through one by one here
-        self.blocks = nn.Sequential(*getattr(joined, "blocks", joined))  # type: ignore[assignment]
+        blocks = list(getattr(joined, "blocks", joined))
+        if not all(hasattr(block.norm1, "weight") for block in blocks):  # of rezero, fixup and deepnorm
+            raise ValueError(f"{checkpoint_path}: got norms of a ViT, expected a design that leaves the blocks' norms")
+        self.blocks = nn.Sequential(*blocks)  # type: ignore[assignment]
         try:
             super().load_pretrained(checkpoint_path, prefix)
-        except AttributeError as error:  # of rezero, fixup and deepnorm
-            raise ValueError(
-                f"{checkpoint_path}: got norms of a ViT, expected a design that leaves the blocks' norms"
-            ) from error
         finally:
             self.blocks = steps
 

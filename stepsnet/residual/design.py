@@ -31,6 +31,7 @@ __all__ = [
     "check_design",
     "check_options",
     "check_sources",
+    "is_sharded",
     "precise",
     "reset_norm",
     "rms_norm",
@@ -254,6 +255,11 @@ def precise(x: Tensor) -> Tensor:
     return x if x.dtype == torch.float64 else x.float()
 
 
+def is_sharded(parameter: Tensor) -> bool:
+    """Whether it is a DTensor, without the import that would say so."""
+    return hasattr(parameter, "device_mesh")
+
+
 @torch.no_grad()
 def set_start(parameter: Tensor, value: Tensor) -> None:
     """Give a whole parameter its start value, of the same on every rank; not where transformers has loaded it.
@@ -263,7 +269,7 @@ def set_start(parameter: Tensor, value: Tensor) -> None:
     if getattr(parameter, "_is_hf_initialized", False):
         return
     value = value.to(parameter.device, parameter.dtype)
-    if hasattr(parameter, "device_mesh"):
+    if is_sharded(parameter):
         from torch.distributed.tensor import DTensor, distribute_tensor  # which takes a moment
 
         assert isinstance(parameter, DTensor)

@@ -48,10 +48,10 @@ class HyperConnections(Connection):
     def init_weights(self) -> None:
         set_start(self.A_m, torch.eye(self.n)[(self.place.layer - 1) % self.n])
         set_start(self.A_r, torch.eye(self.n).flatten())
-        set_start(self.B, torch.ones(self.n))
+        nn.init.ones_(self.B)
         if self.dynamic:
-            set_start(self.W, torch.zeros(self.W.shape))
-            set_start(self.s, torch.full((2,), 0.01))
+            nn.init.zeros_(self.W)
+            nn.init.constant_(self.s, 0.01)
 
     def coefficients(self, H: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """H: (B, N, n, C) -> A_m (…, n), A_r (…, n, n), B (…, n)."""

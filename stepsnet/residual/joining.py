@@ -230,17 +230,13 @@ def _make(stream: _Stream) -> _Made:
     layer, attentions = 1, 0
     for number, (block, parts, count) in enumerate(zip(stream.blocks, stream.parts, stream.connections), stream.first):
         of_connections = [None] if design.unit == "block" else parts[:count]
-        places = [
-            replace(
-                Place(stream.width, layer + i, layers, number, stream.total, branches=branches),
-                **_branch_at(block, one),
-                attention=attentions + sum(bool(other and other.values) for other in of_connections[: i + 1])
-                if one and one.values
-                else 0,
-            )
-            for i, one in enumerate(of_connections)
-        ]
-        attentions += sum(bool(one and one.values) for one in of_connections)
+        places = []
+        for i, one in enumerate(of_connections):
+            place = Place(stream.width, layer + i, layers, number, stream.total, branches=branches)
+            if one is not None and one.values:
+                attentions += 1
+                place = replace(place, attention=attentions)
+            places.append(replace(place, **_branch_at(block, one)))
         made.places.append(places[0])
         made.connections.append(_like(block, nn.ModuleList(design(place, options) for place in places)))
         layer += count

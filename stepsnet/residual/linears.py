@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ..errors import UserError
 from .branches import BranchParts, Projection, check_in_place
+from .design import is_sharded
 
 __all__ = [
     "BranchWeights",
@@ -53,7 +54,7 @@ def start_of(block: nn.Module, parts: BranchParts) -> BranchWeights | None:
         UserError: FSDP has sharded them: what is drawn into a view of them would be lost.
     """
     layers: list[Any] = [block.get_submodule(path) for path in linear_paths(parts)]
-    if any(hasattr(layer.weight, "device_mesh") for layer in layers):
+    if any(is_sharded(layer.weight) for layer in layers):
         kind = type(block).__name__
         raise UserError(
             f"residual: got sharded weights of {kind} to draw, expected start values before they are sharded"
