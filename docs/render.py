@@ -13,13 +13,15 @@ A block between ``<!-- begin: NAME … -->`` and ``<!-- end -->`` is replaced by
     study-keys                     the keys of a study's declaration
     stream NAME CELL…              γ by update in the final runs of a study's cells, and their gradients at the end
     verdicts NAME…                 the criteria of declared studies that have a verdict
-    differences NAME LEFT-RIGHT…   paired differences of a study's cells that none of its criteria asks for
+    differences NAME LEFT-RIGHT…   paired differences of a study's cells that none of its criteria asks for, and
+                                   LEFT-RIGHT/LEFT-RIGHT, how much the first of two differences is the larger one
     answers NAME…                  a row a declared study: its question, and what may be said by now
     analysis FILE TABLE            what ``stepsnet analyze --json`` printed
     speed FILE                     what ``stepsnet bench`` wrote
     memory FILE                    what benchmarks/memory.py wrote
     benchmarks, stream_blocks, grow, grow_starts, compress, language [NAME], imports, optimized NAME, pairs, candidates,
-    bounds, overheads, device NAME, device_pairs NAME, designs NAME, detectors NAME, segmenters, scale FILE
+    bounds, overheads, device NAME, device_pairs NAME, device_tests NAME…, designs NAME, detectors NAME, segmenters,
+    scale FILE
                                    what the other benchmarks wrote
     paper-depths                   the accuracies of the paper's Table 5a
 
@@ -71,6 +73,7 @@ TABLES = {
     "optimized": render_speed.optimized_table,
     "device": render_speed.device_table,
     "device_pairs": render_speed.device_pairs_table,
+    "device_tests": render_speed.device_tests_table,
     "designs": render_speed.designs_table,
     "stream_blocks": render_benchmarks.stream_blocks_table,
     "grow": render_benchmarks.grow_table,

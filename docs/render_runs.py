@@ -17,7 +17,7 @@ from stepsnet.study.declare import Claim, Contender, Criterion, Flatness, Study,
 from stepsnet.study.leaderboard import leaderboard
 from stepsnet.study.render import as_p_value, draw_study, render_study
 from stepsnet.study.run_plan import progress
-from stepsnet.study.verdict import finals_of, judge, judge_study, unsound
+from stepsnet.study.verdict import finals_of, judge, judge_study, tested, unsound
 from stepsnet.summary_stats import format_mean_std, percent
 
 
@@ -102,20 +102,21 @@ SAME = {"depths_0_0_12": "steps_1", "depths_12_6_6": "steps_3", "narrow_to_wide"
 
 
 def grid_table(folder: str, table: str) -> str:
-    """A table of the paper in small: a row a recipe, the paired difference to the first, and the paper's accuracy."""
+    """A table of the paper in small: a row a recipe, its paired differences to the first, and the paper's accuracy."""
     runs, printed = runs_of((folder,)), {row["row"]: row["top1"] for row in printed_rows(table)}
-    headers = ["", "widths × blocks", "blocks", "params", "MACs", "training", "validation", "over the first", "paper"]
+    keys = {"training": "train_top1", "training loss": "train_loss", "validation": "val_top1"}
+    headers = ["", "widths × blocks", "blocks", "params", "MACs", *keys, *(f"{name}, over the first" for name in keys)]
     rows = []
     first: list[dict] = []
     for short, title in _titles_of_rows(table).items():
         mine = [run for run in runs if run["recipe"].endswith("/" + SAME.get(short, short))]
-        train, val = (mean_std(list(by_seed(mine, key).values()), key) for key in ("train_top1", "val_top1"))
-        over = difference(mine, first) if first else ""
+        of_runs = [mean_std(list(by_seed(mine, key).values()), key) for key in keys.values()]
+        over = [difference(mine, first, key) if first else "" for key in keys.values()]
         one, first = mine[0], first or mine
         size = [one["blocks"], f"{one['params'] / 1e6:.2f}M", f"{one['macs'] / 1e6:.1f}M"]
-        rows.append([title, steps(one["widths"]), *size, train, val, over, f"{printed[title]}%"])
+        rows.append([title, steps(one["widths"]), *size, *of_runs, *over, f"{printed[title]}%"])
     note = f"{where_run(runs, (folder,))} The last column is the paper's Table {table}."
-    return f"{markdown_table(headers, rows, 'llrrrrrrr')}\n\n{note}"
+    return f"{markdown_table([*headers, 'paper'], rows, 'll' + 'r' * 10)}\n\n{note}"
 
 
 def _titles_of_rows(table: str) -> dict[str, str]:
@@ -310,7 +311,8 @@ def verdicts_table(*names: str) -> str:
 
 
 def differences_table(name: str, *pairs: str) -> str:
-    """Paired differences of a study's cells, ``LEFT-RIGHT``, that no criterion asks for: looked at afterwards.
+    """Paired differences of a study's cells that no criterion asks for, looked at afterwards: ``LEFT-RIGHT``, or
+    ``LEFT-RIGHT/LEFT-RIGHT`` for how much the first of two differences is the larger one.
 
     Among the pairs may be ``level=0.99``, of the intervals; by default 0.95.
     """
@@ -318,22 +320,37 @@ def differences_table(name: str, *pairs: str) -> str:
     metric = find_metric(study.metric)
     level = next((float(text.removeprefix("level=")) for text in pairs if text.startswith("level=")), 0.95)
     rows, doubts = [], dict[str, None]()
-    for left, right in (pair.split("-") for pair in pairs if not pair.startswith("level=")):
-        asked = Criterion(name=f"{left} {right}", left=left, right=right, level=level)
-        judged = judge(study, asked, results)
-        cells = [study.cell(text, "differences") for text in (left, right)]
-        if judged.mean is not None and judged.p is None:
-            doubts[f"- the seeds of {left} and {right} do not differ"] = None
-        if reason := unsound(study, cells, [finals_of(study, cell, results) for cell in cells], results):
-            doubts[f"- {reason}"] = None
-        if judged.mean is None:
-            raise ValueError(f"{left}-{right}: {judged.reason}, expected cells whose runs have ended")
+    for pair in (text for text in pairs if not text.startswith("level=")):
+        sides = [_paired(study, text, results) for text in pair.split("/")]
+        for _, about in sides:
+            doubts |= about
+        values = sides[0][0]
+        if len(sides) == 2:
+            values = tuple(first - second for first, second in zip(values, sides[1][0], strict=True))
+            cells = [side.replace("-", " minus ") for side in pair.split("/")]
+        else:
+            cells = pair.split("-")
+        mean, low, high, p = tested(values, level)
         spec = f"+.{metric.decimals}f"
-        between = f"{judged.low:{spec}} to {judged.high:{spec}}"
-        rows.append([left, right, f"{judged.mean:{spec}}", between, as_p_value(judged.p)])
+        rows.append([*cells, f"{mean:{spec}}", f"{low:{spec}} to {high:{spec}}", as_p_value(p)])
     headers = ["cell", "against", f"difference{metric.difference_unit and f' ({metric.difference_unit.strip()})'}"]
     table = markdown_table([*headers, f"{percent(level)} interval", "p"], rows, "llrrr")
     return "\n".join([table, "", "Of these cells,", *doubts] if doubts else [table])
+
+
+def _paired(study: Study, pair: str, results: dict) -> tuple[tuple[float, ...], dict[str, None]]:
+    """The differences of two cells by seed, and lines on what makes them doubtful."""
+    left, right = pair.split("-")
+    cells = [study.cell(text, "differences") for text in (left, right)]
+    judged = judge(study, Criterion(name=pair, left=left, right=right), results)
+    if judged.mean is None:
+        raise ValueError(f"{pair}: {judged.reason}, expected cells whose runs have ended")
+    doubts = dict[str, None]()
+    if judged.p is None:
+        doubts[f"- the seeds of {left} and {right} do not differ"] = None
+    if reason := unsound(study, cells, [finals_of(study, cell, results) for cell in cells], results):
+        doubts[f"- {reason}"] = None
+    return judged.differences, doubts
 
 
 def answers_table(*names: str) -> str:

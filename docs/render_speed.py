@@ -6,6 +6,7 @@ import re
 
 from render_parts import origin, read_benchmark, table_of_numbers
 
+from stepsnet.markdown import markdown_table
 from stepsnet.summary_stats import format_quartiles
 
 
@@ -104,6 +105,25 @@ def device_table(name: str) -> str:
         f"training under bfloat16 autocast. A sample of a language model has 512 tokens. {origin(result)}"
     )
     return f"{table_of_numbers(headers, table)}\n\n{note}"
+
+
+def device_tests_table(*names: str) -> str:
+    """How the tests on a GPU ended, a row a run of them."""
+    rows, notes = [], []
+    for number, name in enumerate(names, 1):
+        result = read_benchmark(name)
+        outcomes = result["outcomes"]
+        failed = [f"`{test}`: {_why(outcome)}" for test, outcome in outcomes.items() if outcome != "passed"]
+        passed = f"{len(outcomes) - len(failed)} of {len(outcomes)}"
+        rows.append([number, result["hardware"]["gpu"], passed, result["seconds"], "; ".join(failed)])
+        notes.append(f"{number}. {origin(result)}")
+    headers = ["run", "GPU", "passed", "seconds", "the others"]
+    return "\n".join([markdown_table(headers, rows, "llrrl"), "", *notes])
+
+
+def _why(outcome: str) -> str:
+    """What a failed test said, or that it failed."""
+    return outcome.partition(": ")[2] or outcome
 
 
 def designs_table(name: str) -> str:

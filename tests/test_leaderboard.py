@@ -111,6 +111,22 @@ def test_a_leaderboard_says_what_is_there_and_what_is_not(pages, tmp_path):
     assert (tmp_path / "toy.png").stat().st_size > 5000
 
 
+def test_the_difference_of_two_differences_is_paired_by_seed(pages, tmp_path):
+    module, study = pages
+    shallow, deep, ours = [50.0, 52.0], [45.0, 44.0], [60.0, 65.0]
+    for cell, scores, moved in [("plain", 4), shallow, 0.0], [("plain", 8), deep, 0.0], [("steps", 8), ours, 0.5]:
+        keep(study, records(Cell(*cell), scores, moved), tmp_path)
+    table = module.differences_table(study, "plain@4-plain@8", "plain@4-plain@8/steps@8-plain@8", "level=0.99")
+    headers, _, alone, both, *notes = table.splitlines()
+    assert "99% interval" in headers and "steps@8" in notes[-1] and "still moved" in notes[-1]  # 0.5 in the end
+    assert alone.split(" | ")[:3] == ["| plain@4", "plain@8", "+6.5"]  # of 5 and 8
+    assert both.split(" | ")[:3] == ["| plain@4 minus plain@8", "steps@8 minus plain@8", "-11.5"]  # 5 - 15 and 8 - 21
+    half = 63.657 * 1.5  # of two values: t of one degree of freedom at 99%, times half of their distance
+    assert both.split(" | ")[3] == f"{-11.5 - half:+.1f} to {-11.5 + half:+.1f}"
+    with pytest.raises(ValueError, match=r"plain@4-mhc@8: .*expected cells whose runs have ended"):
+        module.differences_table(study, "plain@4-mhc@8")
+
+
 def test_a_model_of_ones_own_has_arguments_of_its_own(tmp_path, monkeypatch):
     spec = {"steps": [2], "widths": 8, "depths": "auto", "residual": True}
     study = find_study(str(declared(tmp_path, contenders=CONTENDERS[:1], criteria=[], claims=[])))

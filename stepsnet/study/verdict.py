@@ -26,6 +26,7 @@ __all__ = [
     "judge_claim",
     "judge_study",
     "p_value",
+    "tested",
     "unsound",
 ]
 
@@ -104,6 +105,13 @@ def p_value(values: Sequence[float]) -> float:
     return float(2 * stats.t.sf(abs(mean) * math.sqrt(len(values)) / deviation, len(values) - 1))
 
 
+def tested(differences: Sequence[float], level: float) -> tuple[float, float, float, float | None]:
+    """Mean and interval of paired differences, and p; None where the seeds do not differ, but for rounding."""
+    mean, low, high = interval(differences, level)
+    same = math.isclose(low, high, rel_tol=1e-9, abs_tol=1e-12)
+    return mean, low, high, None if same else p_value(differences)
+
+
 def finals_of(study: Study, cell: Cell, results: Results) -> dict[int, Mapping[str, Any]]:
     """The final runs of a cell at its chosen rate, by seed."""
     choice = choice_of(study, cell, results)
@@ -137,11 +145,10 @@ def judge(study: Study, criterion: Criterion, results: Results) -> Judged:
                 what = "has diverged" if "diverged" in found[seed] else f"has no {key}"
                 return Judged(criterion.name, "undecided", reason=f"{cell} {what} with seed {seed}")
     differences = tuple(sign * (a - b) for a, b in zip(*values))
-    mean, low, high = interval(differences, criterion.level)
+    mean, low, high, p = tested(differences, criterion.level)
     reason = _declared_late(study, criterion, (left, right)) or unsound(study, cells, (left, right), results)
-    p: float | None = p_value(differences)
-    if math.isclose(low, high, rel_tol=1e-9, abs_tol=1e-12):  # but for rounding
-        reason, p = reason or "the seeds do not differ", None
+    if p is None:
+        reason = reason or "the seeds do not differ"
     verdict = "undecided" if reason else _verdict(criterion, low, high)
     return Judged(criterion.name, verdict, mean, low, high, p, differences, reason)
 
