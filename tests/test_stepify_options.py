@@ -51,6 +51,50 @@ def test_what_is_in_steps_already_is_refused():
             stepsnet.stepify(model, 2, example=IMAGES)
 
 
+@pytest.mark.parametrize("steps", [1, 2])
+@pytest.mark.parametrize("design", ["layer_scale", "mhc"])
+def test_a_design_is_what_connect_makes_of_the_steps(steps, design):
+    model = vit()
+    torch.manual_seed(0)
+    ours = stepsnet.stepify(model, steps, residual=design)
+    torch.manual_seed(0)
+    by_hand = stepsnet.stepify(model, steps)
+    by_hand.blocks = stepsnet.residual.connect(by_hand.blocks, design)
+    torch.testing.assert_close(ours(IMAGES), by_hand(IMAGES), rtol=0, atol=0)
+    assert ours.state_dict().keys() == by_hand.state_dict().keys() > stepsnet.stepify(model, steps).state_dict().keys()
+    again = stepsnet.stepify(vit(), steps, residual=design)
+    again.load_state_dict(ours.state_dict())
+    torch.testing.assert_close(again(IMAGES), ours(IMAGES), rtol=0, atol=0)
+    assert not any("connections" in name for name, _ in model.named_modules())  # it is not changed
+
+
+def test_blocks_in_a_design_are_counted_through_all_stages():
+    args = dict(img_size=64, embed_dim=16, depths=(1, 1, 3, 1), num_heads=(1, 1, 2, 2), num_classes=7)
+    model = timm.create_model("swin_tiny_patch4_window7_224", **args)
+    whole = stepsnet.stepify(model, 2, residual="complete_p")  # each branch over the number of blocks, in all stages
+    scales = [part.factor for part in whole.modules() if type(part).__name__ == "CompleteP"]
+    blocks = [len(stage.blocks) for stage in whole.layers]
+    assert sum(blocks) > 6 and len(scales) == 2 * sum(blocks) and set(scales) == {1 / sum(blocks)}
+    third = stepsnet.stepify(model, 2, residual="complete_p", stages=(3,))
+    joined = {name.split(".")[1] for name, part in third.named_modules() if type(part).__name__ == "CompleteP"}
+    assert joined == {"2"}
+
+
+def test_a_design_that_does_not_fit_is_refused():
+    for name, design, options, said in (
+        ("convnext_atto", "mhc", None, "stages.0.blocks: residual: ConvNeXtBlock has convolutions over images"),
+        ("vit_tiny_patch16_224", "mhcc", None, "residual: got 'mhcc', .*did you mean mhc"),
+        ("vit_tiny_patch16_224", "mhc", {"stream": 2}, "mhc got the option 'stream', .*did you mean streams"),
+        ("vit_tiny_patch16_224", "plain", {"streams": 2}, "plain got the option 'streams'"),
+        ("vit_tiny_patch16_224", "mhc", 2, "residual_options: got 2, expected a mapping"),
+    ):
+        with pytest.raises(UserError, match=said):
+            stepsnet.stepify(name, 2, residual=design, residual_options=options)
+    config = transformers.LlamaConfig(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4)
+    with pytest.raises(UserError, match="residual: got 'mhc' for LlamaForCausalLM, expected plain"):
+        stepsnet.stepify(transformers.LlamaForCausalLM(config), 2, residual="mhc")
+
+
 def test_options_of_the_search_beside_a_plan_are_refused(capsys):
     plan = {"widths": (32, 48), "depths": (2, 2)}
     for given in (dict(match="params"), dict(profile="reverse"), dict(blocks=5), dict(round_to=16)):

@@ -198,7 +198,19 @@ def test_a_pair_of_any_model_as_a_recipe(tmp_path, capsys):
     assert recipe.model.args == {"model": "convnext_atto", "steps": 2, "patch_size": 2, "stream_scale": 3}
     one_step = {"model": "convnext_atto", "steps": 1, "stream_scale": 3}
     assert recipe.baseline == ModelSpec("stepify", {**one_step, "num_classes": 7, "patch_size": 2})
-    sized = override(stepify_pair("vit_tiny_patch16_224", data), ["model.args.img_size=64"])
+    of_vit = stepify_pair("vit_tiny_patch16_224", data)
+    one_step = {"model": "vit_tiny_patch16_224", "steps": 1}
+    for changes, expected in (
+        (["model.args.stream_scale=1"], None),
+        (["model.args.residual=mhc", "model.args.residual_options.streams=2"], {"residual_options": {"streams": 2}}),
+        (["model.args.residual=mhc", "baseline.args.residual_options.streams=8"], {"residual_options": {"streams": 8}}),
+        (["model.args.residual=mhc", "baseline.args.residual=plain"], {"residual": "plain"}),
+        (["model.args.residual_options.streams=2", "baseline.args.residual=laurel"], {"residual": "laurel"}),
+    ):
+        baseline = with_like_baseline(override(of_vit, changes), [one.split("=")[0] for one in changes]).baseline
+        in_design = None if expected is None else ModelSpec("stepify", {**one_step, "residual": "mhc", **expected})
+        assert baseline == (in_design or ModelSpec("vit_tiny_patch16_224"))
+    sized = override(of_vit, ["model.args.img_size=64"])
     both = with_like_baseline(sized, ["img_size", "model.args.img_size"])  # a key of the recipe is not one of the model
     assert both.baseline.args == {"img_size": 64}
     recipe = override(stepify_pair("convnext_atto", data), ["batch_size=4", "img_size=64"])
@@ -215,6 +227,24 @@ def test_a_pair_of_any_model_as_a_recipe(tmp_path, capsys):
     assert "got convnext_atto beside the recipe digits/tiny" in capsys.readouterr().err
     assert main(["compare"]) == 2
     assert "recipe: got none" in capsys.readouterr().err
+
+
+def test_a_design_is_described_with_its_cost_and_the_plain_stream(capsys):
+    args = dict(img_size=32, patch_size=8, embed_dim=48, depth=4, num_heads=3, num_classes=7)
+    plain = stepsnet.describe_stepify("vit_tiny_patch16_224", 2, **args)
+    ours = stepsnet.describe_stepify("vit_tiny_patch16_224", 2, residual="laurel", residual_options={"rank": 2}, **args)
+    blocks = zip(plain.stages[0].widths, plain.stages[0].depths)
+    added = sum(2 * depth * 2 * 2 * width for width, depth in blocks)  # A and B of each branch, of rank 2
+    assert ours.stages == plain.stages and ours.streams == plain.streams
+    assert ours.after.params - plain.after.params == added and ours.after.macs > plain.after.macs
+    line = ["stepify", "vit_tiny_patch16_224", *(f"{key}={value}" for key, value in args.items()), "--steps", "2"]
+    assert main([*line, "--residual", "laurel", "--residual-options", "rank=2"]) == 0
+    said = capsys.readouterr().out
+    assert said.strip() == str(ours) and "design of each stream: laurel, rank=2" in said
+    assert main([*line, "--residual", "laurel", "--residual-options", "ranks=2"]) == 2
+    assert "laurel got the option 'ranks', expected rank" in capsys.readouterr().err
+    assert main([*line, "residual=laurel"]) == 2
+    assert "expected the option --residual" in capsys.readouterr().err
 
 
 def test_a_model_and_a_design_of_ones_own_are_shown(tmp_path, monkeypatch, capsys):

@@ -137,7 +137,8 @@ def describe_stepify(model: nn.Module | str, steps: int = 3, **options: Any) -> 
     """What :func:`stepsnet.stepify` makes of a model with the same arguments, before anything is trained.
 
     Random weights are those of seed 0; torch's own generator is left as it is. The stream is that of the ``example``,
-    where it has values: not of one that is meta, constant or not finite, which stands for its shape alone.
+    where it has values: not of one that is meta, constant or not finite, which stands for its shape alone. With a
+    design it is that of the same steps without it.
 
     Raises:
         UserError: as stepify.
@@ -145,19 +146,26 @@ def describe_stepify(model: nn.Module | str, steps: int = 3, **options: Any) -> 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         plain, example, options = model_and_example(model, options)
-        stepped = stepify(plain, steps, **options)
+        generator = torch.get_rng_state()
+        stepped = in_plain_steps = stepify(plain, steps, **options)
+        if options.get("residual", "plain") != "plain":
+            torch.set_rng_state(generator)
+            in_plain_steps = stepify(plain, steps, **options | {"residual": "plain", "residual_options": None})
     name = model if isinstance(model, str) else type(model).__name__
     before, after = (
         _cost(plain, example, _count_blocks(plain, stepped)),
         _cost(stepped, example, len(blocks_of(stepped))),
     )
     notes = []
+    if (design := options.get("residual", "plain")) != "plain":
+        chosen = "".join(f", {key}={value}" for key, value in (options.get("residual_options") or {}).items())
+        notes.append(f"design of each stream: {design}{chosen}")
     if (rows := _rows(example)) > 1:
         notes.append(
             f"MACs and activations are those of the whole example: the first dimension, {rows}, is none of samples"
         )
     try:
-        streams = _streams(stepped, example)
+        streams = _streams(in_plain_steps, example)
     except OF_MODULES as error:
         streams = ()
         notes.append(f"stream: not measured, since {type(plain).__name__} does not run ({in_a_line(error)[:200]})")

@@ -32,6 +32,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--heads", metavar="N,N,…", type=integers, help="attention heads of each step")
     parser.add_argument("--round-to", type=whole(1), help="a multiple that the widths are rounded to, such as 8 or 64")
     parser.add_argument("--stream-scale", type=float, default=1.0, help="factor of the stream where it begins")
+    parser.add_argument("--residual", metavar="DESIGN", default="plain", help="design of each step's stream, as mhc")
+    parser.add_argument(
+        "--residual-options", metavar="key=value", action="append", default=[], help="one of the design, as streams=4"
+    )
     parser.add_argument("--tokens", type=whole(1), default=256, help="of a sequence, at which compute is matched (256)")
     add_import_option(parser)
     parser.add_argument("--json", action="store_true")
@@ -70,6 +74,8 @@ def _describe(options: argparse.Namespace) -> StepifyReport:
         plan={key: value for key, value in plan.items() if value} or None,
         round_to=options.round_to or "heads",
         stream_scale=options.stream_scale,
+        residual=options.residual,
+        residual_options=parse_assignments(options.residual_options, "residual_options"),
         tokens=options.tokens,
         **args,
     )

@@ -20,6 +20,7 @@ __all__ = ["stepify_pair", "with_like_baseline", "with_vocabulary"]
 
 _VOCABULARY, _TOKENS = 4096, 256
 _NOT_FIELDS = ("architectures", "transformers_version", "auto_map", "torch_dtype", "dtype", "_name_or_path")
+_OF_STREAM = {"stream_scale": 1.0, "residual": "plain", "residual_options": None}  # of stepify, which pairs share
 _OF_ITS_TOKENIZER = ("bos_token_id", "eos_token_id", "pad_token_id")  # a new one is made from the data
 
 
@@ -50,7 +51,7 @@ def stepify_pair(name: str, data: str) -> Recipe:
 
 
 def with_like_baseline(recipe: Recipe, given: Collection[str]) -> Recipe:
-    """The pair with the arguments of the StepsNet's model, and the scale of its stream, in the baseline too.
+    """The pair with the arguments of the StepsNet's model, and what is said of its stream, in the baseline too.
 
     Args:
         given: the keys of the recipe that the user has set; ``baseline.args`` among them are kept.
@@ -61,13 +62,17 @@ def with_like_baseline(recipe: Recipe, given: Collection[str]) -> Recipe:
     if model.name != "stepify" or baseline is None or any(key in ("baseline", "baseline.name") for key in given):
         return recipe
     prefix = "baseline.args."
-    own = {key.removeprefix(prefix) for key in given if key.startswith(prefix)}
+    own = {key.removeprefix(prefix).partition(".")[0] for key in given if key.startswith(prefix)}
     of_model = {key: value for key, value in model.args.items() if key not in OPTIONS | {"model"} | own}
     args = {**baseline.args, **of_model}
-    if (scale := model.args.get("stream_scale", 1.0)) != 1.0 and "stream_scale" not in own:
-        one_step = {"model": model.args["model"], "steps": 1, "stream_scale": scale}
-        return dataclasses.replace(recipe, baseline=ModelSpec("stepify", {**one_step, **args}))
-    return dataclasses.replace(recipe, baseline=ModelSpec(baseline.name, args))
+    said = {key: value for key, value in model.args.items() if value != _OF_STREAM.get(key, value)}
+    of_stream = {key: value for key, value in said.items() if key not in own}
+    if "residual" in own:  # another design has other options
+        of_stream.pop("residual_options", None)
+    if not of_stream and not own & _OF_STREAM.keys():
+        return dataclasses.replace(recipe, baseline=ModelSpec(baseline.name, args))
+    one_step = {"model": model.args["model"], "steps": 1, **of_stream}
+    return dataclasses.replace(recipe, baseline=ModelSpec("stepify", {**one_step, **args}))
 
 
 def with_vocabulary(recipe: Recipe) -> Recipe:

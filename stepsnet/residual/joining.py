@@ -23,7 +23,7 @@ from .linears import heads_of, inputs_of_last, misses_linear
 from .passing import PassingBlock
 from .table import DESIGNS
 
-__all__ = ["connect", "connect_steps", "design_of", "wire", "wire_steps"]
+__all__ = ["check_named", "connect", "connect_steps", "design_of", "wire", "wire_steps"]
 
 
 def connect(
@@ -289,6 +289,11 @@ def design_of(name: str) -> type[Connection] | None:
     if design is not None:
         check_design(name, design)
     return design
+
+
+def check_named(name: str, options: Mapping[str, Any]) -> None:
+    """Raises UserError for an unknown design, or options that it does not have; for no blocks in particular."""
+    check_options(name, design_of(name) or _Plain, options)
 
 
 def _branch_at(block: nn.Module, parts: BranchParts | None) -> dict[str, Any]:

@@ -126,10 +126,10 @@ def _traffic(model: ModelSpec) -> float | None:
 
 def _source(model: ModelSpec) -> str:
     """Of the design; unknown for models that are neither ours nor made by stepify or grow."""
-    if model.name in ("stepify", "grow"):
-        return _STEPS if model.args.get("steps", 3) != 1 else "–"
     design, widths = DESIGNS.get(str(_design(model))), model.args.get("widths")
     of_design = [] if design is None else [design.source.split(",")[0]]
+    if model.name in ("stepify", "grow"):
+        return ", ".join([_STEPS] * (model.args.get("steps", 3) != 1) + of_design) or "–"
     if not _is_ours(model):  # nor are its widths a StepsNet's
         return ", ".join(of_design) or "–"
     stages: Any = widths if _has_stages(model) else [widths or ()]

@@ -2,6 +2,7 @@
 
 convert.py is :func:`stepsnet.stepify`; containers.py finds the blocks, plan.py chooses widths and depths,
 replace_blocks.py puts new blocks in steps (sequence.py), each made from an old one that differences.py picks;
+in_design.py joins them by a design of the stream;
 of_transformers.py does so for the other library. What a class of blocks needs for that is a row of adapters_timm.py, or
 a function that a user registers (adapters.py), and roles.py makes the block.
 """

@@ -20,6 +20,7 @@ from ...plan import Profile, StepPlan
 from ..blocks import check_no_peft, is_of_transformers
 from .containers import Container, Example, find_containers
 from .copies import check_copies
+from .in_design import check_residual, in_design
 from .plan import Match, check_plan, check_round_to, given_plans, search_plan
 from .replace_blocks import build_in_steps
 from .sequence import StepSequence
@@ -40,6 +41,8 @@ def stepify(
     plan: Mapping[str, Any] | StepPlan | None = None,
     round_to: Literal["heads"] | int = "heads",
     stream_scale: float = 1.0,
+    residual: str = "plain",
+    residual_options: Mapping[str, Any] | None = None,
     example: Tensor | Sequence[Any] | Mapping[str, Any] | None = None,
     tokens: int = 256,
     **model_args: Any,
@@ -48,7 +51,7 @@ def stepify(
 
     The model that is given is not changed. New blocks start as the model's library starts them, without the hooks of
     the old ones; all other weights are the model's. With ``steps=1`` the result is the model, weights and names
-    included, but for a ``stream_scale``.
+    included, but for a ``stream_scale`` or a design.
 
     Args:
         model: a timm model or its name, "causal_lm" with the fields of a configuration of transformers (see
@@ -68,6 +71,10 @@ def stepify(
             multiples of 8, or of 4 below a width of 64.
         stream_scale: factor of the stream where it enters each container of several steps, see
             :func:`stepsnet.describe_stepify`.
+        residual: the design of each step's stream, a key of ``stepsnet.residual.DESIGNS``, as
+            :func:`stepsnet.residual.connect` joins blocks; of all containers, or of the ``stages``. Blocks with
+            channels last, of no model of transformers.
+        residual_options: those of the design, such as ``{"streams": 4}``.
         example: a batch that the model takes, for a model of neither library: a tensor, or a list of its arguments or
             a mapping of its keyword arguments with tensors of the same batch among them. Only shapes count: those of
             one sample where the first dimension is the batch, else all of them.
@@ -76,9 +83,10 @@ def stepify(
 
     Raises:
         UserError: a name that timm does not know, a model without such containers, a block without an adapter, or a
-            plan that does not fit; the message names the module.
+            plan or a design that does not fit; the message names the module.
     """
     _check_options(steps, match, blocks, stages, plan, round_to, stream_scale, example, tokens)
+    check_residual(residual, residual_options)
     searched = {"profile": profile != "steps", "match": match != "macs", "round_to": round_to != "heads"}
     if plan is not None and (
         beside := [*[key for key, given in searched.items() if given], *["blocks"] * bool(blocks)]
@@ -87,6 +95,11 @@ def stepify(
     model, call, _ = model_and_example(model, {"example": example, "tokens": tokens, **model_args})
     is_transformer = is_of_transformers(model)
     if is_transformer:
+        if residual != "plain":
+            raise UserError(
+                f"residual: got {residual!r} for {type(model).__name__}, expected plain: models of transformers are "
+                "joined by stepsnet.residual.connect(model.model.layers, …), and steps_transformer takes a design"
+            )
         from .of_transformers import in_steps, layers_of_transformer
 
         found = [layers_of_transformer(model, call)]
@@ -109,6 +122,8 @@ def stepify(
     if is_transformer:
         return in_steps(model, found[0], plans[found[0].path], stream_scale)
     result = build_in_steps(model, found, plans, stream_scale)
+    joined = found if stages is None else chosen
+    result = in_design(result, found, {one.path for one in joined}, residual, residual_options or {})
     _check_that_it_runs(result, call)
     return result
 

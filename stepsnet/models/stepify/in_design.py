@@ -1,0 +1,50 @@
+"""The streams of a model that stepify has made, joined by a design of stepsnet.residual."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from ...errors import UserError
+from ...residual.joining import check_named, connect_steps
+from ...steps import StepsNet
+from .containers import Container
+from .roles import get_path, set_path
+
+__all__ = ["check_residual", "in_design"]
+
+
+def check_residual(residual: Any, options: Any) -> None:
+    """Raises UserError for what is no design, or has not these options."""
+    if options is not None and not isinstance(options, Mapping):
+        raise UserError(f"residual_options: got {options!r}, expected a mapping such as {{'streams': 4}}")
+    check_named(residual, options or {})
+
+
+def in_design(
+    model: nn.Module, found: Sequence[Container], chosen: Collection[str], residual: str, options: Mapping[str, Any]
+) -> nn.Module:
+    """The model with the steps of its chosen containers in a design; it is changed in place where it can be.
+
+    Each step of a container is a stream of its own. Blocks are counted through all containers that were found, for
+    designs that scale by a block's place.
+
+    Raises:
+        UserError: blocks or widths that the design is not for.
+    """
+    sequences: dict[str, Any] = {one.path: get_path(model, one.path) if one.path else model for one in found}
+    total, first = sum(sum(sequence.depths) for sequence in sequences.values()), 1
+    for path, sequence in sequences.items():
+        if path in chosen:
+            try:
+                joined: StepsNet = connect_steps(sequence, residual, options, first, total)
+            except UserError as error:
+                raise UserError(f"stepify: {path or 'the model'}: {error}") from error
+            if path:
+                set_path(model, path, joined)
+            else:
+                model = joined
+        first += sum(sequence.depths)
+    return model
