@@ -73,7 +73,7 @@ def main() -> None:
     model = {"width": options.width, "blocks": options.blocks, "batch_size": options.batch}
     rows: list[dict[str, Any]] = []
     result = {"device": str(device), "threads": options.threads, "rounds": options.rounds, **model, "rows": rows}
-    origin = record("design_speed", {})
+    origin = record("design_speed", {"device": str(device)})
     for name in names:
         row: dict[str, Any] = {"design": name}
         for setting in options.settings:

@@ -307,7 +307,7 @@ def main() -> None:
     }
     result: dict[str, Any] = {"device": str(device), "rounds": rounds, "pairs": found}
 
-    origin = record("device_speed", {})  # git is asked once, and not between measurements
+    origin = record("device_speed", {"device": str(device)})  # git is asked once, and not between measurements
 
     def keep(name: str, row: dict[str, Any]) -> None:
         print(f"{name}: {json.dumps(row)}", file=sys.stderr, flush=True)

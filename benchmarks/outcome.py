@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from stepsnet.provenance import provenance
 from stepsnet.redact import public_command
 from stepsnet.summary_stats import quartiles
@@ -27,9 +29,10 @@ def rounded_quartiles(values: Sequence[float], digits: int = 4) -> dict[str, Any
 
 
 def record(benchmark: str, result: dict[str, Any]) -> dict[str, Any]:
-    """A result and where it comes from."""
+    """A result and where it comes from; a result with a ``device`` was measured there."""
+    device = torch.device(result["device"]) if "device" in result else None
     command = public_command(shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]]))
-    return {"benchmark": benchmark, **result, **provenance(), "command": command}
+    return {"benchmark": benchmark, **result, **provenance(device), "command": command}
 
 
 def conclude(benchmark: str, result: dict[str, Any], out: Path | None = None) -> None:

@@ -69,7 +69,8 @@ def main() -> None:
         memory = measure_memory(one, (options.batch_size // 2, options.batch_size), device, options.amp_dtype)
         row["memory_mib_per_image"] = {kind: round(found["per_sample"] / 2**20, 2) for kind, found in memory.items()}
         rows[one.name] = row
-    settings = {"recipe": recipe.name, "batch_size": options.batch_size, "crop_size": recipe.crop_size}
+    settings: dict[str, Any] = {"recipe": recipe.name, "batch_size": options.batch_size, "crop_size": recipe.crop_size}
+    settings["device"] = str(device)
     conclude("segmentation", {**settings, "amp_dtype": options.amp_dtype, "models": rows}, options.out)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -72,7 +73,7 @@ def _of_table(table: str) -> list[Candidate]:
     for row in printed_rows(table):
         name, arguments = model_of(row) or ("", {})
         title = row["row"]
-        curve = title.rsplit(" ", 2)[0] if title.endswith("blocks") else title.rsplit("-", 1)[0]
+        curve = re.sub(r"( \d+ blocks|-[A-Z]|-\d+M?| \d+M)$", "", title)  # without its size
         found.append(Candidate(title, curve, ModelSpec(name, arguments), row.get("top1"), "as the paper prints it"))
     return found
 
@@ -157,7 +158,7 @@ def bench(
     settings: dict[str, Any] = {"batch_size": batch_size, "rounds": rounds, "amp_dtype": amp_dtype, "compile": compile}
     if others:
         settings["runtimes"] = list(runtimes)
-    result = {"device": str(where), **settings, "rows": rows, **provenance()}
+    result = {"device": str(where), **settings, "rows": rows, **provenance(where)}
     seconds = measure_speed(measured, batch_size, rounds, where, amp_dtype, train, note)
     for row in rows:
         row |= _speed(seconds[row["model"]], batch_size)
@@ -174,7 +175,9 @@ def _sample_and_counts(spec: ModelSpec, model: Any) -> tuple[dict[str, Any], dic
     """What a model is measured on, as arguments of Measured, and its blocks, layers, parameters and MACs."""
     if is_of_transformers(model):
         tokens = min(TOKENS, context_of(model.config) or TOKENS)
-        return {"shape": (tokens,), "vocabulary": model.config.vocab_size}, vars(count_language_model(model, tokens))
+        of_token = count_language_model(model, tokens)
+        counts = vars(of_token) | {"macs": tokens * of_token.macs}  # of a sample, as its speed is
+        return {"shape": (tokens,), "vocabulary": model.config.vocab_size}, counts
     shape = input_size_of(spec, model)
     return {"shape": shape}, vars(count_complexity(model, shape))
 

@@ -52,14 +52,13 @@ def _run(given: list[str]) -> None:
     if not given[0].startswith("-") and given[0] not in VERBS:
         raise UserError(f"got {given[0]!r}, expected a verb that `stepsnet --help` lists{nearest(given[0], VERBS)}")
     options, rest = parser.parse_known_args(given)
-    unknown = [argument for argument in rest if argument.startswith("-") or not hasattr(options, "overrides")]
-    if unknown:
-        hint = nearest(
-            unknown[0].partition("=")[0], dict.fromkeys(re.findall(r"--[\w-]+", options.parser.format_help()))
-        )
-        options.parser.error(f"got {' '.join(unknown)}, expected none of it{hint}")
+    if rest and given[0] in VERBS:  # argparse takes no positional arguments behind an option's unless told so
+        options, rest = options.parser.parse_known_intermixed_args(given[1:])
     if rest:
-        options.overrides = [*options.overrides, *rest]  # argparse takes no positional arguments after an option's
+        rest = [argument for argument in rest if argument.startswith("-")] or rest  # the others may be its values
+        known = dict.fromkeys(re.findall(r"--[\w-]+", options.parser.format_help()))
+        hint = nearest(rest[0].partition("=")[0], known) if given[0] in VERBS else ", or behind the verb"
+        options.parser.error(f"got {' '.join(rest)}, expected none of it{hint}")
     options.verb(options)
 
 

@@ -11,11 +11,14 @@ import torch
 from PIL import Image
 
 from stepsnet.analysis import speed
+from stepsnet.analysis.complexity import count_language_model
 from stepsnet.analysis.memory import activation_bytes
 from stepsnet.analysis.speed import Measured, measure_memory, measure_speed
-from stepsnet.bench import bench, find_candidates, render_bench
+from stepsnet.bench import _sample_and_counts, bench, find_candidates, render_bench
 from stepsnet.cli import main
+from stepsnet.config import ModelSpec
 from stepsnet.errors import UserError
+from stepsnet.models.build import build_model
 from stepsnet.models.cuda_graph import GraphedInference
 from stepsnet.paper.tables import printed_rows
 from stepsnet.report import speed as report_speed
@@ -89,6 +92,22 @@ def summary(folder, label, widths, depths, top1):
     folder.mkdir()
     (folder / "summary.json").write_text(json.dumps({"label": label, "model": model, "metrics": {"val_top1": top1}}))
     return folder
+
+
+def test_a_gpu_that_was_left_alone_is_not_named(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
+    result = bench(
+        find_candidates(["test_vit"]), batch_size=1, rounds=1, device="cpu", train=False, memory_batches=None
+    )
+    assert result["device"] == "cpu" and result["hardware"]["gpu"] is None
+
+
+def test_a_sample_of_a_language_model_is_a_sequence():
+    model = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    spec = ModelSpec("causal_lm", {"model_type": "llama", "num_attention_heads": 4, **model})
+    sample, counts = _sample_and_counts(spec, build_model(spec))
+    assert counts["macs"] == sample["shape"][0] * count_language_model(build_model(spec), *sample["shape"]).macs
 
 
 def test_runs_and_names_from_the_command_line(tmp_path, capsys):
@@ -204,6 +223,7 @@ def test_the_rows_of_a_table_carry_the_printed_accuracy():
     found = find_candidates(["table:5b"])
     assert [c.accuracy for c in found] == [row["top1"] for row in printed_rows("5b")]
     assert {c.curve for c in found} == {"Swin", "Steps-Swin"}
+    assert {c.curve for c in find_candidates(["table:4"])} == {"Transformer", "Steps-Transformer"}
     assert {c.curve for c in find_candidates(["table:1"])} >= {"DeiT", "Steps-DeiT", "ResNet", "Steps-ResNet"}
 
 

@@ -346,6 +346,10 @@ def test_text_that_does_not_fit_is_refused(tmp_path, capsys, content, arguments,
     words = ["train", "python-docs/tiny", "--data", f"text:{path}", "--run", str(tmp_path / "run"), *SMALL, *arguments]
     if expected is None:  # a vocabulary that is large enough, then one that is not
         assert main([*words, "epochs=1"]) == 0
+        capsys.readouterr()
+        pair = ["compare", "tinyshakespeare/shallow", *words[2:], "--run", str(tmp_path / "pair"), "epochs=1"]
+        assert main([*pair, "baseline.args.vocab_size=9"]) == 2
+        assert re.search(r"baseline.args.vocab_size: got 9, expected at least the tok", capsys.readouterr().err)
         assert main([*words, "model.args.vocab_size=9", "--run", str(tmp_path / "other")]) == 2
         expected = r"model.args.vocab_size: got 9, expected at least the tokenizer's \d+"
     else:

@@ -72,7 +72,7 @@ def test_a_comparison_of_two_depths_is_not_drawn_against_the_depth(tmp_path):
     assert "0 blocks" not in text_of(page) and [
         group.blocks for group in group_runs([load_run(run) for run in runs])
     ] == [6, 12]
-    models = page.read_text().split("steps (width × blocks)")[1]
+    models = page.read_text().split(">width × blocks<")[1]
     assert "<td>—</td><td>12</td>" in models  # no widths, but blocks
 
 

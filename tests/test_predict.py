@@ -1,6 +1,7 @@
 """What predict takes and where it writes: folders of folders, each result beside none of anybody else's."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -65,7 +66,15 @@ def test_folders_of_folders_in_order_each_picture_once(run, tmp_path, monkeypatc
     assert main(["predict", run, "in"]) == 0 and len(capsys.readouterr().out.splitlines()) == 4  # not its own
     (tmp_path / "none").mkdir()
     capsys.readouterr()
-    assert main(["predict", run, "none"]) == 2 and "the folder none is empty" in capsys.readouterr().err
+    assert main(["predict", run, "none"]) == 2 and "the folder none has nothing, expected" in capsys.readouterr().err
+    for name in ("1.heic", "2.heic"):
+        (tmp_path / "none" / name).write_bytes(b"of a telephone")
+    assert main(["predict", run, "none"]) == 2
+    assert "has 2 files without an image's suffix, such as 1.heic, expected images" in capsys.readouterr().err
+    shutil.rmtree(tmp_path / "in" / "a")
+    for name in ("2.png", "10.png"):
+        (tmp_path / "in" / name).unlink()
+    assert main(["predict", run, "in"]) == 2 and "in has what predict has written, exp" in capsys.readouterr().err
 
 
 def test_an_image_of_a_folder_that_cannot_be_read_is_left_out_and_one_by_name_refused(run, tmp_path, capsys):

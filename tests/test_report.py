@@ -138,7 +138,7 @@ def test_captions_and_tables_are_computed(page, comparison):
     assert titles == [("StepsNet", "whole stream"), ("StepsNet", "part that is read"), ("baseline", "whole stream")]
     top1 = {label: f"{statistics.mean(values):.1f}%" for label, values in TOP1.items()}
     assert f"accuracy is {top1['StepsNet']} for StepsNet and {top1['baseline']} for the baseline after epoch 8" in text
-    assert "8 blocks in 3 steps, from 24 channels in the first to 48 in the last for StepsNet" in text
+    assert "8 blocks of 3 widths, from 24 channels in the first to 48 in the last, for StepsNet" in text
     for shown in ("24×4, 34×2, 48×2", "32×8", "1.23 M", "20.54 M", "4 min 00 s", "204.5", "AMD EPYC", "torch 2.15.0"):
         assert shown in text
     assert "stepsnet train digits/deep seed=2" in text and "not recorded" in text  # the command, and no commit

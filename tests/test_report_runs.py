@@ -121,6 +121,25 @@ def test_results_of_other_data_or_lengths_are_not_subtracted(other, tmp_path, un
     groups = group_runs([load_run(run) for run in sizes])
     assert figures_of(groups)["depth"] is None and f"· {name} " in groups[1].name
     assert said(sizes).endswith("no difference between them to state.")
+    third = group_runs([load_run(run) for run in (*runs, make_run(tmp_path / "n6", "one", widths=[8] * 6, **kind))])
+    assert len(third) == 3 and figures_of(third)["results"] is None  # which would range from one to another
+
+
+def test_other_starts_and_places_of_this_machine(tmp_path):
+    runs = [
+        make_run(tmp_path / "s", "StepsNet", init="/home/me/weights.pth", import_from="/home/me/code"),
+        make_run(tmp_path / "b", "baseline", top1=50.0, baseline_init="/home/me/weights.pth"),
+    ]
+    page = write_report(runs, tmp_path / "report.html", "t")
+    assert "the runs differ in init" in read(page).text and "with the same settings" not in read(page).text
+    assert "init: weights.pth" in read(page).text and "/home/me" not in page.read_text()
+
+
+def test_widths_of_stages_are_no_steps(tmp_path):
+    runs = [make_run(tmp_path / "b", "baseline", widths=[8] * 2 + [16] * 4), make_run(tmp_path / "s", widths=[4, 8, 4])]
+    text = read(write_report(runs, tmp_path / "report.html", "t")).text
+    assert "6 blocks of 2 widths, from 8 channels in the first to 16 in the last, for the baseline" in text
+    assert "3 blocks of 2 widths, from 4 channels in the first to 4 in the last, for StepsNet" in text
 
 
 def test_a_result_that_a_finished_run_lacks_is_not_an_earlier_epochs(tmp_path):

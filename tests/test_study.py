@@ -372,13 +372,17 @@ def test_verdicts(tmp_path, differences, expect, margin, verdict):
         assert said.verdict == "undecided" and (verdict == "undecided" or reason in said.text)
 
 
-def test_what_is_due_is_printed_with_what_the_seeds_can_decide(tmp_path, capsys):
+def test_what_is_due_is_printed_with_what_the_seeds_can_decide(tmp_path, capsys, monkeypatch):
     rules = {"seeds": [1, 2, 3], "flatness": {"share": 0.5, "within": 0.02}}
     status, out, _ = run("sweep", declared(tmp_path, **rules), "--dry-run", "--run", tmp_path, capsys=capsys)
     lines = out.splitlines()
     reach = f"{T_95[2] / math.sqrt(3):.1f} standard deviations of the paired differences"
     assert status == 0 and lines[-1] == f"an interval of 95% over 3 seeds reaches {reach} to each side"
     assert lines[0].startswith("0 of 12 runs of toy are there") and len(lines) == 2 + 6 + 3
+    assert "multiply-accumulates of a forward pass, of an image or a token:" in lines
+    monkeypatch.setattr("os.access", lambda *_, **__: False)  # what is only shown needs no folder to write to
+    assert run("sweep", declared(tmp_path, **rules), "--dry-run", "--run", tmp_path, capsys=capsys)[0] == 0
+    monkeypatch.undo()
     criteria = [TOY["criteria"][0] | {"level": 0.949}]
     for more, reason in (
         ({"seeds": [1, 2]}, "2 seeds, expected at least 3"),

@@ -101,6 +101,23 @@ def test_help_and_mistyped_verbs_and_options(capsys):
     )
 
 
+def test_arguments_may_stand_behind_options(tmp_path, capsys):
+    for words, said in (
+        (["bench", "test_vit", "--rounds", "1", "test_vitt"], "model: got 'test_vitt'"),
+        (
+            ["report", str(tmp_path / "a"), "--out", str(tmp_path / "page.html"), str(tmp_path / "b")],
+            "a, expected the folder of a run",
+        ),
+        (["push", str(tmp_path), "--private", "me/mine"], "expected the folder of a run"),
+        (["train", "digits/tiny", "--dry-run", "epochs=1", "--device", "cpu"], "got --device, expected none of it"),
+        (["train", "digits/tiny", "--dry-run", "--run", str(tmp_path / "run"), "epochs=none"], "epochs: got 'none'"),
+        (["--debug", "models"], "got --debug, expected none of it, or behind the verb"),
+    ):
+        assert main(words) == 2
+        err = capsys.readouterr().err
+        assert said in err and err.count("\n") == 1, err
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [

@@ -55,9 +55,12 @@ def run(options: argparse.Namespace) -> None:
         else:
             rows = analyze_drop(folders, options.data, options.each)
     if options.json:
+        from ..device import pick_device_of_run
         from ..provenance import provenance
+        from ..run_folder import read_run_recipe
 
-        say(dump_json({"rows": rows, **provenance()}))
+        where = pick_device_of_run(read_run_recipe(folders[0]).device)
+        say(dump_json({"rows": rows, **provenance(where)}))
     else:
         say(render_rows(rows))
 
@@ -185,7 +188,7 @@ def render_rows(rows: list[dict[str, Any]]) -> str:
     done = [key for key in rows[0] if key not in ("metrics", "blocks")]
     metrics = list(dict.fromkeys(name for row in rows for name in row["metrics"]))
     cells = [
-        [", ".join(row[key]) if key == "runs" else row[key] for key in done]
+        [", ".join(row[key]) if key == "runs" else "—" if row[key] is None else row[key] for key in done]
         + [_formatted(row["metrics"][name]) if name in row["metrics"] else "—" for name in metrics]
         for row in rows
     ]

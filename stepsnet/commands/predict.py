@@ -107,18 +107,22 @@ def _find(arguments: Sequence[str]) -> tuple[list[Path], set[Path], Path | None]
             by_name.add(match.absolute())
             places.append(match.absolute().parent)
             continue
-        images, others = find_images(match)
-        images = without_outputs(images)
+        all_images, others = find_images(match)
+        images = without_outputs(all_images)
         if not images:
-            raise UserError(f"predict: the folder {match} is empty, expected images in it or below it")
+            has = "what predict has written" if all_images else _of_other_kinds(others) if others else "nothing"
+            raise UserError(f"predict: the folder {match} has {has}, expected images in it or below it")
         if others:
-            left_out = f"{counted(len(others), 'file')} without an image's suffix, such as {others[0].name}"
-            say(f"stepsnet: {match}: left out {left_out}", error=True)
+            say(f"stepsnet: {match}: left out {_of_other_kinds(others)}", error=True)
         found += sorted(images, key=_in_order)
         places.append(match)
     files = {file.absolute(): file for file in found}
     in_folders = {file for path, file in files.items() if path not in by_name}
     return list(files.values()), in_folders, common_folder(places) if places else None
+
+
+def _of_other_kinds(files: Sequence[Path]) -> str:
+    return f"{counted(len(files), 'file')} without an image's suffix, such as {files[0].name}"
 
 
 def _matches(arguments: Sequence[str]) -> Iterator[Path]:

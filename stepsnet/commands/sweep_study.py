@@ -46,12 +46,11 @@ def run_study(study: Study, more: Sequence[str], overrides: Sequence[str], optio
     cells = [study.cell(text, "--cells") for text in options.cells] if options.cells else study.cells
     folder = options.run or Path("runs") / study.folder
     results = options.results or folder / "results"
-    for place, option in ((folder, "--run"), (results, "--results")):
-        require_writable_folder(place, option)
-
     if options.render:
         if not results.is_dir():
             raise UserError(f"--results: {results} does not exist, expected a folder with the results of runs")
+        if options.run:
+            require_writable_folder(folder, "--run")
         check_models(study, options.data, open_data=False)  # results are rendered where the data are not, too
         there = check_results(study, results, options.data)
         say(write_study(study, there, folder) if options.run else render_study(study, there))
@@ -62,6 +61,8 @@ def run_study(study: Study, more: Sequence[str], overrides: Sequence[str], optio
         macs = check_models(study, options.data)
         say(_next_runs(study, check_results(study, results, data_of(study, options.data)), cells, macs))
         return
+    for place, option in ((folder, "--run"), (results, "--results")):
+        require_writable_folder(place, option)
     for line in cannot_be_made(study):
         say(line)
 
@@ -81,7 +82,7 @@ def _next_runs(
     done, expected = progress(study, there)
     lines = [f"{done} of {expected} runs of {study.name} are there, as far as the grids of rates have grown; due are:"]
     lines += [f"  {run.name}" for run in due(study, there, cells)]
-    lines += ["multiply-accumulates of a forward pass:"]
+    lines += ["multiply-accumulates of a forward pass, of an image or a token:"]
     lines += [f"  {with_variant(cell, variant)}: {count(of)}" for (cell, variant), of in macs.items()]
     for level in sorted({criterion.level for criterion in study.criteria}):
         half = f"{half_width(len(study.seeds), level):.1f} standard deviations of the paired differences"

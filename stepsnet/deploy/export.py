@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from .. import __version__
 from ..errors import UserError
 from ..files import flush, require_new
+from ..redact import public_value
 from ..runs.results import Run
 from ..tasks.deployment import Deployment
 from .capture import Captured, NotCaptured, capture, first_line, flat_outputs, quiet
@@ -241,7 +242,7 @@ def _describe(
     described: dict[str, Any] = {
         "stepsnet": __version__,
         "task": use.task,
-        "model": source.model_name,
+        "model": public_value(source.model_name),
         "inputs": [{"name": use.input, "dtype": use.dtype, "shape": captured.input_shape}],
         "outputs": [
             {"name": name, "shape": _sizes_of(ones, captured.input_shape, cases)}

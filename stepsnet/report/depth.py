@@ -73,9 +73,10 @@ def _draw_depth(curves: dict[str, Curve], metric: Metric, splits: Sequence[str],
 
 
 def results_figure(groups: Sequence[Group]) -> ReportFigure | None:
-    """The result of every model, one row per model; None for fewer than three models, or without results."""
+    """The result of every model, one row per model; None for fewer than three models, without results, or where these
+    are of different data or lengths of training."""
     metric = result_metric(groups)
-    if metric is None or len(groups) < 3:
+    if metric is None or len(groups) < 3 or not comparable(groups):
         return None
     rows = _rows(groups, metric, _splits(groups, metric))
     about = "Dots: single seeds. Diamonds: mean over seeds."

@@ -12,13 +12,13 @@ from typing import Any
 
 from ..analysis.block_statistics import StreamMeasurement, read_line
 from ..colors import OKABE_ITO
-from ..config import ABOUT_THE_RECIPE, MAY_CHANGE_ON_RESUME, OF_THE_DATA, OF_THE_LENGTH, OF_THE_MODEL
+from ..config import ABOUT_THE_RECIPE, MAY_CHANGE_ON_RESUME, OF_THE_DATA, OF_THE_LENGTH
 from ..errors import UserError, in_a_line
 from ..metrics import METRICS
 from ..overrides import read_recipe, to_plain
 from ..plan import steps_of
-from ..reading import parse_json, read_text, read_yaml
-from ..redact import without_place
+from ..reading import dump_yaml, parse_json, read_text, read_yaml
+from ..redact import public, without_place
 from ..run_folder import RECIPES_FOLDER, require_run
 from ..run_records import diverged_at, metrics_text, read_label, read_summary
 
@@ -174,10 +174,16 @@ def load_run(folder: Path) -> LoadedRun:
                 stream[measured.at][measured.epoch if measured.at == "epoch_end" else measured.step] = measured
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise UserError(f"{metrics}, line {number}: {in_a_line(error)}, expected a line of a run") from None
-    text = read_text(folder / "config.yaml", "run")
+    text = _public_text(folder / "config.yaml")
     result = read_summary(folder) or {}
     at_ends, at_updates, label = stream["epoch_end"], stream["update"], read_label(folder)
     return LoadedRun(folder, text, config, result, epochs, at_ends, at_updates, label, diverged_at(folder))
+
+
+def _public_text(file: Path) -> str:
+    """A recipe for a page that is passed on: as it was written where nothing in it is of this machine."""
+    text, content = read_text(file, "run"), read_yaml(file, "run")
+    return text if public(content) == content else dump_yaml(public(content))
 
 
 def _config_of(folder: Path) -> dict[str, Any]:
@@ -228,7 +234,8 @@ def comparable(groups: Sequence[Group]) -> bool:
 
 def varied_settings(groups: Sequence[Group]) -> list[str]:
     """The settings in which the groups differ besides their models."""
-    besides = OF_THE_MODEL | ABOUT_THE_RECIPE | MAY_CHANGE_ON_RESUME | {"seed", "earlier_epochs"}
+    of_the_pair = {"model", "baseline", "baseline_init", "baseline_backbone"}  # each run has its own as init, backbone
+    besides = of_the_pair | ABOUT_THE_RECIPE | MAY_CHANGE_ON_RESUME | {"seed", "earlier_epochs"}
     return _varied([group.runs[0].config for group in groups], besides)
 
 

@@ -18,7 +18,7 @@ __all__ = ["widths_figure"]
 
 
 def widths_figure(groups: Sequence[Group]) -> ReportFigure | None:
-    """The width of every block, one row per group, colored by step; None when no widths are known."""
+    """The width of every block, one row per group, colored by the place of the width; None when no widths are known."""
     shown = [group for group in groups if group.widths]
     if not shown:
         return None
@@ -36,9 +36,10 @@ def _caption(groups: Sequence[Group]) -> str:
     parts = []
     for group in groups:
         steps, num_blocks = group.steps, len(group.widths)
-        in_steps = f"in {len(steps)} steps, from {steps[0][0]} channels in the first to {steps[-1][0]} in the last"
+        different = len({width for width, _ in steps})  # a plain network of stages has several too
+        of_widths = f"of {different} widths, from {steps[0][0]} channels in the first to {steps[-1][0]} in the last,"
         parts.append(
-            f"{num_blocks} blocks {in_steps if len(steps) > 1 else f'of {steps[0][0]} channels'} for {group.the}"
+            f"{num_blocks} blocks {of_widths if different > 1 else f'of {steps[0][0]} channels'} for {group.the}"
         )
     return "There are " + sentence(*parts)
 

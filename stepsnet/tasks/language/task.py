@@ -18,6 +18,7 @@ from ...engine.distributed import unwrap
 from ...engine.randomness import order_of_pass, sample_of_run
 from ...engine.task import BatchShard, Task
 from ...errors import UserError
+from ...from_data import key_of_model
 from ...inspection import Section
 from ...models.blocks import is_of_transformers
 from ...models.build import build_model, fit_positions
@@ -48,7 +49,7 @@ def build(
     if not is_of_transformers(model):
         got = f"{recipe.model.name!r}, a {type(model).__name__}"
         raise UserError(f"model: got {got}, expected a causal language model of transformers, such as causal_lm")
-    _check_vocabulary(model, text)
+    _check_vocabulary(model, text, f"{key_of_model(recipe)}.args.vocab_size")
     fit_positions(model, recipe.seq_len)
     if run is None:
         _check_tokenizer(recipe.model.args.get("weights"), text)
@@ -74,10 +75,10 @@ def macs(recipe: LanguageRecipe) -> int:
     return count_language_model(model, recipe.seq_len).macs
 
 
-def _check_vocabulary(model: Any, text: TextData) -> None:
+def _check_vocabulary(model: Any, text: TextData, key: str) -> None:
     got, expected = model.config.vocab_size, text.tokenizer.get_vocab_size()
     if got < expected:
-        raise UserError(f"model.args.vocab_size: got {got}, expected at least the tokenizer's {expected}")
+        raise UserError(f"{key}: got {got}, expected at least the tokenizer's {expected}")
 
 
 def _check_tokenizer(weights: Any, text: TextData) -> None:
