@@ -14,6 +14,7 @@ import pickle
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -150,9 +151,9 @@ def check_fit(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
 
 
 def _ties(model: nn.Module) -> dict[str, str]:
-    """Tied parameters: each further name of a parameter -> its first name."""
+    """Tied weights: each further name of a parameter, or of a buffer, -> its first name."""
     first: dict[int, str] = {}
-    every = model.named_parameters(remove_duplicate=False)
+    every = chain(model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False))
     return {name: first[id(p)] for name, p in every if first.setdefault(id(p), name) != name}
 
 

@@ -119,7 +119,7 @@ class TrainingSettings:
         le=4096,
         description="of the CPU per process; null: torch's choice, which config.yaml then keeps",
     )
-    workers: int = Field(default=0, ge=0, le=1024, description="processes per rank that load data")
+    workers: int = Field(default=0, ge=0, le=1024, description="processes per rank that load images; text needs none")
     keep_checkpoints: Count = Field(default=2, description="the latest; the best by the task's metric is kept as well")
     checkpoint_interval: int = Field(
         default=0, ge=0, le=2**31, description="updates between checkpoints within an epoch; 0: at its end"
@@ -292,7 +292,10 @@ class LanguageRecipe(Recipe):
     )
 
     def sizes_in_memory(self, micro_batch: int) -> list[tuple[str, int, float]]:
-        return [("seq_len and batch_size", micro_batch, self.seq_len * self.model.args.get("vocab_size", 1))]
+        vocabulary = self.model.args.get("vocab_size", 1)
+        if not isinstance(vocabulary, int):  # which the model's constructor refuses
+            return []
+        return [("seq_len and batch_size", micro_batch, self.seq_len * vocabulary)]
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -337,8 +340,9 @@ class DetectionRecipe(DenseRecipe):
         shorter, longer = self.model.args.get("size", 800), self.model.args.get("max_size", 1333)
         if self.augment and self.augment.sizes:
             shorter, longer = max(self.augment.sizes), self.augment.max_size or longer
-        whole = [("augment.sizes and batch_size", micro_batch, 3 * shorter * longer)]
-        return whole if all(isinstance(side, int) for side in (shorter, longer)) else []
+        if not all(isinstance(side, int) for side in (shorter, longer)):  # as above
+            return []
+        return [("augment.sizes and batch_size", micro_batch, 3 * shorter * longer)]
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)

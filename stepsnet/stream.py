@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 import torch.fx
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 from torch.utils.checkpoint import checkpoint
 
-__all__ = ["StreamBlock", "change_width", "check_stream", "cut_stream", "module_of", "recomputed"]
+__all__ = ["StreamBlock", "change_width", "check_stream", "cut_stream", "module_of", "recomputed", "recomputed_as"]
 
 
 def cut_stream(widths: Sequence[int]) -> tuple[list[int], list[int]]:
@@ -58,8 +60,30 @@ def check_stream(y: Tensor, dim: int, width: int, step: int) -> Tensor:
 
 
 def recomputed(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call ``function``, keep only its arguments, and run it again in the backward pass."""
+    """Call a module, keep only its arguments, and run it again in the backward pass."""
+    return recomputed_as(function, function, *args, **kwargs)
+
+
+def recomputed_as(module: Any, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """:func:`recomputed` for what stands in place of a module's forward pass.
+
+    Running statistics of its norms count the call once.
+    """
+    parts = module.modules() if isinstance(module, nn.Module) else ()
+    norms = [part for part in parts if isinstance(part, _NormBase) and part.training]
+    if norms and not torch.compiler.is_compiling():  # which takes no contexts but its own
+        kwargs["context_fn"] = lambda: (nullcontext(), _statistics_kept(norms))
     return checkpoint(function, *args, use_reentrant=False, **kwargs)
+
+
+@contextmanager
+def _statistics_kept(norms: Sequence[nn.Module]) -> Iterator[None]:
+    buffers = [(buffer, buffer.clone()) for norm in norms for buffer in norm.buffers(recurse=False)]
+    try:
+        yield
+    finally:
+        for buffer, before in buffers:
+            buffer.data.copy_(before)  # autograd has saved them, and need not know
 
 
 class StreamBlock:

@@ -1,5 +1,6 @@
 """The training loop: what resumes bit for bit, and what stops it."""
 
+import dataclasses
 import shutil
 import signal
 from types import SimpleNamespace
@@ -68,8 +69,11 @@ def test_what_a_task_has_found_is_in_its_checkpoint(tmp_path):
         def load_state_dict(self, state):
             self.found = (state,)
 
+        def evaluate(self, model, shard, device):
+            return {name: np.float64(value) for name, value in super().evaluate(model, shard, device).items()}
+
     with pytest.raises(Interrupted):
-        fit(tmp_path, type("StoppingFinding", (Finding, Stopping), {})(at=3))
+        fit(tmp_path, type("StoppingFinding", (Finding, Stopping), {})(at=8))  # in the second epoch
     task = Finding()
     fit(tmp_path, task)
     assert task.found == ({"best": 0.5},)
@@ -234,6 +238,49 @@ def test_a_monitored_metric_has_to_be_listed(tmp_path):
     task.monitor = "lossy"
     with pytest.raises(UserError, match="monitor of Points: got 'lossy', expected a listed metric"):
         train(make_model(), task, SETTINGS, tmp_path, ALONE, report=print)
+
+
+def test_a_task_without_an_update_an_epoch_is_refused(tmp_path):
+    task = Points()
+    task.steps_per_epoch = 0
+    with pytest.raises(UserError, match="steps_per_epoch of Points: got 0 with batches of 4, expected at least 1"):
+        fit(tmp_path, task)
+
+
+def test_an_evaluation_whose_data_fail_loses_no_update(tmp_path, whole):
+    class Unreadable(Points):
+        def evaluate(self, model, shard, device):
+            raise UserError("data: 9 of 10 images cannot be decoded, expected fewer")
+
+    with pytest.raises(UserError, match="9 of 10 images"):
+        fit(tmp_path, Unreadable())
+    model, _, events = fit(tmp_path)
+    assert {"kind": "note", "text": "resumed after update 5"} in events
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), whole[0][0].parameters(), strict=True))
+
+
+def test_a_stream_that_does_not_fit_costs_no_epoch(tmp_path, monkeypatch):
+    def huge(*_):
+        torch.empty(2**60)  # more than any machine has
+
+    monkeypatch.setattr("stepsnet.engine.train.stream_line_of", huge)
+    _, metrics, events = fit(tmp_path, settings=dataclasses.replace(SETTINGS, stream_epochs=1))
+    notes = [event["text"] for event in events if event["kind"] == "note" and event["text"].startswith("stream: ")]
+    assert len(notes) == 1 and "does not fit into memory" in notes[0] and "val_loss" in metrics
+
+
+def test_a_block_that_stands_twice_is_in_a_checkpoint_once(tmp_path):
+    def make():
+        torch.manual_seed(0)
+        block = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
+        return nn.Sequential(block, block, nn.Linear(3, 1))
+
+    with pytest.raises(Interrupted):
+        fit(tmp_path, Stopping(at=8), make=make)
+    model, _, _ = fit(tmp_path, make=make)
+    expected, _, _ = fit(tmp_path / "whole", make=make)
+    assert all(map(torch.equal, model.state_dict().values(), expected.state_dict().values()))
+    assert model[0][1].num_batches_tracked == 2 * 15
 
 
 def test_an_evaluation_that_does_not_fit_loses_no_update(tmp_path, whole):

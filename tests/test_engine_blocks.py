@@ -17,6 +17,8 @@ from stepsnet.engine.train import train
 from stepsnet.errors import UserError
 from stepsnet.models.blocks import blocks_of, recompute_blocks, step_sequences
 from stepsnet.models.compilation import SharedDropPath, compile_blocks
+from stepsnet.models.stepify.sequence import StepSequence
+from stepsnet.steps import StepsNet
 
 
 def test_recomputed_blocks_give_the_same_run(tmp_path):
@@ -40,6 +42,36 @@ def test_recomputed_blocks_give_the_same_run(tmp_path):
     again, _, _ = trained_with(made(tmp_path / "again"), make, grad_checkpointing=1.0)
     assert len(calls) - passes == passes + 2 * 15  # each of 2 blocks once more in 15 updates
     assert all(torch.equal(a, b) for a, b in zip(plain.parameters(), again.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("kind", ["blocks", "StepsNet", "StepSequence"])
+def test_running_statistics_count_a_recomputed_pass_once(kind, tmp_path):
+    class Block(nn.Module):
+        def __init__(self, width):
+            super().__init__()
+            self.linear, self.norm = nn.Linear(width, width), nn.BatchNorm1d(width)
+
+        def forward(self, x):
+            return x + self.norm(self.linear(x)).relu()
+
+    def make(recomputed=False):
+        torch.manual_seed(0)
+        blocks = nn.Sequential(Block(4), Block(8))
+        if kind != "blocks":
+            steps = StepsNet([blocks[:1], blocks[1:]], (4, 8)) if kind == "StepsNet" else None
+            blocks = steps or StepSequence(blocks, (4, 8), (1, 1))
+            blocks.set_grad_checkpointing(recomputed)
+        else:
+            blocks[0] = Block(8)
+        return nn.Sequential(nn.Linear(3, 8), blocks, nn.Linear(8, 1))
+
+    plain, _, _ = trained_with(made(tmp_path / "plain"), make)
+    if kind == "blocks":
+        again, _, _ = trained_with(made(tmp_path / "again"), make, grad_checkpointing=1.0)
+    else:
+        again, _, _ = trained_with(made(tmp_path / "again"), lambda: make(True))
+    assert all(map(torch.equal, plain.state_dict().values(), again.state_dict().values()))
+    assert any("running_mean" in name for name in plain.state_dict())
 
 
 @pytest.mark.parametrize("settings", [{"grad_checkpointing": 0.5}, {"compile": True}])

@@ -297,6 +297,7 @@ def test_bad_input_is_one_line():
     refused("expected widths and depths", vit, plan={"widths": (48, 64)})
     refused("expected at least one more", vit, plan=plan_of((48,), (3,)))
     refused("round_to: got 0", vit, round_to=0)
+    refused("round_to: got it beside a plan", vit, plan={"widths": (48, 64), "depths": (3, 1)}, round_to=16)
     refused(
         "head: got Identity, expected a Linear", timm.create_model("vit_tiny_patch16_224", **VIT | {"num_classes": 0})
     )

@@ -226,6 +226,15 @@ def test_clean_samples_are_scored_as_evaluation_sees_them(pictures):
     assert scores["train_clean_top1"] == alone["top1"]
 
 
+def test_a_training_that_validates_on_another_split_has_clean_samples_and_its_images_in_memory(pictures):
+    for name in ("cat", "dog"):
+        Image.fromarray(np.zeros((8, 8, 3), dtype=np.uint8)).save(pictures / f"test/{name}/0.png")
+    for split in ("test", "train"):
+        recipe = recipe_on(pictures, f"data=folder:{pictures}@{split}", "cache=memory", "clean_samples=6")
+        _, task = build_task(recipe)
+        assert len(task.data.clean) == 6 and set(task.data.train.images.kept) >= set(task.data.train.indices)
+
+
 def test_a_text_gives_three_parts(tmp_path, monkeypatch):
     monkeypatch.setenv("STEPSNET_CACHE", str(tmp_path / "cache"))
     text = "".join(chr(97 + i % 26) for i in range(1000))

@@ -133,6 +133,14 @@ def test_table_7_drops_similar_computations(model, images):
         assert row["metrics"]["top1"] == pytest.approx(evaluation(images)(without)["top1"], rel=1e-4)
 
 
+def test_what_leads_into_a_stage_is_no_step_of_it(images):
+    plain = timm.create_model("resnet18", layers=(1, 6, 1, 1), num_classes=5)
+    model = stepsnet.stepify(plain, 2).eval()  # the second stage: a block that halves the resolution, and two steps
+    rows = drop_steps(model, evaluation(images))
+    assert [row["dropped"].split(" of ")[1] for row in rows[1:]] == ["width 88", "width 128"]
+    assert all(min(row["blocks"]) > 1 for row in rows[1:])
+
+
 def test_steps_of_one_width_are_dropped_apart(images):
     shape = {"widths": (48, 24, 48), "depths": (2, 5, 3), "num_heads": (2, 1, 2)}
     model = timm.create_model("test_steps_deit", img_size=32, **shape).eval()

@@ -71,6 +71,25 @@ def test_new_widths_choose_their_heads_anew(family):
     assert {block.attn.num_heads for block in blocks_of(with_heads)} == ({4, 8} if family == "deit" else {2, 4, 8})
 
 
+def test_a_family_without_heads_takes_none():
+    widths, depths, _ = plain_widths("resnet")
+    for arguments in ({}, {"widths": widths, "depths": depths}):
+        with pytest.raises(TypeError, match="num_heads"):
+            tiny("resnet", num_heads=((1,), (2,), (4,), (8,)), **arguments)
+
+
+def test_our_mixer_has_features_and_loads_what_timms_does():
+    arguments = dict(img_size=32, patch_size=8, embed_dim=24, num_blocks=4)
+    torch.manual_seed(0)
+    features = timm.create_model("mixer_ti16_224", features_only=True, out_indices=(1, 3), **arguments).eval()
+    torch.manual_seed(0)
+    model = timm.create_model("mixer_ti16_224", **arguments).eval()
+    images = torch.randn(2, 3, 32, 32)
+    expected = model.forward_intermediates(images, indices=(1, 3), intermediates_only=True)
+    for ours, theirs in zip(features(images), expected, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
 def test_deit_runs_its_blocks_as_eq_5():
     model = tiny("deit").eval()
     x = images(32)

@@ -83,6 +83,22 @@ def streams_of(model, images):
     return found
 
 
+def test_a_stream_that_begins_behind_a_block_has_its_scale():
+    torch.manual_seed(0)
+    plain = timm.create_model("resnet18", layers=(1, 6, 1, 1), num_classes=5)
+    model = stepify(plain, 2, stream_scale=4.0).eval()
+    measured, stage = measure_stream(model, loss)[len(model.layer1) + 1 :], model.layer2
+    assert stage.lead == 1 and len(stage.widths) == 2
+    with torch.no_grad():
+        first = z = 4.0 * stage.blocks[0](model.layer1(model.maxpool(model.act1(model.bn1(model.conv1(IMAGES))))))
+        for number, block in enumerate(stage.blocks[1:]):
+            width = stage.widths[number >= stage.depths[0]]
+            z = torch.cat((block(z[:, :width]), z[:, width:]), 1)
+            sigmas = [one.std(1).mean().item() for one in (first, z, first[:, :width], z[:, :width])]
+            found = measured[number].gamma, measured[number].gamma_read
+            assert found == pytest.approx((sigmas[0] / sigmas[1], sigmas[2] / sigmas[3]), rel=1e-3)
+
+
 @pytest.mark.parametrize(
     ("make", "side", "num_blocks"),
     [

@@ -15,6 +15,7 @@ from stepsnet.recipes.imagenet import IMAGENET
 from stepsnet.tasks.classification.data import InputSpec, load_images
 from stepsnet.tasks.classification.sources import SOURCES
 from stepsnet.tasks.classification.task import Classification
+from stepsnet.tasks.images import UnreadableImage
 
 SPEC = InputSpec((3, 16, 16), (0.5,) * 3, (0.25,) * 3, crop_pct=1.0)
 
@@ -106,6 +107,13 @@ def test_shards_that_do_not_fit_are_refused(shards, samples, expected):
         write_shard(shards / "bad-train.tar", samples)
     with pytest.raises(UserError, match=expected):
         load_images(f"wds:{shards}", SPEC)
+
+
+def test_a_shard_that_is_gone_is_an_image_that_cannot_be_read(shards):
+    data = load_images(f"wds:{shards}", SPEC)
+    (shards / "set-train-00.tar").unlink()
+    with pytest.raises(UnreadableImage, match="No such file or directory"):
+        data.train.images.read(0)
 
 
 def test_a_split_is_named_by_a_word_and_test_is_scored_where_nothing_is_for_validation(shards):

@@ -311,7 +311,9 @@ def test_adapters_of_a_scaled_embedding_know_its_scale(ids, adapter):
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("changes", [{"hidden_size": 512}, {"num_hidden_layers": 9}, {"head_dim": 64}])
+@pytest.mark.parametrize(
+    "changes", [{"hidden_size": 512}, {"hidden_size": 4096}, {"num_hidden_layers": 9}, {"head_dim": 64}]
+)
 def test_sizes_that_follow_from_the_steps_are_not_taken_in_silence(changes):
     with pytest.raises(ValueError, match=f"{next(iter(changes))}: got {next(iter(changes.values()))}, expected widths"):
         StepsTransformerConfig(**{**ARGS, **changes})

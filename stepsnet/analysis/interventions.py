@@ -205,6 +205,6 @@ def _stages(model: nn.Module) -> list[tuple[int, int]]:
     found, start = [], 0
     for sequence in sequences:
         if len(sequence.widths) > 1:
-            found.append((start, start + len(sequence)))
+            found.append((start + sequence.lead, start + len(sequence)))  # what leads changes the shape
         start += len(sequence)
     return found

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from ..errors import UserError
 from ..models.blocks import blocks_of, is_transformer_in_steps, step_sequences, widths_of
 from ..models.compilation import buffers_as_before, running_eagerly
+from ..stream import module_of
 from .block_statistics import BlockStatistics, as_line
 from .stream_observer import NoStream, StreamObserver
 
@@ -75,12 +76,15 @@ def observe_stream(model: nn.Module, loss_scale: float = 1.0) -> Iterator[list[B
     """
     blocks = _blocks_by_path(model)
     observer = StreamObserver(type(model).__name__, blocks, _containers(model, blocks), widths_of(model), loss_scale)
+    modules = list(blocks.values())
     statistics = list[BlockStatistics]()
     with ExitStack() as stack:
         for sequence in step_sequences(model):
-            if not sequence.lead:  # else the stream begins behind a block, which is observed
+            if not sequence.lead:
                 stack.enter_context(sequence.stream_hook(observer.before_sequence))
-        modules = list(blocks.values())
+            else:  # the stream begins behind a block, which is observed
+                last = list(sequence)[sequence.lead - 1]
+                observer.scales_behind[modules.index(module_of(last))] = sequence.stream_scale
         if is_transformer_in_steps(model) and not hasattr(modules[0], "read_width"):
             embedding: Any = model.get_input_embeddings()  # type: ignore[operator]
             stack.callback(embedding.register_forward_hook(observer.after_embedding).remove)

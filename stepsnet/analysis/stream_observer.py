@@ -80,6 +80,7 @@ class StreamObserver:
         self.numbers: dict[int, Tensor] = {}  # (4,): gamma, gamma_read, branch, correlation
         self.gradients: dict[int, Tensor] = {}
         self.unread: dict[int, str] = {}  # what of a block's call is no stream
+        self.scales_behind: dict[int, float] = {}  # of streams that begin behind a block, by its index
         self.added: int | None = None  # a block whose input the model adds to its output
         self._started_in = ""  # the container of the block that the stream began with
         self._latest: tuple[int, _Run] | None = None
@@ -131,6 +132,9 @@ class StreamObserver:
             self.start_stream(before if before.shape == after.shape else after, _channels_of(block, y))
             self._started_in = self.containers[index]
         self._take(index, before, after, y.device)
+        if (scale := self.scales_behind.get(index, 1.0)) != 1.0:
+            assert self.stream is not None
+            self.start_stream(self.stream * scale, self.dim)
         if y.requires_grad:
             y.register_hook(partial(self._keep_gradient_norm, index, of_stream))
 

@@ -132,7 +132,7 @@ def _of_run(run: Path, features: bool, fixed_size: bool) -> Source:
         raise UserError(f"--features: {run} is a run of {recipe.task}, expected one of classification")
     model = trained_model(run, recipe)
     use = describe_deployment(run, recipe, model)
-    args = {key: value for key, value in recipe.model.args.items() if key != "num_classes"}
+    args = {key: value for key, value in recipe.model.args.items() if key not in ("num_classes", "pretrained")}
     backbone = _backbone(recipe.model.name, args, fixed_size)
     load_backbone(backbone, run)
     maps = _of_maps(use.shape, use.preprocessing)

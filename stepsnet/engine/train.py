@@ -19,7 +19,7 @@ from torch import nn
 from ..analysis.residual_stream import NoStream, stream_line, stream_line_of
 from ..config import TrainingSettings
 from ..device import autocast
-from ..errors import UserError, is_out_of_memory, nearest
+from ..errors import UserError, in_a_line, is_out_of_memory, nearest
 from ..metrics import METRICS, higher_is_better
 from ..redact import public
 from .distributed import DistributedContext, broadcast_buffers, unwrap
@@ -31,7 +31,7 @@ from .randomness import seed_step
 from .task import BatchShard, Task, data_counts
 from .tracking import open_trackers
 from .train_state import find_checkpoint, full_state_dict
-from .update import Update, Updater, diverged
+from .update import Diverged, Update, Updater, diverged
 
 __all__ = ["TrainResult", "describe_batch", "train"]
 
@@ -110,6 +110,9 @@ class Trainer:
         if task.monitor not in METRICS:  # whether more of it is better could only be guessed
             hint = nearest(task.monitor, METRICS)
             raise UserError(f"monitor of {type(task).__name__}: got {task.monitor!r}, expected a listed metric{hint}")
+        if task.steps_per_epoch < 1:
+            got = f"got {task.steps_per_epoch} with batches of {task.batch_size}"
+            raise UserError(f"steps_per_epoch of {type(task).__name__}: {got}, expected at least 1")
         self.state, self.wrapped = prepare(model, settings, context)
         schedule = Schedule(self.state.optimizer, settings, task.steps_per_epoch)
         self.updater = Updater(
@@ -224,13 +227,21 @@ class Trainer:
             self.save()
 
     def evaluate_or_save(self, epoch: int) -> tuple[dict[str, Any], dict[str, Any]]:
-        """As :meth:`evaluate`; where it does not fit into memory, the epoch's updates are kept in a checkpoint.
+        """As :meth:`evaluate`; where it does not fit into memory, or its data fail, the epoch's updates are kept in a
+        checkpoint.
 
         Raises:
-            UserError: it does not fit. Of several ranks the others may be waiting in it, so that nothing is saved.
+            UserError: it does not fit, or fails. Of several ranks the others may be waiting in it, so that nothing is
+                saved.
         """
         try:
             return self.evaluate(epoch)
+        except Diverged:
+            raise
+        except UserError:
+            if self.context.world_size == 1:
+                self.save()
+            raise
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
@@ -253,6 +264,7 @@ class Trainer:
         broadcast_buffers(self.context, self.evaluated_model)
         with autocast(self.settings.amp_dtype, self.context.device):
             scores = self.task.evaluate(self.evaluated_model, self.shard, self.context.device)
+        scores = {name: float(value) for name, value in scores.items()}  # numpy's numbers are in no checkpoint
         if not math.isfinite(scores.get("loss", 0.0)):
             raise diverged("val_loss", scores["loss"], self.position.step, self.settings)
         if self.task.monitor not in scores:
@@ -313,6 +325,10 @@ class Trainer:
             line = stream_line_of(model, lambda model: self.task.loss(model, batch)[0])
         except NoStream as error:
             return self.note_once(str(error))
+        except RuntimeError as error:  # which must not cost the epoch that it is at the end of
+            if not is_out_of_memory(error):
+                raise
+            return self.note_once(f"stream: not measured, since it does not fit into memory ({in_a_line(error)[:200]})")
         self.log.add({"epoch": epoch, "step": self.position.step, **line})
 
     def observing_stream(self) -> AbstractContextManager[dict[str, Any]]:

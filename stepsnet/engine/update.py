@@ -95,7 +95,7 @@ class Updater:
     def _may_scale_down(self) -> bool:
         """Whether a gradient that overflows is skipped, as under float16, where the next one is scaled by half.
 
-        The scale begins at 65536, so no more than 17 updates in a row are skipped.
+        Down to a scale of 1, so that a run whose gradients are never finite ends.
         """
         return self.scaler.is_enabled() and self.scaler.get_scale() > 1
 

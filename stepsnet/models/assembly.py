@@ -78,12 +78,9 @@ def with_defaults(architecture: dict, overrides: dict) -> dict:
     for name in ("widths", "depths", "num_heads"):
         if isinstance(overrides.get(name), int | float | str):
             raise ValueError(f"{name}: got {overrides[name]!r}, expected a list with an entry for each step or stage")
-    if "widths" in overrides:
+    if "widths" in overrides and "num_heads" in architecture:
         overrides = {"num_heads": None, **overrides}
-    merged = {**architecture, **overrides}
-    if "widths" in overrides and "num_heads" not in architecture:
-        merged.pop("num_heads")  # a family without attention
-    return merged
+    return {**architecture, **overrides}
 
 
 def set_grad_checkpointing(model: nn.Module, enable: bool) -> None:

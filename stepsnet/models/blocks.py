@@ -13,7 +13,7 @@ from ..errors import UserError
 from ..residual.design import DesignPart
 from ..residual.passing import PassingBlock
 from ..steps import StepsNet
-from ..stream import StreamBlock, module_of, recomputed
+from ..stream import StreamBlock, module_of, recomputed_as
 from .layer_config import PerLayer
 
 __all__ = [
@@ -125,7 +125,7 @@ def recompute_blocks(blocks: Iterable[nn.Module]) -> None:
     For blocks of any model. timm's ``set_grad_checkpointing`` does the same for whole models and can be undone.
     """
     for block in blocks:
-        block.forward = partial(recomputed, block.forward)
+        block.forward = partial(recomputed_as, block, block.forward)
 
 
 def members_of(sequence: Any) -> list[nn.Module]:

@@ -98,6 +98,7 @@ class StepsTransformerConfig(PerLayer, LlamaConfig):
 
     widths: PerStep = (192, 272, 384)
     depths: PerStep = (6, 3, 3)
+    hidden_size: int | None = None
     num_hidden_layers: int | None = None
     vocab_size: int = VOCABULARY
     num_attention_heads: PerStep = None
@@ -212,7 +213,7 @@ class ScaledEmbedding(nn.Embedding):
     """Token ids (B, N) -> z_0 (B, N, C), scaled; a head that shares the weights uses them unscaled."""
 
     def __init__(self, config: StepsTransformerConfig):
-        super().__init__(config.vocab_size, config.hidden_size, config.pad_token_id)
+        super().__init__(config.vocab_size, max(config.widths), config.pad_token_id)
         self.scale = config.embedding_scale
         self.initializer_range = config.embedding_initializer_range
 
@@ -358,7 +359,7 @@ class StepsTransformerForCausalLM(StepsTransformerPreTrainedModel, GenerationMix
         super().__init__(config)
         self.model = StepsTransformerModel(config)
         self.vocab_size = config.vocab_size
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.lm_head = nn.Linear(max(config.widths), config.vocab_size, bias=False)
         self.post_init()
 
 

@@ -38,6 +38,8 @@ def plan_growth(
         UserError: no new step, an unknown key, or a plan that does not begin with the old steps and widen.
     """
     if plan is not None:
+        if round_to != "heads":
+            raise UserError("round_to: got it beside a plan, which takes the place of the search, expected one of them")
         return _given(container, old, plan, steps)
     steps = len(old.widths) + 1 if steps is None else steps
     if steps <= len(old.widths):

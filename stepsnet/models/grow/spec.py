@@ -101,7 +101,7 @@ def _before(spec: ModelSpec) -> nn.Module:
     """The network that grows, with random weights."""
     inner = spec.args["model"]
     more = {key: value for key, value in spec.args.items() if key not in _OPTIONS | {"model", "weights"}}
-    return build_model(ModelSpec(inner["name"], {**(inner.get("args") or {}), **more}))
+    return build_model(ModelSpec(inner["name"], {**(inner.get("args") or {}), **more}), pretrained=False)
 
 
 def _grown(model: nn.Module, args: Mapping[str, Any]) -> nn.Module:

@@ -204,8 +204,8 @@ def load_images(
     numbers = (train_samples, holdout, clean_samples)
     parts = divide(train.labels, len(other.labels), split, *numbers, has_test, for_training)
     if in_memory and not isinstance(train, Arrays):
-        trained_on = parts.train if for_training and split == "val" else parts.train[:0]
-        train = InMemory(train, np.concatenate((trained_on, parts.evaluated)) if parts.of_training else trained_on)
+        trained_on = parts.train if for_training else parts.train[:0]
+        train = InMemory(train, np.union1d(trained_on, parts.evaluated) if parts.of_training else trained_on)
         other = other if parts.of_training else InMemory(other, parts.evaluated)
     return ImageData(
         tuple(distinct(classes)),

@@ -19,7 +19,7 @@ from PIL import Image
 from ...errors import UserError
 from ...reading import read_text, require_data_folder
 from ...terminal import counted
-from ..images import image_shape, image_suffixes, open_image
+from ..images import UnreadableImage, image_shape, image_suffixes, open_image
 
 __all__ = ["Shards", "find_shards"]
 
@@ -92,9 +92,12 @@ class Shards:
 
     def _content(self, index: int) -> io.BytesIO:
         path, _, offset, size = self.members[index]
-        with path.open("rb") as file:
-            file.seek(offset)
-            return io.BytesIO(file.read(size))
+        try:
+            with path.open("rb") as file:
+                file.seek(offset)
+                return io.BytesIO(file.read(size))
+        except OSError as error:
+            raise UnreadableImage(error.strerror or str(error)) from None
 
     def name(self, index: int) -> str:
         path, member, *_ = self.members[index]

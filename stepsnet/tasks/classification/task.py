@@ -83,7 +83,7 @@ def task_of(
         recipe.seed,
         recipe.train_samples,
         holdout=recipe.holdout,
-        clean_samples=recipe.clean_samples if split_of(data)[1] == "val" else 0,
+        clean_samples=recipe.clean_samples if for_training or split_of(data)[1] == "val" else 0,
         for_training=for_training,
         in_memory=recipe.cache == "memory" and not any(tensor.is_meta for tensor in model.parameters()),
         opened=opened,

@@ -62,7 +62,7 @@ def build(
         stride=recipe.eval_stride,
         evaluated=split,
         eval_batch_size=recipe.eval_batch_size,
-        clean_samples=recipe.clean_samples if split == "val" else 0,
+        clean_samples=recipe.clean_samples if run is None or split == "val" else 0,
         for_training=run is None,
     )
     return model, task
