@@ -137,6 +137,13 @@ def test_settings_with_which_no_training_begins(changes, expected):
         check_settings(recipe)
 
 
+def test_sizes_that_are_no_numbers_are_left_to_the_model():
+    recipe = BASES["detection"]
+    for args in ({"size": None}, {"max_size": "long"}):
+        of_model = dataclasses.replace(recipe.model, args={**recipe.model.args, **args})
+        assert dataclasses.replace(recipe, model=of_model, augment=None).sizes_in_memory(2) == []
+
+
 def test_milestones_that_never_come_are_told():
     recipe = dataclasses.replace(BASES["classification"], sched="multistep", milestones=(400,), epochs=300)
     assert "without milestones before epoch 300: the learning rate stays at lr" in " ".join(on_settings(recipe))
