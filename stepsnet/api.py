@@ -22,7 +22,7 @@ from .provenance import recorded_command
 from .reading import yaml_file
 from .recipes import find_or_read
 from .resuming import Resume, folder_of
-from .run_folder import kind_of, read_run_recipe, recipes_of_runs
+from .run_folder import CONFIG, kind_of, read_run_recipe, recipes_of_runs
 from .runs.compare import compare as run_comparison
 from .runs.results import Comparison, Run
 from .runs.train import train_run
@@ -153,7 +153,7 @@ def _recipe_and_folder(
 def _command(verb: str, recipe: str | Path | Recipe, changed: Recipe, folder: Path) -> list[str]:
     """The command that does the same, for the summary."""
     if isinstance(recipe, Recipe):
-        return [verb, str(folder / "config.yaml")]
+        return [verb, str(folder / CONFIG)]
     before, after = (dict(_flat(to_plain(each))) for each in (find_or_read(recipe), changed))
     changes = {key: value for key, value in after.items() if key not in before or before[key] != value}
     return [verb, str(recipe), *_assignments(changes), "--run", str(folder)]

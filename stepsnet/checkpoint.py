@@ -25,7 +25,7 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
 
-from .errors import UserError
+from .errors import UserError, in_a_line
 from .files import replacing, sha256, verify
 from .run_records import checkpoint_folders, step_of
 
@@ -121,7 +121,7 @@ def write_weights(path: Path, weights: Mapping[str, Tensor]) -> str:
         try:
             save_weights(temporary, weights)
         except safetensors.SafetensorError as error:
-            raise UserError(f"cannot write {path}: {' '.join(str(error).split())}") from error
+            raise UserError(f"cannot write {path}: {in_a_line(error)}") from error
         return sha256(temporary)
 
 

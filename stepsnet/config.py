@@ -174,7 +174,7 @@ MAY_CHANGE_ON_RESUME = {
 }
 
 
-# What kinds of fields there are besides those of the training, for whoever compares recipes or results.
+# Groups of fields that are not about how a model is trained, for code that compares recipes or results.
 OF_THE_MODEL = {"model", "baseline", "init", "baseline_init", "backbone", "baseline_backbone"}
 OF_THE_DATA = ("data", "holdout", "train_samples", "tokenizer", "vocab_size")
 OF_THE_LENGTH = ("epochs", "epoch_updates", "seq_len")

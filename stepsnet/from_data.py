@@ -94,7 +94,7 @@ def check_class_count(recipe: Recipe, got: int | None, expected: int, run: Path 
 
 
 def as_begun(recipe: R, begun: Recipe) -> R:
-    """The recipe with what it leaves open as it is in that of a run which has begun."""
+    """The recipe, its open fields filled from the recipe of a run that has begun."""
     changes: dict[str, Any] = {}
     for key in ("model", "baseline"):
         own, theirs = getattr(recipe, key), getattr(begun, key)

@@ -42,7 +42,7 @@ def override(recipe: Recipe, assignments: Sequence[str]) -> Recipe:
     Raises:
         UserError: no ``=``, an unknown key, or a value of another type or out of bounds.
     """
-    return _changed(recipe, parse_assignments(assignments, "override"), merge=False)
+    return override_values(recipe, parse_assignments(assignments, "override"), merge=False)
 
 
 def parse_assignments(assignments: Sequence[str], what: str) -> dict[str, Any]:
@@ -88,12 +88,8 @@ def override_values(recipe: Recipe, changes: Mapping[str, Any], *, merge: bool =
         merge: False: a mapping takes the place of the whole too, as in text.
 
     Raises:
-        UserError: as above.
+        UserError: an unknown key, or a value of another type or out of bounds.
     """
-    return _changed(recipe, changes, merge)
-
-
-def _changed(recipe: Recipe, changes: Mapping[str, Any], merge: bool) -> Recipe:
     values, known = to_plain(recipe), known_keys(type(recipe))  # type: ignore[arg-type] # a pydantic dataclass
     keys = {field.name: key_of(type(recipe), field.name) for field in dataclasses.fields(recipe)}
     for key, value in changes.items():

@@ -21,6 +21,7 @@ __all__ = [
     "check_steps",
     "check_widths",
     "heads_for",
+    "per_block",
     "plan_steps",
     "search_depths",
     "step_widths",
@@ -38,6 +39,11 @@ _VARIED = 8  # of the narrowest and of the widest widths, in a search for depths
 
 # 1, 2, 3, 4, 6, 8, 12, 16, 24, …: every number of heads in Tables 13 and 14 is among them
 USUAL_HEADS = sorted({2**i for i in range(12)} | {3 * 2**i for i in range(11)})
+
+
+def per_block(values: Sequence, depths: Sequence[int]) -> list:
+    """One value per step -> one value per block."""
+    return [value for value, depth in zip(values, depths) for _ in range(depth)]
 
 
 def steps_of(widths: Sequence[int]) -> list[tuple[int, int]]:

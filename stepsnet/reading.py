@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import Any
 
-from .errors import UserError
+from .errors import UserError, in_a_line
 
 __all__ = [
     "dump_json",
@@ -144,7 +144,7 @@ def parse_yaml(text: str, where: str) -> Any:
         at = f" (line {mark.line + 1}, column {mark.column + 1})" if mark else ""
         raise UserError(f"{where}: {error.problem or error.context}{at}") from None
     except yaml.YAMLError as error:  # a character that YAML does not allow
-        raise UserError(f"{where}: {' '.join(str(error).split())}") from None
+        raise UserError(f"{where}: {in_a_line(error)}") from None
     except RecursionError:
         raise UserError(f"{where}: it is nested too deeply") from None
     except ValueError as error:

@@ -153,15 +153,15 @@ def check_length(folder: Path, epochs: int, steps_per_epoch: int) -> None:
 def check_data(folder: Path, counts: Mapping[str, int], recipe: Recipe) -> None:
     """Raises UserError where data with these counts are not those that the run in a folder has a checkpoint of.
 
-    It comes before anything is written: that a run that has ended is of other data, nobody would find later. One that
-    has ended needs no checkpoint that is valid any more; of others one is expected, where there are some.
+    Checked before anything is written, since a mismatch with a finished run would never surface later. A finished run
+    may lack a valid checkpoint; an unfinished run that has checkpoints needs a valid one.
     """
     from .checkpoint import latest
 
     try:
         checkpoint, _ = latest(folder / "checkpoints")
     except UserError:
-        if not has_ended(folder, recipe):  # which needs none of them any more
+        if not has_ended(folder, recipe):  # a finished run needs none of them any more
             raise
         return
     if checkpoint:
@@ -197,7 +197,7 @@ def open_run_folder(folder: Path, recipe: Recipe, resume: Resume = False, is_gri
     if not (config.exists() and (is_over or (resume and to_plain(read_recipe(config)) == to_plain(resolved)))):
         write_atomically(config, to_yaml(resolved))
     if not is_over and (summary := read_summary(folder)):
-        # the last says that something is to be moved
+        # summary.json is moved last: while it is there, a move that was killed is repeated
         put_aside(folder, summary["epochs"], [*_RESULTS, "summary.json"])
     return resolved
 

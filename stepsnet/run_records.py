@@ -27,7 +27,7 @@ LABEL = "label.txt"  # of a run among others: what its model is called in report
 
 _CHECKPOINT = re.compile(r"\.?step-\d{8,}")
 
-# what a run that has ended says of itself, where it says it: the type, and what it is
+# optional keys of summary.json: their type, and how messages call it
 _IN_SUMMARY: dict[str, tuple[Any, str]] = {
     "metrics": (dict, "numbers by name"),
     "seed": (int, "a whole number"),

@@ -89,8 +89,8 @@ def _statistics_kept(norms: Sequence[nn.Module]) -> Iterator[None]:
 class StreamBlock:
     """A block as a function of the whole residual stream: it rewrites the first ``width`` channels.
 
-    The other channels are copied, so a loop over these blocks copies the full width once per block. Other attributes
-    than its own are the block's, read or assigned. Two of one block are equal.
+    The other channels are copied, so a loop over these blocks copies the full width once per block. Access to other
+    attributes is forwarded to the block. Two wrappers of one block compare equal.
     """
 
     __slots__ = ("__weakref__", "_begin", "_checkpointed", "_dim", "_stream_width", "block", "width")

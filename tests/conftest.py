@@ -58,7 +58,7 @@ def grids_in_this_process(monkeypatch):
 
     def train_all(waiting, jobs, display):
         for job in waiting:
-            train_run(read_recipe(Path(job.config)), Path(job.folder), display, job.resume, job.label, job.told)
+            train_run(read_recipe(Path(job.config)), Path(job.folder), display, job.resume, job.label, job.lines_shown)
         return []
 
     monkeypatch.setattr("stepsnet.runs.grid.run_all", train_all)

@@ -19,6 +19,7 @@ import torch
 from PIL import Image
 from run_folders import closed
 from safetensors.torch import save_file
+from timm.data import Mixup
 from torch import nn
 from torchmetrics.classification import MulticlassAccuracy
 from torchvision.datasets import CIFAR10
@@ -163,6 +164,43 @@ def test_mixup_needs_even_parts_and_keeps_the_batch(folder):
     assert torch.equal(images, before) and loss.isfinite() and 0 <= others["mixed_top1"] <= 100
     with pytest.raises(UserError, match="got 1 images per forward pass, expected an even number"):
         batches(task, share=BatchShard(0, 1, 4))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_mixed_batch_and_its_loss_are_timms(folder, seed):
+    augment = dataclasses.replace(IMAGENET.augment, mixup_prob=0.8, mixup_switch_prob=0.3)
+    task = make_task(folder, augment=augment, label_smoothing=0.1)
+    (images, labels), *_ = batches(task)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(768, 2))
+    mixup = Mixup(mixup_alpha=0.8, cutmix_alpha=1.0, prob=0.8, switch_prob=0.3, label_smoothing=0.1, num_classes=2)
+    np.random.seed(seed)
+    mixed, targets = mixup(images.clone(), labels)
+    np.random.seed(seed)
+    loss, others = task.loss(model, (images, labels))
+    logits = model(mixed)
+    torch.testing.assert_close(loss, -(targets * logits.log_softmax(-1)).sum(-1).mean())
+    assert others["mixed_top1"] == 100 * (logits.argmax(-1) == labels).float().mean()
+
+
+def test_label_smoothing_is_of_training_alone(folder):
+    task = make_task(folder, augment=None, label_smoothing=0.5)
+    (images, labels), *_ = batches(task)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(768, 2))
+    log = model(images).log_softmax(-1)
+    right = -log[range(4), labels].mean()
+    torch.testing.assert_close(task.loss(model.train(), (images, labels))[0], 0.5 * right - 0.5 * log.mean())
+    torch.testing.assert_close(task.loss(model.eval(), (images, labels))[0], right)
+    recipe = dataclasses.replace(find_recipe("digits/tiny"), label_smoothing=0.5)
+    assert build_task(closed(recipe))[1].criterion.label_smoothing == 0.5
+
+
+def test_top5_of_ten_classes():
+    task = build_task(closed(find_recipe("digits/tiny")))[1]
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    inputs, labels, _ = task.data.val.batch([(0, index, 0) for index in range(len(task.data.val))])
+    found = (model(inputs).topk(5).indices == labels[:, None]).any(1).float().mean().item() * 100
+    assert found < 100 and task.evaluate(model, BatchShard(), CPU)["top5"] == pytest.approx(found, abs=1e-2)
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L", "RGBA"])

@@ -252,11 +252,11 @@ def test_annotations_of_images_that_exif_turns(coco):
     before = [load(coco).train[0, index][0] for index in range(6)]
     turn(coco / "images" / "train2.png", 3)  # upside down: of the same size both ways
     data = load(coco)
-    (line,) = data.train.split.told
+    (line,) = data.train.split.notices
     assert line.startswith("1 of 6 images of instances_train.json, such as train2.png,") and "taken upright" in line
-    assert torch.equal(data.train[0, 1][0], before[1].flip(-1, -2)) and not data.val.split.told
+    assert torch.equal(data.train[0, 1][0], before[1].flip(-1, -2)) and not data.val.split.notices
     turn(coco / "images" / "train1.png", 6)  # 48×64, annotated as 64×48 is stored
     data = load(coco)
-    (line,) = data.train.split.told
+    (line,) = data.train.split.notices
     assert "taken as they are stored" in line
     assert all(torch.equal(data.train[0, index][0], before[index]) for index in range(6))

@@ -215,11 +215,11 @@ def test_polygons_that_cover_no_pixel_are_told(coco):
     """COCO has some, which its own evaluation scores, so they are not left out."""
     thin = [[8, 8, 20, 8, 14, 8]]
     change(coco, annotations=lambda records: [a.update(segmentation=thin) for a in records[:2]])
-    (line,) = load(coco).train.split.told
+    (line,) = load(coco).train.split.notices
     assert "2 of 13 annotations of instances_train.json have polygons that cover no pixel, such as annotation " in line
     beside_another = [*thin, [1, 1, 9, 1, 9, 9, 1, 9]]
     change(coco, annotations=lambda records: [a.update(segmentation=beside_another) for a in records])
-    assert not load(coco).train.split.told
+    assert not load(coco).train.split.notices
 
 
 def test_classes_have_names_of_their_own():

@@ -240,6 +240,29 @@ def test_a_monitored_metric_has_to_be_listed(tmp_path):
         train(make_model(), task, SETTINGS, tmp_path, ALONE, report=print)
 
 
+def test_the_best_of_a_loss_is_the_lowest(tmp_path):
+    class Scripted(Points):
+        losses = iter((3.0, 1.0, 2.0))
+
+        def evaluate(self, model, shard, device):
+            return {"loss": next(self.losses)}
+
+    settings = dataclasses.replace(SETTINGS, keep_checkpoints=1)
+    result = train(make_model(), Scripted(), settings, tmp_path, ALONE, report=lambda event: None)
+    kept = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert (result.best, kept) == (1.0, ["step-00000010", "step-00000015"])
+
+
+def test_a_resumed_run_goes_on_with_its_loss_scale(tmp_path):
+    half = dataclasses.replace(SETTINGS, amp_dtype="float16")
+    fit(tmp_path / "whole", settings=half)
+    with pytest.raises(Interrupted):
+        fit(tmp_path / "two", Stopping(at=8), half)
+    fit(tmp_path / "two", settings=half)
+    ours, theirs = (latest(tmp_path / name / "checkpoints")[0].state["scaler"] for name in ("two", "whole"))
+    assert ours == theirs
+
+
 def test_a_task_without_an_update_an_epoch_is_refused(tmp_path):
     task = Points()
     task.steps_per_epoch = 0

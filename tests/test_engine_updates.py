@@ -1,6 +1,7 @@
 """An update: its data and random numbers, rate and decay, parts and precision, and the averages."""
 
 import dataclasses
+import json
 import math
 
 import pytest
@@ -11,10 +12,13 @@ from torch import nn
 
 from stepsnet.checkpoint import latest
 from stepsnet.config import TrainingSettings
+from stepsnet.engine.distributed import DistributedContext
 from stepsnet.engine.optim import Schedule, build_optimizer
 from stepsnet.engine.prepare import prepare
 from stepsnet.engine.randomness import data_order, seed_step
 from stepsnet.engine.train import train
+from stepsnet.engine.update import Updater
+from stepsnet.errors import UserError
 
 
 def test_the_data_order_is_a_function_of_seed_and_epoch():
@@ -33,8 +37,16 @@ def test_what_an_update_draws_is_a_function_of_seed_step_and_rank():
     assert len({tuple(draw(*place)) for place in [(1, 2, 0), (2, 2, 0), (1, 3, 0), (1, 2, 1)]}) == 4
 
 
-def test_the_schedule_written_out():
-    settings = TrainingSettings(epochs=10, lr=1.0, warmup_epochs=2, warmup_lr=0.1, min_lr=0.05)
+@pytest.mark.parametrize(
+    ("sizes", "scale"),
+    [
+        ({}, 1.0),
+        ({"batch_size": 64, "lr_base_size": 16}, 4.0),
+        ({"batch_size": 64, "lr_base_size": 16, "lr_base_scale": "sqrt"}, 2.0),
+    ],
+)
+def test_the_schedule_written_out(sizes, scale):
+    settings = TrainingSettings(epochs=10, lr=1.0, warmup_epochs=2, warmup_lr=0.1, min_lr=0.05, **sizes)
     optimizer = build_optimizer(make_model(), settings)
     schedule = Schedule(optimizer, settings, steps_per_epoch=7)
     for step in (0, 1, 13, 14, 40, 69, 3):  # in any order
@@ -42,7 +54,7 @@ def test_the_schedule_written_out():
         expected = 0.1 + step * (1.0 - 0.1) / 14
         if step >= 14:
             expected = 0.05 + 0.5 * (1.0 - 0.05) * (1 + math.cos(math.pi * step / 70))
-        assert all(group["lr"] == pytest.approx(expected) for group in optimizer.param_groups), step
+        assert all(group["lr"] == pytest.approx(scale * expected) for group in optimizer.param_groups), step
 
 
 def test_steps_of_the_rate_written_out():
@@ -123,3 +135,40 @@ def test_channels_are_last_but_where_weights_are_sharded(parallel, monkeypatch):
     model = timm.create_model("test_resnet", num_classes=2)
     prepare(model, settings, dataclasses.replace(ALONE, world_size=2))
     assert all(parameter.is_contiguous() for parameter in model.parameters()) == (parallel == "fsdp")
+
+
+def test_gradients_are_clipped_to_the_settings_norm(tmp_path):
+    class Once(Points):
+        steps_per_epoch = 1
+
+    plain = {"opt": "momentum", "momentum": 0.0, "weight_decay": 0.0, "warmup_epochs": 0, "log_interval": 1}
+    settings = dataclasses.replace(SETTINGS, epochs=1, lr=0.05, clip_grad=0.01, **plain)
+    model, before = make_quiet_model(), nn.utils.parameters_to_vector(make_quiet_model().parameters())
+    train(model, Once(), settings, made(tmp_path), ALONE, report=lambda event: None)
+    moved = (nn.utils.parameters_to_vector(model.parameters()) - before).norm().item()
+    assert moved == pytest.approx(0.05 * 0.01, rel=1e-2)
+    first, *_ = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(first)["grad_norm"] > 0.1  # before it is clipped
+
+
+def test_the_settings_reach_the_optimizer():
+    settings = dataclasses.replace(SETTINGS, weight_decay=0.3, layer_decay=0.5)
+    model = timm.create_model("test_vit")
+    groups = build_optimizer(model, settings).param_groups
+    assert {group["lr_scale"] for group in groups} == {0.5**k for k in range(len(model.blocks) + 2)}
+    assert {group["weight_decay"] for group in groups} == {0.0, 0.3}
+    sgd = dataclasses.replace(SETTINGS, opt="sgd", momentum=0.5)
+    assert build_optimizer(make_model(), sgd).defaults["momentum"] == 0.5
+    with pytest.raises(UserError, match="the model names no layers"):
+        build_optimizer(make_model(), settings)
+
+
+def test_an_update_seeds_each_part_of_each_rank(monkeypatch):
+    seeded = []
+    monkeypatch.setattr("stepsnet.engine.update.seed_step", lambda *place: seeded.append(place))
+    model, task = make_quiet_model(), Points()
+    optimizer = build_optimizer(model, SETTINGS)
+    rank_1 = DistributedContext(1, 1, torch.device("cpu"))
+    update = Updater(model, task, optimizer, Schedule(optimizer, SETTINGS, 5), SETTINGS, rank_1, None)
+    update(3, [(task.x[:2], task.y[:2]), (task.x[2:4], task.y[2:4])])
+    assert seeded == [(SETTINGS.seed, 3, 1, part) for part in range(2)]

@@ -223,7 +223,7 @@ def test_a_comparison_is_checked_with_its_data_before_the_first_run(tmp_path, ca
     )
     assert main([*arguments, "--seeds", "0,1"]) == 0
     out = capsys.readouterr().out
-    assert len(opened) == 1 and len(started) == 4 and all(job.told for job in started)
+    assert len(opened) == 1 and len(started) == 4 and all(job.lines_shown for job in started)
     assert out.splitlines()[0] == "StepsNet, baseline: num_classes 3, from the data"
     assert sum("warmup_epochs 1 of 1 epoch" in line for line in out.splitlines()) == 1
     config = read_recipe(run / "config.yaml")

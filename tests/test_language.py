@@ -168,6 +168,14 @@ def test_perplexity_by_a_sliding_window_written_out(stride, count):
     assert got["bits_per_character"] == pytest.approx(nll / math.log(2) / (3 * count), rel=1e-5)
 
 
+def test_clean_samples_are_the_first_of_the_training_text():
+    rng, model = np.random.default_rng(0), small_model()
+    train, val = rng.integers(0, 50, 60).tolist(), rng.integers(0, 50, 60).tolist()
+    scores = task_of(train, val=val, clean_samples=2).evaluate(model, BatchShard(), CPU)
+    alone = task_of(train, val=train[:17]).evaluate(model, BatchShard(), CPU)
+    assert scores["train_clean_loss"] == pytest.approx(alone["loss"]) != pytest.approx(scores["loss"])
+
+
 def test_smaller_batches_of_evaluation_change_nothing():
     model, sizes = small_model(), []
     model.register_forward_pre_hook(lambda _, args, kwargs: sizes.append(len(kwargs["input_ids"])), with_kwargs=True)

@@ -15,7 +15,7 @@ from forks import forked, status_of
 
 from stepsnet.cli import main
 from stepsnet.console import Display
-from stepsnet.engine.interrupt import catch_signals
+from stepsnet.engine.interrupt import Interrupted, catch_signals
 from stepsnet.errors import Fault, UserError, exit_status
 from stepsnet.machine import available_memory, cores
 from stepsnet.overrides import override, read_recipe, to_yaml
@@ -200,11 +200,11 @@ def test_runs_that_compile_side_by_side_share_the_cores(started, monkeypatch, as
         monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", asked)
 
     def popen(command, env, **_):
-        raise RuntimeError(env["TORCHINDUCTOR_COMPILE_THREADS"])
+        raise RuntimeError(f"{env['TORCHINDUCTOR_COMPILE_THREADS']} {env['OMP_NUM_THREADS']}")
 
     monkeypatch.setattr(launch.subprocess, "Popen", popen)
-    with pytest.raises(RuntimeError, match=f"^{expected}$"):
-        run_all([Job("run", "", "config.yaml", "run")], 4, None)
+    with pytest.raises(RuntimeError, match=f"^{expected} 3$"):
+        run_all([Job("run", "", "config.yaml", "run", threads=3)], 4, None)
 
 
 def test_the_kind_of_a_folder_is_not_mistaken(tmp_path, started, capsys):
@@ -375,3 +375,26 @@ def test_each_slot_has_one_of_several_gpus(monkeypatch, given, there, expected):
             monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
         launch.use_one_gpu(slot)
         assert os.environ.get("CUDA_VISIBLE_DEVICES") == gpu
+
+
+def test_a_signal_stops_the_children_and_starts_no_other(tmp_path, monkeypatch):
+    code = f"""
+import json, pathlib, signal, sys, time
+name = json.loads(sys.stdin.readline())["name"]
+def stop(*_):
+    pathlib.Path({str(tmp_path)!r}, name).touch()
+    sys.exit()
+signal.signal(signal.SIGTERM, stop)
+print(json.dumps({{"kind": "note", "text": "ready"}}), flush=True)
+time.sleep(60)
+"""
+
+    class Signalled(Display):
+        def show(self, event):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    popen = launch.subprocess.Popen
+    monkeypatch.setattr(launch.subprocess, "Popen", lambda command, **kw: popen([sys.executable, "-c", code], **kw))
+    with pytest.raises(Interrupted) as raised:
+        run_all([Job(name, name, "config.yaml", "folder") for name in "ab"], 1, Signalled())
+    assert raised.value.status == 143 and [file.name for file in tmp_path.iterdir()] == ["a"]

@@ -25,10 +25,17 @@ def imported(name, file):
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
             skipped |= set(chain.from_iterable(map(ast.walk, node.body)))
     for node in ast.walk(tree):
-        if node in skipped or not isinstance(node, ast.ImportFrom) or not node.level:
+        if node in skipped:
             continue
-        base = package.split(".")[: len(package.split(".")) - node.level + 1]
+        if isinstance(node, ast.Import):
+            yield from (one.name for one in node.names if one.name in FILES)
+            continue
+        if not isinstance(node, ast.ImportFrom):
+            continue
+        base = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
         module = ".".join([*base, *([node.module] if node.module else [])])
+        if module.partition(".")[0] != "stepsnet":
+            continue
         for one in node.names:
             yield f"{module}.{one.name}" if f"{module}.{one.name}" in FILES else module
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from scipy import stats
@@ -27,7 +28,7 @@ from stepsnet.runs.train import train_run
 from stepsnet.study import conductor
 from stepsnet.study.declare import Cell, find_study, studies
 from stepsnet.study.leaderboard import leaderboard
-from stepsnet.study.record import settings_of
+from stepsnet.study.record import _per_block, _spaced, settings_of
 from stepsnet.study.render import render_study, rows_of
 from stepsnet.study.results import flatness_of
 from stepsnet.study.run_plan import Planned, check_models, choice_of, due, is_planned, progress, recipe_of
@@ -185,6 +186,12 @@ def final(cell, rate, values, last=(1.0, 1.0)):
     curve = [{"epoch": epoch, "train_clean_loss": loss} for epoch, loss in ((1, last[0]), (2, last[1]))]
     runs = [Planned(cell, "final", "", rate, seed) for seed in (1, 2, 3)[: len(values)]]
     return {r.name: {"metrics": {"test_top1": value}, "curve": curve} for r, value in zip(runs, values)}
+
+
+def test_what_is_kept_of_the_stream():
+    assert _spaced([1, 10, 20, 100, 200, 1000], 4) == [1, 10, 100, 1000]
+    values = {"gamma": [0.5], "gamma_read": [0.25], "gradient": [math.nan]}
+    assert _per_block(SimpleNamespace(values=values.__getitem__)) == {**values, "gradient": [None]}
 
 
 def test_the_grid_grows_at_its_edges(tmp_path):

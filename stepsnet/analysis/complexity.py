@@ -22,7 +22,7 @@ from torch import nn
 
 from ..errors import UserError, in_a_line
 from ..macs import count_forward
-from ..models.blocks import blocks_of, step_sequences
+from ..models.blocks import blocks_of, step_sequences, widths_of
 
 __all__ = [
     "Complexity",
@@ -88,8 +88,7 @@ def count_language_model(model: Any, context: int) -> Complexity:
             for module in model.modules()
             if isinstance(module, nn.Linear) and module not in waiting
         )
-        widths = [width for width, depth in zip(model.config.widths, model.config.depths) for _ in range(depth)]
-        macs = linear + sum(2 * context * width for width in widths[:blocks])
+        macs = linear + sum(2 * context * width for width in widths_of(model))
     return Complexity(blocks, 5 * blocks + 1 if is_of_the_paper else count_layers(model), params, macs)
 
 

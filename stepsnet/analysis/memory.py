@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from ..device import autocast, check_amp_dtype
 from ..errors import UserError, nearest
 from ..markdown import markdown_table
-from ..models.blocks import blocks_of, recompute_blocks
+from ..models.blocks import blocks_of, blocks_to_recompute, recompute_blocks
 from ..terminal import silenced
 
 __all__ = [
@@ -85,7 +85,7 @@ def activation_bytes(
         amp_dtype: the dtype of the forward pass under autocast: float32, bfloat16 or float16.
 
     Raises:
-        UserError: a number out of range, or an unknown ``amp_dtype``.
+        UserError: a number out of range, an unknown ``amp_dtype``, or no blocks that could be recomputed.
     """
     _check(micro_batch=micro_batch)
     if not 0 <= grad_checkpointing <= 1:
@@ -96,7 +96,7 @@ def activation_bytes(
         model,
         torch.empty(micro_batch, *input_size, device="meta"),
         lambda model, inputs: sum_of_outputs(model(inputs)),
-        lambda model: _recompute_first(model, grad_checkpointing),
+        lambda model: recompute_blocks(blocks_to_recompute(model, grad_checkpointing)),
         amp_dtype,
     )
 
@@ -250,12 +250,6 @@ def _fake_copy(model: nn.Module) -> nn.Module:
     for parameter in model.parameters():
         fakes[id(parameter)] = nn.Parameter(_fake(parameter), parameter.requires_grad)
     return copy.deepcopy(model, fakes).train()  # deepcopy does not copy what this memo holds
-
-
-def _recompute_first(model: nn.Module, share: float) -> None:
-    """Recompute the first ``share`` of the blocks, as the engine does; for any model that has blocks."""
-    blocks = blocks_of(model)
-    recompute_blocks(blocks[: round(share * len(blocks))])
 
 
 class _LiveBytes(TorchDispatchMode):

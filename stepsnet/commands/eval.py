@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,6 +46,7 @@ def run(options: argparse.Namespace) -> None:
         got = " ".join([*options.overrides, *([] if options.stride is None else [f"--stride {options.stride}"])])
         raise UserError(f"eval: got {got} beside --model, expected them with the folder of a run alone")
     runs = [] if options.model else runs_inside(options.run)
+    overrides = [*options.overrides, *_stride(options.stride, runs)]
     with working(f"scoring {options.run}"):
         from ..runs.evaluate import evaluate_checkpoint, evaluate_run  # takes seconds
 
@@ -53,9 +55,9 @@ def run(options: argparse.Namespace) -> None:
         elif runs != [options.run]:
             from ..runs.scores import evaluate_runs
 
-            scores = evaluate_runs(runs, options.data, options.stride, options.overrides)
+            scores = evaluate_runs(runs, options.data, overrides)
         else:
-            metrics = evaluate_run(options.run, options.data, options.stride, options.overrides)
+            metrics = evaluate_run(options.run, options.data, overrides)
             say_how_far(options.run)
     if runs not in ([], [options.run]):
         say(dump_json(dataclasses.asdict(scores)) if options.json else render_scores(scores))
@@ -64,6 +66,18 @@ def run(options: argparse.Namespace) -> None:
         say(dump_json(metrics))
     else:
         say(", ".join(f"{find_metric(name).name} {format_metric(name, value)}" for name, value in metrics.items()))
+
+
+def _stride(given: int | None, runs: Sequence[Path]) -> list[str]:
+    """``--stride`` as an override. Raises UserError where a run is not of a language model."""
+    from ..run_folder import read_run_recipe
+
+    if given is None:
+        return []
+    for folder in runs:
+        if (recipe := read_run_recipe(folder)).task != "language":
+            raise UserError(f"--stride: {folder} is a run of {recipe.task}, expected one of language")
+    return [f"eval_stride={given}"]
 
 
 def render_scores(scores: Scores) -> str:

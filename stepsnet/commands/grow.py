@@ -28,13 +28,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     from ..consent import require_asked_for
     from ..overrides import override
-    from ..run_folder import folder_name, read_run_recipe
+    from ..run_folder import CONFIG, folder_name, read_run_recipe
     from .train import train_or_forecast
 
     recipe = grown_recipe(read_run_recipe(options.source), options.source, _args(options))
     recipe = dataclasses.replace(recipe, data=options.data) if options.data else recipe
     recipe = override(recipe, options.overrides)
-    require_asked_for(recipe, options.source / "config.yaml", typed_keys(options))
+    require_asked_for(recipe, options.source / CONFIG, typed_keys(options))
     folder = options.run or Path("runs") / folder_name(recipe.name)
     from ..models.grow.spec import with_sources  # takes seconds
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ..checkpoint import load_into
 from ..config import ClassificationRecipe, ModelSpec
-from ..errors import UserError, import_extra
+from ..errors import UserError, import_extra, in_a_line
 from ..models.backbone import PyramidBackbone, create_backbone, load_backbone
 from ..models.blocks import is_transformer_in_steps
 from ..models.build import DETECTORS, build_model, input_size_of
@@ -21,7 +21,7 @@ from ..models.compilation import restore_forward
 from ..models.trained import trained_model
 from ..models.transfer import read_pretrained
 from ..models.windows import restore_windows
-from ..run_folder import how_far, read_run_recipe
+from ..run_folder import CONFIG, how_far, read_run_recipe
 from ..runs.grid import refuse_comparison
 from ..tasks import describe_deployment
 from ..tasks.deployment import Deployment, of_tokens
@@ -114,7 +114,7 @@ def find_source(
         source = _of_module(given, about.get("input_size"))
     else:
         source = _of_name(str(given), features, weights, model_args, fixed_size)
-    return _told(source, about) if about else source
+    return _with_stated(source, about) if about else source
 
 
 def _of_run(run: Path, features: bool, fixed_size: bool) -> Source:
@@ -160,7 +160,7 @@ def _with_weights(source: Source, weights: str | Path | None) -> Source:
     """A model by its name, with what is known of the weights that it got."""
     if weights is None:
         return source
-    if Path(weights).is_dir() and (Path(weights) / "config.yaml").exists():
+    if Path(weights).is_dir() and (Path(weights) / CONFIG).exists():
         model = source.model.model if isinstance(source.model, LanguageModel) else source.model
         return replace(source, use=describe_deployment(Path(weights), read_run_recipe(Path(weights)), model), notes=())
     if source.use.axes[1] == "tokens":
@@ -188,14 +188,14 @@ def _of_module(model: nn.Module, input_size: Sequence[int] | None) -> Source:
             raise UserError(f"export: the module has weights of {got}, expected float32, as module.float() makes them")
     restore_forward(plain)  # what optimize has put there is for this machine, and no exporter takes it
     restore_windows(plain)
-    return described(name, plain, True, args, told=bool(config))
+    return described(name, plain, True, args, states_inputs=bool(config))
 
 
-def described(name: str, model: nn.Module, trained: bool, args: dict[str, Any], told: bool = True) -> Source:
+def described(name: str, model: nn.Module, trained: bool, args: dict[str, Any], states_inputs: bool = True) -> Source:
     """A model that :func:`~stepsnet.models.build.build_model` has made with these arguments, or a user's own.
 
     Args:
-        told: False: it is a module that says nothing of its inputs.
+        states_inputs: False for a module that says nothing of its inputs.
     """
     model = model.eval()
     if is_transformer_in_steps(model):
@@ -205,8 +205,8 @@ def described(name: str, model: nn.Module, trained: bool, args: dict[str, Any], 
     size = input_size_of(ModelSpec(name, args), model)
     channels = size[0] if "in_chans" in args else channels_of(model, size)
     shape = (channels, *size[1:])
-    preprocessing, notes = of_model(model, channels) if told else (unknown(channels), [])
-    if not told:
+    preprocessing, notes = of_model(model, channels) if states_inputs else (unknown(channels), [])
+    if not states_inputs:
         notes = [
             f"{name} says nothing of its inputs: the preprocessing is null in the metadata; stepsnet.export takes "
             "input_size=, mean=, std= and classes="
@@ -221,7 +221,7 @@ def described(name: str, model: nn.Module, trained: bool, args: dict[str, Any], 
     return Source(name, name, model, use, trained, tuple(notes))
 
 
-def _told(source: Source, about: dict[str, Any]) -> Source:
+def _with_stated(source: Source, about: dict[str, Any]) -> Source:
     """With what the caller says of it, as :func:`find_source`. Raises UserError for what cannot be so."""
     use, classes = source.use, about.pop("classes", None)
     if use.axes[1] == "tokens":
@@ -264,7 +264,7 @@ def _backbone(name: str, args: dict[str, Any], fixed_size: bool) -> PyramidBackb
     try:
         return create_backbone(name, any_size=not fixed_size, **args).eval()
     except (ValueError, TypeError, RuntimeError, KeyError) as error:
-        raise UserError(f"--features: {' '.join(str(error).split())}") from None
+        raise UserError(f"--features: {in_a_line(error)}") from None
 
 
 def _refuse_detector(name: str, features: bool) -> None:

@@ -8,14 +8,14 @@ from torch import nn
 
 from ..config import TrainingSettings
 from ..errors import UserError
-from ..models.blocks import blocks_of, recompute_blocks
+from ..models.blocks import blocks_to_recompute, recompute_blocks
 from ..models.cuda_graph import GraphedInference, GraphedTraining
 from ..models.optimize import optimize
 from .distributed import DistributedContext, parallelize
 from .optim import build_optimizer
 from .train_state import TrainState
 
-__all__ = ["blocks_to_recompute", "prepare"]
+__all__ = ["prepare"]
 
 
 def prepare(model: nn.Module, settings: TrainingSettings, context: DistributedContext) -> tuple[TrainState, nn.Module]:
@@ -59,20 +59,3 @@ def _check_cuda_graph(settings: TrainingSettings, context: DistributedContext) -
         raise UserError(f"cuda_graph: got {got}, expected one of the two: a graph keeps the memory of its activations")
     if context.world_size > 1:  # what DDP hangs on the weights is on a stream that cannot be captured
         raise UserError(f"cuda_graph: got true with {context.world_size} ranks, expected one")
-
-
-def blocks_to_recompute(model: nn.Module, chosen: float | tuple[int, ...]) -> list[nn.Module]:
-    """The first ``chosen`` share of the model's blocks, or those of the listed steps, counted from 1.
-
-    Raises:
-        UserError: no sequence of blocks is found in the model, or it has no such step.
-    """
-    if not isinstance(chosen, tuple):
-        blocks = blocks_of(model)
-        if chosen and not blocks:
-            raise UserError(f"grad_checkpointing: got {chosen}, but no sequence of blocks was found in the model")
-        return blocks[: round(chosen * len(blocks))]
-    try:
-        return blocks_of(model, chosen)
-    except ValueError as error:
-        raise UserError(f"grad_checkpointing: {error}") from None

@@ -14,7 +14,7 @@ from numbers import Real
 from pathlib import Path
 from typing import Any
 
-from ..errors import UserError, import_extra
+from ..errors import UserError, import_extra, in_a_line
 from ..files import write_atomically
 
 __all__ = ["Tracker", "open_trackers"]
@@ -95,7 +95,7 @@ def _service(tracker: str, folder: Path, name: str, config: Mapping[str, Any]) -
     try:
         run = service.init(project="stepsnet", name=name, config=dict(config), resume="allow", **own)
     except Exception as error:  # what a network or a missing key may raise
-        raise UserError(f"tracker: {tracker} would not start: {' '.join(str(error).split())[:300]}") from None
+        raise UserError(f"tracker: {tracker} would not start: {in_a_line(error, 300)}") from None
 
     def close(failed: bool) -> None:  # else the next run of this process, as in a notebook, would be taken for this one
         run.finish(**({"exit_code": int(failed)} if tracker == "wandb" else {}))

@@ -1,5 +1,4 @@
-"""What a run trains, how it is saved, and from which checkpoint its ranks go on. None is ever half-written: it gets its
-name when it is whole.
+"""Saves and restores the state of a training. A checkpoint is written under a temporary name and renamed when complete.
 
 checkpoint.py describes the files and reads them. A checkpoint of one process, of DDP or of FSDP loads into any
 number of ranks.

@@ -40,11 +40,6 @@ def resolve_heads(
     return tuple(num_heads)
 
 
-def per_block(values: Sequence, depths: Sequence[int]) -> list:
-    """One value per step -> one value per block."""
-    return [value for value, depth in zip(values, depths) for _ in range(depth)]
-
-
 def assemble(
     blocks: Iterable[nn.Module],
     widths: Sequence[int],

@@ -10,6 +10,7 @@ from typing import Any, cast
 from torch import nn
 
 from ..errors import UserError
+from ..plan import per_block
 from ..residual.design import DesignPart
 from ..residual.passing import PassingBlock
 from ..steps import StepsNet
@@ -23,6 +24,7 @@ __all__ = [
     "is_of_transformers",
     "is_transformer_in_steps",
     "members_of",
+    "blocks_to_recompute",
     "recompute_blocks",
     "step_sequences",
     "widths_of",
@@ -78,8 +80,7 @@ def widths_of(model: nn.Module) -> list[int]:
     """The width that each block of a StepsNet reads and writes, in the order of execution; empty without a StepsNet."""
     if is_transformer_in_steps(model):
         config = cast(Any, model).config
-        widths = [width for width, depth in zip(config.widths, config.depths) for _ in range(depth)]
-        return widths[: config.num_hidden_layers]
+        return per_block(config.widths, config.depths)[: config.num_hidden_layers]
     return [_width_of(block) for container in step_sequences(model) for block in container]
 
 
@@ -117,6 +118,23 @@ def is_transformer_in_steps(model: nn.Module) -> bool:
     """Whether it is a model of transformers in steps: its layers are one flat list, without a StepsNet module,
     and its residual stream begins with the input embeddings."""
     return isinstance(getattr(model, "config", None), PerLayer)
+
+
+def blocks_to_recompute(model: nn.Module, chosen: float | tuple[int, ...]) -> list[nn.Module]:
+    """The first ``chosen`` share of the model's blocks, or those of the listed steps, counted from 1.
+
+    Raises:
+        UserError: no sequence of blocks is found in the model, or it has no such step.
+    """
+    if not isinstance(chosen, tuple):
+        blocks = blocks_of(model)
+        if chosen and not blocks:
+            raise UserError(f"grad_checkpointing: got {chosen}, but no sequence of blocks was found in the model")
+        return blocks[: round(chosen * len(blocks))]
+    try:
+        return blocks_of(model, chosen)
+    except ValueError as error:
+        raise UserError(f"grad_checkpointing: {error}") from None
 
 
 def recompute_blocks(blocks: Iterable[nn.Module]) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ..files import write_atomically
-from .assembly import per_block
+from ..plan import per_block
 
 __all__ = ["InstalledCode", "LayerConfig", "PerLayer"]
 

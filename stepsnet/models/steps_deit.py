@@ -21,9 +21,9 @@ from timm.models import (
 from timm.models.vision_transformer import Block, VisionTransformer, checkpoint_filter_fn
 from torch import Tensor, nn
 
-from ..plan import check_steps
+from ..plan import check_steps, per_block
 from ..residual.connected import has_design
-from .assembly import assemble, model_cfg, per_block, resolve_heads, set_grad_checkpointing, with_defaults
+from .assembly import assemble, model_cfg, resolve_heads, set_grad_checkpointing, with_defaults
 
 __all__ = ["StepsDeiT"]
 

@@ -15,7 +15,8 @@ from timm.models import build_model_with_cfg, generate_default_cfgs, register_mo
 from timm.models.resnet import BasicBlock, Bottleneck, ResNet
 from torch import Tensor, nn
 
-from .assembly import assemble, check_stages, model_cfg, per_block, set_grad_checkpointing, with_defaults
+from ..plan import per_block
+from .assembly import assemble, check_stages, model_cfg, set_grad_checkpointing, with_defaults
 
 __all__ = ["StepsResNet"]
 

@@ -22,12 +22,12 @@ from timm.models.swin_transformer import (
 )
 from torch import Tensor, nn
 
+from ..plan import per_block
 from .assembly import (
     assemble,
     check_nested,
     check_stages,
     model_cfg,
-    per_block,
     resolve_heads,
     set_grad_checkpointing,
     with_defaults,

@@ -46,12 +46,12 @@ from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
 from ..errors import nearest
-from ..plan import check_steps
+from ..plan import check_steps, per_block
 from ..residual.connected import ConnectedBlock
 from ..residual.design import DesignPart
 from ..residual.joining import wire_steps
 from ..stream import change_width, cut_stream
-from .assembly import per_block, resolve_heads
+from .assembly import resolve_heads
 from .layer_config import InstalledCode, LayerConfig, PerLayer
 from .slice_norm import SliceNorm
 

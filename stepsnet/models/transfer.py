@@ -244,7 +244,7 @@ def _are_alike(
 
 
 def _part_of(model: nn.Module, name: str) -> str:
-    """What a tensor is told under: its step, or the module that it is in."""
+    """The row under which a tensor is reported: its step, or the module that it is in."""
     if match := _BLOCK.fullmatch(name):
         container = model.get_submodule(match[1])
         if isinstance(container, StepsNet) and len(container.widths) > 1:

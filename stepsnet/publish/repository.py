@@ -14,7 +14,7 @@ from .. import __version__
 from ..errors import UserError, in_a_line
 from ..files import write_atomically
 from ..reading import dump_yaml
-from ..run_folder import ASSETS, read_run_recipe
+from ..run_folder import ASSETS, CONFIG, read_run_recipe
 from ..run_records import read_summary
 from ..runs.grid import refuse_comparison
 from ..tasks import publish
@@ -28,7 +28,7 @@ WRITTEN = (
     "model.safetensors",
     "model-?????-of-?????.safetensors",
     "model.safetensors.index.json",
-    "config.yaml",
+    CONFIG,
     *ASSETS,
 )
 
@@ -59,7 +59,7 @@ def write_repository(run: Path, folder: Path) -> Publication:
             if is_new:
                 folder.rmdir()
         raise
-    write_atomically(folder / "config.yaml", dump_yaml(public_recipe(published(recipe, publication))))
+    write_atomically(folder / CONFIG, dump_yaml(public_recipe(published(recipe, publication))))
     return publication
 
 

@@ -19,7 +19,7 @@ from ..overrides import read_recipe, to_plain
 from ..plan import steps_of
 from ..reading import dump_yaml, parse_json, read_text, read_yaml
 from ..redact import public, without_place
-from ..run_folder import RECIPES_FOLDER, require_run
+from ..run_folder import CONFIG, RECIPES_FOLDER, require_run
 from ..run_records import diverged_at, metrics_text, read_label, read_summary
 
 STEPS, BASELINE = "StepsNet", "baseline"
@@ -174,7 +174,7 @@ def load_run(folder: Path) -> LoadedRun:
                 stream[measured.at][measured.epoch if measured.at == "epoch_end" else measured.step] = measured
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise UserError(f"{metrics}, line {number}: {in_a_line(error)}, expected a line of a run") from None
-    text = _public_text(folder / "config.yaml")
+    text = _public_text(folder / CONFIG)
     result = read_summary(folder) or {}
     at_ends, at_updates, label = stream["epoch_end"], stream["update"], read_label(folder)
     return LoadedRun(folder, text, config, result, epochs, at_ends, at_updates, label, diverged_at(folder))
@@ -191,7 +191,7 @@ def _config_of(folder: Path) -> dict[str, Any]:
 
     Of a recipe that cannot be read, such as one whose modules are not found any more, what the file says.
     """
-    file = folder / "config.yaml"
+    file = folder / CONFIG
     try:
         return to_plain(read_recipe(file))
     except UserError:

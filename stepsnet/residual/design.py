@@ -111,7 +111,7 @@ class Wiring(DesignPart):
         return state
 
     def end(self, state: State) -> Tensor:
-        """``finish``, of a design of one's own too. Raises UserError where it makes several tensors, or none."""
+        """Calls ``finish`` and checks what a user's design returns: raises UserError for several tensors, or none."""
         y = self.finish(state)
         if y is None or isinstance(y, tuple | list | dict):
             kind = type(y).__name__
@@ -262,9 +262,9 @@ def is_sharded(parameter: Tensor) -> bool:
 
 @torch.no_grad()
 def set_start(parameter: Tensor, value: Tensor) -> None:
-    """Give a whole parameter its start value, of the same on every rank; not where transformers has loaded it.
+    """Initialize a parameter, alike on all ranks, unless transformers has loaded it already.
 
-    A part of it could not be written: of one that FSDP has sharded, a view may be of a copy.
+    The value is written whole: a view of a parameter that FSDP has sharded may be a view of a copy.
     """
     if getattr(parameter, "_is_hf_initialized", False):
         return

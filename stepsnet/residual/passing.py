@@ -43,7 +43,11 @@ class Passage:
 
 
 class PassingBlock:
-    """One block in a pass. ``block`` is the module, by which blocks.py finds it, and has all other attributes."""
+    """One block in a pass.
+
+    ``block`` is the wrapped module; models/blocks.py finds it by this name. Access to other attributes
+    is forwarded to it.
+    """
 
     __slots__ = ("block", "checkpointed", "index", "passage")
 

@@ -28,11 +28,11 @@ def check_settings(recipe: Recipe) -> None:
 
 
 def on_settings(recipe: Recipe) -> list[str]:
-    """A line for a schedule that does not do what it seems to, or that was changed on its way in the run that the
-    recipe is of; for a rate that is meant for another batch size; and for a backbone without weights where the paper's
-    numbers are of one with them.
+    """Warnings about settings that are probably unintended.
 
-    What is meant is known of a recipe that has a shipped one's name.
+    They are about a schedule without effect or one that was changed in mid-run, a learning rate tuned for another batch
+    size, and a detector or segmenter without a pretrained backbone. The last two compare with the shipped recipe of the
+    same name.
     """
     lines = []
     if recipe.earlier_epochs:  # of a run's config that is trained again

@@ -16,11 +16,11 @@ from ..analysis.memory import Memory, peak_bytes, readable_bytes, states_memory
 from ..config import Recipe
 from ..engine.distributed import DistributedContext, init_distributed
 from ..engine.optim import Schedule, build_optimizer
-from ..engine.prepare import blocks_to_recompute, prepare
+from ..engine.prepare import prepare
 from ..engine.task import BatchShard, Task
 from ..engine.train import describe_batch
 from ..from_data import with_baseline
-from ..models.blocks import recompute_blocks
+from ..models.blocks import blocks_to_recompute, recompute_blocks
 from ..models.build import build_model
 from ..overrides import to_yaml
 from ..terminal import counted

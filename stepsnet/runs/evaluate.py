@@ -27,23 +27,16 @@ from ..terminal import say
 __all__ = ["evaluate_checkpoint", "evaluate_run", "scored_run"]
 
 
-def evaluate_run(
-    folder: Path, data: str | None = None, stride: int | None = None, overrides: Sequence[str] = ()
-) -> dict[str, float]:
+def evaluate_run(folder: Path, data: str | None = None, overrides: Sequence[str] = ()) -> dict[str, float]:
     """Metrics of a run's weights on its validation split, or on that of other data.
 
     Args:
-        stride: of a language model, in place of its recipe's ``eval_stride``.
         overrides: changes to the recipe's fields that begin with ``eval_``, such as ``eval_flip=true``.
 
     Raises:
         UserError: there is no run, its weights cannot be read, or the data do not fit.
     """
     recipe = read_run_recipe(folder)
-    if stride is not None:
-        if not hasattr(recipe, "seq_len"):
-            raise UserError(f"--stride: {folder} is a run of {recipe.task}, expected one of language")
-        overrides = [*overrides, f"eval_stride={stride}"]
     for assignment in overrides:
         if not assignment.startswith("eval_"):
             raise UserError(f"eval: got {assignment!r}, expected a key that begins with eval_")

@@ -16,7 +16,16 @@ from ..errors import UserError
 from ..files import remove_temporaries, write_atomically
 from ..overrides import read_recipe, to_yaml
 from ..resuming import Resume, check_data, open_run_folder, put_aside, require_begun, settle_recipe
-from ..run_folder import RECIPES_FOLDER, folder_name, has_begun, has_ended, lock_folder, names_in, read_run_recipe
+from ..run_folder import (
+    CONFIG,
+    RECIPES_FOLDER,
+    folder_name,
+    has_begun,
+    has_ended,
+    lock_folder,
+    names_in,
+    read_run_recipe,
+)
 from ..run_records import read_summary
 from .launch import Failure, Job, error_of, run_all, share_of_cores
 from .report import report_or_tell
@@ -96,23 +105,23 @@ def train_grid(
 
     Args:
         seeds: of every entry; None: each has that of its recipe.
-        resume: as of a run (run_folder.py).
+        resume: as :data:`stepsnet.resuming.Resume`, for each run.
         recipe: of a comparison, to be written as its ``config.yaml``.
 
     Raises:
         UserError: the folder is not empty or there is nothing to resume in it, or it holds a run of another recipe or
             of other data. Interrupted: a signal.
     """
-    plan_grid(entries, folder, seeds, jobs, resume, recipe)
+    plan_grid(entries, folder, seeds, jobs, resume, recipe)  # so that a plan that is refused leaves no folder
     with lock_folder(folder):
         waiting, runs, texts = plan_grid(entries, folder, seeds, jobs, resume, recipe)
         remove_temporaries(folder)
         _write_recipes(folder, texts)
-        if recipe:  # where this is, every recipe is
+        if recipe:  # config.yaml is written after all recipes, so its presence means that they are complete
             open_run_folder(folder, recipe, resume, is_grid=True)
         lengths = {(read_summary(Path(job.folder)) or {}).get("epochs", 0) for job in waiting}
         if earlier := lengths - {0, *(entry.recipe.epochs for entry in entries)}:
-            # where they are there already, a run has failed since, and what there is now is of several lengths
+            # those set aside already stay: since a run has failed, what is there now is of several lengths
             names = ["report.html", "figures", COMPARISON_FILE, SWEEP_FILE]
             put_aside(folder, max(earlier), names, replaces=False)
         order = [_entry_part(entry.name) for entry in entries]
@@ -156,7 +165,7 @@ def _check_folder(folder: Path, resume: Resume, recipe: Recipe | None, only: set
         raise UserError(f"--run: {folder} is that of a sweep, with {other}; `stepsnet resume {folder}` goes on with it")
     if recipe:
         settle_recipe(folder, recipe, resume, is_grid=True)
-    elif "config.yaml" in names:
+    elif CONFIG in names:
         raise UserError(f"--run: {folder} is that of a run or a comparison; `stepsnet resume {folder}` goes on with it")
     elif names and RECIPES_FOLDER not in names:
         raise UserError(f"--run: {folder} is not empty, expected a new folder or that of a sweep")
@@ -190,12 +199,12 @@ def _plan(
         texts[config.name] = to_yaml(recipe)
         if not (has_ended(run, recipe) and (run / "report.html").exists()):
             name = f"{entry.name}, seed {seed}" if len({seed for _, seed in pairs}) > 1 else entry.name
-            waiting.append(Job(name, entry.label, str(config), str(run), how, threads, told=True))
+            waiting.append(Job(name, entry.label, str(config), str(run), how, threads, lines_shown=True))
     by_part = {_entry_part(entry.name): entry for entry in entries}
     for run in _there(folder):  # other seeds among them, which the results would put beside these
         part, seed = _parts_of(run.name)
         if (of := by_part.get(part)) and run not in runs and has_begun(run):
-            own_length = read_recipe(run / "config.yaml").epochs
+            own_length = read_recipe(run / CONFIG).epochs
             settle_recipe(run, dataclasses.replace(of.recipe, baseline=None, seed=seed, epochs=own_length), "auto")
         if of and of.data_counts:
             check_data(run, of.data_counts, of.recipe)

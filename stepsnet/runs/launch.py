@@ -45,7 +45,7 @@ class Job:
     folder: str
     resume: Literal["auto", "extend"] = "auto"
     threads: int | None = None  # None: an equal share of the cores
-    told: bool = False  # what is to be said before the training has been said
+    lines_shown: bool = False  # what is to be said before the training has been said by who starts several runs
     slot: int = 0  # among those that run at once; where there are several GPUs it decides which
 
 
@@ -103,7 +103,7 @@ class _Launcher:
         self.jobs: dict[str, Job] = {}
         self.last_line: dict[str, str] = {}
         self.failed: list[Failure] = []
-        self.told: set[subprocess.Popen] = set()
+        self.signalled: set[subprocess.Popen] = set()
 
     def run(self) -> list[Failure]:
         from ..engine.interrupt import Interrupted, catch_signals
@@ -184,9 +184,9 @@ class _Launcher:
 
     def stop_children(self) -> None:
         """Have all children stop; each ends after its current update and a checkpoint."""
-        for process in set(self.running.values()) - self.told:
+        for process in set(self.running.values()) - self.signalled:
             process.terminate()
-            self.told.add(process)
+            self.signalled.add(process)
 
     def end_children(self) -> None:
         """Stop those that still run, wait for their checkpoints, and kill what does not end."""
@@ -234,7 +234,7 @@ def _run_job() -> Any:
     if recipe.device in ("auto", "cuda"):
         use_one_gpu(job.slot)
     with recorded_command("train", job.config, "--run", job.folder):
-        return train_run(recipe, folder, events, job.resume, job.label, job.told)
+        return train_run(recipe, folder, events, job.resume, job.label, job.lines_shown)
 
 
 def use_one_gpu(slot: int) -> None:

@@ -106,8 +106,8 @@ class Run:
 
         Args:
             inputs: an image or a sequence of images, each a path, one of Pillow's, an array (H, W) or (H, W, C), or a
-                tensor (H, W) or (C, H, W) of bytes, or of floats from 0 to 1; several of one size may be one array or
-                tensor with a dimension in front. Of a language model, a prompt or a sequence of prompts.
+                tensor (H, W) or (C, H, W) of bytes, or of floats from 0 to 1; several of one size may be one array
+                (N, H, W, C) or tensor (N, C, H, W). Of a language model, a prompt or a sequence of prompts.
             top: classes per image, of a classifier.
             min_score: objects with a lower score are not drawn, of a detector.
             out: a folder for images that are drawn, of a detector or a segmenter; None: none are.

@@ -31,9 +31,7 @@ class Scores:
     summary: str  # in a sentence
 
 
-def evaluate_runs(
-    folders: Sequence[Path], data: str | None = None, stride: int | None = None, overrides: Sequence[str] = ()
-) -> Scores:
+def evaluate_runs(folders: Sequence[Path], data: str | None = None, overrides: Sequence[str] = ()) -> Scores:
     """Score each run, and compare the models as a report does, by the runs that have ended.
 
     Raises UserError, as ``evaluate_run``, and for runs of several splits.
@@ -44,7 +42,7 @@ def evaluate_runs(
         raise UserError(f"eval: got runs of the splits {', '.join([split, *others])}, expected one split, as of --data")
     scored, of_folder = [], {}
     for run in runs:
-        of_folder[run.folder] = metrics = evaluate_run(run.folder, data, stride, overrides)
+        of_folder[run.folder] = metrics = evaluate_run(run.folder, data, overrides)
         named = {f"{split}_{name}": value for name, value in metrics.items()}
         # without a summary, a run counts as unfinished; of the training, nothing stands in for a score
         summary = run.summary and {**run.summary, "metrics": named}

@@ -46,7 +46,7 @@ __all__ = ["train_run"]
 
 
 def train_run(
-    recipe: Recipe, folder: Path, display: Display, resume: Resume = False, label: str = "", told: bool = False
+    recipe: Recipe, folder: Path, display: Display, resume: Resume = False, label: str = "", lines_shown: bool = False
 ) -> dict[str, Any] | None:
     """Train a recipe in a folder, to the end; returns what ``summary.json`` holds, on rank 0.
 
@@ -58,7 +58,7 @@ def train_run(
         resume: False for a new run, True for one that goes on, "auto" for either; "extend" for one that goes on with
             the recipe's number of epochs, whatever it was before.
         label: what the model is called in reports; by default what the run was started as, or else its name.
-        told: what is to be said before the training has been said, by who starts several runs.
+        lines_shown: what is to be said before the training has been said, by who starts several runs.
 
     Raises:
         UserError: bad input, or a loss that is not finite. Interrupted: a signal, after a checkpoint.
@@ -81,7 +81,7 @@ def train_run(
                 has_checkpoints=has_checkpoints,
             )
             context.check_same(dataclasses.asdict(prepared.recipe))
-            if told:
+            if lines_shown:
                 prepared = dataclasses.replace(prepared, lines=[])
             return _train(prepared, folder, context, display, resume, label)
 

@@ -129,8 +129,7 @@ def note_criteria(recipe: Path, run: Path, study: Study, cell: Cell) -> None:
 def noted_criteria(recipe: Path) -> dict[str, Any]:
     """The tuning, criteria and claims as the record of a final run has them; nothing for other runs."""
     noted = recipe.with_suffix(".criteria.json")
-    rules = read_json(noted, "criteria") if noted.exists() else {}
-    return {"criteria": rules} if isinstance(rules, list) else rules  # a list, of a run from before claims were noted
+    return read_json(noted, "criteria") if noted.exists() else {}
 
 
 def write_record(folder: Path, record: Mapping[str, Any]) -> bool:

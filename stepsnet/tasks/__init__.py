@@ -20,7 +20,6 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +33,7 @@ from ..engine.task import Task
 from ..errors import UserError
 from ..metrics import METRICS, Metric
 from ..models.build import build_model, input_size_of
-from ..run_folder import read_run_recipe
+from ..run_folder import CONFIG, read_run_recipe
 from .deployment import Deployment
 from .prediction import PredictInputs, Prediction
 from .publication import Publication
@@ -68,7 +67,7 @@ def build_task(recipe: Recipe, data: str | None = None, run: Path | None = None)
         UserError: the model or the data do not exist, or do not fit each other.
     """
     if run is not None and data is None:
-        require_asked_for(recipe, run / "config.yaml", only=["data"])
+        require_asked_for(recipe, run / CONFIG, only=["data"])
     if run is not None:
         recipe, _ = divided_for(recipe, data)
     opened = open_data(recipe, data, run)
@@ -182,6 +181,7 @@ def register_task(
     deployment: Callable[[Path, Any, nn.Module], Deployment] | None = None,
     open_data: Callable[[Any, str, Path | None], Any] | None = None,
     resolve: Callable[[Any, Any], tuple[Any, list[str]]] | None = None,
+    normalization: Callable[[Any], Any] | None = None,
     metrics: Sequence[Metric] = (),
 ) -> None:
     """Add a task, as a module of the user's does that a recipe names under ``import``.
@@ -197,6 +197,8 @@ def register_task(
         deployment: as :func:`describe_deployment`, for `stepsnet export`; None where models are not exported.
         open_data: as :func:`open_data`, so that models that are compared share what it returns; not None.
         resolve: as :func:`resolve`.
+        normalization: as :func:`normalization_of_run`, of a recipe; None: that of our task whose recipe's type this one
+            derives from.
         metrics: what the task's ``evaluate`` returns, besides ``loss`` and what ``metrics.py`` lists.
 
     Raises:
@@ -214,28 +216,26 @@ def register_task(
             raise ValueError(f"register_task: the metric {metric.key!r} is there already, as {METRICS[metric.key]}")
     RECIPE_TYPES[name] = recipe_type
     METRICS.update({metric.key: metric for metric in metrics})
-    _registered[name] = _TaskFunctions(build, predict, check, macs, publish, deployment, open_data, resolve)
+    _registered[name] = {
+        "build": build,
+        "predict": predict,
+        "check": check,
+        "macs": macs,
+        "publish": publish,
+        "deployment": deployment,
+        "open_data": open_data,
+        "resolve": resolve,
+        "normalization": normalization,
+    }
 
 
-@dataclass(frozen=True)
-class _TaskFunctions:
-    build: Callable[..., Any]
-    predict: Callable[..., Any] | None
-    check: Callable[..., Any] | None
-    macs: Callable[..., Any] | None
-    publish: Callable[..., Any] | None
-    deployment: Callable[..., Any] | None
-    open_data: Callable[..., Any] | None
-    resolve: Callable[..., Any] | None
-
-
-_registered: dict[str, _TaskFunctions] = {}
+_registered: dict[str, dict[str, Callable[..., Any] | None]] = {}  # by task, what `register_task` was given
 
 
 def _function(recipe: Recipe, name: str) -> Any:
     """A function of the recipe's task; None where the task does not have it."""
     if recipe.task in _registered:
-        return getattr(_registered[recipe.task], name, None)
+        return _registered[recipe.task][name]
     return _own_function(recipe.task, name)
 
 

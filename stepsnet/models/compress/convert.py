@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import UserError
-from ...plan import StepPlan
+from ...plan import StepPlan, per_block
 from ..stepify.convert import stepify
 from ..stepify.plan import check_plan, read_plan
 from .cut import cut_block, heads_and_groups
@@ -97,7 +97,7 @@ def compressed_shape(
 
 @torch.no_grad()
 def _inherit(student: nn.Module, parts: StreamParts, statistics: Statistics, plan: Mapping[str, Any]) -> None:
-    widths = [width for width, depth in zip(plan["widths"], plan["depths"]) for _ in range(depth)]
+    widths = per_block(plan["widths"], plan["depths"])
     for index, (block, whole) in enumerate(zip(stream_parts_of(student).blocks, parts.blocks)):
         cut_block(block, whole, statistics.inner[index], widths[index])
         for one in branches(whole):

@@ -21,7 +21,7 @@ from ...config import ModelSpec, Recipe
 from ...errors import UserError
 from ...from_data import SHARED_ARGS
 from ...plan import steps_as_text, steps_of
-from ...run_folder import has_ended, read_run_recipe
+from ...run_folder import CONFIG, has_ended, read_run_recipe
 from ..blocks import widths_of
 from ..build import build_model
 from ..transfer import read_pretrained, start_from
@@ -85,7 +85,7 @@ def _with_source(spec: ModelSpec, task: str | None = None) -> ModelSpec:
 
 
 def _finished(folder: Path, task: str | None) -> Recipe:
-    if not (folder / "config.yaml").exists():
+    if not (folder / CONFIG).exists():
         raise UserError(f"{_KEY}.model: got {folder}, expected the folder of a finished run (it has no config.yaml)")
     source = read_run_recipe(folder)
     if not has_ended(folder):

@@ -270,8 +270,10 @@ def _why_not(error: Exception) -> str:
 
 
 def _channel_dim(block: Any, shape: torch.Size) -> int:
-    """1 or -1: of a block with convolutions, the one whose size is that of its first norm for which that tells them
-    apart; else of its vectors; else 1.
+    """The channel dimension, 1 or -1.
+
+    For a block with convolutions it is the dimension whose size equals that of a norm. If no norm decides, the sizes of
+    all 1-D parameters are compared; if they do not decide either, it is 1.
     """
     of_ndim = {3: nn.Conv1d, 4: nn.Conv2d, 5: nn.Conv3d}.get(len(shape))
     if of_ndim is None or not any(isinstance(module, of_ndim) for module in block.modules()):

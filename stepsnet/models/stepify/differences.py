@@ -41,7 +41,7 @@ def signature_of(block: nn.Module, ignored: Sequence[str] = ()) -> Kind:
         (
             path,
             type_before_parametrizations(module),  # each that is parametrized has a class of its own
-            {name: value for name, value in _told(module).items() if name not in _numbers_of(module)},
+            {name: value for name, value in _attributes(module).items() if name not in _numbers_of(module)},
             {k: v if v is None else v.shape for k, v in (module._parameters | module._buffers).items()},
         )
         for path, module in kept
@@ -53,12 +53,12 @@ def _numbers_of(module: nn.Module) -> set[str]:
     return {"layer_idx"} if type(module).__module__.startswith("transformers.") else set()
 
 
-def _told(module: nn.Module) -> dict[str, Any]:
+def _attributes(module: nn.Module) -> dict[str, Any]:
     """What a module's constructor may have been told, as it can be compared."""
-    return {name: _as_told(value) for name, value in vars(module).items() if name not in OF_TORCH}
+    return {name: _comparable(value) for name, value in vars(module).items() if name not in OF_TORCH}
 
 
-def _as_told(value: Any, depth: int = 4) -> Any:
+def _comparable(value: Any, depth: int = 4) -> Any:
     """A value such that it equals that of a like block, which may have an object of its own there.
 
     A function is its code and what that holds, another object its class and its attributes; a tensor, a module, and
@@ -66,7 +66,7 @@ def _as_told(value: Any, depth: int = 4) -> Any:
     """
 
     def inner(*values: Any) -> list[Any]:
-        return [_as_told(one, depth - 1) for one in values]
+        return [_comparable(one, depth - 1) for one in values]
 
     if isinstance(value, Tensor | nn.Module) or depth == 0:
         return type(value)
@@ -98,21 +98,21 @@ def _content(cell: CellType) -> Any:
 def originals_of(
     blocks: Sequence[nn.Module], count: int, ignored: Sequence[str], rates: Sequence[str] = ()
 ) -> list[int]:
-    """Of which block each of ``count`` new ones is made, by its index.
+    """For each of ``count`` new blocks, the index of the original block that it copies.
 
-    Block j is made from the original j modulo the period in which the originals differ. Where there is none but for
-    what each has of its own, as its number, block j is made from the original near to the same place of the depth, of
-    those at the same place of that period. Two that differ take turns, unless it is in rates alone.
+    If the blocks repeat with a period, block j copies original j modulo the period. If they repeat only once attributes
+    of each block's own (such as its number) are ignored, block j copies the original at about the same relative depth
+    and the same place in the period. Two blocks that differ alternate, unless only their rates differ.
 
     Args:
-        ignored: paths of modules that say nothing of a block's kind.
-        rates: those of modules which have rates that grow.
+        ignored: paths of modules that do not decide what kind a block is.
+        rates: paths of modules whose rates grow with the depth.
     """
     depth = len(blocks)
-    if period := _period([signature_of(block, ignored) for block in blocks]):
+    if period := period_of([signature_of(block, ignored) for block in blocks]):
         return [j % period for j in range(count)]
     kinds = [signature_of(block, [*ignored, *rates]) for block in blocks]
-    period = _period(_without_own(kinds)) or (depth if depth <= 2 else 1)
+    period = period_of(_without_own(kinds)) or (depth if depth <= 2 else 1)
     apart = (depth - 1) / max(1, count - 1)
     found = []
     for j in range(count):
@@ -122,16 +122,17 @@ def originals_of(
     return found
 
 
-def _period(kinds: Sequence[Any]) -> int | None:
+def period_of(kinds: Sequence[Any]) -> int | None:
+    """After how many entries a sequence repeats; None if it does not."""
     periods = range(1, len(kinds))
     return next((p for p in periods if all(kinds[i] == kinds[i - p] for i in range(p, len(kinds)))), None)
 
 
 def _without_own(kinds: Sequence[Kind]) -> list[Kind]:
     """Kinds without the attributes of which each block has its own value."""
-    told = [{(path, name): v for path, _, named, _ in kind for name, v in named.items()} for kind in kinds]
-    shared = [key for key in told[0] if all(key in one for one in told)]
-    own = {key for key in shared if _is_own([one[key] for one in told])}
+    attributes = [{(path, name): v for path, _, named, _ in kind for name, v in named.items()} for kind in kinds]
+    shared = [key for key in attributes[0] if all(key in one for one in attributes)]
+    own = {key for key in shared if _is_own([one[key] for one in attributes])}
     return [
         [
             (path, cls, {k: v for k, v in named.items() if (path, k) not in own}, sizes)
@@ -167,8 +168,8 @@ def rates_that_grow(blocks: Sequence[nn.Module]) -> Rates:
         with_rate = [part for part in parts if type(part) is not nn.Identity]
         if len({type(part) for part in with_rate}) != 1 or not all(map(_can_have_rate, with_rate)):
             continue
-        told = [_told(part) for part in with_rate]
-        names = [name for name in told[0] if any(one.get(name) != told[0][name] for one in told)]
+        attributes = [_attributes(part) for part in with_rate]
+        names = [name for name in attributes[0] if any(one.get(name) != attributes[0][name] for one in attributes)]
         rates = [vars(part).get(name, 0.0) for part in parts for name in names[:1]]
         if len(names) == 1 and _are_rates(rates):
             found[path] = names[0], rates

@@ -62,7 +62,10 @@ def _equal_buffers(one: nn.Module, other: nn.Module) -> bool:
 
 
 def _equal_attributes(one: nn.Module, other: nn.Module) -> bool:
-    """Whether nothing was said to a constructor that the other was not told; in doubt, it was."""
+    """Whether both modules were built with the same arguments, judged by their attributes.
+
+    Attributes that cannot be compared count as different.
+    """
     mine, theirs = ({k: v for k, v in vars(m).items() if k not in OF_TORCH} for m in (one, other))
     try:
         return mine.keys() == theirs.keys() and all(v is theirs[k] or bool(v == theirs[k]) for k, v in mine.items())

@@ -15,7 +15,7 @@ from ...errors import UserError, in_a_line, nearest
 from ..transformers_families import FAMILIES, head_size_of, layer_of, steps_class, steps_config_class
 from .adapters import BlockAdapter
 from .containers import Container, Example, trace_blocks
-from .differences import PLAIN, signature_of
+from .differences import PLAIN, period_of, signature_of
 from .plan import ContainerPlan
 from .roles import get_path
 
@@ -307,23 +307,17 @@ def _default_types(config: Any, layers: int) -> list[str] | None:
         found = list(type(config)(**{**fields, "num_hidden_layers": count}).layer_types)
     except Exception:  # of a class that needs more than its fields
         return None
-    period = _period(found)
+    period = period_of(found)
     repeats = period is not None and 2 * period <= count
     return found[:layers] if repeats and found[: len(own)] == list(own) and {*found} == {*own} else None
 
 
 def _layer_types(own: list[str], layers: int, is_grown: bool) -> list[str]:
     """Such as full or sliding attention: in their period, else in their proportion, or of grown layers once more."""
-    period = _period(own)
+    period = period_of(own)
     if period is None and not is_grown:
         return [own[index * len(own) // layers] for index in range(layers)]
     return [own[index % (period or len(own))] for index in range(layers)]
-
-
-def _period(types: Sequence[str]) -> int | None:
-    """After how many layers types repeat; None where they do not."""
-    periods = range(1, len(types))
-    return next((p for p in periods if all(types[i] == types[i - p] for i in range(p, len(types)))), None)
 
 
 def _outside(model: nn.Module, layers: str) -> dict[str, torch.Tensor]:

@@ -19,6 +19,7 @@ from ...plan import (
     arrange_steps,
     check_steps,
     heads_for,
+    per_block,
     search_depths,
     step_widths,
     steps_as_text,
@@ -58,8 +59,7 @@ class ContainerPlan:
     @property
     def shapes(self) -> list[tuple[int, int | None]]:
         """(width, heads) of each block."""
-        steps = zip(self.widths, self.num_heads, self.depths)
-        return [(width, heads) for width, heads, depth in steps for _ in range(depth)]
+        return per_block(list(zip(self.widths, self.num_heads)), self.depths)
 
 
 def search_plan(

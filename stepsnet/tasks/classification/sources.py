@@ -252,7 +252,7 @@ def _hugging_face(path: str, mode: str) -> Splits:
     try:
         features = load_dataset(name, split="train").features
     except Exception as error:  # anything that the hub, the network or the files may raise
-        raise UserError(f"data: cannot load hfds:{name}: {' '.join(str(error).split())[:300]}") from None
+        raise UserError(f"data: cannot load hfds:{name}: {in_a_line(error, 300)}") from None
     columns = _columns(path, features, labels)
     readers = [create_reader(f"hfds/{name}", root=None, split="train", **columns)]
     for split in ("validation", "test"):

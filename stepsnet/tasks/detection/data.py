@@ -76,7 +76,7 @@ class CocoSplit:
     has_masks: bool  # whether the annotations' masks are used
     left_out: tuple[LeftOut, ...]
     stored: frozenset[int]  # images by their ids that are read as they are stored, and not upright by EXIF
-    told: tuple[str, ...]  # what the user should know besides
+    notices: tuple[str, ...]  # what the user should know besides
 
     def read(self, image: Record) -> Tensor:
         """The pixels that the annotations are of, as :func:`read_pixels`."""
@@ -212,7 +212,7 @@ def load_coco(
             got = f"got no objects to score in {len(split.images)} images"
             raise UserError(f"data: {split.file}: {got}, expected annotations besides crowds")
     val = part(evaluated)
-    train = part("train") if training else replace(val, images=(), annotations={}, left_out=(), told=())
+    train = part("train") if training else replace(val, images=(), annotations={}, left_out=(), notices=())
     return CocoData(
         tuple(category["name"] for category in val.categories),
         DetectionSamples(train, augment, seed),
@@ -320,7 +320,7 @@ def _open_split(root: Path, name: str, max_invalid: int, masks: bool) -> CocoSpl
         masks,
         left_out,
         frozenset(checked.stored),
-        (*checked.told, *(_on_empty_masks(file, checked.empty_masks, total) if masks else ())),
+        (*checked.notices, *(_on_empty_masks(file, checked.empty_masks, total) if masks else ())),
     )
 
 

@@ -249,7 +249,7 @@ class Detection(Task):
         if self.is_reported:
             return []
         self.is_reported = True
-        told = (line for samples in (self.data.train, self.data.val) for line in samples.split.told)
+        told = (line for samples in (self.data.train, self.data.val) for line in samples.split.notices)
         return [*map(str, self._left_out()), *dict.fromkeys(told)]
 
     def _left_out(self) -> list[LeftOut]:

@@ -26,7 +26,7 @@ from ..turned import Fit, are_stored, fit_of, on_turned
 
 __all__ = ["MIN_SIDE", "Checked", "check_split", "encode_segmentation", "read_annotations", "without_slivers"]
 
-_CHECK_VERSION = 12  # a new number discards the results that are kept
+_CHECK_VERSION = 13  # a new number discards the results that are kept
 _SLACK = 1.0  # pixels that a box may reach beyond its image, by rounding
 MIN_SIDE = 0.01  # pixels of a box: float32 may find no area below it, at the far side of a large image
 
@@ -47,7 +47,7 @@ class Checked:
     without_mask: int  # how many of these have a box alone
     empty_masks: list[str]  # annotations whose polygons are drawn well, and cover the middle of no pixel
     stored: list[int]  # images by their ids, of which the annotations are not of the upright image
-    told: list[str]  # what the user should know of them
+    notices: list[str]  # what the user should know of them
 
 
 class _StrictRecord(BaseModel):
@@ -199,8 +199,8 @@ def _check_records(file: Path, folder: Path, content: Record) -> Checked:
     if without_mask == len(content["annotations"]) - len(found.invalid):  # boxes alone: a reason for each says no more
         found.wrong_masks.clear()
     stored = [image["id"] for image, is_stored in zip(content["images"], are_stored(fits)) if is_stored]
-    told = on_turned(file.name, [image["file_name"] for image in content["images"]], fits)
-    return replace(found, without_mask=without_mask, stored=stored, told=told)
+    notices = on_turned(file.name, [image["file_name"] for image in content["images"]], fits)
+    return replace(found, without_mask=without_mask, stored=stored, notices=notices)
 
 
 def _check_ids(file: Path, what: str, records: Sequence[Record], may_be_empty: bool = False) -> None:

@@ -19,7 +19,7 @@ import numpy as np
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from ...console import progress_bar
-from ...errors import UserError, import_extra, nearest
+from ...errors import UserError, import_extra, in_a_line, nearest
 from ...files import cache_folder, is_whole, locked_entry, say_damaged, write_sums
 from ...reading import read_text
 from ..splits import SPLITS, check_holdout
@@ -120,7 +120,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
     try:
         return Tokenizer.from_str(path.read_text(encoding="utf-8"))
     except Exception as error:  # the library's are bare Exceptions
-        raise UserError(f"tokenizer: cannot read {path}: {' '.join(str(error).split())[:200]}") from None
+        raise UserError(f"tokenizer: cannot read {path}: {in_a_line(error, 200)}") from None
 
 
 def _python_docs() -> Texts:
@@ -167,7 +167,7 @@ def _hugging_face(path: str) -> Texts:
     try:
         loaded = load_dataset(name, config or None)
     except Exception as error:  # anything that the hub, the network or the files may raise
-        raise UserError(f"data: cannot load hfds:{path}: {' '.join(str(error).split())[:300]}") from None
+        raise UserError(f"data: cannot load hfds:{path}: {in_a_line(error, 300)}") from None
     found: Texts = {}
     for split, names in (("train", ["train"]), ("val", ["validation", "valid", "val"]), ("test", ["test"])):
         key = next((name for name in names if name in loaded), None)
@@ -257,7 +257,7 @@ def _make_tokenizer(documents: Sequence[str], kind: str, vocab_size: int | None)
         try:
             return Tokenizer.from_pretrained("gpt2")
         except Exception as error:  # of the network
-            raise UserError(f"tokenizer: cannot load gpt2: {' '.join(str(error).split())[:200]}") from None
+            raise UserError(f"tokenizer: cannot load gpt2: {in_a_line(error, 200)}") from None
     if vocab_size is None or vocab_size < 257:
         raise UserError(f"vocab_size: got {vocab_size}, expected at least 257 for bpe: every byte and {END_OF_TEXT}")
     tokenizer = Tokenizer(models.BPE())

@@ -55,7 +55,7 @@ class SegmentationData:
     table: np.ndarray  # (256,) int16: the label of each stored value, or -1 for a value that is not valid
     splits: dict[str, Split]  # train, val and optionally test
     unlabelled: tuple[str, ...]  # annotations in which every pixel is ignored
-    told: tuple[str, ...]  # what the user should know besides
+    notices: tuple[str, ...]  # what the user should know besides
 
     def read(self, pair: Pair) -> tuple[Image.Image, np.ndarray]:
         """The image in RGB, and its labels (H, W) uint8.
@@ -146,10 +146,10 @@ def load_pairs(data: str, only: str | None = None, holdout: int | None = None) -
         f"segmentation/{_checksum(root, layout, pairs)}.json",
         lambda: {source: _check(source, of_source, layout) for source, of_source in pairs.items()},
     )
-    told: list[str] = []
+    notices: list[str] = []
     for source, of_source in pairs.items():
         fits = [fit for *_, fit in found[source]]
-        told += on_turned(source, [pair.image.name for pair in of_source], fits)
+        notices += on_turned(source, [pair.image.name for pair in of_source], fits)
         pairs[source] = [replace(pair, as_stored=stored) for pair, stored in zip(of_source, are_stored(fits))]
 
     def part(split: str) -> Split:
@@ -171,7 +171,7 @@ def load_pairs(data: str, only: str | None = None, holdout: int | None = None) -
         if not counts
     )
     parts = {split: part(split) for split in needed}
-    return SegmentationData(layout.classes, layout.table, parts, unlabelled, tuple(told))
+    return SegmentationData(layout.classes, layout.table, parts, unlabelled, tuple(notices))
 
 
 def _find(root: Path, folder: str) -> list[Pair]:

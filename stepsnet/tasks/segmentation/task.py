@@ -153,7 +153,7 @@ class Segmentation(Task):
         self.steps_per_epoch = epoch_updates or count // batch_size
         self.class_iou: dict[str, float | None] = {}  # of the last evaluation
         self.most_common: dict[str, Any] = {}
-        self.new_notices = [*data.told, *(f"no pixel of {name} is labelled" for name in data.unlabelled)]
+        self.new_notices = [*data.notices, *(f"no pixel of {name} is labelled" for name in data.unlabelled)]
 
     def batches(self, epoch: int, start: int, shard: BatchShard, device: torch.device) -> Generator[Batch]:
         """Images (b, 3, crop_size, crop_size) and labels (b, crop_size, crop_size)."""
