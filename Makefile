@@ -26,7 +26,7 @@ contract: .venv/installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python tests/timm_contract.py
 
 docs: .venv/installed-dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx --builder html --fail-on-warning --keep-going --quiet docs docs/_build/html
+	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx --builder html --fresh-env --fail-on-warning --keep-going --quiet docs docs/_build/html
 
 # the tests with the lowest versions that pyproject.toml allows, in an environment of their own (some 45 minutes)
 lowest:

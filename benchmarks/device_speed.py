@@ -250,7 +250,10 @@ def of_training(loaded: Loaded, size: int, setting: str, device: torch.device, r
 
 
 def best_of(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """For each kind and batch: each contender at the setting that is fastest for it, and their ratio."""
+    """For each kind and batch: each contender at the setting that is fastest for it, and the ratio of their medians.
+
+    Settings are measured one after another, so that there are no neighbours whose ratio could be taken.
+    """
     found: dict[str, Any] = {}
     for row in rows:
         if "error" in row:

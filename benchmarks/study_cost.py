@@ -80,6 +80,8 @@ def main() -> None:
         for variant in contender.tried:
             recipe = recipe_of(study, a_final(study, cell, variant))
             of_epoch = recipe.epoch_updates if recipe.task == "language" else options.samples // recipe.batch_size
+            if of_epoch is None:
+                raise SystemExit(f"{cell}: epoch_updates is null, a pass over the text; expected a number of updates")
             updates = recipe.epochs * of_epoch
             seconds = seconds_per_update(recipe, options.updates)
             slowest = max(slowest, seconds)

@@ -1,6 +1,6 @@
 """What it costs to look at the residual stream in an update (``stream_interval``), over the same update unwatched.
 
-Plain and watched updates of two like models take turns, so that noise hits both alike.
+Plain and watched updates of one model take turns, so that noise hits both alike.
 
     python benchmarks/watching.py [--updates N] [--batch-size B] [--out results/benchmarks/watching.json]
 

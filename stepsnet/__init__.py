@@ -61,6 +61,7 @@ _HOMES = {
     "train": "api",
 }
 __all__ = sorted(_HOMES)
+_OLDEST_TRANSFORMERS = (5, 22)  # as in pyproject.toml
 
 
 def _register_vision(timm) -> None:
@@ -68,7 +69,14 @@ def _register_vision(timm) -> None:
 
 
 def _register_language(auto) -> None:
-    """Where AutoConfig is asked for a type: transformers' modules import each other, and half of one is of no use."""
+    """Where AutoConfig is asked for a type: transformers' modules import each other, and half of one is of no use.
+
+    A transformers that is older than the extra asks for stays as it is.
+    """
+    from importlib.metadata import version
+
+    if tuple(int(number) for number in version("transformers").split(".")[:2]) < _OLDEST_TRANSFORMERS:
+        return
 
     def with_ours(wrapped, instance, args, kwargs):
         importlib.import_module("stepsnet.models.steps_transformer")

@@ -129,9 +129,16 @@ def test_two_updates_at_full_width(name, images, tmp_path):
     assert not all(torch.equal(before[key], after[key]) for key, _ in build_model(recipe.model).named_parameters())
 
 
+def without_pages(monkeypatch):
+    """Reports and examples of what a model does have tests of their own, and take most of the time of a short run."""
+    monkeypatch.setattr("stepsnet.runs.train.report_or_tell", lambda *_: None)
+    monkeypatch.setattr("stepsnet.runs.train.inspect_run", lambda *_: None)
+
+
 @pytest.mark.parametrize("name", LANGUAGE)
 def test_language_recipes_take_two_updates(name, tmp_path, monkeypatch):
     """As they are but for the text and the vocabulary that it gives."""
+    without_pages(monkeypatch)
     monkeypatch.setenv("STEPSNET_CACHE", str(tmp_path / "cache"))
     words = np.random.default_rng(0).choice(["step", "by", "the", "network", "widens\n"], 4000)
     data = tmp_path / "text" if find_recipe(name).score_test else tmp_path / "text.txt"
@@ -152,6 +159,7 @@ def test_language_recipes_take_two_updates(name, tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", SMALL)
 def test_small_recipes_take_two_updates(name, images, tmp_path, monkeypatch):
     """The small recipes as they are, on eight of the digits, or of the made-up images at CIFAR's size."""
+    without_pages(monkeypatch)
     recipe = override(find_recipe(name), [*SHORT, "train_samples=8"])
     if name.startswith(("cifar", "images")):
         recipe = override(recipe, [f"data=folder:{images}", "img_size=32"])

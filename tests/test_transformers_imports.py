@@ -1,6 +1,7 @@
 """`import stepsnet` in front of or behind any import of transformers: its Auto classes know our models."""
 
 import os
+from pathlib import Path
 
 import pytest
 from import_orders import check_behind_each
@@ -30,3 +31,14 @@ def test_every_order_of_imports(tmp_path):
     ]
     check = CHECK.format(folder=str(tmp_path), widths=model.config.widths)
     check_behind_each(orders, check, "torch, torchvision, timm")
+
+
+@pytest.mark.parametrize(("version", "wraps"), [("4.57.1", False), ("5.22.0.dev0", True), ("6.0.0", True)])
+def test_an_older_transformers_stays_as_it_is(version, wraps, monkeypatch):
+    wrapped = []
+    monkeypatch.setattr("importlib.metadata.version", lambda name: version)
+    monkeypatch.setattr("stepsnet.wrapt.wrap_function_wrapper", lambda module, name, wrapper: wrapped.append(name))
+    stepsnet._register_language(object())
+    assert wrapped == ["AutoConfig.for_model", "AutoConfig.from_pretrained"] * wraps
+    extras = (Path(__file__).parent.parent / "pyproject.toml").read_text()
+    assert f"transformers>={'.'.join(map(str, stepsnet._OLDEST_TRANSFORMERS))}" in extras

@@ -46,7 +46,7 @@ def optimize(
 
     Args:
         for_: ``"inference"``, which also sets the model to evaluation mode, or ``"training"``.
-        compile: use torch.compile, which takes 10 to 90 seconds when the model is first called; without it
+        compile: use torch.compile, which takes seconds to a minute when the model is first called; without it
             nothing has to be waited for.
         recomputed: blocks whose activations will be recomputed, as for :func:`compile_blocks`.
 
