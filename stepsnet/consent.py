@@ -17,9 +17,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from .cache import cache_folder
 from .config import Recipe
 from .errors import UserError
-from .files import cache_folder, write_atomically
+from .files import write_atomically
 from .overrides import to_plain
 
 __all__ = ["DOWNLOADING", "fetched_by", "is_half_downloaded", "remember_as_asked", "require_asked_for"]

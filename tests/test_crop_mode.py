@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import timm
 import torch
+from deploy_page import documented_preprocess
 from PIL import Image
-from test_export import documented_preprocess
 from test_from_data import write_images
 
 from stepsnet.checkpoint import save_weights
@@ -19,7 +19,7 @@ from stepsnet.resuming import open_run_folder
 from stepsnet.run_folder import read_run_recipe
 from stepsnet.runs.evaluate import evaluate_checkpoint
 from stepsnet.tasks import build_opened, open_data, resolve
-from stepsnet.tasks.assets import save_classes
+from stepsnet.tasks.class_names import save_classes
 from stepsnet.tasks.classification.data import evaluation_transform
 from stepsnet.tasks.classification.deployment import deployment
 from stepsnet.tasks.classification.publish import publish

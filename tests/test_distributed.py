@@ -20,6 +20,7 @@ from stepsnet.config import ModelSpec
 from stepsnet.overrides import to_yaml
 from stepsnet.recipes import find_recipe
 from stepsnet.residual import DESIGNS
+from stepsnet.runs.evaluate import evaluate_run
 
 SETTINGS = ["epochs=2", "batch_size=128", "model.args.depths=[2,1,1]", "log_interval=1", "device=cpu"]
 SETTINGS += ["checkpoint_interval=4", "ema_decay=0.9", "stream_epochs=1"]
@@ -28,8 +29,7 @@ SETTINGS += ["checkpoint_interval=4", "ema_decay=0.9", "stream_epochs=1"]
 def start(folder, ranks, *arguments, recipe="digits/tiny", settings=SETTINGS):
     launch = [sys.executable, "-m"]
     if ranks > 1:
-        port = 20000 + os.getpid() % 20000
-        launch += ["torch.distributed.run", "--nproc-per-node", str(ranks), "--master-port", str(port), "-m", "--"]
+        launch += ["torch.distributed.run", "--nproc-per-node", str(ranks), "--standalone", "-m", "--"]
     words = ["train", recipe, "--run", str(folder), *settings] if recipe else ["resume", str(folder)]
     command = [*launch, "stepsnet", *words, *arguments]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -114,7 +114,7 @@ def test_a_sharded_run_that_diverges_ends_on_both_ranks_with_one_line(tmp_path):
 def test_every_design_of_the_stream_trains_on_two_ranks_as_on_one():
     script = Path(__file__).parent / "residual_ranks.py"
     launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    launch += ["--master-port", str(20000 + (os.getpid() + 7) % 20000), str(script)]
+    launch += ["--standalone", str(script)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(launch, capture_output=True, text=True, env=environment, timeout=300)
     assert done.returncode == 0 and done.stdout == f"{len(DESIGNS)} designs\n", done.stdout + done.stderr
@@ -161,7 +161,7 @@ def test_undecodable_images_of_every_rank_are_named_and_counted(tmp_path):
     for name in ("cat", "dog"):  # the former is rank 0's, the latter rank 1's
         (tmp_path / "val" / name / "1.png").write_text("this is a text")
     (tmp_path / "script.py").write_text(UNDECODABLE)
-    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29535"]
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
     command = [*launch, str(tmp_path / "script.py"), f"folder:{tmp_path}", str(tmp_path / "said")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
@@ -208,7 +208,7 @@ def test_ranks_that_disagree_are_told(tmp_path):
     )
     script = tmp_path / "script.py"
     script.write_text(code)
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29533"]
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
     result = subprocess.run([*command, str(script)], capture_output=True, text=True, timeout=240)
     assert result.returncode != 0
     assert "seed: got 1 on rank 1, expected rank 0's 0" in result.stderr
@@ -231,7 +231,7 @@ def test_ranks_go_on_from_one_checkpoint_or_not_at_all(tmp_path):
     )
     script = tmp_path / "script.py"
     script.write_text(code)
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29537"]
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
     result = subprocess.run([*command, str(script)], capture_output=True, text=True, timeout=240)
     assert result.returncode != 0 and "after 3 epochs" not in result.stdout + result.stderr
     assert "rank 1 cannot read that of update 22" in result.stderr
@@ -284,6 +284,8 @@ def test_a_segmenter_and_its_average_train_on_two_ranks_of_fsdp(tmp_path, segmen
     finish(start(tmp_path / "fsdp", 2, recipe=str(segmenter), settings=settings))
     summary = json.loads((tmp_path / "fsdp" / "summary.json").read_text())
     assert summary["ranks"] == 2 and 0 < summary["metrics"]["val_miou"] < 100
+    alone = evaluate_run(tmp_path / "fsdp")  # by one process, with the statistics that rank 0 has saved
+    assert alone["loss"] == pytest.approx(summary["metrics"]["val_loss"], rel=1e-4)
     assert len(losses(tmp_path / "fsdp")) == 4 and np.isfinite(losses(tmp_path / "fsdp")).all()
     weights = load_file(tmp_path / "fsdp" / "model.safetensors")
     assert weights["decode_head.bottleneck.batch_norm.running_var"].isfinite().all()
@@ -293,7 +295,7 @@ def test_pixels_are_counted_over_all_ranks(tmp_path, segmenter):
     """FSDP waits for every rank at every forward pass, and pictures of two sizes have different numbers of windows."""
     (tmp_path / "script.py").write_text(SCORED)
     command = [str(tmp_path / "script.py"), str(segmenter)]
-    launch = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29534"]
+    launch = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
     found = []
     for how in ([], launch):
         done = subprocess.run([sys.executable, *how, *command], capture_output=True, text=True, timeout=240)

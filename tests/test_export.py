@@ -3,18 +3,16 @@
 import json
 import math
 import os
-import re
 import signal
 import sys
-from pathlib import Path
 
-import numpy as np
 import pytest
 import timm
 import torch
+from deploy_page import documented_preprocess
 from forks import KILLED, forked, status_of
 from packaging.version import Version
-from PIL import Image, ImageOps
+from PIL import Image
 from segmentation_images import write_camvid
 from segmentation_tasks import tiny_recipe
 from sklearn.datasets import load_sample_image
@@ -33,7 +31,7 @@ from stepsnet.errors import UserError
 from stepsnet.models.build import build_model
 from stepsnet.overrides import override, to_yaml
 from stepsnet.recipes import find_recipe
-from stepsnet.tasks.assets import save_classes
+from stepsnet.tasks.class_names import save_classes
 from stepsnet.tasks.language.assets import save_assets
 from stepsnet.tasks.language.data import load_text
 
@@ -45,7 +43,6 @@ WITH_NEWER_TORCH = pytest.mark.skipif(
     Version(torch.__version__).release < (2, 14), reason="refused in a line, or of one size, with the lowest versions"
 )
 MOVES = ("os.rename", "os.remove")  # audit events
-PAGE = Path(__file__).parent.parent / "docs" / "deploy.md"
 
 
 def run_of(folder, recipe, classes=None):
@@ -64,14 +61,6 @@ def classifier(folder):
     spec = ModelSpec("test_steps_resnet", {"num_classes": 5})
     settings = {"img_size": 64, "crop_pct": 0.8, "data": "folder:nowhere", "device": "cpu"}
     return run_of(folder, ClassificationRecipe(name="mine", model=spec, **settings), CLASSES)
-
-
-def documented_preprocess():
-    """The function of the page: numpy and Pillow alone."""
-    (code,) = re.findall(r"^def preprocess.*?\n\n\n", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
-    names = {"np": np, "Image": Image, "ImageOps": ImageOps}
-    exec(code, names)
-    return names["preprocess"]
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from PIL import Image, features
 
 from stepsnet.errors import UserError
 from stepsnet.tasks.images import UnreadableImage, find_images, image_shape, image_sizes, open_image, open_stored
-from stepsnet.tasks.turned import are_stored, fit_of, on_turned
+from stepsnet.tasks.orientation import are_stored, fit_of, on_turned
 
 # (2, 3), red on the left and blue on the right, light at the top
 PIXELS = np.array([[[250, 60, 60], [60, 60, 250]], [[150, 30, 30], [30, 30, 150]], [[60, 0, 0], [0, 0, 60]]], np.uint8)

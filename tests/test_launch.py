@@ -303,19 +303,20 @@ def test_no_more_memory_than_the_control_group_has_left(tmp_path, monkeypatch):
     assert available_memory() == 9000 - 5000 + 700
 
 
-def test_a_second_interrupt_ends_at_once_but_not_the_same_one_twice():
+def test_a_second_interrupt_ends_at_once_but_not_the_same_one_twice(monkeypatch):
+    monkeypatch.setattr("stepsnet.engine.interrupt._ONE_REQUEST", 0.2)
     with catch_signals() as caught:
         for _ in range(2):  # as from the terminal and from torchrun
             os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGTERM)
         assert caught == [signal.SIGINT, signal.SIGINT, signal.SIGTERM]
-        time.sleep(1.1)
+        time.sleep(0.3)
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(1)
     with catch_signals() as caught:  # after SIGTERM alone the first Ctrl-C is one
         os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(1.1)
+        time.sleep(0.3)
         for _ in range(2):
             os.kill(os.getpid(), signal.SIGINT)
         assert caught == [signal.SIGTERM, signal.SIGINT, signal.SIGINT]

@@ -16,7 +16,7 @@ from stepsnet.errors import UserError
 from stepsnet.files import write_atomically
 from stepsnet.overrides import to_yaml
 from stepsnet.recipes import find_recipe
-from stepsnet.tasks.assets import save_classes
+from stepsnet.tasks.class_names import save_classes
 from stepsnet.tasks.outputs import Outputs, common_folder
 
 

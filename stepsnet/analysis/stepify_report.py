@@ -15,7 +15,7 @@ from ..macs import OF_MODULES
 from ..markdown import markdown_table
 from ..models.blocks import blocks_of, is_transformer_in_steps, step_sequences
 from ..models.stepify import model_and_example, stepify
-from ..models.stepify.containers import Example
+from ..models.stepify.example import Example
 from ..plan import steps_as_text
 from .complexity import count_layers
 from .memory import peak_bytes, sum_of_outputs

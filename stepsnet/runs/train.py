@@ -104,23 +104,9 @@ def _train(
     lines = [*prepared.lines, *_new_length(recipe, folder, task)]
     if resume and has_begun(folder):  # a start that failed leaves no assets that count
         task.check_assets(folder)
-    made_with: dict[str, Any] = {}
     with ExitStack() as held:
-
-        def begin() -> tuple[Recipe, bool]:
-            held.enter_context(lock_folder(folder))
-            resolved = open_run_folder(folder, recipe, resume)
-            if label:  # whoever goes on with the run need not know what it is among others
-                write_atomically(folder / LABEL, label + "\n")
-            if not (ended := _has_all(folder, resolved)):
-                _save_assets(task, model, folder)
-                # of the code that runs, which may be committed meanwhile
-                made_with.update(provenance(context.device, recipe.imports))
-                write_process(folder, updates_done(folder), made_with)
-            return resolved, ended
-
-        recipe, ended = context.on_main(begin)
-
+        claim = functools.partial(_claim_folder, held, prepared, folder, resume, label, context.device)
+        recipe, ended, made_with = context.on_main(claim)
         page, title = folder / "report.html", f"{recipe.name}, seed {recipe.seed}"
         if ended:
             if context.is_main and not page.exists():  # it was killed before that, maybe while it looked at its model
@@ -142,19 +128,50 @@ def _train(
             return None
         seconds = round(result.earlier_seconds + time.monotonic() - started, 1)
         summary = _summarize(recipe, task, result, counts, label, seconds, context.world_size) | made_with
-        if before := trained_before(folder, made_with):
-            summary["trained_before"] = before
-        (folder / "summary.json").unlink(missing_ok=True)  # which would be of other weights
-        summary["weights_sha256"] = write_weights(folder / "model.safetensors", result.weights)
-        if getattr(recipe, "score_test", False):
-            scores, facts = _score_test(recipe, folder, result.weights, note)
-            summary["metrics"] |= scores
-            summary["test"] = facts
-        summary = _finite(summary)
-        write_atomically(folder / "summary.json", dump_json(summary, indent=2) + "\n")
+        summary = _write_results(recipe, folder, result, summary, note)
         inspect_run(recipe, folder, task, result.weights, context.device, note)
         report_or_tell([folder], page, title, note)
         return summary
+
+
+def _claim_folder(
+    held: ExitStack, prepared: Prepared, folder: Path, resume: Resume, label: str, device: torch.device
+) -> tuple[Recipe, bool, dict[str, Any]]:
+    """Lock the folder while ``held`` is open, and begin or go on with the run in it.
+
+    Returns:
+        The recipe as the folder has it, whether the run has ended already, and what it is made with if it has not.
+    """
+    held.enter_context(lock_folder(folder))
+    recipe = open_run_folder(folder, prepared.recipe, resume)
+    if label:  # whoever goes on with the run need not know what it is among others
+        write_atomically(folder / LABEL, label + "\n")
+    if _has_all(folder, recipe):
+        return recipe, True, {}
+    _save_assets(prepared.task, prepared.model, folder)
+    made_with = provenance(device, prepared.recipe.imports)  # of the code that runs, which may be committed meanwhile
+    write_process(folder, updates_done(folder), made_with)
+    return recipe, False, made_with
+
+
+def _write_results(
+    recipe: Recipe, folder: Path, result: TrainResult, summary: dict[str, Any], note: Callable[[str], None]
+) -> dict[str, Any]:
+    """The weights, the score on the test split and, last, ``summary.json``, by which a run has ended.
+
+    An earlier summary is removed first, since it would be of other weights.
+    """
+    if before := trained_before(folder, summary):
+        summary["trained_before"] = before
+    (folder / "summary.json").unlink(missing_ok=True)
+    summary["weights_sha256"] = write_weights(folder / "model.safetensors", result.weights)
+    if getattr(recipe, "score_test", False):
+        scores, facts = _score_test(recipe, folder, result.weights, note)
+        summary["metrics"] |= scores
+        summary["test"] = facts
+    summary = _finite(summary)
+    write_atomically(folder / "summary.json", dump_json(summary, indent=2) + "\n")
+    return summary
 
 
 def _note_divergence(folder: Path, error: Diverged) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import stat
 import warnings
@@ -35,6 +36,7 @@ __all__ = [
     "open_image",
     "open_stored",
     "orientation_of",
+    "png_bytes",
     "shape_of",
     "stored_size",
 ]
@@ -72,7 +74,7 @@ def open_image(file: Path | IO[bytes] | Image.Image, mode: str = "RGB", as_store
     Args:
         file: a path, a file that is open for reading, or one of Pillow's images, which is treated alike.
         mode: "RGB" or "L".
-        as_stored: leave it as it lies in the file, for annotations that are of this (turned.py).
+        as_stored: leave it as it lies in the file, for annotations that are of this (orientation.py).
 
     Raises:
         UnreadableImage: the file cannot be decoded.
@@ -314,3 +316,10 @@ def _reason(error: BaseException) -> str:
         return error.strerror
     text = " ".join(str(error).split()).split(" '")[0].split(":")[0]
     return text[:200] or type(error).__name__
+
+
+def png_bytes(image: Image.Image) -> bytes:
+    """An image as the bytes of a PNG file."""
+    buffer = io.BytesIO()
+    image.save(buffer, format="PNG")
+    return buffer.getvalue()

@@ -18,7 +18,8 @@ from ...steps import StepsNet
 from ..blocks import method_of_its_own
 from ..slice_norm import widened_norm
 from ..stepify.adapters import BlockAdapter
-from ..stepify.containers import Container, Example
+from ..stepify.containers import Container
+from ..stepify.example import Example
 from ..stepify.find_adapter import adapter_of
 from ..stepify.plan import ContainerPlan
 from ..stepify.replace_blocks import initialized_blocks, spread_drop_path

@@ -12,7 +12,8 @@ from ...errors import UserError
 from ...plan import StepPlan
 from ..slice_norm import SliceNorm
 from ..stepify.adapters import BlockAdapter
-from ..stepify.containers import Container, Example
+from ..stepify.containers import Container
+from ..stepify.example import Example
 from ..stepify.of_transformers import built_like, check_layers, set_types, steps_config_of, take_weights
 from ..stepify.plan import ContainerPlan
 from ..stepify.roles import get_path

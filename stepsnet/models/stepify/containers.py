@@ -12,38 +12,18 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import UserError, in_a_line
-from ...macs import OF_MODULES, count_on_meta, on_meta
+from ...macs import OF_MODULES, on_meta
 from ...residual.known_blocks import check_declared, is_norm
 from ...steps import StepsNet
 from ..blocks import members_of
 from .adapters import BlockAdapter
+from .example import Example
 from .find_adapter import adapter_of
 from .watch import BlockUses, has_shortcut
 
-__all__ = ["Container", "Example", "find_containers", "trace_blocks"]
+__all__ = ["Container", "find_containers", "trace_blocks"]
 
 TEN_LINES = "stepsnet.register_block(%s, rebuild), with a function rebuild(block, width, heads), teaches it"
-
-
-@dataclass(frozen=True)
-class Example:
-    """What a model is called with, on the meta device.
-
-    Args:
-        given: args and kwargs with the values that they were given with, where a user has.
-    """
-
-    args: tuple[Any, ...] = ()
-    kwargs: Any = None
-    given: tuple[tuple[Any, ...], dict[str, Any]] | None = None
-
-    @torch.no_grad()
-    def run(self, model: nn.Module) -> Any:
-        """The outputs of a model on the meta device."""
-        return model(*self.args, **(self.kwargs or {}))
-
-    def macs(self, model: nn.Module) -> int:
-        return count_on_meta(on_meta(model), *self.args, **(self.kwargs or {}))[0]
 
 
 @dataclass(frozen=True)

@@ -14,19 +14,20 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from ...errors import UserError, import_extra, in_a_line, nearest
+from ...errors import UserError, in_a_line
 from ...macs import OF_MODULES, on_meta
 from ...plan import Profile, StepPlan
 from ..blocks import check_no_peft, is_of_transformers
-from .containers import Container, Example, find_containers
+from .containers import Container, find_containers
 from .copies import check_copies
+from .example import Example, check_example, example_of, named_model
 from .in_design import check_residual, in_design
 from .plan import Match, check_plan, check_round_to, given_plans, search_plan
 from .replace_blocks import build_in_steps
 from .sequence import StepSequence
 from .watch import reached
 
-__all__ = ["OPTIONS", "create", "example_of", "model_and_example", "stepify"]
+__all__ = ["OPTIONS", "create", "model_and_example", "stepify"]
 
 
 @torch.inference_mode(False)  # its models are to be trained
@@ -156,23 +157,7 @@ def _check_options(
     is_number = isinstance(stream_scale, (int, float)) and not isinstance(stream_scale, bool)
     if not is_number or not 1e-6 <= stream_scale <= 1e6:
         raise UserError(f"stream_scale: got {stream_scale!r}, expected a number from 1e-6 to 1e6")
-    _check_example(example)
-
-
-def _check_example(example: Any) -> None:
-    """Raises UserError for what is no batch: a tensor of at least one dimension, or arguments with such tensors."""
-    if example is None or (isinstance(example, Tensor) and example.dim() > 0):
-        return
-    values = (
-        [*example.values()] if isinstance(example, Mapping) else example if isinstance(example, list | tuple) else []
-    )
-    if not any(isinstance(value, Tensor) and value.dim() > 0 for value in values):
-        raise UserError(
-            f"example: got {type(example).__name__}, expected a batch, a tensor of at least one dimension, or a list "
-            "or a mapping of the model's arguments with such tensors"
-        )
-    if isinstance(example, Mapping) and not all(isinstance(name, str) for name in example):
-        raise UserError("example: got a mapping whose keys are no names, expected those of the model's arguments")
+    check_example(example)
 
 
 OPTIONS = frozenset(inspect.signature(stepify).parameters) - {"model", "model_args"}
@@ -199,7 +184,7 @@ def model_and_example(model: nn.Module | str, options: Mapping[str, Any]) -> tup
     own = {key: value for key, value in options.items() if key not in OPTIONS}
     options = {key: value for key, value in options.items() if key in OPTIONS}
     if isinstance(model, str):
-        model = _named(model, own)
+        model = named_model(model, own)
     elif not isinstance(model, nn.Module):
         raise UserError(f"stepify: got {str(model)[:40]!r}, expected a model, or the name of one")
     elif own:
@@ -217,79 +202,6 @@ def model_and_example(model: nn.Module | str, options: Mapping[str, Any]) -> tup
         tokens = options.get("tokens", 256)
         return model, token_example(model, min(tokens, context_of(model.config) or tokens)), options
     return model, example_of(model, options.get("example")), options
-
-
-def example_of(model: nn.Module, given: Any = None) -> Example:
-    """What a model is called with, on the meta device. Raises UserError where it is not known.
-
-    Of an example that is given it is one sample, where the first dimension is one of samples.
-    """
-    if given is not None:
-        args = () if isinstance(given, Mapping) else tuple(given) if isinstance(given, list | tuple) else (given,)
-        kwargs = dict(given) if isinstance(given, Mapping) else {}
-        return _one_sample(model, args, kwargs) or _on_meta(args, kwargs)
-    from timm.data import resolve_model_data_config
-
-    patches = getattr(model, "patch_embed", None) or getattr(model, "stem", None)
-    built_for, reads = getattr(patches, "img_size", None), getattr(getattr(patches, "proj", None), "in_channels", None)
-    if hasattr(model, "pretrained_cfg"):
-        chans, height, width = resolve_model_data_config(model)["input_size"]
-    elif built_for and reads:  # of timm, without its create_model
-        chans = reads
-    else:
-        raise UserError(
-            f"stepify: {type(model).__name__} is not a timm model, expected "
-            f"{_inside(model)}example=, a batch that it takes"
-        )
-    if built_for:
-        height, width = (built_for, built_for) if isinstance(built_for, int) else built_for
-    size = 1, getattr(model, "in_chans", chans), height, width
-    return Example((torch.empty(size, device="meta", dtype=next(model.parameters()).dtype),))
-
-
-def _on_meta(args: tuple[Any, ...], kwargs: dict[str, Any], rows: int | None = None) -> Example:
-    """A given example, or of each of its tensors so many rows."""
-
-    def there(value: Any) -> Any:
-        if not isinstance(value, Tensor):
-            return value
-        return (value[:rows] if value.dim() else value).to("meta")
-
-    return Example(
-        tuple(map(there, args)), {key: there(value) for key, value in kwargs.items()} or None, (args, kwargs)
-    )
-
-
-def _one_sample(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Example | None:
-    """The first row of each tensor; None where it is no sample by itself.
-
-    That is so where tensors have different numbers of rows, as the nodes and edges of a graph, and where the rows cost
-    more together than one by one, as the times of a sequence that attend to each other.
-    """
-    lengths = {len(value) for value in (*args, *kwargs.values()) if isinstance(value, Tensor) and value.dim()}
-    whole, one = _on_meta(args, kwargs), _on_meta(args, kwargs, 1)
-    if lengths == {1}:
-        return one
-    try:
-        return one if len(lengths) == 1 and whole.macs(model) <= min(lengths) * one.macs(model) else None
-    except OF_MODULES:  # it does not take one row, or is refused for the whole that it does not take
-        return None
-
-
-def _inside(model: nn.Module) -> str:
-    """Of a model that wraps one that needs no example: how that one is put in steps."""
-    for path, module in model.named_modules():
-        if path and (_is_of_a_family(module) or hasattr(module, "pretrained_cfg")):
-            return f"the model inside of it, model.get_submodule({path!r}), or "
-    return ""
-
-
-def _is_of_a_family(model: Any) -> bool:
-    if not is_of_transformers(model):
-        return False
-    from ..transformers_families import FAMILIES
-
-    return model.config.model_type in FAMILIES
 
 
 def _check_sizes(chosen: Sequence[Container]) -> None:
@@ -370,27 +282,6 @@ def _check_blocks(model: nn.Module, path: str, fit: Sequence[bool], what: str, s
             f"stepify: {type(model).__name__} {what} {blocks} of its {len(fit)} blocks: it {since} before, "
             f"expected a loop over all that are in {path}"
         )
-
-
-def _named(name: str, args: dict[str, Any]) -> nn.Module:
-    import timm
-
-    if name.startswith("transformers:"):
-        from .of_transformers import model_of_name
-
-        return model_of_name(name.removeprefix("transformers:"), args)
-    import_extra("pydantic", "model")  # a model that is at hand needs none
-    from ..build import is_elsewhere
-
-    name = name.removeprefix("timm:")
-    if name != "causal_lm" and not timm.is_model(name) and not is_elsewhere(name):
-        near = nearest(name, timm.list_models())
-        other = "NAME" if near else name
-        raise UserError(f"model: got {name!r}, expected a timm model, causal_lm or transformers:{other}{near}")
-    from ...config import ModelSpec
-    from ..build import build_model
-
-    return build_model(ModelSpec(name, args))
 
 
 def _chosen(found: list[Container], steps: int, stages: Sequence[int] | None, is_planned: bool) -> list[Container]:

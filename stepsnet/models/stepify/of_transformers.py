@@ -14,8 +14,9 @@ from torch import nn
 from ...errors import UserError, in_a_line, nearest
 from ..transformers_families import FAMILIES, head_size_of, layer_of, steps_class, steps_config_class
 from .adapters import BlockAdapter
-from .containers import Container, Example, trace_blocks
+from .containers import Container, trace_blocks
 from .differences import PLAIN, period_of, signature_of
+from .example import Example
 from .plan import ContainerPlan
 from .roles import get_path
 

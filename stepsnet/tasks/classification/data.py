@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 from ...config import Augment
 from ...engine.randomness import seed_sample
 from ...errors import UserError, nearest
-from ..assets import distinct
+from ..class_names import distinct
 from ..images import UnreadableImage
 from ..splits import split_of
 from .digits import load_digits

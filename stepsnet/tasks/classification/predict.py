@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ...config import ClassificationRecipe
 from ...errors import UserError
-from ..assets import CLASSES_FILE, read_classes
+from ..class_names import CLASSES_FILE, read_classes
 from ..images import open_image
 from ..prediction import File, PredictInputs, Prediction, origin_of, read_again
 from .data import evaluation_transform

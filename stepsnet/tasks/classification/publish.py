@@ -16,7 +16,7 @@ from ...config import ClassificationRecipe, ModelSpec
 from ...errors import UserError
 from ...files import write_atomically
 from ...models.trained import trained_model
-from ..assets import CLASSES_FILE, save_classes
+from ..class_names import CLASSES_FILE, save_classes
 from ..images import mode_of
 from ..publication import Publication, modules_of, publish_run_folder
 from .inputs import data_config

@@ -24,7 +24,7 @@ from ...from_data import check_class_count, key_of_weights
 from ...inspection import Section
 from ...models.build import build_model, check_model_name
 from ...models.transfer import start_from
-from ..assets import check_classes, save_classes
+from ..class_names import check_classes, save_classes
 from ..loading import loaded
 from ..normalization import Normalization, on_other_normalization
 from ..remarks import on_classes, on_largest_class, on_scored

@@ -10,7 +10,7 @@ import torch
 from torchvision.transforms.v2.functional import to_pil_image
 
 from ...config import DetectionRecipe
-from ...files import png_bytes
+from ..images import png_bytes
 from ..prediction import PredictInputs, Prediction, origin_of, read_again
 from .data import read_pixels
 from .drawing import draw_objects

@@ -18,11 +18,11 @@ from typing import Annotated, Any, Literal
 from pycocotools import mask as coco_mask
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from ...cache import cached_json
 from ...errors import UserError
-from ...files import cached_json
 from ...reading import is_encodable, read_json
 from ..images import UnreadableImage, each_in_threads, image_sizes, open_image
-from ..turned import Fit, are_stored, fit_of, on_turned
+from ..orientation import Fit, are_stored, fit_of, on_turned
 
 __all__ = ["MIN_SIDE", "Checked", "check_split", "encode_segmentation", "read_annotations", "without_slivers"]
 

@@ -18,9 +18,10 @@ from typing import Any
 import numpy as np
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from ...cache import cache_folder, locked_entry, say_damaged
 from ...console import progress_bar
 from ...errors import UserError, import_extra, in_a_line, nearest
-from ...files import cache_folder, is_whole, locked_entry, say_damaged, write_sums
+from ...files import is_whole, write_sums
 from ...reading import read_text
 from ..splits import SPLITS, check_holdout
 

@@ -17,12 +17,12 @@ from typing import TypeVar
 import numpy as np
 from PIL import Image
 
+from ...cache import cached_json
 from ...errors import UserError, nearest
-from ...files import cached_json
 from ...reading import is_encodable, read_json, read_text, require_data_folder
 from ..images import UnreadableImage, each_in_threads, open_image, open_stored, stored_size
+from ..orientation import Fit, are_stored, fit_of, on_turned
 from ..splits import check_holdout, hold_out, require_split, sources_of
-from ..turned import Fit, are_stored, fit_of, on_turned
 
 __all__ = ["IGNORED", "Pair", "SegmentationData", "Split", "load_pairs"]
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from ...config import SegmentationRecipe
 from ...models.upernet import UPerNet
-from ..assets import read_classes
+from ..class_names import read_classes
 from ..deployment import Deployment
 from .task import inference_of
 

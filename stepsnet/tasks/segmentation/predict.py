@@ -13,10 +13,9 @@ from pycocotools import mask as coco_mask
 from torchvision.transforms.v2.functional import pil_to_tensor
 
 from ...config import SegmentationRecipe
-from ...files import png_bytes
 from ...models.upernet import UPerNet
-from ..assets import read_classes
-from ..images import open_image
+from ..class_names import read_classes
+from ..images import open_image, png_bytes
 from ..prediction import PredictInputs, Prediction, origin_of, read_again
 from .drawing import color_of, draw_segments
 from .task import inference_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ...config import SegmentationRecipe
-from ..assets import CLASSES_FILE
+from ..class_names import CLASSES_FILE
 from ..publication import Publication, publish_run_folder
 
 __all__ = ["publish"]

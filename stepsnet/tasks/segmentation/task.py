@@ -27,7 +27,7 @@ from ...inspection import Section
 from ...models.backbone import load_backbone, mean_and_std_of
 from ...models.build import build_model
 from ...models.upernet import UPerNet
-from ..assets import check_classes, read_classes, save_classes
+from ..class_names import check_classes, read_classes, save_classes
 from ..loading import loaded
 from ..normalization import Normalization, on_other_normalization
 from ..remarks import on_classes

@@ -1,0 +1,102 @@
+"""The user's cache: what is computed once for a data set or a tokenizer, with its checksum."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+
+from .errors import UserError
+from .files import write_atomically
+from .terminal import say
+
+__all__ = ["cache_folder", "cached_json", "locked_entry", "say_damaged"]
+
+
+def cache_folder() -> Path:
+    """Where files computed once per data set are kept: ``STEPSNET_CACHE``, by default ``~/.cache/stepsnet``.
+
+    A user without a home, as in some containers, has one of their own among the temporary files.
+
+    Raises:
+        UserError: that one belongs to somebody else.
+    """
+    if named := os.environ.get("STEPSNET_CACHE"):
+        return Path(named)
+    try:
+        return Path.home() / ".cache" / "stepsnet"
+    except RuntimeError:
+        folder = Path(tempfile.gettempdir()) / f"stepsnet-{os.getuid()}"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        if folder.is_symlink() or folder.stat().st_uid != os.getuid():
+            raise UserError(f"cache: {folder} is somebody else's; STEPSNET_CACHE names another folder") from None
+        return folder
+
+
+def cached_json(name: str, compute: Callable[[], Any]) -> Any:
+    """What ``compute`` returns, as JSON reads it back. It is called once; a second process waits for the first.
+
+    An entry that is damaged is computed again, and a line says so. A cache that is filled may be read-only.
+
+    Args:
+        name: of the file in :func:`cache_folder`.
+
+    Raises:
+        UserError: the folder cannot be written, or what ``compute`` raises; then nothing is cached.
+    """
+    path = cache_folder() / name
+    found = _read_entry(path)
+    if found is None:
+        with locked_entry(path):
+            found = _read_entry(path)  # another process may have written it meanwhile
+            if found is None:
+                say_damaged(path)
+                found = json.dumps(compute())
+                write_atomically(path, f"{_checksum(found)}\n{found}")
+    return json.loads(found)
+
+
+@contextmanager
+def locked_entry(path: Path) -> Iterator[None]:
+    """Hold the lock of an entry of the cache while it is written.
+
+    Raises:
+        UserError: the cache cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(f"{path}.lock")
+        lock.acquire()
+    except OSError as error:
+        reason = error.strerror or error
+        raise UserError(f"cannot write {path.parent}: {reason}; STEPSNET_CACHE names another folder") from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def say_damaged(entry: Path) -> None:
+    """A line on stderr where an entry of the cache that cannot be used is there."""
+    if entry.exists():
+        say(f"stepsnet: the cache entry {entry} is damaged or of an earlier version, it is made again", error=True)
+
+
+def _read_entry(path: Path) -> str | None:
+    """The JSON of an entry, whose first line is its checksum; None where there is none, or none that is whole."""
+    try:
+        checksum, _, content = path.read_text(encoding="utf-8").partition("\n")
+    except (OSError, ValueError):
+        return None
+    return content if checksum == _checksum(content) else None
+
+
+def _checksum(content: str) -> str:
+    return f"sha256 {hashlib.sha256(content.encode()).hexdigest()}"
