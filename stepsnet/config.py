@@ -48,6 +48,7 @@ __all__ = [
     "TrainingSettings",
     "adamw_defaults_in",
     "key_of",
+    "DenseRecipe",
 ]
 
 _OWN_OF_ADAMW = {"betas": (0.9, 0.999), "eps": 1e-8}  # what it has where a recipe gives null

@@ -28,6 +28,9 @@ __all__ = [
     "steps_as_text",
     "steps_of",
     "usual_heads",
+    "MOST_BLOCKS",
+    "MOST_CHANNELS",
+    "USUAL_HEADS",
 ]
 
 Profile = Literal["steps", "reverse", "bowtie"]

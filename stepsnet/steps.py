@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from .plan import check_widths
 from .stream import StreamBlock, change_width, check_stream, cut_stream, module_of, recomputed
 
-__all__ = ["ReverseStepsNet", "StepsNet"]
+__all__ = ["ReverseStepsNet", "StepsNet", "is_plain_sequence"]
 
 torch.fx.wrap("check_stream")  # a leaf in symbolic traces, which look for it in the module that calls it
 

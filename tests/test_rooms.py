@@ -80,3 +80,26 @@ def test_imports_run_downwards():
         if floor(other) < floor(name)
     ]
     assert not upwards
+
+
+def listed(file):
+    """The names in a file's ``__all__``; None where it has none."""
+    for node in ast.parse(file.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            return set(ast.literal_eval(node.value)) if isinstance(node.value, ast.List) else None
+    return None
+
+
+def test_what_others_import_is_listed():
+    """``__all__`` says what of a file is for others, so a name that is not in it can be changed there alone."""
+    exported = {name: listed(file) for name, file in FILES.items()}
+    for name, file in FILES.items():
+        package = name if file.name == "__init__.py" else name.rpartition(".")[0]
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.level:
+                base = package.split(".")[: len(package.split(".")) - node.level + 1]
+                module = ".".join([*base, *([node.module] if node.module else [])])
+                names = {one.name for one in node.names if f"{module}.{one.name}" not in FILES}
+                if exported.get(module) is not None:
+                    assert names <= exported[module], (name, module, names - exported[module])
+    assert sum(names is not None for names in exported.values()) > 150

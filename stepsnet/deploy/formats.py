@@ -16,7 +16,7 @@ import torch
 from ..errors import UserError, import_extra, nearest
 from .capture import Captured, first_line, quiet
 
-__all__ = ["FORMATS", "Format", "format_named", "format_of", "read_metadata"]
+__all__ = ["FORMATS", "Format", "format_named", "format_of", "read_metadata", "why_not_written"]
 
 KEY = "stepsnet"  # of the metadata, in each format
 _TORCH_FILE = f"{KEY}.json"

@@ -27,6 +27,8 @@ __all__ = [
     "broadcast_buffers",
     "sync_batch_norms",
     "parallelize",
+    "full_tensor",
+    "unwrap",
 ]
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from ..errors import UserError, import_extra, in_a_line
 from ..files import write_atomically
 
-__all__ = ["Tracker", "open_trackers"]
+__all__ = ["Tracker", "open_trackers", "scalars"]
 
 
 @dataclass(frozen=True)

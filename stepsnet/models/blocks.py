@@ -28,6 +28,7 @@ __all__ = [
     "recompute_blocks",
     "step_sequences",
     "widths_of",
+    "method_of_its_own",
 ]
 
 

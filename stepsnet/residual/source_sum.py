@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from .design import DesignPart
 
-__all__ = ["SourceSum"]
+__all__ = ["SourceSum", "Sources"]
 
 AT_ONCE = 9
 _PRECISE = (torch.float32, torch.float64)

@@ -30,7 +30,16 @@ from ..run_records import read_summary
 from .launch import Failure, Job, error_of, run_all, share_of_cores
 from .report import report_or_tell
 
-__all__ = ["Entry", "Trained", "plan_grid", "refuse_comparison", "run_name", "train_grid"]
+__all__ = [
+    "Entry",
+    "Trained",
+    "plan_grid",
+    "refuse_comparison",
+    "run_name",
+    "train_grid",
+    "COMPARISON_FILE",
+    "SWEEP_FILE",
+]
 
 # what a grid's folder holds of its runs together
 COMPARISON_FILE, SWEEP_FILE = "comparison.json", "sweep.json"

@@ -24,7 +24,7 @@ from ...residual.linears import linear_paths, misses_linear
 from ...steps import StepsNet
 from ..blocks import blocks_of, is_of_transformers, is_transformer_in_steps, method_of_its_own
 
-__all__ = ["StreamParts", "stream_parts_of", "fold_norms", "rotate"]
+__all__ = ["StreamParts", "stream_parts_of", "fold_norms", "rotate", "branches"]
 
 _ADDED = ("pos_embed", "cls_token", "reg_token")  # (1, N, C)
 _LLAMAS, _NAMES = ("llama", "mistral", "qwen2", "qwen3"), "LLaMA, Mistral, Qwen2 or Qwen3"

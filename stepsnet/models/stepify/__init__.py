@@ -1,6 +1,6 @@
 """Any residual model as a StepsNet of about the same compute.
 
-convert.py is :func:`stepsnet.stepify`. example.py has the model that is asked for and what it is called with;
+convert.py is :func:`stepsnet.stepify`. example.py has what the model is called with;
 containers.py finds the blocks; plan.py chooses widths and depths; replace_blocks.py puts new blocks in steps
 (sequence.py), each made from an old one that differences.py picks; in_design.py joins them by a design of the stream;
 of_transformers.py does all of this for the other library. What a class of blocks needs for that is a row of

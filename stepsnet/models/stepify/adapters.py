@@ -25,6 +25,7 @@ __all__ = [
     "initializer_of",
     "rebuilt",
     "register_block",
+    "HeadRule",
 ]
 
 Rebuild = Callable[[Any, int, int | None], nn.Module]

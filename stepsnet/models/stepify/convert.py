@@ -14,13 +14,13 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from ...errors import UserError, in_a_line
+from ...errors import UserError, import_extra, in_a_line, nearest
 from ...macs import OF_MODULES, on_meta
 from ...plan import Profile, StepPlan
 from ..blocks import check_no_peft, is_of_transformers
 from .containers import Container, find_containers
 from .copies import check_copies
-from .example import Example, check_example, example_of, named_model
+from .example import Example, check_example, example_of
 from .in_design import check_residual, in_design
 from .plan import Match, check_plan, check_round_to, given_plans, search_plan
 from .replace_blocks import build_in_steps
@@ -184,7 +184,7 @@ def model_and_example(model: nn.Module | str, options: Mapping[str, Any]) -> tup
     own = {key: value for key, value in options.items() if key not in OPTIONS}
     options = {key: value for key, value in options.items() if key in OPTIONS}
     if isinstance(model, str):
-        model = named_model(model, own)
+        model = _named(model, own)
     elif not isinstance(model, nn.Module):
         raise UserError(f"stepify: got {str(model)[:40]!r}, expected a model, or the name of one")
     elif own:
@@ -282,6 +282,27 @@ def _check_blocks(model: nn.Module, path: str, fit: Sequence[bool], what: str, s
             f"stepify: {type(model).__name__} {what} {blocks} of its {len(fit)} blocks: it {since} before, "
             f"expected a loop over all that are in {path}"
         )
+
+
+def _named(name: str, args: dict[str, Any]) -> nn.Module:
+    import timm
+
+    if name.startswith("transformers:"):
+        from .of_transformers import model_of_name
+
+        return model_of_name(name.removeprefix("transformers:"), args)
+    import_extra("pydantic", "model")  # a model that is at hand needs none
+    from ..build import is_elsewhere
+
+    name = name.removeprefix("timm:")
+    if name != "causal_lm" and not timm.is_model(name) and not is_elsewhere(name):
+        near = nearest(name, timm.list_models())
+        other = "NAME" if near else name
+        raise UserError(f"model: got {name!r}, expected a timm model, causal_lm or transformers:{other}{near}")
+    from ...config import ModelSpec
+    from ..build import build_model
+
+    return build_model(ModelSpec(name, args))
 
 
 def _chosen(found: list[Container], steps: int, stages: Sequence[int] | None, is_planned: bool) -> list[Container]:

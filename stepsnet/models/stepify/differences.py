@@ -17,7 +17,17 @@ from torch.nn.utils.parametrize import type_before_parametrizations
 from ...macs import HOOKS
 from .roles import get_path, has_path, set_path
 
-__all__ = ["OF_TORCH", "PLAIN", "Rates", "originals_of", "rate_at", "rates_that_grow", "signature_of", "spread_rates"]
+__all__ = [
+    "OF_TORCH",
+    "PLAIN",
+    "Rates",
+    "originals_of",
+    "rate_at",
+    "rates_that_grow",
+    "signature_of",
+    "spread_rates",
+    "period_of",
+]
 
 # attributes that torch notes in a module, and no constructor is told
 OF_TORCH = {"training", "_parameters", "_buffers", "_modules", "_compiled_call_impl"} | {

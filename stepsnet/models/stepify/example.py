@@ -1,4 +1,4 @@
-"""The model that :func:`stepsnet.stepify` is asked for, and the example that it is called with on the meta device."""
+"""The example that a model is called with on the meta device, by which :func:`stepsnet.stepify` finds its blocks."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...errors import UserError, import_extra, nearest
+from ...errors import UserError
 from ...macs import OF_MODULES, count_on_meta, on_meta
 from ..blocks import is_of_transformers
 
-__all__ = ["Example", "check_example", "example_of", "named_model"]
+__all__ = ["Example", "check_example", "example_of"]
 
 
 @dataclass(frozen=True)
@@ -124,24 +124,3 @@ def _is_of_a_family(model: Any) -> bool:
     from ..transformers_families import FAMILIES
 
     return model.config.model_type in FAMILIES
-
-
-def named_model(name: str, args: dict[str, Any]) -> nn.Module:
-    import timm
-
-    if name.startswith("transformers:"):
-        from .of_transformers import model_of_name
-
-        return model_of_name(name.removeprefix("transformers:"), args)
-    import_extra("pydantic", "model")  # a model that is at hand needs none
-    from ..build import is_elsewhere
-
-    name = name.removeprefix("timm:")
-    if name != "causal_lm" and not timm.is_model(name) and not is_elsewhere(name):
-        near = nearest(name, timm.list_models())
-        other = "NAME" if near else name
-        raise UserError(f"model: got {name!r}, expected a timm model, causal_lm or transformers:{other}{near}")
-    from ...config import ModelSpec
-    from ..build import build_model
-
-    return build_model(ModelSpec(name, args))

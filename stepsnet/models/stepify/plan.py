@@ -35,6 +35,8 @@ __all__ = [
     "heads_at",
     "read_plan",
     "search_plan",
+    "Match",
+    "check_round_to",
 ]
 
 Match = Literal["macs", "params"]

@@ -24,7 +24,7 @@ from ...reading import is_encodable, read_json
 from ..images import UnreadableImage, each_in_threads, image_sizes, open_image
 from ..orientation import Fit, are_stored, fit_of, on_turned
 
-__all__ = ["MIN_SIDE", "Checked", "check_split", "encode_segmentation", "read_annotations", "without_slivers"]
+__all__ = ["MIN_SIDE", "Checked", "check_split", "encode_segmentation", "read_annotations", "without_slivers", "Record"]
 
 _CHECK_VERSION = 13  # a new number discards the results that are kept
 _SLACK = 1.0  # pixels that a box may reach beyond its image, by rounding
