@@ -8,6 +8,7 @@ name that needs it, so that the command line answers quickly.
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING
 
 import wrapt
@@ -73,9 +74,10 @@ def _register_language(auto) -> None:
 
     A transformers that is older than the extra asks for stays as it is.
     """
-    from importlib.metadata import version
+    import re
 
-    if tuple(int(number) for number in version("transformers").split(".")[:2]) < _OLDEST_TRANSFORMERS:
+    release = re.match(r"(\d+)\.(\d+)", getattr(sys.modules["transformers"], "__version__", ""))
+    if release and tuple(map(int, release.groups())) < _OLDEST_TRANSFORMERS:
         return
 
     def with_ours(wrapped, instance, args, kwargs):

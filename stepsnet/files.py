@@ -10,13 +10,8 @@ import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from .errors import UserError
-
-if TYPE_CHECKING:
-    pass
-
 
 SUMS = "SHA256SUMS"
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -72,18 +72,22 @@ def recomputed_as(module: Any, function: Callable[..., Any], *args: Any, **kwarg
     parts = module.modules() if isinstance(module, nn.Module) else ()
     norms = [part for part in parts if isinstance(part, _NormBase) and part.training]
     if norms and not torch.compiler.is_compiling():  # which takes no contexts but its own
-        kwargs["context_fn"] = lambda: (nullcontext(), _statistics_kept(norms))
+        kwargs["context_fn"] = lambda: (nullcontext(), _StatisticsKept(norms))
     return checkpoint(function, *args, use_reentrant=False, **kwargs)
 
 
-@contextmanager
-def _statistics_kept(norms: Sequence[nn.Module]) -> Iterator[None]:
-    buffers = [(buffer, buffer.clone()) for norm in norms for buffer in norm.buffers(recurse=False)]
-    try:
-        yield
-    finally:
-        for buffer, before in buffers:
-            buffer.data.copy_(before)  # autograd has saved them, and need not know
+class _StatisticsKept:
+    """The buffers of norms are after the block what they were before it. A second backward pass enters it again."""
+
+    def __init__(self, norms: Sequence[nn.Module]):
+        self.norms = norms
+
+    def __enter__(self) -> None:
+        self.before = [(buffer, buffer.clone()) for norm in self.norms for buffer in norm.buffers(recurse=False)]
+
+    def __exit__(self, *error: object) -> None:
+        for buffer, before in self.before:
+            buffer.data.copy_(before)  # autograd has saved the buffers, and need not know
 
 
 class StreamBlock:

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from line_fits import ALONE, SETTINGS, Killed, Points, Stopping, fit, lines_without_speed, made, make_model
 from torch import nn
 
+from stepsnet.analysis.residual_stream import measure_stream
 from stepsnet.checkpoint import check_fit, latest, load_weights
 from stepsnet.config import TrainingSettings
 from stepsnet.device import pick_device, pick_device_of_run
@@ -290,6 +291,20 @@ def test_a_stream_that_does_not_fit_costs_no_epoch(tmp_path, monkeypatch):
     _, metrics, events = fit(tmp_path, settings=dataclasses.replace(SETTINGS, stream_epochs=1))
     notes = [event["text"] for event in events if event["kind"] == "note" and event["text"].startswith("stream: ")]
     assert len(notes) == 1 and "does not fit into memory" in notes[0] and "val_loss" in metrics
+
+
+def test_a_measurement_that_fails_leaves_no_gradients(tmp_path):
+    def backward_that_does_not_fit(model):
+        value = model(torch.ones(4, 3)).sum()
+        value.register_hook(lambda gradient: torch.empty(2**60))  # more than any machine has
+        return value
+
+    blocks = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    model = nn.Sequential(blocks, nn.Linear(3, 1))
+    model(torch.ones(4, 3)).sum().backward()
+    with pytest.raises(RuntimeError):
+        measure_stream(model, backward_that_does_not_fit)
+    assert all(parameter.grad is None for parameter in model.parameters())
 
 
 def test_a_block_that_stands_twice_is_in_a_checkpoint_once(tmp_path):

@@ -74,6 +74,19 @@ def test_running_statistics_count_a_recomputed_pass_once(kind, tmp_path):
     assert any("running_mean" in name for name in plain.state_dict())
 
 
+def test_recomputed_norms_take_a_second_backward():
+    torch.manual_seed(0)
+    block = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4))
+    plain, x = copy.deepcopy(block), torch.randn(6, 4)
+    expected = torch.autograd.grad(plain(x).square().sum(), list(plain.parameters()))
+    recompute_blocks([block])
+    y = block(x).square().sum()
+    for _ in range(2):
+        found = torch.autograd.grad(y, list(block.parameters()), retain_graph=True)
+        torch.testing.assert_close(found, expected)
+    assert block[1].num_batches_tracked == 1 and torch.equal(block[1].running_mean, plain[1].running_mean)
+
+
 @pytest.mark.parametrize("settings", [{"grad_checkpointing": 0.5}, {"compile": True}])
 def test_a_model_without_blocks_says_so(tmp_path, settings):
     with pytest.raises(UserError, match="no sequence of blocks was found"):

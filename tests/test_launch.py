@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 from forks import forked, status_of
@@ -304,19 +305,20 @@ def test_no_more_memory_than_the_control_group_has_left(tmp_path, monkeypatch):
 
 
 def test_a_second_interrupt_ends_at_once_but_not_the_same_one_twice(monkeypatch):
-    monkeypatch.setattr("stepsnet.engine.interrupt._ONE_REQUEST", 0.2)
+    now = [0.0]
+    monkeypatch.setattr("stepsnet.engine.interrupt.time", SimpleNamespace(monotonic=lambda: now[0]))
     with catch_signals() as caught:
         for _ in range(2):  # as from the terminal and from torchrun
             os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGTERM)
         assert caught == [signal.SIGINT, signal.SIGINT, signal.SIGTERM]
-        time.sleep(0.3)
+        now[0] = 1.1
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(1)
     with catch_signals() as caught:  # after SIGTERM alone the first Ctrl-C is one
         os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(0.3)
+        now[0] = 2.2
         for _ in range(2):
             os.kill(os.getpid(), signal.SIGINT)
         assert caught == [signal.SIGTERM, signal.SIGINT, signal.SIGINT]

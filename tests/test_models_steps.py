@@ -78,7 +78,7 @@ def test_a_family_without_heads_takes_none():
             tiny("resnet", num_heads=((1,), (2,), (4,), (8,)), **arguments)
 
 
-def test_our_mixer_has_features_and_loads_what_timms_does():
+def test_our_mixer_has_features():
     arguments = dict(img_size=32, patch_size=8, embed_dim=24, num_blocks=4)
     torch.manual_seed(0)
     features = timm.create_model("mixer_ti16_224", features_only=True, out_indices=(1, 3), **arguments).eval()

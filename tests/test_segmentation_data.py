@@ -247,7 +247,7 @@ def test_annotations_of_images_that_exif_turns(camvid):
 
     def opened():
         data = load_pairs(f"camvid:{camvid}")
-        return [np.asarray(data.read(pair)[0]) for pair in data.splits["train"].pairs], data.told
+        return [np.asarray(data.read(pair)[0]) for pair in data.splits["train"].pairs], data.notices
 
     before, told = opened()
     assert not told

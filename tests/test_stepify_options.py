@@ -82,7 +82,7 @@ def test_blocks_in_a_design_are_counted_through_all_stages():
 
 def test_a_design_that_does_not_fit_is_refused():
     for name, design, options, said in (
-        ("convnext_atto", "mhc", None, "stages.0.blocks: residual: ConvNeXtBlock has convolutions over images"),
+        ("convnext_atto", "mhc", None, "stages.0.blocks: residual: got a StepsNet of channels in dimension 1"),
         ("vit_tiny_patch16_224", "mhcc", None, "residual: got 'mhcc', .*did you mean mhc"),
         ("vit_tiny_patch16_224", "mhc", {"stream": 2}, "mhc got the option 'stream', .*did you mean streams"),
         ("vit_tiny_patch16_224", "plain", {"streams": 2}, "plain got the option 'streams'"),

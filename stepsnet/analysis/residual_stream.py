@@ -50,14 +50,16 @@ def measure_stream(model: nn.Module, loss: Callable[[nn.Module], Tensor]) -> lis
     """
     if not callable(loss):
         raise UserError(f"loss: got {type(loss).__name__}, expected a function of the model that returns one number")
-    with buffers_as_before(model), running_eagerly(model), observe_stream(model) as blocks:
-        value = loss(model)
-        if not isinstance(value, Tensor) or value.numel() != 1:
-            got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-            raise UserError(f"loss: got {got}, expected a function of the model that returns one number")
-        if value.requires_grad:
-            value.backward()
-    model.zero_grad(set_to_none=True)
+    try:
+        with buffers_as_before(model), running_eagerly(model), observe_stream(model) as blocks:
+            value = loss(model)
+            if not isinstance(value, Tensor) or value.numel() != 1:
+                got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+                raise UserError(f"loss: got {got}, expected a function of the model that returns one number")
+            if value.requires_grad:
+                value.backward()
+    finally:  # a training that goes on must not add its own gradients to these
+        model.zero_grad(set_to_none=True)
     return blocks
 
 

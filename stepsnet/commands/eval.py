@@ -75,7 +75,7 @@ def _stride(given: int | None, runs: Sequence[Path]) -> list[str]:
     if given is None:
         return []
     for folder in runs:
-        if (recipe := read_run_recipe(folder)).task != "language":
+        if not hasattr(recipe := read_run_recipe(folder), "seq_len"):
             raise UserError(f"--stride: {folder} is a run of {recipe.task}, expected one of language")
     return [f"eval_stride={given}"]
 

@@ -23,7 +23,7 @@ from .linears import heads_of, inputs_of_last, misses_linear
 from .passing import PassingBlock
 from .table import DESIGNS
 
-__all__ = ["check_named", "connect", "connect_steps", "design_of", "wire", "wire_steps"]
+__all__ = ["check_channels_last", "check_named", "connect", "connect_steps", "design_of", "wire", "wire_steps"]
 
 
 def connect(
@@ -90,10 +90,7 @@ def connect_steps(
     container: StepsNet, design: str, options: Mapping[str, Any], first: int = 1, num_blocks: int | None = None
 ) -> StepsNet:
     """A StepsNet with each step's blocks in a design; a container with names of its own keeps them."""
-    if container.dim != -1 and design_of(design) is not None:
-        raise UserError(
-            f"residual: got a StepsNet of channels in dimension {container.dim}, expected channels last, -1"
-        )
+    check_channels_last(container, design)
     if any(isinstance(network, StepsNet) for network in container.networks):
         raise UserError(f"residual: {design}: got a StepsNet within a StepsNet, expected steps of blocks")
     steps = [list(n) if is_plain_sequence(n) else [n] for n in container.networks]  # type: ignore[call-overload]
@@ -107,6 +104,14 @@ def connect_steps(
     for module in set(connected.modules()) - shared:
         module.training = container.training
     return connected
+
+
+def check_channels_last(container: StepsNet, design: str) -> None:
+    """Raises UserError for a design of a StepsNet whose channels are in another dimension than the last."""
+    if container.dim != -1 and design_of(design) is not None:
+        raise UserError(
+            f"residual: got a StepsNet of channels in dimension {container.dim}, expected channels last, -1"
+        )
 
 
 def wire_steps(

@@ -52,7 +52,7 @@ def stepify(
 
     The model that is given is not changed. New blocks start as the model's library starts them, without the hooks of
     the old ones; all other weights are the model's. With ``steps=1`` the result is the model, weights and names
-    included, but for a ``stream_scale`` or a design.
+    included, but for a ``stream_scale`` or a design, of which "fixup", "deepnorm" and "rezero" draw weights anew.
 
     Args:
         model: a timm model or its name, "causal_lm" with the fields of a configuration of transformers (see

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ...plan import check_steps
 from ...residual.connected import JOINED, ConnectedSequence, check_begins
 from ...residual.design import Wiring
-from ...residual.joining import connect_steps, wire_steps
+from ...residual.joining import check_channels_last, connect_steps, wire_steps
 from ...steps import StepsNet
 from ...stream import StreamBlock, change_width, check_stream, cut_stream, recomputed
 
@@ -183,6 +183,7 @@ def _(
     container: StepSequence, design: str, options: Mapping[str, Any], first: int = 1, num_blocks: int | None = None
 ) -> StepSequence:
     """In place: the container keeps the names of its blocks. Leading blocks stay as they are."""
+    check_channels_last(container, design)
     wirings = wire_steps(container.blocks_of_steps(), container.widths, design, options, first, num_blocks)
     if wirings is not None:
         container.wirings = nn.ModuleList(wirings)  # type: ignore[assignment]
