@@ -66,7 +66,7 @@ def test_folders_of_folders_in_order_each_picture_once(run, tmp_path, monkeypatc
     assert main(["predict", run, "in"]) == 0 and len(capsys.readouterr().out.splitlines()) == 4  # not its own
     (tmp_path / "none").mkdir()
     capsys.readouterr()
-    assert main(["predict", run, "none"]) == 2 and "the folder none has nothing, expected" in capsys.readouterr().err
+    assert main(["predict", run, "none"]) == 2 and "the folder none is empty, expected" in capsys.readouterr().err
     for name in ("1.heic", "2.heic"):
         (tmp_path / "none" / name).write_bytes(b"of a telephone")
     assert main(["predict", run, "none"]) == 2

@@ -110,8 +110,9 @@ def _find(arguments: Sequence[str]) -> tuple[list[Path], set[Path], Path | None]
         all_images, others = find_images(match)
         images = without_outputs(all_images)
         if not images:
-            has = "what predict has written" if all_images else _of_other_kinds(others) if others else "nothing"
-            raise UserError(f"predict: the folder {match} has {has}, expected images in it or below it")
+            has = "what predict has written" if all_images else _of_other_kinds(others) if others else ""
+            got = f"has {has}" if has else "is empty"
+            raise UserError(f"predict: the folder {match} {got}, expected images in it or below it")
         if others:
             say(f"stepsnet: {match}: left out {_of_other_kinds(others)}", error=True)
         found += sorted(images, key=_in_order)
