@@ -135,14 +135,14 @@ speed() {
 memory() {
     local models=(table:5b) options=(--amp-dtype bfloat16 --batch-size 64 --rounds 5)
     [ -z "$quick" ] || { models=(test_steps_deit test_vit); options=(--memory 2,4 --batch-size 2 --rounds 2); }
-    part memory 200 "$python" -m stepsnet bench "${models[@]}" "${options[@]}" --device "$device" --out "$work/memory" --force
+    part memory 200 "$python" -m stepsnet bench "${models[@]}" "${options[@]}" --device "$device" --force --out "$work/memory"
     keep memory.json "$work/memory/speed.json"
     keep memory.csv "$work/memory/speed.csv"
 }
 
 deep() {
     if [ -n "$quick" ]; then
-        part deep 110 "$python" -m stepsnet compare digits/tiny epochs=1 --seeds 0 --jobs 2 --run "$work/pair" --auto-resume "device=$device"
+        part deep 110 "$python" -m stepsnet compare digits/tiny epochs=1 --seeds 0 --jobs 2 --auto-resume --run "$work/pair" "device=$device"
         keep pair.json "$work/pair/comparison.json"
         return
     elif [ -z "$data" ]; then

@@ -345,7 +345,11 @@ def test_a_killed_run_ends_as_if_it_had_not_been(trained, text, tmp_path):
         (b"step by step, the network widens. " * 400, ["model.args.vocab_size=20", "tokenizer=characters"], None),
         (b"abc", ["vocab_size=100"], "vocab_size: got 100, expected at least 257"),
         (b"abc", ["eval_stride=17"], "."),
-        (b"ab " * 40, ["model.args.vocab_size=null"], "Field 'vocab_size' expected int, got NoneType"),
+        (
+            b"ab " * 40,
+            ["tokenizer=characters", "model.args.vocab_size=null"],
+            "Field 'vocab_size' expected int, got NoneType",
+        ),
     ],
 )
 def test_text_that_does_not_fit_is_refused(tmp_path, capsys, content, arguments, expected):
