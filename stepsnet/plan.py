@@ -14,8 +14,11 @@ from numbers import Integral
 from typing import Any, Literal, get_args
 
 __all__ = [
+    "MOST_BLOCKS",
+    "MOST_CHANNELS",
     "Profile",
     "StepPlan",
+    "USUAL_HEADS",
     "arrange_steps",
     "check_heads",
     "check_steps",
@@ -28,9 +31,6 @@ __all__ = [
     "steps_as_text",
     "steps_of",
     "usual_heads",
-    "MOST_BLOCKS",
-    "MOST_CHANNELS",
-    "USUAL_HEADS",
 ]
 
 Profile = Literal["steps", "reverse", "bowtie"]

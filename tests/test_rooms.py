@@ -16,10 +16,16 @@ FILES = {
 FRONT = {"stepsnet", "stepsnet.__main__", "stepsnet.cli"}
 
 
+def module_of(node, name, file):
+    """What an import in a file is from: ``from ..a import b`` in stepsnet/c/d.py is from stepsnet.a."""
+    package = (name if file.name == "__init__.py" else name.rpartition(".")[0]).split(".")
+    base = package[: len(package) - node.level + 1] if node.level else []
+    return ".".join([*base, *([node.module] if node.module else [])])
+
+
 def imported(name, file):
     """The package's files that a file imports, wherever in it, but for those of type checkers."""
     skipped = set()
-    package = name if file.name == "__init__.py" else name.rpartition(".")[0]
     tree = ast.parse(file.read_text(encoding="utf-8"))
     for node in ast.walk(tree):
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
@@ -32,8 +38,7 @@ def imported(name, file):
             continue
         if not isinstance(node, ast.ImportFrom):
             continue
-        base = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
-        module = ".".join([*base, *([node.module] if node.module else [])])
+        module = module_of(node, name, file)
         if module.partition(".")[0] != "stepsnet":
             continue
         for one in node.names:
@@ -94,11 +99,9 @@ def test_what_others_import_is_listed():
     """``__all__`` says what of a file is for others, so a name that is not in it can be changed there alone."""
     exported = {name: listed(file) for name, file in FILES.items()}
     for name, file in FILES.items():
-        package = name if file.name == "__init__.py" else name.rpartition(".")[0]
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ImportFrom) and node.level:
-                base = package.split(".")[: len(package.split(".")) - node.level + 1]
-                module = ".".join([*base, *([node.module] if node.module else [])])
+                module = module_of(node, name, file)
                 names = {one.name for one in node.names if f"{module}.{one.name}" not in FILES}
                 if exported.get(module) is not None:
                     assert names <= exported[module], (name, module, names - exported[module])

@@ -146,9 +146,9 @@ def describe_stepify(model: nn.Module | str, steps: int = 3, **options: Any) -> 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         plain, example, options = model_and_example(model, options)
-        generator = torch.get_rng_state()
+        generator, design = torch.get_rng_state(), options.get("residual", "plain")
         stepped = in_plain_steps = stepify(plain, steps, **options)
-        if options.get("residual", "plain") != "plain":
+        if design != "plain":
             torch.set_rng_state(generator)
             in_plain_steps = stepify(plain, steps, **options | {"residual": "plain", "residual_options": None})
     name = model if isinstance(model, str) else type(model).__name__
@@ -157,7 +157,7 @@ def describe_stepify(model: nn.Module | str, steps: int = 3, **options: Any) -> 
         _cost(stepped, example, len(blocks_of(stepped))),
     )
     notes = []
-    if (design := options.get("residual", "plain")) != "plain":
+    if design != "plain":
         chosen = "".join(f", {key}={value}" for key, value in (options.get("residual_options") or {}).items())
         notes.append(f"design of each stream: {design}{chosen}")
     if (rows := _rows(example)) > 1:

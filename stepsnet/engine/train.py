@@ -328,7 +328,7 @@ class Trainer:
         except RuntimeError as error:  # which must not cost the epoch that it is at the end of
             if not is_out_of_memory(error) or self.context.world_size > 1:  # other ranks may be waiting in it
                 raise
-            return self.note_once(f"stream: not measured, since it does not fit into memory ({in_a_line(error)[:200]})")
+            return self.note_once(f"stream: not measured, since it does not fit into memory ({in_a_line(error, 200)})")
         self.log.add({"epoch": epoch, "step": self.position.step, **line})
 
     def observing_stream(self) -> AbstractContextManager[dict[str, Any]]:

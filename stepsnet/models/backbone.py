@@ -27,7 +27,7 @@ from ..residual.design import Wiring
 from .transfer import read_pretrained, resized
 from .windows import pad_windows
 
-__all__ = ["PyramidBackbone", "create_backbone", "load_backbone", "mean_and_std_of", "STRIDES", "check_color"]
+__all__ = ["PyramidBackbone", "STRIDES", "check_color", "create_backbone", "load_backbone", "mean_and_std_of"]
 
 STRIDES = (4, 8, 16, 32)
 

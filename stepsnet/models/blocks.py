@@ -19,16 +19,16 @@ from .layer_config import PerLayer
 
 __all__ = [
     "blocks_of",
+    "blocks_to_recompute",
     "check_no_peft",
     "is_in_steps",
     "is_of_transformers",
     "is_transformer_in_steps",
     "members_of",
-    "blocks_to_recompute",
+    "method_of_its_own",
     "recompute_blocks",
     "step_sequences",
     "widths_of",
-    "method_of_its_own",
 ]
 
 

@@ -33,7 +33,7 @@ from .assembly import (
     with_defaults,
 )
 
-__all__ = ["StepsSwin", "StepsSwinStage", "ARCHITECTURES", "create_steps_swin", "swin_cfg"]
+__all__ = ["ARCHITECTURES", "StepsSwin", "StepsSwinStage", "create_steps_swin", "swin_cfg"]
 
 # Table 14, by stage. Its 768×0 and 1024×0 mean that the fourth stage is 544 or 720 wide.
 ARCHITECTURES: dict[str, dict[str, Any]] = {

@@ -27,7 +27,7 @@ from .slice_norm import SliceNorm
 from .stepify.adapters import HeadRule
 from .stepify.roles import get_path
 
-__all__ = ["FAMILIES", "Family", "layer_of", "steps_class", "steps_config_class", "head_size_of"]
+__all__ = ["FAMILIES", "Family", "head_size_of", "layer_of", "steps_class", "steps_config_class"]
 
 
 @dataclass(frozen=True)

@@ -65,10 +65,14 @@ def with_like_baseline(recipe: Recipe, given: Collection[str]) -> Recipe:
     own = {key.removeprefix(prefix).partition(".")[0] for key in given if key.startswith(prefix)}
     of_model = {key: value for key, value in model.args.items() if key not in OPTIONS | {"model"} | own}
     args = {**baseline.args, **of_model}
-    said = {key: value for key, value in model.args.items() if value != _OF_STREAM.get(key, value)}
-    of_stream = {key: value for key, value in said.items() if key not in own}
+    shared = _OF_STREAM.keys() - own
     if "residual" in own:  # another design has other options
-        of_stream.pop("residual_options", None)
+        shared -= {"residual_options"}
+    of_stream = {
+        key: model.args[key]
+        for key, default in _OF_STREAM.items()
+        if key in shared and model.args.get(key, default) != default
+    }
     if not of_stream and not own & _OF_STREAM.keys():
         return dataclasses.replace(recipe, baseline=ModelSpec(baseline.name, args))
     one_step = {"model": model.args["model"], "steps": 1, **of_stream}

@@ -17,7 +17,7 @@ from ..errors import UserError, in_a_line
 from ..metrics import METRICS
 from ..overrides import read_recipe, to_plain
 from ..plan import steps_of
-from ..reading import dump_yaml, parse_json, read_text, read_yaml
+from ..reading import dump_yaml, parse_json, parse_yaml, read_text, read_yaml
 from ..redact import public, without_place
 from ..run_folder import CONFIG, RECIPES_FOLDER, require_run
 from ..run_records import diverged_at, metrics_text, read_label, read_summary
@@ -182,8 +182,10 @@ def load_run(folder: Path) -> LoadedRun:
 
 def _public_text(file: Path) -> str:
     """A recipe for a page that is passed on: as it was written where nothing in it is of this machine."""
-    text, content = read_text(file, "run"), read_yaml(file, "run")
-    return text if public(content) == content else dump_yaml(public(content))
+    text = read_text(file, "run")
+    content = parse_yaml(text, f"run: cannot read {file}")
+    cleaned = public(content)
+    return text if cleaned == content else dump_yaml(cleaned)
 
 
 def _config_of(folder: Path) -> dict[str, Any]:

@@ -31,14 +31,14 @@ from .launch import Failure, Job, error_of, run_all, share_of_cores
 from .report import report_or_tell
 
 __all__ = [
+    "COMPARISON_FILE",
     "Entry",
+    "SWEEP_FILE",
     "Trained",
     "plan_grid",
     "refuse_comparison",
     "run_name",
     "train_grid",
-    "COMPARISON_FILE",
-    "SWEEP_FILE",
 ]
 
 # what a grid's folder holds of its runs together

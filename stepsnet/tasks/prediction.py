@@ -21,7 +21,7 @@ from ..models.trained import trained_model
 from .images import UnreadableImage
 from .outputs import Outputs, common_folder
 
-__all__ = ["PredictInputs", "Prediction", "origin_of", "read_again", "read_files", "File"]
+__all__ = ["File", "PredictInputs", "Prediction", "origin_of", "read_again", "read_files"]
 
 T = TypeVar("T")
 File = Path | Image.Image  # an image file, or an image in memory

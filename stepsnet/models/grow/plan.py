@@ -11,7 +11,7 @@ from ...plan import MOST_CHANNELS, StepPlan, usual_heads
 from ..stepify.containers import Container
 from ..stepify.plan import ContainerPlan, check_container_heads, heads_at, read_plan
 
-__all__ = ["plan_growth", "RoundTo"]
+__all__ = ["RoundTo", "plan_growth"]
 
 _MOST_STEPS = 40  # √2 apart
 

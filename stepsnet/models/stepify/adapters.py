@@ -20,12 +20,12 @@ from .roles import Roles, get_path, has_path, rebuild, sizes_of
 __all__ = [
     "ADAPTERS",
     "BlockAdapter",
+    "HeadRule",
     "declare",
     "initialize_like",
     "initializer_of",
     "rebuilt",
     "register_block",
-    "HeadRule",
 ]
 
 Rebuild = Callable[[Any, int, int | None], nn.Module]

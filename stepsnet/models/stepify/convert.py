@@ -21,7 +21,7 @@ from ..blocks import check_no_peft, is_of_transformers
 from .containers import Container, find_containers
 from .copies import check_copies
 from .example import Example, check_example, example_of
-from .in_design import check_residual, in_design
+from .in_design import check_residual, put_in_design
 from .plan import Match, check_plan, check_round_to, given_plans, search_plan
 from .replace_blocks import build_in_steps
 from .sequence import StepSequence
@@ -124,7 +124,7 @@ def stepify(
         return in_steps(model, found[0], plans[found[0].path], stream_scale)
     result = build_in_steps(model, found, plans, stream_scale)
     joined = found if stages is None else chosen
-    result = in_design(result, found, {one.path for one in joined}, residual, residual_options or {})
+    put_in_design(result, found, {one.path for one in joined}, residual, residual_options or {})
     _check_that_it_runs(result, call)
     return result
 

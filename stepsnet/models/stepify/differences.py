@@ -22,11 +22,11 @@ __all__ = [
     "PLAIN",
     "Rates",
     "originals_of",
+    "period_of",
     "rate_at",
     "rates_that_grow",
     "signature_of",
     "spread_rates",
-    "period_of",
 ]
 
 # attributes that torch notes in a module, and no constructor is told

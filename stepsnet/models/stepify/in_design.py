@@ -9,11 +9,10 @@ from torch import nn
 
 from ...errors import UserError
 from ...residual.joining import check_named, connect_steps
-from ...steps import StepsNet
 from .containers import Container
-from .roles import get_path, set_path
+from .replace_blocks import sequence_at
 
-__all__ = ["check_residual", "in_design"]
+__all__ = ["check_residual", "put_in_design"]
 
 
 def check_residual(residual: Any, options: Any) -> None:
@@ -23,10 +22,10 @@ def check_residual(residual: Any, options: Any) -> None:
     check_named(residual, options or {})
 
 
-def in_design(
+def put_in_design(
     model: nn.Module, found: Sequence[Container], chosen: Collection[str], residual: str, options: Mapping[str, Any]
-) -> nn.Module:
-    """The model with the steps of its chosen containers in a design; it is changed in place where it can be.
+) -> None:
+    """Join the steps of a model's chosen containers by a design, in place.
 
     Each step of a container is a stream of its own. Blocks are counted through all containers that were found, for
     designs that scale by a block's place.
@@ -34,17 +33,12 @@ def in_design(
     Raises:
         UserError: blocks or widths that the design is not for.
     """
-    sequences: dict[str, Any] = {one.path: get_path(model, one.path) if one.path else model for one in found}
+    sequences = {one.path: sequence_at(model, one) for one in found}
     total, first = sum(sum(sequence.depths) for sequence in sequences.values()), 1
     for path, sequence in sequences.items():
         if path in chosen:
             try:
-                joined: StepsNet = connect_steps(sequence, residual, options, first, total)
+                connect_steps(sequence, residual, options, first, total)
             except UserError as error:
                 raise UserError(f"stepify: {path or 'the model'}: {error}") from error
-            if path:
-                set_path(model, path, joined)
-            else:
-                model = joined
         first += sum(sequence.depths)
-    return model

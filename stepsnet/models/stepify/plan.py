@@ -29,14 +29,14 @@ from .containers import Container
 
 __all__ = [
     "ContainerPlan",
+    "Match",
     "check_container_heads",
     "check_plan",
+    "check_round_to",
     "given_plans",
     "heads_at",
     "read_plan",
     "search_plan",
-    "Match",
-    "check_round_to",
 ]
 
 Match = Literal["macs", "params"]

@@ -20,7 +20,7 @@ from .plan import ContainerPlan
 from .roles import get_path, has_path, set_path
 from .sequence import StepSequence
 
-__all__ = ["build_in_steps", "initialized_blocks", "spread_drop_path"]
+__all__ = ["build_in_steps", "initialized_blocks", "sequence_at", "spread_drop_path"]
 
 
 def build_in_steps(
@@ -32,21 +32,21 @@ def build_in_steps(
     check_leaves(model, replaced)
     result = copy.deepcopy(model, {id(block): nn.Identity() for block in replaced})
     for container in found:
-        members: Any = dict(_sequence(result, container).named_children())
+        members: Any = dict(sequence_at(result, container).named_children())
         plan = ContainerPlan((container.width,), (container.depth,), (None,))
         scale = stream_scale if container.path in plans else 1.0
         if container.path not in as_it_is:
             plan = plans[container.path]
             members = [*list(members.values())[: container.lead], *_new_blocks(container, plan.shapes)]
         sequence = StepSequence(members, plan.widths, plan.depths, container.dim, container.lead, scale)
-        before = _sequence(result, container)
+        before = sequence_at(result, container)
         sequence.training = before.training
         vars(sequence).update({name: hooks for name, hooks in vars(before).items() if name in HOOKS})
         result = _put(result, container.path, sequence)
     new = [c for c in found if c.path not in as_it_is]
     for container in new:
         _keep_padding(result, container.path)
-        _start(container, _sequence(result, container))
+        _start(container, sequence_at(result, container))
     _initialize(result, new)
     _start_as_originals(result, new)
     _give_back(model, result, new)
@@ -74,7 +74,7 @@ def initialized_blocks(model: nn.Module, container: Container, shapes: list[tupl
     """New blocks like those of the model's container, of these (width, heads), as its library starts them."""
     without = copy.deepcopy(model, {id(block): nn.Identity() for block in container.blocks})
     scratch = _put(without, container.path, nn.Sequential(*_new_blocks(container, shapes)))
-    sequence = _sequence(scratch, container)
+    sequence = sequence_at(scratch, container)
     _start(container, sequence)
     _initialize(scratch, [container])
     _start_as_originals(scratch, [container])
@@ -173,7 +173,7 @@ def _start_as_originals(model: nn.Module, new: list[Container]) -> None:
         if not container.adapter.constructed:
             continue
         originals = container.blocks[container.lead :]
-        for block in list(_sequence(model, container)._modules.values())[container.lead :]:
+        for block in list(sequence_at(model, container)._modules.values())[container.lead :]:
             for path, parameter in block.named_parameters():
                 common = _common_value(originals, path)
                 if common is not None and parameter.device.type != "meta":
@@ -193,7 +193,7 @@ def _give_back(original: nn.Module, result: nn.Module, new: list[Container]) -> 
     inside = {
         id(tensor)
         for container in new
-        for block in list(_sequence(result, container)._modules.values())[container.lead :]
+        for block in list(sequence_at(result, container)._modules.values())[container.lead :]
         for tensor in (*block.parameters(), *block.buffers())
     }
     theirs = dict([*original.named_parameters(remove_duplicate=False), *original.named_buffers(remove_duplicate=False)])
@@ -202,15 +202,15 @@ def _give_back(original: nn.Module, result: nn.Module, new: list[Container]) -> 
             tensor.copy_(theirs[name])
 
 
-def _sequence(model: nn.Module, container: Container) -> Any:
+def sequence_at(model: nn.Module, container: Container) -> Any:
     return get_path(model, container.path) if container.path else model
 
 
 def _check_initialized(result: nn.Module, new: list[Container]) -> None:
     for container in new:
         for name, tensor in (
-            *_sequence(result, container).named_parameters(),
-            *_sequence(result, container).named_buffers(),
+            *sequence_at(result, container).named_parameters(),
+            *sequence_at(result, container).named_buffers(),
         ):
             if tensor.device.type != "meta" and tensor.is_floating_point() and bool(tensor.isnan().any()):
                 raise UserError(
@@ -227,5 +227,5 @@ def _note_features(result: Any, new: list[Container]) -> None:
     container = new[0]
     per_block = [entry for entry in info if entry.get("module", "").rpartition(".")[0] == container.path]
     if len(per_block) == len(info) == len(container.blocks):
-        count = len(_sequence(result, container))
+        count = len(sequence_at(result, container))
         result.feature_info = [{**info[0], "module": f"{container.path}.{index}"} for index in range(count)]

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from .data import CocoSplit
 
-__all__ = ["average_precision", "class_names", "found_objects", "objects_by_class", "ByClass"]
+__all__ = ["ByClass", "average_precision", "class_names", "found_objects", "objects_by_class"]
 
 # COCO's summary: the mean over IoU 0.5 to 0.95, two of them alone, and by the objects' size
 _SUMMARY = ("ap", "ap50", "ap75", "ap_small", "ap_medium", "ap_large")

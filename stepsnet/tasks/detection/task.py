@@ -36,7 +36,7 @@ from .scores import ByClass, average_precision, found_objects, objects_by_class
 from .transforms import Target
 from .validate import Record
 
-__all__ = ["Detection", "build", "open_data", "read_categories", "resolve", "CATEGORIES_FILE"]
+__all__ = ["CATEGORIES_FILE", "Detection", "build", "open_data", "read_categories", "resolve"]
 
 CATEGORIES_FILE = "categories.json"  # in a run's folder, so that it can be used where its data are not
 _EXAMPLES = 2

@@ -25,7 +25,7 @@ from ...files import is_whole, write_sums
 from ...reading import read_text
 from ..splits import SPLITS, check_holdout
 
-__all__ = ["Split", "TextData", "Texts", "load_text", "load_tokenizer", "END_OF_TEXT", "UNKNOWN"]
+__all__ = ["END_OF_TEXT", "Split", "TextData", "Texts", "UNKNOWN", "load_text", "load_tokenizer"]
 
 END_OF_TEXT = "<|endoftext|>"  # between documents
 UNKNOWN = "<unk>"
