@@ -1,10 +1,12 @@
 """Fixtures that several files use."""
 
+import random
 import subprocess
 import sys
 from pathlib import Path
 
 import hypothesis
+import numpy as np
 import pytest
 import torch
 from forks import forked, status_of
@@ -21,6 +23,30 @@ from stepsnet.tasks.classification.sources import SOURCES
 # The same values on every machine and run; `pytest --hypothesis-profile=default` draws new ones
 hypothesis.settings.register_profile("repeatable", derandomize=True)
 hypothesis.settings.load_profile("repeatable")
+
+
+def draw_the_same_numbers():
+    """A test that passes on one machine passes on the next, and after any other test."""
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
+
+
+def pytest_collectstart(collector):
+    """What a test file draws on its import."""
+    draw_the_same_numbers()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    """What fixtures draw."""
+    draw_the_same_numbers()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_call(item):
+    """What a test draws, whether or not it was the first to need its fixtures."""
+    draw_the_same_numbers()
 
 
 def pytest_pyfunc_call(pyfuncitem):
