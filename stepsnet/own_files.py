@@ -1,7 +1,8 @@
 """Files that we write into a folder of the user's, by their checksums, so that nobody else's are replaced.
 
 ``.stepsnet.sha256`` in that folder lists them, as ``sha256sum --check`` reads it. A file that is not listed there, or
-that was changed since, is somebody's own.
+that was changed since, is somebody's own. Each is listed before it is written, so that it is known as ours wherever
+the process is killed.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -16,9 +18,11 @@ from pathlib import Path
 from .errors import UserError
 from .files import write_atomically
 
-__all__ = ["LIST", "NotOurFile", "write_own_files"]
+__all__ = ["LIST", "NotOurFile", "OwnFiles", "write_own_files"]
 
 LIST = ".stepsnet.sha256"
+
+_UNESCAPED = {"n": "\n", "r": "\r"}
 
 
 class NotOurFile(UserError):
@@ -47,6 +51,36 @@ def write_own_files(
     """
     with _alone_in(folder):
         _write_own_files(folder, contents, outdated, force, how_to_replace)
+
+
+class OwnFiles:
+    """Those of a folder and of what is below it, for a caller that writes one after the other."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self._ours = _read(folder)
+        self._written: dict[str, set[str]] = {}
+
+    def has(self, path: Path) -> bool:
+        """Whether a file is ours, and as it was written."""
+        return _sum_of(path) in self._ours.get(self._name(path), set())
+
+    def write(self, path: Path, content: bytes) -> None:
+        """Write a file, whatever is there. Raises UserError where it cannot be written."""
+        name, sums = self._name(path), {hashlib.sha256(content).hexdigest()}
+        with _alone_in(self.folder):
+            _append(self.folder, {name: sums})
+        write_atomically(path, content)
+        self._ours[name] = self._written[name] = sums
+
+    def settle(self) -> None:
+        """List what was written by its last checksum alone."""
+        if self._written:
+            with _alone_in(self.folder):
+                _write(self.folder, _read(self.folder) | self._written)
+
+    def _name(self, path: Path) -> str:
+        return Path(os.path.relpath(path, self.folder)).as_posix()
 
 
 @contextmanager
@@ -82,7 +116,7 @@ def _write_own_files(
             f"expected another place, or it moved away{replaces}"
         )
     gone = [name for name in outdated if there[name] and is_ours(name)]
-    # before the first of them: where this process is killed, each file on the disk is either of these
+    # where this process is killed, each file on the disk is either of these
     _write(folder, ours | {name: ours.get(name, set()) | {new[name]} for name in new})
     for name, content in contents.items():
         if there[name] != new[name]:
@@ -106,15 +140,35 @@ def _sum_of(path: Path) -> str | None:
 def _read(folder: Path) -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     try:
-        lines = (folder / LIST).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError):
+        lines = os.fsdecode((folder / LIST).read_bytes()).split("\n")
+    except OSError:
         return {}
     for line in lines:
-        checksum, _, name = line.partition("  ")
-        found.setdefault(name, set()).add(checksum)
+        checksum, _, name = line.removeprefix("\\").partition("  ")
+        if line.startswith("\\"):
+            name = re.sub(r"\\(.)", lambda escape: _UNESCAPED.get(escape[1], escape[1]), name)
+        if name:
+            found.setdefault(name, set()).add(checksum)
     return found
 
 
 def _write(folder: Path, sums: Mapping[str, set[str]]) -> None:
-    lines = [f"{checksum}  {name}\n" for name in sorted(sums) for checksum in sorted(sums[name])]
-    write_atomically(folder / LIST, "".join(lines))
+    write_atomically(folder / LIST, _lines(sums))
+
+
+def _append(folder: Path, sums: Mapping[str, set[str]]) -> None:
+    try:
+        with (folder / LIST).open("ab") as file:
+            file.write(_lines(sums))
+    except OSError as error:
+        raise UserError(f"cannot write {folder / LIST}: {error.strerror or error}") from error
+
+
+def _lines(sums: Mapping[str, set[str]]) -> bytes:
+    return os.fsencode("".join(_line(name, checksum) for name in sorted(sums) for checksum in sorted(sums[name])))
+
+
+def _line(name: str, checksum: str) -> str:
+    """As sha256sum has it, a line with a name that would break it begins with a backslash."""
+    escaped = name.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r")
+    return f"{'' if escaped == name else chr(92)}{checksum}  {escaped}\n"

@@ -1,6 +1,7 @@
 """Nothing that no report and no analysis has written is replaced; nothing that only a file has asked for is fetched."""
 
 import shutil
+import subprocess
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -10,7 +11,7 @@ from stepsnet.cli import main
 from stepsnet.consent import fetched_by
 from stepsnet.errors import UserError
 from stepsnet.overrides import override, to_yaml
-from stepsnet.own_files import LIST, write_own_files
+from stepsnet.own_files import LIST, OwnFiles, write_own_files
 from stepsnet.recipes import find_recipe
 from stepsnet.report import write_report
 
@@ -40,6 +41,54 @@ def test_pages_that_are_written_at_once_stay_ours(tmp_path):
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(write, range(64)))
     write(-1)
+
+
+NAMES = (
+    "a.png",
+    "b/a.png",
+    "two\nlines",
+    "back\\slash",
+    "back\\nslash",
+    "carriage\rreturn",
+    "form\x0cfeed",
+    "\udcff.png",
+)
+
+
+def test_files_of_any_name_are_known_as_ours_until_they_are_changed(tmp_path):
+    own = OwnFiles(tmp_path)
+    for content in (b"first", b"second"):
+        for name in NAMES:
+            own.write(tmp_path / name, content)
+    found = OwnFiles(tmp_path)  # also where nothing came behind the last of them
+    assert all(found.has(tmp_path / name) for name in NAMES)
+    own.settle()
+    assert (tmp_path / LIST).read_bytes().count(b"\n") == len(NAMES)
+    check = subprocess.run(["sha256sum", "--check", "--strict", "--quiet", LIST], cwd=tmp_path, capture_output=True)
+    assert check.returncode == 0, check.stderr
+    for name in NAMES:
+        (tmp_path / name).write_bytes(b"first")
+        assert not OwnFiles(tmp_path).has(tmp_path / name)
+        (tmp_path / name).unlink()
+        assert not OwnFiles(tmp_path).has(tmp_path / name)
+    assert not OwnFiles(tmp_path).has(tmp_path / LIST)
+
+
+def test_a_file_is_listed_before_it_is_written(tmp_path, monkeypatch):
+    """So a process that is killed between leaves no file that the next takes for somebody else's."""
+    own = OwnFiles(tmp_path)
+    own.write(tmp_path / "a.png", b"first")
+
+    def killed_behind(path, content):
+        path.write_bytes(content)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("stepsnet.own_files.write_atomically", killed_behind)
+    with pytest.raises(KeyboardInterrupt):
+        own.write(tmp_path / "a.png", b"second")
+    assert (tmp_path / "a.png").read_bytes() == b"second" and OwnFiles(tmp_path).has(tmp_path / "a.png")
+    (tmp_path / "a.png").write_bytes(b"first")  # where it was killed before it
+    assert OwnFiles(tmp_path).has(tmp_path / "a.png")
 
 
 @pytest.mark.parametrize("name", MINE)

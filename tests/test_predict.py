@@ -57,7 +57,9 @@ def test_folders_of_folders_in_order_each_picture_once(run, tmp_path, monkeypatc
     assert main([*asked, "--top", "1"]) == 0 and len(json.loads(Path("found/predictions.json").read_text())) == 4
     Path("found/predictions.json").write_text("changed by hand")
     capsys.readouterr()
-    assert main(asked) == 2 and "is there, and predict did not write it; --force replaces it" in capsys.readouterr().err
+    assert (
+        main(asked) == 2 and "is there, and stepsnet did not write it; --force replaces it" in capsys.readouterr().err
+    )
     assert Path("found/predictions.json").read_text() == "changed by hand"
     assert main([*asked, "--force"]) == 0 and Path("found/predictions.json").read_text().startswith("[")
     with Outputs(tmp_path / "in" / "drawn", tmp_path).reserved([]) as outputs:
@@ -74,7 +76,7 @@ def test_folders_of_folders_in_order_each_picture_once(run, tmp_path, monkeypatc
     shutil.rmtree(tmp_path / "in" / "a")
     for name in ("2.png", "10.png"):
         (tmp_path / "in" / name).unlink()
-    assert main(["predict", run, "in"]) == 2 and "in has what predict has written, exp" in capsys.readouterr().err
+    assert main(["predict", run, "in"]) == 2 and "in has what stepsnet has written, exp" in capsys.readouterr().err
 
 
 def test_an_image_of_a_folder_that_cannot_be_read_is_left_out_and_one_by_name_refused(run, tmp_path, capsys):
@@ -148,8 +150,8 @@ def test_nothing_of_anybody_else_is_replaced(tmp_path):
     with Outputs(theirs.parent, tmp_path, force=True).reserved([theirs]) as outputs:
         outputs.write(theirs, "ours")
     again = Outputs(theirs.parent, tmp_path)
-    assert again.wrote(theirs) and not again.wrote(picture)
+    assert again.own.has(theirs) and not again.own.has(picture)
     with pytest.raises(KeyboardInterrupt), again.reserved([theirs, theirs.with_name("c.png")]):
         again.write(theirs.with_name("c.png"), b"of a run that was interrupted")
         raise KeyboardInterrupt
-    assert Outputs(theirs.parent, tmp_path).wrote(theirs.with_name("c.png"))
+    assert Outputs(theirs.parent, tmp_path).own.has(theirs.with_name("c.png"))

@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         help="for results, in folders as the inputs are (default: predictions, where images are drawn)",
     )
-    parser.add_argument("--force", action="store_true", help="replace files that predict did not write itself")
+    parser.add_argument("--force", action="store_true", help="replace files that stepsnet did not write itself")
     parser.add_argument("--least", type=float, default=0.5, help="score from which an object is drawn (default: 0.5)")
     parser.add_argument("--json", action="store_true")
 
@@ -93,7 +93,7 @@ def _find(arguments: Sequence[str]) -> tuple[list[Path], set[Path], Path | None]
     """The images that files, folders and patterns stand for, each once, those that were found in folders alone, and
     the folder that all of them are in.
 
-    What predict has written itself is none of its inputs.
+    What stepsnet has written itself is none of its inputs.
     """
     from ..tasks.images import find_images
     from ..tasks.outputs import common_folder, without_outputs
@@ -110,7 +110,7 @@ def _find(arguments: Sequence[str]) -> tuple[list[Path], set[Path], Path | None]
         all_images, others = find_images(match)
         images = without_outputs(all_images)
         if not images:
-            has = "what predict has written" if all_images else _of_other_kinds(others) if others else ""
+            has = "what stepsnet has written" if all_images else _of_other_kinds(others) if others else ""
             got = f"has {has}" if has else "is empty"
             raise UserError(f"predict: the folder {match} {got}, expected images in it or below it")
         if others:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -11,12 +9,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ..errors import UserError
-from ..files import write_atomically
-from ..reading import read_json
+from ..own_files import LIST, OwnFiles
 
 __all__ = ["Outputs", "common_folder", "without_outputs"]
 
-_INDEX = ".stepsnet-written.json"  # in the folder: the checksum of each file that was written there
 _LONGEST_NAME = 255  # bytes, of a file on nearly every file system
 
 
@@ -26,20 +22,20 @@ def common_folder(places: Sequence[Path]) -> Path:
 
 
 def without_outputs(files: Sequence[Path]) -> list[Path]:
-    """The files that predict has not written itself, into whatever folder above them."""
+    """The files that stepsnet has not written itself, into whatever folder above them."""
     folders = {parent for file in files for parent in file.absolute().parents}
-    known = {folder: Outputs(folder, folder) for folder in folders if (folder / _INDEX).exists()}
+    known = {folder: OwnFiles(folder) for folder in folders if (folder / LIST).exists()}
     return [
         file
         for file in files
-        if not any(known[parent].wrote(file.absolute()) for parent in file.absolute().parents if parent in known)
+        if not any(known[parent].has(file.absolute()) for parent in file.absolute().parents if parent in known)
     ]
 
 
 class Outputs:
     """Paths for the results of input files, none of which takes the place of what somebody else has put there.
 
-    A file that predict wrote, and that is still as it was written, may be replaced.
+    A file that stepsnet wrote, and that is still as it was written, may be replaced.
     """
 
     def __init__(self, folder: Path, root: Path, force: bool = False):
@@ -50,7 +46,7 @@ class Outputs:
             force: replace what is there, but never an input.
         """
         self.folder, self.root, self.force = folder, root, force
-        self.written = self._read_index()
+        self.own = OwnFiles(folder)
 
     def paths(self, files: Sequence[Path], ending: str) -> list[Path]:
         """A path for each file: its own, relative to the root, with another ending in the place of its suffix.
@@ -67,10 +63,10 @@ class Outputs:
 
     @contextmanager
     def reserved(self, paths: Sequence[Path], inputs: Sequence[Path] = ()) -> Iterator[Outputs]:
-        """Check that these may be written, before the block writes them; behind it they are known as ours.
+        """Check that these may be written, before the block writes them.
 
         Raises:
-            UserError: one of them has too long a name, is an input, or is there and is not what predict wrote, and
+            UserError: one of them has too long a name, is an input, or is there and is not what stepsnet wrote, and
                 ``force`` is not given.
         """
         given = {os.path.realpath(file) for file in inputs}
@@ -79,33 +75,12 @@ class Outputs:
                 raise UserError(f"predict: {path.name} has {length} bytes, expected a name of at most {_LONGEST_NAME}")
             if os.path.realpath(path) in given:
                 raise UserError(f"predict: {path} is an input, expected another folder for --out")
-            if os.path.lexists(path) and not self.force and not self.wrote(path):
-                raise UserError(f"predict: {path} is there, and predict did not write it; --force replaces it")
-        before = dict(self.written)
+            if os.path.lexists(path) and not self.force and not self.own.has(path):
+                raise UserError(f"predict: {path} is there, and stepsnet did not write it; --force replaces it")
         try:
             yield self
         finally:
-            if self.written != before:
-                write_atomically(self.folder / _INDEX, json.dumps(self._read_index() | self.written, indent=1) + "\n")
+            self.own.settle()
 
     def write(self, path: Path, content: str | bytes) -> None:
-        write_atomically(path, content)
-        data = content.encode() if isinstance(content, str) else content
-        self.written[self._name(path)] = hashlib.sha256(data).hexdigest()
-
-    def wrote(self, path: Path) -> bool:
-        """Whether predict wrote this file, and it is as it was written."""
-        checksum = self.written.get(self._name(path))
-        try:
-            return checksum is not None and hashlib.sha256(path.read_bytes()).hexdigest() == checksum
-        except OSError:
-            return False
-
-    def _name(self, path: Path) -> str:
-        return Path(os.path.relpath(path, self.folder)).as_posix()
-
-    def _read_index(self) -> dict[str, str]:
-        try:
-            return read_json(self.folder / _INDEX, "predict", dict)
-        except UserError:  # none yet, or none that can be read: nothing is known as ours
-            return {}
+        self.own.write(path, content.encode() if isinstance(content, str) else content)
