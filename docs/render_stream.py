@@ -9,6 +9,7 @@ from render_parts import FIGURES, read_study, table_of_numbers
 
 from stepsnet.report.figure import in_style, make_panels
 from stepsnet.study.declare import Study
+from stepsnet.study.run_plan import a_final, recipe_of
 from stepsnet.study.verdict import finals_of
 from stepsnet.summary_stats import format_mean_std
 
@@ -23,9 +24,13 @@ def stream_table(name: str, *cells: str) -> str:
         finals = _measured(study, cell, results)
         gamma, gradient = _recorded(finals, "gamma"), _recorded(finals, "gradient")
         at_end = [of_seed[0] / of_seed[-1] for of_seed in gradient[max(gradient)]]
+        widths = recipe_of(study, a_final(study, study.cell(cell, "stream"), "")).model.args["widths"]
+        per_channel = [ratio * (widths[-1] / widths[0]) ** 0.5 for ratio in at_end]  # they are over what a block reads
+        gradients = [format_mean_std(ratios, ".1f") for ratios in (at_end, per_channel)]
         after_last = [format_mean_std([of_seed[-1] for of_seed in of_seeds], ".2f") for of_seeds in gamma.values()]
-        rows.append([_label(study, cell), str(len(finals)), *after_last, format_mean_std(at_end, ".1f")])
-    headers = ["", "seeds", *(f"γ, update {update:,}" for update in gamma), "gradient, first / last block"]
+        rows.append([_label(study, cell), str(len(finals)), *after_last, *gradients])
+    headers = ["", "seeds", *(f"γ, update {update:,}" for update in gamma)]
+    headers += ["gradient, first / last block", "per channel"]
     return f"{table_of_numbers(headers, rows)}\n\n{_figure_line(study)}"
 
 

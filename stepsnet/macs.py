@@ -52,10 +52,12 @@ def on_meta(model: nn.Module, with_hooks: bool = False) -> nn.Module:
         if not with_hooks:
             memo |= {id(hooks): type(hooks)() for name, hooks in attributes.items() if name in HOOKS}
         for tensor in tree_leaves(attributes):
-            # a number stays: it is at home on any device, and a model may read it
-            if isinstance(tensor, nn.Parameter) or (isinstance(tensor, Tensor) and tensor.dim()):
-                there = tensor.detach().to("meta")
-                memo[id(tensor)] = nn.Parameter(there, False) if isinstance(tensor, nn.Parameter) else there
+            if isinstance(tensor, nn.Parameter):
+                memo[id(tensor)] = nn.Parameter(tensor.detach().to("meta"), False)
+            elif isinstance(tensor, Tensor) and tensor.dim():
+                memo[id(tensor)] = tensor.detach().to("meta")
+            elif isinstance(tensor, Tensor):  # a model may read a number, and the CPU's go with those of any device
+                memo[id(tensor)] = tensor.detach().clone() if tensor.is_meta else tensor.detach().cpu().clone()
     copied: Any = copy.deepcopy(model, memo).eval()
     for module in copied.modules():
         config: Any = getattr(module, "config", None)

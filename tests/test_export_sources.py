@@ -13,7 +13,7 @@ import stepsnet
 from stepsnet.cli import main
 from stepsnet.config import ClassificationRecipe, ModelSpec
 from stepsnet.deploy.sessions import open_session
-from stepsnet.deploy.source import find_source
+from stepsnet.deploy.source import described, find_source
 from stepsnet.errors import UserError
 from stepsnet.models.build import build_model
 from stepsnet.recipes import find_recipe
@@ -72,6 +72,14 @@ def test_what_nobody_knows_is_said_until_it_is_told(tmp_path):
     assert "does not say how pictures become inputs" in find_source("test_vit", **given, about=about).notes[0]
     about |= {"mean": (0.5,) * 3, "std": (0.5,) * 3}
     assert not find_source("test_vit", **given, about=about).notes
+
+
+def test_names_of_the_weights_classes_go_with_their_number():
+    model = timm.create_model("test_vit", num_classes=3, pretrained_cfg_overlay={"label_names": ["a", "b", "c"]})
+    assert described("vit", model, True, {}).use.classes == ["a", "b", "c"]
+    for classes in (2, 0):  # a head of other classes, and none
+        model.reset_classifier(classes)
+        assert described("vit", model, True, {}).use.classes is None
 
 
 def test_maps_of_a_model_of_one_size():

@@ -135,6 +135,9 @@ def test_positions_windows_and_channels_are_resized(tmp_path):
             assert torch.equal(model.pos_embed[:, :1], vit.pos_embed[:, :1])
         torch.testing.assert_close(model.patch_embed.proj.weight, vit.patch_embed.proj.weight.sum(1, keepdim=True))
         assert cells(table)["pos_embed"] == ["", str(model.pos_embed.numel()), "", ""]
+    registers = timm.create_model("test_vit", img_size=32, reg_tokens=2)
+    start_from(registers, saved(tmp_path, vit))  # behind the class's token
+    assert torch.equal(registers.pos_embed[:, :1], vit.pos_embed[:, :1]) and not registers.pos_embed[:, 1:3].any()
     color = timm.create_model("test_vit", img_size=32)
     start_from(color, saved(tmp_path, model))  # from one channel to three, and to a class token
     grey = torch.randn(1, 1, 32, 32)

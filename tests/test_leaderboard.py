@@ -90,20 +90,25 @@ def test_a_leaderboard_says_what_is_there_and_what_is_not(pages, tmp_path):
     assert ours[:3] == ["ours", "–", "61.0 ± 1.4 (not converged)"]  # the best first, though declared second
     assert plain[:3] == ["plain", "40.0 (1 of 2 seeds)", "50.5 ± 0.7"]
     assert mhc[:3] == ["mhc", "–", "in tuning, 2 runs"] and laurel[:3] == ["laurel", "–", "not yet run"]
-    assert plain[3:] == ["12.00 k", "3.00 M", "1.00", "arXiv 1603.05027"] and laurel[3:5] == ["—", "—"]
+    assert plain[3:] == ["0.002", "12.00 k", "3.00 M", "1.00", "arXiv 1603.05027"] and laurel[3:6] == ["–", "—", "—"]
     # 5 blocks of 8 and 3 of 16, of 6 + (sources + 1), and the step between; against 8 blocks of 16, of 6
     first, second = sum(6 + i + 2 for i in range(1, 6)), sum(6 + i + 2 for i in range(1, 4))
-    assert float(ours[5]) == pytest.approx((8 * first + 16 * second + 2 * 16) / (6 * 8 * 16), abs=0.005)
-    assert ours[6] == "arXiv 2511.14329, arXiv 2402.02622"
+    assert float(ours[6]) == pytest.approx((8 * first + 16 * second + 2 * 16) / (6 * 8 * 16), abs=0.005)
+    assert ours[7] == "arXiv 2511.14329, arXiv 2402.02622"
     few = [*CONTENDERS[:2], {**CONTENDERS[2], "points": {4: CONTENDERS[2]["points"][8]}}]  # none where costs are given
     (tmp_path / "few").mkdir()
     of_few = find_study(str(declared(tmp_path / "few", contenders=few, criteria=[], claims=[])))
     table = leaderboard(of_few, {record["run"]: record for record in found if record["contender"] != "mhc"})
     mhc = next(line for line in table.splitlines() if line.startswith("| mhc"))
-    assert mhc.strip("| ").split(" | ")[2:6] == ["–"] * 4
+    assert mhc.strip("| ").split(" | ")[2:7] == ["–"] * 5
+    assert not [line for line in lines if line.startswith("Diverged in tuning")]
     lost = list(records(Cell("steps", 8), [60.0, 62.0]))
     del lost[-1]["metrics"]  # one seed more, which has diverged
     keep(study, lost, tmp_path)
+    exploded = [{**one, "diverged": "a loss of NaN"} for one in records(Cell("mhc", 8), [], rates=(0.002,))]
+    del exploded[0]["metrics"]
+    keep(study, exploded, tmp_path)
+    assert "\n\nDiverged in tuning, by rate: mhc at 8 blocks with 0.002.\n" in module.leaderboard_table(study)
     first, second = (line.strip("| ").split(" | ") for line in module.leaderboard_table(study).splitlines()[2:4])
     assert first[0] == "plain" and second[:3] == ["ours", "–", "60.0 (1 of 2 diverged)"]  # worse than any score
     assert lines[-1] == "![Test top-1 accuracy by blocks, a curve a contender](figures/toy.png)"
@@ -173,8 +178,8 @@ def test_until_the_last_point_is_run_the_one_before_ranks(pages, tmp_path):
     keep(study, found, tmp_path)
     rows = module.leaderboard_table(study).splitlines()[2:]
     assert [row.split(" | ")[0].strip("| ") for row in rows[:2]] == ["other", "plain"]
-    assert all(row.split(" | ")[3:6] == ["12.00 k", "3.00 M", "1.00"] for row in rows[:2])  # its costs too
-    assert "Ranks and costs are of 4 blocks;" in "".join(rows)
+    assert all(row.split(" | ")[3:7] == ["0.002", "12.00 k", "3.00 M", "1.00"] for row in rows[:2])  # its costs too
+    assert "Ranks, rates and costs are of 4 blocks;" in "".join(rows)
     keep(study, records(Cell("plain", 8), [60.0]), tmp_path)  # one run of one of them does not rank them anew
     rows = module.leaderboard_table(study).splitlines()[2:]
     assert [row.split(" | ")[0].strip("| ") for row in rows[:2]] == ["other", "plain"]
@@ -188,7 +193,7 @@ def test_while_no_point_is_complete_the_one_with_most_runs_ranks(pages, tmp_path
     keep(study, records(Cell("plain", 8), [60.0]), tmp_path)
     rows = module.leaderboard_table(study).splitlines()[2:]
     assert [row.split(" | ")[0].strip("| ") for row in rows[:2]] == ["other", "plain"]
-    assert "Ranks and costs are of 4 blocks;" in "".join(rows)
+    assert "Ranks, rates and costs are of 4 blocks;" in "".join(rows)
 
 
 def test_pages_are_of_what_is_declared(pages, tmp_path):

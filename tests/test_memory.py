@@ -9,7 +9,7 @@ import pytest
 import timm
 import torch
 
-import stepsnet  # noqa: F401 - registers the models with timm
+import stepsnet
 from stepsnet.analysis.memory import activation_bytes, plan_memory, states_memory
 from stepsnet.analysis.speed import measured_peak
 from stepsnet.cli import main
@@ -107,6 +107,12 @@ def test_activations_are_linear_in_the_batch_and_the_model_is_left_alone():
     assert not model.training and all(p.grad is None for p in model.parameters())
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     assert all("forward" not in vars(module) for module in model.modules())
+
+
+def test_a_compiled_model_whose_rates_are_plain_tensors():
+    model = timm.create_model("test_vit", img_size=32, drop_path_rate=0.2)
+    expected = activation_bytes(model, (3, 32, 32), 2)
+    assert activation_bytes(stepsnet.optimize(model, "training"), (3, 32, 32), 2) == pytest.approx(expected, rel=0.1)
 
 
 def test_the_command_for_machines_and_people(capsys):

@@ -411,6 +411,27 @@ def test_an_optimized_model_gives_the_same(family, compile):
         optimized.load_state_dict(model.state_dict())
 
 
+class _Scaled(torch.nn.Module):
+    """A number in a buffer, as Gemma's embedding has it."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.fc = torch.nn.Linear(width, width)
+        self.register_buffer("scale", torch.tensor(0.5))
+
+    def forward(self, x):
+        return x + self.scale * self.fc(x)
+
+
+def test_a_model_with_a_number_in_a_buffer_can_be_put_in_steps():
+    model = torch.nn.Sequential(*(_Scaled(32) for _ in range(4))).to(DEVICE)
+    x = torch.randn(2, 5, 32, device=DEVICE)
+    generator = torch.get_rng_state() if ON_CPU else torch.cuda.get_rng_state()
+    assert stepsnet.describe_stepify(model, 2, example=x).streams
+    assert torch.equal(generator, torch.get_rng_state() if ON_CPU else torch.cuda.get_rng_state())
+    assert stepsnet.stepify(model, 2, example=x)(x).device == x.device
+
+
 @pytest.mark.skipif(ON_CPU, reason="it asks whether a graph can be captured")
 @pytest.mark.parametrize("name", ["test_steps_deit", "test_steps_swin", "test_steps_resnet"])
 def test_inference_can_be_captured_in_a_graph(name):

@@ -678,6 +678,45 @@ def test_streams_beside_each_other_are_not_left_out_for_layers_that_change_the_w
     assert [one.gamma for one in found[:2]] == pytest.approx(by_hand, rel=1e-4)
 
 
+class _TwoContainers(nn.Module):
+    """An encoder and a decoder of one shape; the decoder's input is the encoder's output only where it is asked."""
+
+    def __init__(self, apart):
+        super().__init__()
+        self.apart = apart
+        self.encoder, self.decoder = (nn.Sequential(*(_Block(16) for _ in range(2))) for _ in range(2))
+
+    def forward(self, x):
+        state = self.encoder(x)
+        return self.decoder(state.flip(1) - 1 if self.apart else state).sum()
+
+
+@pytest.mark.parametrize("apart", [True, False])
+def test_a_stream_goes_on_into_another_container_where_it_is_handed_on(apart):
+    model, x = _TwoContainers(apart), torch.randn(2, 5, 16)
+    found = measure_stream(model, lambda model: model(x))
+    with torch.no_grad():
+        state = model.encoder(x)
+        begins = state.flip(1) - 1 if apart else x
+        by_hand = sigma(begins, -1) / sigma(model.decoder(state.flip(1) - 1 if apart else state), -1)
+    assert found[-1].gamma == pytest.approx(by_hand, rel=1e-4)
+    if apart:  # as in the same model as a StepsNet of one step
+        stepped = measure_stream(stepify(model, 1, example=x), lambda model: model(x))
+        assert [one.gamma for one in stepped] == pytest.approx([one.gamma for one in found], rel=1e-4)
+
+
+class _InPlace(_Block):
+    def forward(self, x):
+        x += self.linear(self.norm(x.relu()))
+        return x
+
+
+def test_blocks_that_write_into_their_input_are_refused():
+    model, x = nn.Sequential(nn.Linear(16, 16), nn.Sequential(*(_InPlace(16) for _ in range(3)))), torch.randn(2, 16)
+    with pytest.raises(UserError, match=r"analyze: 1\.0 \(_InPlace\) changes what it is called with, expected blocks"):
+        measure_stream(model, lambda model: model(x).sum())
+
+
 def test_a_part_of_joined_steps_without_the_first_block_of_a_stream_is_refused():
     stepped = stepify(timm.create_model("test_vit"), 2)
     stepped.blocks = connect(stepped.blocks, "value_residual")

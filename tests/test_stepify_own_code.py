@@ -293,6 +293,56 @@ def test_rates_are_spread_anew_over_blocks_that_take_turns(depth):
     assert [block.number for block in blocks][:1] == [0] and max(block.number for block in blocks) == depth - 1
 
 
+def test_blocks_that_are_special_at_both_ends_stay_there():
+    """The last like the first, as of global attention at both ends, is no period of the others' number."""
+    stepsnet.register_block(Told, lambda block, w, heads: Told(w, block.told))
+    model = nn.Sequential(*(Told(32, told) for told in ("ends", "between", "between", "between", "between", "ends")))
+    blocks = stepsnet.stepify(model, plan={"widths": (16, 32), "depths": (6, 4)}, example=X).blocks
+    assert [block.told for block in blocks] == ["ends", *["between"] * 8, "ends"]
+
+
+class Spectral(Residual):
+    """A block with a norm of another type than the rest, and with weights and a buffer of complex numbers."""
+
+    def __init__(self, width):
+        super().__init__(width)
+        self.norm = nn.LayerNorm(width)
+        del self.fc
+        self.fc = nn.Linear(width, width)
+        self.weight = nn.Parameter(torch.ones(width, dtype=torch.complex64))
+        self.register_buffer("turn", torch.full((1,), 1j))
+
+    def forward(self, x):
+        spectrum = (self.turn * self.weight * self.norm(x.float())).imag  # of the weights alone
+        return x + self.fc(spectrum.to(self.fc.weight.dtype)).to(x.dtype)
+
+
+@pytest.mark.parametrize("register", [True, False])
+def test_each_tensor_of_a_new_block_has_the_type_of_its_namesake(register):
+    model = nn.Sequential(*(Spectral(32) for _ in range(4)))
+    for block in model:
+        block.fc.to(torch.bfloat16)
+    if register:
+        stepsnet.register_block(Spectral, lambda block, width, heads: Spectral(width))
+    ours = stepsnet.stepify(model, 2, plan=PLAN, example=X)
+    types = {name: tensor.dtype for name, tensor in model[0].state_dict().items()}
+    assert {name: tensor.dtype for name, tensor in ours.blocks[0].state_dict().items()} == types
+
+
+class KeepsItsMap(Residual):
+    def forward(self, x):
+        self.map = self.fc(x)
+        return x + self.map
+
+
+def test_declared_blocks_may_keep_what_a_pass_has_computed():
+    stepsnet.register_block(KeepsItsMap, lambda block, width, heads: KeepsItsMap(width), branches=["fc"])
+    model = residuals(kind=KeepsItsMap)
+    model(X)
+    assert stepsnet.stepify(model, 2, plan=PLAN, example=X)(X).shape == X.shape
+    assert stepsnet.residual.connect(model, "layer_scale", width=32)(X).shape == X.shape
+
+
 def test_two_blocks_that_differ_in_a_rate_alone_do_not_take_turns():
     stepsnet.register_block(Told, lambda block, w, heads: Told(w, block.told, 0, block.drop.p))
     model = nn.Sequential(Told(32, None), Told(32, None, 0, 0.2))

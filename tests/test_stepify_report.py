@@ -47,6 +47,8 @@ def test_a_small_stream_is_noticed():
     assert f"stream_scale={stream.suggested_scale:g} brings it to 1" in str(report)
     scaled = stepsnet.describe_stepify(model, 2, tokens=16, stream_scale=50.0)
     assert scaled.streams[0].sigma == pytest.approx(1.0, rel=0.05) and not scaled.streams[0].is_small
+    (doubled,) = stepsnet.describe_stepify(model, 2, tokens=16, stream_scale=2.0).streams  # of too small a scale
+    assert doubled.sigma == pytest.approx(0.04, rel=0.05) and doubled.suggested_scale == stream.suggested_scale
     assert report.before.blocks == 2 and report.after.layers == 8 * report.after.blocks + 1
 
 

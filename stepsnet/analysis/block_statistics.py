@@ -65,7 +65,8 @@ class StreamMeasurement:
 def summarize(blocks: Sequence[BlockStatistics]) -> dict[str, float]:
     """Mean, minimum and last value over the blocks of both γ; the last correlation; the ratio of the gradients.
 
-    Of the blocks that have run.
+    Of the blocks that have run. The gradients are norms over the channels that each block reads, of which a StepsNet's
+    first has fewer than its last.
     """
     blocks = [block for block in blocks if not math.isnan(block.gamma)] or blocks
     totals: dict[str, float] = {}

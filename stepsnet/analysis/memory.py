@@ -246,7 +246,8 @@ def _bytes(tensors: Iterable[Tensor]) -> int:
 
 def _fake_copy(model: nn.Module) -> nn.Module:
     """A copy in training mode whose tensors are fake: on the CPU, without memory."""
-    fakes: dict[int, Any] = {id(buffer): _fake(buffer) for buffer in model.buffers()}
+    held = (value for module in model.modules() for value in tree_leaves(vars(module)))  # buffers among them
+    fakes: dict[int, Any] = {id(value): _fake(value) for value in held if isinstance(value, Tensor)}
     for parameter in model.parameters():
         fakes[id(parameter)] = nn.Parameter(_fake(parameter), parameter.requires_grad)
     return copy.deepcopy(model, fakes).train()  # deepcopy does not copy what this memo holds

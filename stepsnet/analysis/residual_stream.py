@@ -92,6 +92,8 @@ def observe_stream(model: nn.Module, loss_scale: float = 1.0) -> Iterator[list[B
             stack.callback(embedding.register_forward_hook(observer.after_embedding).remove)
         for index, module in enumerate(modules):
             hook = partial(observer.after_block, index)
+            before = partial(observer.before_block, index)
+            stack.callback(module.register_forward_pre_hook(before, with_kwargs=True).remove)
             stack.callback(module.register_forward_hook(hook, with_kwargs=True).remove)
         stack.callback(model.register_forward_hook(observer.after_model).remove)
         stack.callback(observer.forget)

@@ -59,13 +59,15 @@ class Stage:
 class Stream:
     """Standard deviations over channels where a stream begins, untrained, on the example or on random inputs.
 
-    ``sigma`` is that of what enters the stream, ``branch`` that of what the first block adds.
+    ``sigma`` is that of what enters the stream, behind its ``stream_scale``, ``branch`` that of what the first block
+    adds.
     """
 
     path: str
     sigma: float
     branch: float
     passes: int = 1  # how often the model runs these blocks; the first time counts
+    stream_scale: float = 1.0
 
     @property
     def is_small(self) -> bool:
@@ -74,7 +76,8 @@ class Stream:
     @property
     def suggested_scale(self) -> float | None:
         """A ``stream_scale`` that brings sigma to 1, where the stream is small."""
-        return float(f"{1 / self.sigma:.2g}") if self.is_small and self.sigma > 0 and self.passes == 1 else None
+        is_asked = self.is_small and self.sigma > 0 and self.passes == 1
+        return float(f"{self.stream_scale / self.sigma:.2g}") if is_asked else None
 
 
 @dataclass(frozen=True)
@@ -136,14 +139,14 @@ def _readable(field: str, value: int) -> str:
 def describe_stepify(model: nn.Module | str, steps: int = 3, **options: Any) -> StepifyReport:
     """What :func:`stepsnet.stepify` makes of a model with the same arguments, before anything is trained.
 
-    Random weights are those of seed 0; torch's own generator is left as it is. The stream is that of the ``example``,
-    where it has values: not of one that is meta, constant or not finite, which stands for its shape alone. With a
-    design it is that of the same steps without it.
+    Random weights are those of seed 0; torch's own generators are left as they are. The stream is that of the
+    ``example``, where it has values: not of one that is meta, constant or not finite, which stands for its shape alone.
+    With a design it is that of the same steps without it.
 
     Raises:
         UserError: as stepify.
     """
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []):
         torch.manual_seed(0)
         plain, example, options = model_and_example(model, options)
         generator, design = torch.get_rng_state(), options.get("residual", "plain")
@@ -244,23 +247,24 @@ def _streams(model: Any, example: Example) -> tuple[Stream, ...]:
     begins = _first_blocks(model)
     found: dict[str, Stream] = {}
 
-    def note(path: str, dim: int):
+    def note(path: str, dim: int, scale: float):
         def hook(block: nn.Module, args: tuple[Any, ...], output: Any) -> None:
             if path in found:
                 found[path] = replace(found[path], passes=found[path].passes + 1)
                 return
             width = getattr(block, "read_width", args[0].shape[dim])
-            before = args[0] * getattr(block, "stream_scale", 1.0)
+            before = args[0] * getattr(block, "stream_scale", 1.0)  # a layer of transformers applies it itself
             after = output[0] if isinstance(output, tuple) else output
             added = (after - before).narrow(dim, 0, width)
-            found[path] = Stream(path, _sigma(before.narrow(dim, 0, width), dim), _sigma(added, dim))
+            sigma = _sigma(before.narrow(dim, 0, width), dim)
+            found[path] = Stream(path, sigma, _sigma(added, dim), stream_scale=scale)
 
         return hook
 
     args, kwargs = _batch(model, example)
     with ExitStack() as stack:
-        for path, (block, dim) in begins.items():
-            stack.callback(block.register_forward_hook(note(path, dim)).remove)
+        for path, (block, dim, scale) in begins.items():
+            stack.callback(block.register_forward_hook(note(path, dim, scale)).remove)
         try:
             model(*args, **kwargs)
         except ValueError:  # one value per channel, as of one row
@@ -270,13 +274,14 @@ def _streams(model: Any, example: Example) -> tuple[Stream, ...]:
     return tuple(found.values())
 
 
-def _first_blocks(model: Any) -> dict[str, tuple[nn.Module, int]]:
-    """The first block of each stream of several steps, by the path of its container."""
+def _first_blocks(model: Any) -> dict[str, tuple[nn.Module, int, float]]:
+    """The first block of each stream of several steps by the path of its container, with its dim and stream_scale."""
     if is_transformer_in_steps(model):
-        return {"": (blocks_of(model)[0], -1)}
+        first: Any = blocks_of(model)[0]
+        return {"": (first, -1, getattr(first, "stream_scale", 1.0))}
     paths = {module: path for path, module in model.named_modules()}
     streams = [one for one in step_sequences(model) if len(one.widths) > 1]
-    return {paths[one]: (list(one)[one.lead].block, one.dim) for one in streams}
+    return {paths[one]: (list(one)[one.lead].block, one.dim, one.stream_scale) for one in streams}
 
 
 def _batch(model: Any, example: Example) -> tuple[tuple[Any, ...], dict[str, Any]]:

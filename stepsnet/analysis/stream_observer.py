@@ -82,6 +82,8 @@ class StreamObserver:
         self.unread: dict[int, str] = {}  # what of a block's call is no stream
         self.scales_behind: dict[int, float] = {}  # of streams that begin behind a block, by its index
         self.added: int | None = None  # a block whose input the model adds to its output
+        self.adds_in_place: int | None = None  # a block that changes its input
+        self._versions: dict[int, list[tuple[Tensor, int]]] = {}  # of what a block is called with, by its index
         self._started_in = ""  # the container of the block that the stream began with
         self._latest: tuple[int, _Run] | None = None
         self._last_of: dict[str, _Run] = {}  # of each container
@@ -102,11 +104,18 @@ class StreamObserver:
     def after_model(self, *call: Any) -> None:
         self.is_over = self.is_over or bool(self.numbers)
 
+    def before_block(self, index: int, block: nn.Module, arguments: tuple, keywords: Mapping[str, Any]) -> None:
+        tensors = (value for value in (*arguments, *keywords.values()) if isinstance(value, Tensor))
+        self._versions[index] = [(tensor, _version(tensor)) for tensor in tensors]
+
     def after_block(
         self, index: int, block: nn.Module, arguments: tuple, keywords: Mapping[str, Any], output: Any
     ) -> None:
+        versions = self._versions.pop(index, [])
         if self.is_over or index in self.numbers:  # a second pass, or a recomputation
             return
+        if self.adds_in_place is None and any(_version(tensor) != version for tensor, version in versions):
+            self.adds_in_place = index
         of_stream: Callable[[Tensor], Tensor] = _as_it_is
         if isinstance(block, ConnectedBlock):  # its stream is several tensors, or one of several streams
             y = output[-1] if isinstance(output, tuple) else output  # what the gradient is taken of
@@ -145,6 +154,9 @@ class StreamObserver:
             latest, run = self._latest
             if run.is_added(x) and self.added is None:
                 self.added = latest
+            is_new = container not in self._last_of and self.containers[latest] != container
+            if is_new and not _same_memory(x, run.y):
+                self.stream = None  # that of a decoder behind an encoder, say
             if self._started_in != container and not self._is_stream(self._started_in):
                 self.stream = None  # what embeddings gave, say, is no stream that this one could be on
         if (last := self._last_of.get(container)) is not None:
@@ -184,6 +196,7 @@ class StreamObserver:
         """What it holds of a pass, whose graph holds its hooks."""
         self._latest = None
         self._last_of.clear()
+        self._versions.clear()
 
     def statistics(self) -> list[BlockStatistics]:
         """One entry per block in the order of execution; what did not run is between those that are beside it.
@@ -192,8 +205,14 @@ class StreamObserver:
 
         Raises:
             NoStream: no block has run, or what they are called with or return is no stream; the model adds a block's
-                input to its output, so that what the block returns is not the stream.
+                input to its output, so that what the block returns is not the stream; a block changes its input, of
+                which nothing is left then.
         """
+        if self.adds_in_place is not None:
+            raise NoStream(
+                f"analyze: {self.places[self.adds_in_place]} changes what it is called with, expected blocks that "
+                "leave it as it is: x = x + F(x) in place of x += F(x)"
+            )
         if self.added is not None:
             raise NoStream(
                 f"analyze: {self.name} adds what goes into {self.places[self.added]} to what comes out of it, expected "
@@ -282,6 +301,10 @@ def _channels_of(block: nn.Module, y: Tensor) -> int:
         return 1 if of_images else -1
     with_weights = (one for one in block.modules() if next(one.parameters(recurse=False), None) is not None)
     return 1 if next(with_weights, None) in of_images else -1  # a convolution may be inside, as in a Conformer's blocks
+
+
+def _same_memory(a: Tensor, b: Tensor) -> bool:
+    return a is b or a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
 
 
 def _version(x: Tensor) -> int:

@@ -67,7 +67,8 @@ def export(
         model: a run or its folder, the name of a model of timm or stepsnet, or a module that takes pictures.
         path: of the file; by default in the current folder, named after the run or the model.
         format: "onnx", "torch" or "openvino"; by default that of the path's suffix, .onnx, .pt2 or .xml, else ONNX.
-        features: four feature maps of strides 4, 8, 16 and 32 in place of a classifier's logits.
+        features: four feature maps of strides 4, 8, 16 and 32 in place of a classifier's logits. Those of a Swin, a
+            ViT, a DeiT or an EVA pass through a LayerNorm that is not trained, and a ViT's are resampled.
         weights: beside a model's name: a run, a file of weights, or ``timm:NAME``. Without it they are random.
         fixed_size: leave only the batch open, which can be faster.
         force: replace what is there.

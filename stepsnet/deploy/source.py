@@ -85,7 +85,9 @@ def find_source(
     """The model of a run's folder, of a name that timm or stepsnet know, or of a module.
 
     Args:
-        features: the four feature maps of a classifier's backbone in place of its logits.
+        features: the four feature maps of a classifier's backbone in place of its logits, as dense tasks start from
+            them: those of a Swin, a ViT, a DeiT or an EVA pass through a LayerNorm that is not trained, and those of
+            one stride are resampled to the strides 4 to 32.
         weights: beside a name, the file of weights, the run, or ``timm:NAME``.
         model_args: beside a name, the model's arguments.
         about: beside a name or a module: input_size, mean, std and classes, in place of what the model says.
@@ -215,10 +217,17 @@ def described(name: str, model: nn.Module, trained: bool, args: dict[str, Any], 
     if args.get("features_only"):
         return Source(name, name, model, _of_maps(shape, preprocessing), trained, tuple(notes))
     task = "segmentation" if hasattr(model, "decode_head") else "classification"
-    labels = (getattr(model, "pretrained_cfg", None) or {}).get("label_names")
     outputs = ("logits",) if getattr(model, "num_classes", 1) else ("features",)
-    use = Deployment(task=task, shape=shape, outputs=outputs, preprocessing=preprocessing, classes=labels)
+    use = Deployment(task=task, shape=shape, outputs=outputs, preprocessing=preprocessing, classes=_label_names(model))
     return Source(name, name, model, use, trained, tuple(notes))
+
+
+def _label_names(model: nn.Module) -> list[str] | None:
+    """Those of the weights that timm has loaded, unless the head has been replaced by one for other classes since."""
+    labels = (getattr(model, "pretrained_cfg", None) or {}).get("label_names")
+    if not isinstance(labels, (list, tuple)) or len(labels) != getattr(model, "num_classes", 0):
+        return None
+    return list(labels)
 
 
 def _with_stated(source: Source, about: dict[str, Any]) -> Source:

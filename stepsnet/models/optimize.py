@@ -37,7 +37,9 @@ def optimize(
     permuted as well, but where a head's width is no multiple of 8. Elsewhere, in deeper models and for training,
     ``compile`` compiles one block at a time, and the blocks of a width share their graphs; in inference on CUDA all of
     it is then replayed as a CUDA graph for each shape of input, up to eight, which helps small batches most
-    (docs/speed.md). Convolutional networks that train on a CPU keep their channels last instead.
+    (docs/speed.md). Convolutional networks that train on a CPU keep their channels last instead. For inference all but
+    the order of the channels and the blocks' own graphs works under ``torch.inference_mode()`` or ``torch.no_grad()``
+    alone; where gradients are on, the model runs as it was built.
 
     A weight that is written to in place, loaded or moved is noticed. What leaves no trace is not:
     on a CPU a write through ``.data``, such as ``weight.data.copy_(new)``, and a hook that is registered on a part of

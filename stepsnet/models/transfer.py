@@ -157,13 +157,15 @@ def resized(model: nn.Module, name: str, given: Tensor, own: Tensor) -> Tensor:
 
 
 def _resized_positions(given: Tensor, own: Tensor, grid: Sequence[int]) -> Tensor:
-    """(1, N, C): tokens such as the class's, where both have them, and a square grid that timm interpolates."""
+    """(1, N, C): the first tokens, such as the class's, where both have them; and a square grid, interpolated as timm
+    does it."""
     prefix, count = own.shape[1] - math.prod(grid), given.shape[1]
     found = next((n for n in (prefix, 0, 1, 2) if n < count and math.isqrt(count - n) ** 2 == count - n), None)
     if found is None:
         return given
     tokens = resample_abs_pos_embed(given[:, found:], list(grid), num_prefix_tokens=0)
-    before = given[:, :prefix] if found == prefix else given.new_zeros(1, prefix, given.shape[2])
+    before = given.new_zeros(1, prefix, given.shape[2])
+    before[:, : min(found, prefix)] = given[:, : min(found, prefix)]  # the class's is the first of both
     return torch.cat((before, tokens), dim=1)
 
 

@@ -86,7 +86,10 @@ def _caption(measurements: Sequence[LabelledMeasurement]) -> str:
     return sentence(
         f"At the last measurement, after the last block, γ of the whole stream is {values('gamma')}",
         f"γ of the part that the block reads is {values('gamma_read')}",
-        f"the gradient after the first block over that after the last is {join(ratios)}" if ratios else "",
+        f"the gradient after the first block over that after the last, each over the channels that the block reads, is "
+        f"{join(ratios)}"
+        if ratios
+        else "",
     )
 
 

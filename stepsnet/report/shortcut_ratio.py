@@ -22,8 +22,8 @@ _MAX_EPOCHS = 6  # curves in a panel
 _NAMES = {"gamma": "γ of the whole stream", "gamma_read": "γ of the part that is read"}
 _ABOUT = Markup(
     "γ<sub>l</sub> = σ<sub>0</sub>/σ<sub>l</sub> is the standard deviation of what enters the first block over that of "
-    "the features after block <i>l</i>. Near zero, later blocks receive little of the input, and little gradient "
-    "flows back to it. "
+    "the features after block <i>l</i>. Near zero, later blocks receive little of the input, and, as the paper argues, "
+    "little gradient flows back to it along the shortcut. "
 )
 _BOTH = (
     "Fig. 2 of the paper seems to draw γ of the whole stream. The part that is read is the channels that a block takes "

@@ -11,7 +11,7 @@ from ..analysis.design_costs import stream_traffic
 from ..config import ModelSpec
 from ..markdown import markdown_table
 from ..metrics import find_metric
-from ..report.words import count
+from ..report.words import count, join
 from ..residual import DESIGNS
 from ..summary_stats import format_mean_std
 from ..terminal import counted
@@ -55,22 +55,35 @@ def leaderboard(study: Study, results: Mapping[str, Mapping[str, Any]]) -> str:
     of_first, lines = traffic_of(first), []
     for contender in sorted(study.contenders, key=place):
         scores = [_score(study, rows.get((contender.title, point)), metric.spec) for point in points]
-        sizes = ["–"] * 3  # not declared
+        rate, sizes = "–", ["–"] * 3  # not declared
         if row := rows.get((contender.title, ranked_at)):
             traffic = traffic_of(contender)
             relative = f"{traffic / of_first:.2f}" if traffic and of_first else "–"
             sizes = [count(row["params"]), count(row["macs"]), relative]
+            rate = "–" if row["rate"] is None else f"{row['rate']:.2g}"
         model = _model(study, contender, max(contender.points), results)
-        lines.append([contender.title, *scores, *sizes, _source(model)])
+        lines.append([contender.title, *scores, rate, *sizes, _source(model)])
     unit = f" ({metric.unit})" if metric.unit else ""
-    headers = ["design", *(f"{point} {study.point}" for point in points), "parameters", "MACs", "traffic", "source"]
+    headers = ["design", *(f"{point} {study.point}" for point in points)]
+    headers += ["rate", "parameters", "MACs", "traffic", "source"]
     note = (
         f"Test {metric.name}{unit}, mean ± sample standard deviation over {len(study.seeds)} seeds; {there} of {total} "
-        f"runs have ended. Ranks and costs are of {ranked_at} {study.point}; the stream's traffic as a multiple of "
-        f"{first.title}'s."
+        f"runs have ended. Ranks, rates and costs are of {ranked_at} {study.point}; the stream's traffic as a multiple "
+        f"of {first.title}'s."
     )
     table = markdown_table(headers, lines, "l" + "r" * (len(headers) - 2) + "l")
-    return "\n".join([table, "", note, *remarks_on(study, results)])
+    return "\n".join([table, "", note, *_diverged_in_tuning(study, results), *remarks_on(study, results)])
+
+
+def _diverged_in_tuning(study: Study, results: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Lines for the rates at which contenders diverged, which no score shows."""
+    found: dict[str, list[str]] = {}
+    for record in sorted(results.values(), key=lambda record: (record["point"], record["rate"])):
+        if record["kind"] == "tuning" and record.get("diverged"):
+            place = f"{study.contender(record['contender']).title} at {record['point']} {study.point}"
+            found.setdefault(place, []).append(f"{record['variant']} {record['rate']:.2g}".strip())
+    places = "; ".join(f"{place} with {join(rates)}" for place, rates in found.items())
+    return ["", f"Diverged in tuning, by rate: {places}."] if found else []
 
 
 def _has_ended(study: Study, row: Mapping[str, Any] | None) -> bool:

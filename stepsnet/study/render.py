@@ -67,7 +67,10 @@ def render_study(study: Study, results: Results) -> str:
     rows = rows_of(study, results)
     name = find_metric(study.metric).name
     each = f", mean over {len(study.tuning.seeds)} seeds" if len(study.tuning.seeds) > 1 else ""
-    note = f"Mean ± sample standard deviation over the final seeds; {name} in tuning, held-out split, by rate{each}:"
+    note = (
+        "Mean ± sample standard deviation over the final seeds; how far the loss moved is that of the seed in which it "
+        f"moved most. {name[:1].upper()}{name[1:]} in tuning, held-out split, by rate{each}:"
+    )
     tried = [f"- {line}" for line in _tried(study, rows)] or ["- none yet"]
     lines = [f"{there} of {total} runs.", "", _cells_table(study, rows), "", note, "", *tried]
     outcome = judge_study(study, results)

@@ -133,8 +133,12 @@ def originals_of(
 
 
 def period_of(kinds: Sequence[Any]) -> int | None:
-    """After how many entries a sequence repeats; None if it does not."""
-    periods = range(1, len(kinds))
+    """After how many entries a sequence repeats; None if it does not.
+
+    A last entry like the first one shows it for three entries, which take turns; of more, both ends may be special.
+    """
+    count = len(kinds)
+    periods = range(1, count if count <= 3 else count - 1)
     return next((p for p in periods if all(kinds[i] == kinds[i - p] for i in range(p, len(kinds)))), None)
 
 

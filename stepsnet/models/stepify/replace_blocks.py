@@ -102,12 +102,33 @@ def _new_blocks(container: Container, shapes: list[tuple[int, int | None]]) -> l
         template = originals[place]
         block = rebuilt(adapter, template, width, heads, f"{container.path}.{j}")
         if adapter.initialize is None:  # made by the user's own function, wherever that makes tensors
-            block.to(next(template.parameters()))
+            _to_types_of(block, template)
         for path in adapter.drop_paths:
             _set_drop_rate(block, path, rate_at(rates, j, len(shapes)), originals)
         blocks.append(block.train(template.training))
     spread_rates(blocks, [originals[place] for place in places], originals, grown)
     return blocks
+
+
+def _to_types_of(block: nn.Module, template: nn.Module) -> None:
+    """The device of another block, and of each parameter and buffer the type of its namesake there.
+
+    What has none there and is of real numbers gets the type of the first parameter that is.
+    """
+    types = {name: tensor.dtype for name, tensor in (*template.named_parameters(), *template.named_buffers())}
+    common = next((parameter.dtype for parameter in template.parameters() if parameter.is_floating_point()), None)
+    block.to(next(template.parameters()).device)
+    for path, module in block.named_modules():
+        for name, tensor in (*module._parameters.items(), *module._buffers.items()):
+            if tensor is None:
+                continue
+            dtype = types.get(".".join(filter(None, (path, name))), common if tensor.is_floating_point() else None)
+            if dtype in (None, tensor.dtype):
+                continue
+            if isinstance(tensor, nn.Parameter):
+                tensor.data = tensor.data.to(dtype)
+            else:
+                module._buffers[name] = tensor.to(dtype)
 
 
 def _drop_rate(block: nn.Module, adapter: BlockAdapter) -> float:
