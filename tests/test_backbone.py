@@ -10,6 +10,7 @@ import torch
 from timm.models.swin_transformer import SwinTransformerBlock
 from timm.models.swin_transformer_v2 import SwinTransformerV2Block
 from timm.models.swin_transformer_v2_cr import SwinTransformerV2CrBlock
+from timm.optim import param_groups_weight_decay
 from torch import nn
 from torchvision.models.swin_transformer import shifted_window_attention
 
@@ -96,7 +97,8 @@ def test_how_a_trained_step_ends_is_trained_too():
 
 @pytest.mark.parametrize("name", ["test_steps_swin", "test_steps_resnet", "test_steps_deit"])
 def test_frozen_stages_and_norms_stay_as_they_are(name):
-    backbone = create_backbone(name, frozen_stages=2, frozen_norms=True, drop_path_rate=0.5).train()
+    norms = name == "test_steps_resnet"
+    backbone = create_backbone(name, frozen_stages=2, frozen_norms=norms, drop_path_rate=0.5).train()
     before = {key: value.clone() for key, value in backbone.state_dict().items()}
     x = torch.randn(2, 3, 64, 64)
     optimizer = torch.optim.SGD([p for p in backbone.parameters() if p.requires_grad], lr=1.0)
@@ -110,13 +112,22 @@ def test_frozen_stages_and_norms_stay_as_they_are(name):
     assert changed and all(key.removeprefix("features.").startswith((*behind, "norms")) for key in changed)
     if name == "test_steps_deit":  # 9 blocks in networks of 4, 2 and 3; the second map is behind the fourth
         assert not any("networks.0" in key for key in changed) and any("networks.1.0" in key for key in changed)
-    if name == "test_steps_resnet":
+    if norms:
         statistics = [key for key in before if "running" in key]
         affine = [n for n, m in backbone.named_modules() if isinstance(m, nn.BatchNorm2d)]
         assert statistics and not changed & set(statistics)
         assert not changed & {f"{n}.weight" for n in affine}
     with pytest.raises(ValueError, match="frozen_stages: got 5, expected 0 to 4"):
         create_backbone(name, frozen_stages=5)
+
+
+@pytest.mark.parametrize("name", ["test_steps_swin", "test_steps_deit"])
+def test_norms_are_frozen_where_they_are_batch_norms(name):
+    with pytest.raises(UserError) as raised:
+        build_model(ModelSpec("upernet", {"backbone": name, "backbone_args": {"frozen_norms": True}}))
+    assert str(raised.value) == (
+        "model upernet: frozen_norms: got true, expected false: this backbone has no batch norms to freeze"
+    )
 
 
 def test_what_takes_a_frozen_parts_place_is_frozen():
@@ -134,6 +145,24 @@ def test_bias_tables_and_positions_are_exempt_from_decay():
     assert create_backbone("test_steps_deit").no_weight_decay() == {
         "features.model.pos_embed", "features.model.cls_token"
     }  # fmt: skip
+
+
+def decayed(model):
+    exempt = getattr(model, "no_weight_decay", set)()
+    groups = param_groups_weight_decay(model, 0.05, no_weight_decay_list=exempt)
+    chosen = {id(parameter) for group in groups if group["weight_decay"] for parameter in group["params"]}
+    return {name for name, parameter in model.named_parameters() if id(parameter) in chosen}
+
+
+# SwinV2 exempts cpb_mlp.0.weight, Twins pos_block.0.proj.0.weight, XCiT pos_embed.*
+@pytest.mark.parametrize("name", [*NAMES, "swinv2_tiny_window8_256", "twins_svt_small", "xcit_nano_12_p8_224"])
+def test_what_the_classifier_decays_is_decayed_and_nothing_else(name):
+    with torch.device("meta"):
+        features, classifier = create_backbone(name, any_size=False), timm.create_model(name)
+    names = {key.removeprefix("features.").removeprefix("model.") for key, _ in features.named_parameters()}
+    found = {key.removeprefix("features.").removeprefix("model.") for key in decayed(features)}
+    expected = {key if key in names else key.replace("layers.", "layers_") for key in decayed(classifier)}
+    assert found == expected & names and all(key.startswith(("head", "fc", "cls_attn")) for key in expected - names)
 
 
 @pytest.mark.parametrize("name", [*NAMES, "swinv2_tiny_window8_256", "eva02_tiny_patch14_224"])

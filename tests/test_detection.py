@@ -154,6 +154,23 @@ def test_a_run_is_resumed_bit_for_bit_and_scored(run, coco, tmp_path):
     assert page.count('src="data:image/jpeg') == len(pictures.pictures) > 0
 
 
+def test_other_data_are_scored_with_the_mistakes_that_eval_is_told_to_accept(run, coco, tmp_path):
+    folder, other = run[0], shutil.copytree(coco, tmp_path / "coco")
+    data = f"coco:{other}"
+    content = json.loads((other / "instances_val.json").read_text())
+    content["annotations"][0]["bbox"] = [5, 5, 60, 9]
+    (other / "instances_val.json").write_text(json.dumps(content))
+    with pytest.raises(UserError, match="set max_invalid=1 to cut boxes"):
+        evaluate_run(folder, data)
+    assert evaluate_run(folder, data, ["max_invalid=1"]).keys() == evaluate_run(folder).keys()
+    content = json.loads((other / "instances_train.json").read_text())
+    content["annotations"] = [record for record in content["annotations"] if record["image_id"] != 3]
+    (other / "instances_train.json").write_text(json.dumps(content))
+    with pytest.raises(UserError, match="set without_objects=leave_out, or train"):
+        evaluate_run(folder, f"{data}@train")
+    evaluate_run(folder, f"{data}@train", ["without_objects=leave_out"])
+
+
 def test_a_report_shows_what_is_there_beside_what_was_found(coco):
     """A detector that knows the objects of the first image, all but one of the second, and none of the third."""
     task = make_task(coco)
@@ -229,8 +246,18 @@ def test_a_backbone_starts_from_a_classifier(coco, tmp_path):
     save_weights(tmp_path / "model.safetensors", classifier.state_dict())
     recipe = tiny(coco, f"backbone={tmp_path}")
     (model, task), stem = build_task(recipe), "patch_embed.proj.weight"
-    task.load_pretrained(model)
+    assert task.load_pretrained(model) == []
     assert torch.equal(model.backbone.body.features.state_dict()[stem], classifier.state_dict()[stem])
+
+
+def test_a_classifier_that_has_not_ended_is_told_of(run, coco, tmp_path):
+    """What is told goes by the checkpoints, which are those of another run here."""
+    stopped = shutil.copytree(run[0], tmp_path / "stopped")
+    (stopped / "summary.json").unlink()
+    save_weights(stopped / "model.safetensors", timm.create_model("test_steps_swin", num_classes=5).state_dict())
+    model, task = build_task(tiny(coco, f"backbone={stopped}"))
+    told = f"backbone: {stopped} has not ended: these are its weights after update 6 of 6"
+    assert task.load_pretrained(model) == [told]
 
 
 def test_a_run_that_has_begun_does_without_the_classifier(coco, tmp_path):

@@ -88,7 +88,7 @@ def test_a_run_as_an_object(notebook, tmp_path):
     epochs = [line for line in lines if line["kind"] == "epoch"]
     assert run.metrics["val_top1"].tolist() == [line["val_top1"] for line in epochs]
     assert run.metrics.index.tolist() == [1, 2, 3, 4, 5, 6] and "kind" not in run.metrics
-    assert run.evaluate()["top1"] == run.summary["metrics"]["val_top1"]
+    assert run.evaluate()["top1"] == run.evaluate(max_undecodable=0)["top1"] == run.summary["metrics"]["val_top1"]
     assert {"loss", "top1", "shortcut-ratio"} <= set(run.figures)
     assert len(run.figure("loss").axes) == 2 and run.figure("loss")._repr_png_().startswith(b"\x89PNG")
     with pytest.raises(UserError, match=r"figure: got 'los', expected one of loss, top1, .* \(did you mean loss\?\)"):

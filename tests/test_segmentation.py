@@ -20,9 +20,11 @@ from stepsnet.commands.analyze import analyze_shortcut
 from stepsnet.console import Lines
 from stepsnet.errors import UserError
 from stepsnet.inspection import read_inspection
+from stepsnet.models.build import build_model
+from stepsnet.overrides import override
 from stepsnet.runs.evaluate import evaluate_run
 from stepsnet.runs.train import train_run
-from stepsnet.tasks import build_task
+from stepsnet.tasks import build_task, describe_deployment
 from stepsnet.tasks.segmentation.data import load_pairs
 from stepsnet.tasks.segmentation.drawing import color_of, draw_segments
 from stepsnet.tasks.segmentation.predict import encode_rle, list_segments
@@ -65,8 +67,17 @@ def test_a_run_learns_and_is_scored(trained, camvid):
     (camvid / "classes.json").write_text(json.dumps({"classes": CLASSES[::-1], "ignore_index": 255}))
     with pytest.raises(UserError, match=r"camvid has other classes than .*run was trained on"):
         evaluate_run(run, f"camvid:{camvid}")
-    with pytest.raises(UserError, match="got 'lr=1', expected a key that begins with eval_"):
+    of_data = "or max_invalid, max_undecodable or without_objects"
+    with pytest.raises(UserError, match=f"got 'lr=1', expected a key that begins with eval_, {of_data}"):
         evaluate_run(run, overrides=["lr=1"])
+
+
+def test_the_longest_side_is_told_first_to_those_who_have_a_file(trained):
+    run, recipe, _ = trained
+    model = build_model(recipe.model)
+    for scale in ("[40,24]", "[24,40]"):
+        use = describe_deployment(run, override(recipe, [f"scale={scale}"]), model)
+        assert use.preprocessing["longest_and_shortest_side"] == (40, 24)
 
 
 def test_a_run_resumes(trained, tmp_path, capsys):
@@ -192,6 +203,17 @@ def test_a_backbone_starts_from_a_classification_run(camvid, tmp_path):
     classifier = timm.create_model(TINY["backbone"], num_classes=2, **TINY["backbone_args"])
     save_weights(tmp_path / "model.safetensors", classifier.state_dict())
     model, task = build_task(tiny_recipe(camvid, f"backbone={tmp_path}"))
-    task.load_pretrained(model)
+    assert task.load_pretrained(model) == []
     own = [value for name, value in model.state_dict().items() if name.endswith("patch_embed.proj.weight")]
     assert len(own) == 1 and torch.equal(own[0], classifier.state_dict()["patch_embed.proj.weight"])
+
+
+def test_a_classifier_that_has_not_ended_is_told_of(trained, camvid, tmp_path):
+    """What is told goes by the checkpoints, which are those of another run here."""
+    stopped = shutil.copytree(trained[0], tmp_path / "stopped")
+    (stopped / "summary.json").unlink()
+    classifier = timm.create_model(TINY["backbone"], num_classes=2, **TINY["backbone_args"])
+    save_weights(stopped / "model.safetensors", classifier.state_dict())
+    model, task = build_task(tiny_recipe(camvid, f"backbone={stopped}"))
+    told = f"backbone: {stopped} has not ended: these are its weights after update 45 of 45"
+    assert task.load_pretrained(model) == [told]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -53,13 +54,14 @@ class PyramidBackbone(nn.Module):
         normalised: put a LayerNorm after each output; the residual stream of a pre-norm model has none.
         frozen_stages: number of stages, 0 to 4, whose weights are not trained; from 1 on the stem is frozen too.
         frozen_norms: the batch norms keep their weights and their statistics.
-        undecayed: parameter names without their module, such as ``pos_embed``, that are exempt from weight decay.
+        undecayed: parameters of ``features``, such as ``model.pos_embed``, that are exempt from weight decay; a name
+            of none is ignored.
 
     Shape: (B, 3, H, W) -> 4 × (B, channels[i], ⌈H / strides[i]⌉, ⌈W / strides[i]⌉). The maps of a plain model, which
     all have the same stride, are resampled to the four strides (bilinear).
 
     Raises:
-        ValueError: ``frozen_stages`` is out of range.
+        ValueError: ``frozen_stages`` is out of range, or ``frozen_norms`` is set and there is no batch norm.
     """
 
     def __init__(
@@ -109,8 +111,8 @@ class PyramidBackbone(nn.Module):
         return self
 
     def no_weight_decay(self) -> set[str]:
-        """Bias tables and position embeddings, as in the classifier."""
-        return {name for name, _ in self.named_parameters() if name.rpartition(".")[2] in self.undecayed}
+        """What the classifier exempts, such as bias tables and position embeddings."""
+        return {f"features.{name}" for name, _ in self.features.named_parameters() if name in self.undecayed}
 
     def _freeze(self, stages: int, norms: bool) -> list[nn.Module]:
         """Switch off the gradients of the frozen modules, and return these modules."""
@@ -126,6 +128,8 @@ class PyramidBackbone(nn.Module):
                 norm.requires_grad_(True)  # not part of the classifier, so not pretrained
         if norms:
             found = [module for module in self.features.modules() if isinstance(module, _BatchNorm)]
+            if not found:
+                raise ValueError("frozen_norms: got true, expected false: this backbone has no batch norms to freeze")
             for norm in found:
                 norm.requires_grad_(False)
             frozen += found
@@ -155,8 +159,8 @@ def create_backbone(
         **timm_args: arguments of the classifier, such as ``drop_path_rate`` or ``widths``.
 
     Raises:
-        ValueError: an unknown model, one without maps of the four strides and without four maps of one stride, or
-            with ``any_size`` one that does not take images of any size.
+        ValueError: an unknown model, one without maps of the four strides and without four maps of one stride,
+            with ``any_size`` one that does not take images of any size, or nothing to freeze.
     """
     if not timm.is_model(name):
         raise ValueError(f"backbone: got {name!r}, expected a timm or StepsNet model")
@@ -175,7 +179,8 @@ def create_backbone(
         raise ValueError(f"backbone {name}: got maps of strides {strides}, expected {expected}")
     settings = {"features_only": True, "out_indices": indices, **(of_family or {}), **arguments}
     patch_size = to_2tuple(getattr(getattr(classifier, "patch_embed", None), "patch_size", 1))[0]
-    exempt: set[str] = getattr(classifier, "no_weight_decay", set)()
+    patterns: set[str] = getattr(classifier, "no_weight_decay", set)()  # of names, as timm's optimizers read them
+    exempt = [key for key, _ in classifier.named_parameters() if any(fnmatch(key, pattern) for pattern in patterns)]
     features = timm.create_model(name, **settings)
     pad_windows(features)
     return PyramidBackbone(
@@ -184,7 +189,7 @@ def create_backbone(
         normalised=of_family is not None,
         frozen_stages=frozen_stages,
         frozen_norms=frozen_norms,
-        undecayed=frozenset(parameter.rpartition(".")[2] for parameter in exempt),
+        undecayed=frozenset(_name_in_backbone(features, key) for key in exempt),
     )
 
 

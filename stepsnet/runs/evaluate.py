@@ -26,20 +26,25 @@ from ..terminal import say
 
 __all__ = ["evaluate_checkpoint", "evaluate_run", "scored_run"]
 
+# how mistakes in the data are met, which other data than the run's may ask for
+_OF_THE_DATA = ("max_invalid", "max_undecodable", "without_objects")
+
 
 def evaluate_run(folder: Path, data: str | None = None, overrides: Sequence[str] = ()) -> dict[str, float]:
     """Metrics of a run's weights on its validation split, or on that of other data.
 
     Args:
-        overrides: changes to the recipe's fields that begin with ``eval_``, such as ``eval_flip=true``.
+        overrides: changes to the recipe's fields that begin with ``eval_``, such as ``eval_flip=true``, or say what is
+            done with mistakes in the data: ``max_invalid``, ``max_undecodable`` and ``without_objects``.
 
     Raises:
         UserError: there is no run, its weights cannot be read, or the data do not fit.
     """
     recipe = read_run_recipe(folder)
     for assignment in overrides:
-        if not assignment.startswith("eval_"):
-            raise UserError(f"eval: got {assignment!r}, expected a key that begins with eval_")
+        if not assignment.startswith("eval_") and assignment.partition("=")[0] not in _OF_THE_DATA:
+            expected = f"a key that begins with eval_, or {', '.join(_OF_THE_DATA[:-1])} or {_OF_THE_DATA[-1]}"
+            raise UserError(f"eval: got {assignment!r}, expected {expected}")
     recipe = override(recipe, overrides)
     model, score = scored_run(folder, recipe, data)
     return score(model)

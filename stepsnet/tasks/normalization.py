@@ -1,4 +1,4 @@
-"""The mean and deviation by which pixels become inputs, and whether weights to start from have seen others."""
+"""The mean and deviation by which pixels become inputs, and what is to be told of weights to start from."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import timm
 from timm.data import resolve_data_config
 
 from ..errors import UserError
-from ..run_folder import read_run_recipe
+from ..run_folder import how_far, read_run_recipe
 from . import normalization_of_run
 
-__all__ = ["Normalization", "on_other_normalization"]
+__all__ = ["Normalization", "on_other_normalization", "on_unfinished"]
 
 
 class Normalization(NamedTuple):
@@ -48,6 +48,19 @@ def on_other_normalization(source: str, key: str, own: Normalization) -> list[st
         f"{key}: the weights of {source} were trained on images with {given}, those of this run have {own}: the same "
         "picture is another input to them"
     ]
+
+
+def on_unfinished(source: str, key: str) -> list[str]:
+    """A line where the weights of ``source`` are those of a run that has not ended, as `stepsnet predict` says it.
+
+    Args:
+        source, key: as of :func:`on_other_normalization`.
+    """
+    if Path(source).is_dir():
+        with suppress(UserError):  # a folder with nothing but weights
+            if far := how_far(Path(source)):
+                return [f"{key}: {source} has not ended: these are its weights {far}"]
+    return []
 
 
 def _seen_by(source: str) -> Normalization | None:

@@ -29,7 +29,8 @@ def deployment(run: Path, recipe: SegmentationRecipe, model: nn.Module) -> Deplo
             "mean": inference.mean,
             "std": inference.std,
             "interpolation": "bilinear",
-            "longest_and_shortest_side": recipe.scale,  # to which an image is made to fit, as COCO's and ADE20K's are
+            # to which an image is made to fit, as COCO's and ADE20K's are; a recipe may give them in either order
+            "longest_and_shortest_side": (max(recipe.scale), min(recipe.scale)),
         },
         classes=read_classes(run),
     )
