@@ -174,7 +174,7 @@ def bench(
 def _sample_and_counts(spec: ModelSpec, model: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     """What a model is measured on, as arguments of Measured, and its blocks, layers, parameters and MACs."""
     if is_of_transformers(model):
-        tokens = min(TOKENS, context_of(model.config) or TOKENS)
+        tokens = min(TOKENS, context_of(model) or TOKENS)
         of_token = count_language_model(model, tokens)
         counts = vars(of_token) | {"macs": tokens * of_token.macs}  # of a sample, as its speed is
         return {"shape": (tokens,), "vocabulary": model.config.vocab_size}, counts

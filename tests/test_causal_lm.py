@@ -24,7 +24,7 @@ from stepsnet.cli import main
 from stepsnet.config import ModelSpec
 from stepsnet.errors import UserError
 from stepsnet.models.build import build_model, context_of, fit_positions
-from stepsnet.recipes.any_model import stepify_pair
+from stepsnet.recipes.any_model import stepify_pair, with_vocabulary
 from stepsnet.tasks.classification.task import Classification
 from stepsnet.tasks.deployment import of_tokens
 from stepsnet.tasks.language.assets import save_assets
@@ -96,7 +96,7 @@ def test_a_model_without_an_end_of_its_positions(tmp_path):
     data = load_text("python-docs", "characters", None)
     size = data.tokenizer.get_vocab_size()
     model = build_model(ModelSpec("causal_lm", {"model_type": "mamba", "vocab_size": size, **fields}))
-    assert context_of(model.config) is None and context_of(GPT2Config(n_positions=7)) == 7
+    assert context_of(model) is None and context_of(GPT2LMHeadModel(GPT2Config(**FIELDS))) == 32
     save_assets(model, data.tokenizer, tmp_path)
     assert AutoTokenizer.from_pretrained(tmp_path).model_max_length > 1e9
     assert continued(model.eval(), data.tokenizer, data.splits["val"].tokens, 64, torch.device("cpu"))
@@ -155,6 +155,42 @@ def test_a_folder_without_a_model_type_is_refused(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(UserError, match=r"--model: .*config\.json has no model_type"):
         stepify_pair(f"transformers:{tmp_path}", "text:x")
+
+
+BEFORE_5 = {
+    "llama": {
+        **dict(model_type="llama", hidden_size=64, intermediate_size=96, num_hidden_layers=4, num_attention_heads=4),
+        **dict(rope_theta=5e5, rope_scaling={"type": "linear", "factor": 2.0}, torch_dtype="float16", vocab_size=32000),
+    },
+    "gpt2": {
+        **dict(model_type="gpt2", n_ctx=32, n_positions=32, n_embd=64, n_layer=4, n_head=4, vocab_size=50257),
+        **dict(task_specific_params={"text-generation": {"max_length": 50}}, eos_token_id=50256, resid_pdrop=0.2),
+    },
+}
+
+
+@pytest.mark.parametrize("name", BEFORE_5)
+def test_a_folder_of_an_earlier_transformers_is_a_pair(name, tmp_path):
+    """The library renames some fields and passes over others, such as what a pipeline was told."""
+    (tmp_path / "config.json").write_text(json.dumps(BEFORE_5[name]))
+    recipe = with_vocabulary(stepify_pair(f"transformers:{tmp_path}", "text:x"))
+    (tmp_path / "config.json").unlink()  # a run needs it no more
+    baseline, ours = (build_model(spec) for spec in (recipe.baseline, recipe.model))
+    assert ours.config.model_type == f"steps_{name}" and recipe.seq_len == (32 if name == "gpt2" else 256)
+    for model in (baseline, ours):
+        assert model.config.vocab_size == recipe.vocab_size and model.dtype == torch.float32
+        if name == "gpt2":
+            assert model.config.resid_pdrop == 0.2
+        else:
+            found = model.config.rope_parameters
+            assert (found["rope_theta"], found["rope_type"], found["factor"]) == (5e5, "linear", 2.0)
+
+
+def test_a_value_that_a_configuration_does_not_take_is_one_line(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({**BEFORE_5["gpt2"], "n_layer": "x"}))
+    with pytest.raises(UserError, match=r"--model: cannot read .*config\.json: .*n_layer") as raised:
+        stepify_pair(f"transformers:{tmp_path}", "text:x")
+    assert len(str(raised.value).splitlines()) == 1
 
 
 def test_a_router_that_is_asked_for_balance_is_trained_for_it():
@@ -237,3 +273,14 @@ def test_a_config_says_the_length_that_its_model_is_trained_at():
         assert model.config.max_position_embeddings == 64
         fit_positions(model, 96)
         assert model.config.max_position_embeddings == expected
+
+
+def test_positions_that_are_counted_from_the_padding_are_fewer():
+    """RoBERTa's table has rows that no token of a text reads; the vocabulary of a model may be as large as a table."""
+    sizes = {**BERT, "is_decoder": True, "max_position_embeddings": 66, "vocab_size": 66}
+    roberta, bert = (build_model(ModelSpec("causal_lm", {"model_type": kind, **sizes})) for kind in ("roberta", "bert"))
+    assert (context_of(roberta), context_of(bert)) == (64, 66)
+    roberta(torch.full((1, 64), 7))
+    fit_positions(roberta, 64)
+    with pytest.raises(UserError, match="seq_len: got 65, expected at most the model's 64 positions"):
+        fit_positions(roberta, 65)

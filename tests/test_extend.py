@@ -1,6 +1,7 @@
 """Modules of a user's: the examples of docs/extend.md as files, in every verb, and what goes wrong with them."""
 
 import dataclasses
+import importlib
 import json
 import re
 import subprocess
@@ -27,6 +28,7 @@ from stepsnet.recipes import find_recipe
 from stepsnet.resuming import open_run_folder
 from stepsnet.runs.launch import Job
 from stepsnet.tasks import macs_of
+from stepsnet.tasks.language.generation import generate
 from stepsnet.user_modules import import_user_modules, module_versions
 
 PAGE = Path(__file__).parent.parent / "docs" / "extend.md"
@@ -72,6 +74,21 @@ def test_a_language_model_is_trained_and_continues_a_text(project, capsys):
     assert "now" in verb(capsys, "predict", "lm", "--prompt", "now", "--tokens", "3")
     assert main(["train", "tinyshakespeare/shallow", *data, "model.name=test_vit", "model.args={}"]) == 2
     assert "got 'test_vit', a VisionTransformer, expected a causal language model" in capsys.readouterr().err
+
+
+def test_a_model_without_a_cache_reads_the_whole_text_for_each_token(project, monkeypatch):
+    forget()
+    monkeypatch.syspath_prepend(str(project))
+    my_lm = importlib.import_module("my_lm")
+    torch.manual_seed(0)
+    model = my_lm.MyLM(my_lm.MyConfig(vocab_size=40, hidden_size=16)).eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter)
+    prompts = expected = torch.randint(0, 40, (2, 6))
+    for _ in range(8):
+        expected = torch.cat([expected, model(expected).logits[:, -1:].argmax(-1)], 1)
+    tokenizer = SimpleNamespace(token_to_id=lambda token: None)
+    assert torch.equal(generate(model, prompts, tokenizer, 8, temperature=0, seed=0), expected)
 
 
 def test_a_task_that_derives_from_ours_has_its_compute():

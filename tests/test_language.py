@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from stepsnet.inspection import read_inspection
 from stepsnet.models.steps_transformer import create
 from stepsnet.tasks.language import predict
 from stepsnet.tasks.language.data import END_OF_TEXT, Split, TextData, _fingerprint, load_text, load_tokenizer
+from stepsnet.tasks.language.generation import generate
 from stepsnet.tasks.language.task import LanguageModelling
 from stepsnet.tasks.prediction import PredictInputs
 from stepsnet.terminal import printable
@@ -117,6 +119,36 @@ def test_packing_that_was_stopped_is_begun_anew(text, monkeypatch):
     with monkeypatch.context() as patch:  # it is packed once
         patch.setattr(text_data, "_encode", stopped)
         assert np.array_equal(load_text(f"text:{text}", "bpe", 281).splits["train"].tokens, data.splits["train"].tokens)
+
+
+def test_a_runs_evaluation_finds_the_tokens_of_its_training(trained, text, monkeypatch):
+    from stepsnet.tasks.language import data as text_data
+
+    def refuse(*_):
+        raise AssertionError("tokenized again")
+
+    own = load_tokenizer(trained / "tokenizer.json")
+    first = load_text(f"text:{text}", "bpe", 280)
+    other = load_text(f"text:{text}", "bpe", 281, tokenizer=own)  # its tokens are none of 281 kinds
+    with monkeypatch.context() as patch:
+        patch.setattr(text_data, "_encode", refuse)
+        again = load_text(f"text:{text}", "bpe", 280, tokenizer=own)
+    assert again.splits["train"].tokens.filename == first.splits["train"].tokens.filename
+    assert other.tokenizer.get_vocab() == own.get_vocab()
+    for name, split in first.splits.items():
+        assert np.array_equal(other.splits[name].tokens, split.tokens)
+
+
+@pytest.mark.parametrize("temperature", [0, 2])
+def test_a_cache_is_used_where_there_is_one(temperature):
+    """And a temperature may be a whole number."""
+    model, lengths = small_model(), []
+    model.register_forward_pre_hook(
+        lambda _, args, given: lengths.append(given["input_ids"].shape[1]), with_kwargs=True
+    )
+    tokenizer = SimpleNamespace(token_to_id=lambda token: None)
+    found = generate(model, torch.arange(6)[None], tokenizer, 4, temperature, seed=0)
+    assert found.shape == (1, 10) and lengths == [1, 6, 1, 1, 1]
 
 
 def test_a_pass_visits_every_sequence_once_at_another_offset():

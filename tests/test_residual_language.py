@@ -20,8 +20,8 @@ TOKENS = torch.randint(0, 40, (2, 9), generator=torch.Generator().manual_seed(5)
 NAMES = pytest.mark.parametrize("name", ["plain", *JOINED])
 
 
-def build(name, **arguments):
-    torch.manual_seed(0)
+def build(name, seed=0, **arguments):
+    torch.manual_seed(seed)
     shape = dict(vocab_size=40, widths=(16, 24), depths=(3, 2), num_attention_heads=(2, 2), max_position_embeddings=32)
     options = {"residual_options": OPTIONS[name]} if name in OPTIONS else {}
     return build_model(ModelSpec("steps_transformer", {**shape, "residual": name, **options, **arguments}))
@@ -39,6 +39,55 @@ def test_weights_that_were_loaded_stay_where_a_design_has_more_of_them(tmp_path)
     for key, value in static.state_dict().items():
         assert torch.equal(dynamic[key], value), key
     assert all(not value.any() for key, value in dynamic.items() if key.endswith("connections.0.W"))
+
+
+@pytest.mark.parametrize("name", [*JOINED, "zero_linear"])
+def test_a_plain_model_that_is_loaded_into_a_design_starts_as_the_design_does(name, tmp_path, monkeypatch):
+    """What the library has not loaded is memory that nobody has written to."""
+    monkeypatch.setitem(stepsnet.residual.DESIGNS, "zero_linear", ZeroLinear)
+    plain = stirred(build("plain"), 0.2)
+    plain.save_pretrained(tmp_path)
+    new = [build(name, seed=seed).state_dict() for seed in (0, 1)]
+    unwritten = lambda tensor, **given: torch.full(tensor.shape, 777.0, dtype=tensor.dtype)  # noqa: E731
+    monkeypatch.setattr("transformers.modeling_utils.torch.empty_like", unwritten)
+    options = {"residual_options": OPTIONS[name]} if name in OPTIONS else {}
+    loaded = type(plain).from_pretrained(tmp_path, residual=name, **options).state_dict()
+    monkeypatch.undo()
+    for key, value in loaded.items():
+        if key in plain.state_dict():
+            assert torch.equal(value, plain.state_dict()[key]), key
+        elif torch.equal(new[0][key], new[1][key]):
+            assert torch.equal(value, new[0][key]), key
+        else:
+            assert value.std().item() == pytest.approx(new[0][key].std().item(), rel=0.5), key
+    if name == "zero_linear":
+        assert not any(value.any() for key, value in new[0].items() if ".linear." in key)
+
+
+class ZeroLinear(stepsnet.residual.Connection):
+    """A user's, with weights in a layer of torch's, which it writes to in place."""
+
+    title, source = "a linear layer behind each branch, which starts at 0", "none"
+
+    def __init__(self, place, options):
+        super().__init__(place, options)
+        self.linear = torch.nn.Linear(place.width, place.width)
+        self.init_weights()
+
+    def init_weights(self):
+        for parameter in self.linear.parameters():
+            parameter.data.zero_()
+
+    def forward(self, x, F):
+        return x + F(x) + self.linear(x)
+
+
+def test_trained_weights_of_a_users_design_stay(tmp_path, monkeypatch):
+    monkeypatch.setitem(stepsnet.residual.DESIGNS, "zero_linear", ZeroLinear)
+    model = stirred(build("zero_linear"), 0.2)
+    model.save_pretrained(tmp_path)
+    again = type(model).from_pretrained(tmp_path).state_dict()
+    assert all(torch.equal(value, again[key]) for key, value in model.state_dict().items())
 
 
 @NAMES

@@ -28,6 +28,7 @@ from stepsnet.commands.table import compare_table
 from stepsnet.config import ModelSpec
 from stepsnet.errors import UserError
 from stepsnet.models.build import build_model
+from stepsnet.plan import heads_for
 
 ARGS = {"widths": (32, 48, 64), "depths": (2, 1, 1), "num_attention_heads": (2, 3, 4), "vocab_size": 101}
 
@@ -338,6 +339,8 @@ def test_other_depths_of_a_configuration_that_is_there_are_so_many_layers(ids, t
         ({"widths": [32, 64]}, "depths: got .2, 1, 1., expected one per width"),
         ({"num_attention_heads": [1, 1, 1]}, "head_dim: got 16, expected 64, by widths"),
         ({"intermediate_size": 64}, "intermediate_size: got 64, expected one per width"),
+        ({"num_hidden_layers": 9}, "num_hidden_layers: got 9, expected 1 to 4, the layers"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers: got 0, expected 1 to 4, the layers"),
     ],
 )
 def test_other_sizes_of_a_configuration_that_is_there_are_one_line(changes, said, tmp_path):
@@ -436,6 +439,7 @@ def test_the_cache_is_narrower_than_the_baselines(model, ids):
     [
         ({"num_attention_heads": (2, 5, 4)}, "num_attention_heads: got 5, expected a divisor of the width 48"),
         ({"num_attention_heads": (2, 16, 4)}, "heads of size 3, expected an even size"),
+        ({"widths": (32, 45, 64)}, "heads of size 15, expected an even width, as stepsnet plan --round-to 2 gives"),
         ({"widths": (32, 0, 48)}, r"widths: got \(32, 0, 48\), expected positive integers"),
         ({"depths": (2, 1)}, r"depths: got \(2, 1\), expected one per width"),
         ({"num_key_value_heads": (2, 2, 4)}, "num_key_value_heads: got 2, expected a divisor of the 3 heads"),
@@ -458,6 +462,15 @@ def test_a_configuration_that_does_not_fit_is_one_line(changes, expected):
     with pytest.raises(UserError, match=rf"^model steps_transformer: .*{expected}") as error:
         build_model(ModelSpec("steps_transformer", {**ARGS, **changes}))
     assert "\n" not in str(error.value)
+
+
+def test_default_heads_are_of_even_size():
+    """Where those nearest to a size of 64 are of an odd one, which rotary positions do not rotate."""
+    assert StepsTransformerConfig(widths=[64, 90, 128], depths=[6, 3, 3]).num_attention_heads == [1, 1, 2]
+    for width in range(2, 1500, 2):
+        (heads,) = StepsTransformerConfig(widths=width, depths=1).num_attention_heads
+        nearest = heads_for(width, 64)
+        assert width // heads % 2 == 0 and (heads == nearest or width // nearest % 2)
 
 
 def test_table_4():

@@ -172,9 +172,21 @@ def is_elsewhere(name: str) -> bool:
     return name.partition(":")[0] in ("local-dir", "hf-hub", "hf_hub") and ":" in name
 
 
-def context_of(config: Any) -> int | None:
-    """The tokens that a language model of transformers has positions for; None for one without, such as Mamba."""
-    return getattr(config, "max_position_embeddings", None)
+def context_of(model: Any) -> int | None:
+    """The tokens that a language model of transformers has positions for; None for one without, such as Mamba.
+
+    A table of positions with a row for padding, as RoBERTa has it, is read from the row behind that one.
+    """
+    most = getattr(model.config, "max_position_embeddings", None)
+    if most is None or getattr(model.config, "rope_parameters", None) is not None:
+        return most
+    try:
+        words = model.get_input_embeddings()
+    except NotImplementedError:  # of a user's model, which need not say
+        words = None
+    tables = (part for part in model.modules() if isinstance(part, nn.Embedding) and part is not words)
+    padding = (table.padding_idx for table in tables if table.num_embeddings == most)
+    return most - next((row + 1 for row in padding if row is not None), 0)
 
 
 def fit_positions(model: Any, seq_len: int) -> None:
@@ -186,7 +198,7 @@ def fit_positions(model: Any, seq_len: int) -> None:
     Raises:
         UserError: the positions are learned, and fewer than a sequence's.
     """
-    most, rotary = context_of(model.config), getattr(model.config, "rope_parameters", None)
+    most, rotary = context_of(model), getattr(model.config, "rope_parameters", None)
     if most is None or most >= seq_len:
         return
     if rotary is None:

@@ -46,12 +46,11 @@ from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
 from ..errors import nearest
-from ..plan import check_steps, per_block
+from ..plan import USUAL_HEADS, check_heads, check_steps, heads_for, per_block
 from ..residual.connected import ConnectedBlock
 from ..residual.design import DesignPart
 from ..residual.joining import wire_steps
 from ..stream import change_width, cut_stream
-from .assembly import resolve_heads
 from .layer_config import InstalledCode, LayerConfig, PerLayer
 from .slice_norm import SliceNorm
 
@@ -70,7 +69,7 @@ class StepsTransformerConfig(PerLayer, LlamaConfig):
         widths: C_1 … C_n in the order of execution, positive integers; the largest, C, is the width of the embedding
             and of the head.
         depths: decoder layers of each step.
-        num_attention_heads: heads of each step; by default those nearest to a head size of 64.
+        num_attention_heads: heads of each step; by default those with an even size nearest to 64.
         num_key_value_heads: key and value heads of each step; by default ``num_attention_heads``.
         intermediate_size: SwiGLU's hidden size in each step; by default 8/3 of the width, which gives
             Table 4's parameters (a multiple of 8 would print 45M for the row of 44M).
@@ -114,9 +113,10 @@ class StepsTransformerConfig(PerLayer, LlamaConfig):
     def __post_init__(self, **kwargs):
         self.widths, self.depths = _per_step("widths", self.widths), _per_step("depths", self.depths)
         check_steps(self.widths, self.depths)
-        if (heads := self.num_attention_heads) is not None:
-            heads = _per_step("num_attention_heads", heads)
-        self.num_attention_heads = list(resolve_heads(self.widths, heads, 64, name="num_attention_heads"))
+        heads = self.num_attention_heads
+        even = [_heads_of_even_size(width) for width in self.widths]
+        self.num_attention_heads = even if heads is None else _per_step("num_attention_heads", heads)
+        check_heads(self.widths, self.num_attention_heads, name="num_attention_heads")
         for name, default in (
             ("num_key_value_heads", self.num_attention_heads),
             ("intermediate_size", [round(8 * width / 3) for width in self.widths]),
@@ -160,15 +160,19 @@ class StepsTransformerConfig(PerLayer, LlamaConfig):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise ValueError(f"{name}: got {value}, expected a number above 0")
+        layers, most = self.num_hidden_layers or 0, sum(self.depths)
+        if not min(1, most) <= layers <= most:
+            raise ValueError(f"num_hidden_layers: got {layers}, expected 1 to {most}, the layers that depths say")
         if self.norm_slices and sum(self.norm_slices) != self.hidden_size:
             raise ValueError(f"norm_slices: got {self.norm_slices}, expected the sum {self.hidden_size}, the width")
         for width, heads, shared in zip(self.widths, self.num_attention_heads, self.num_key_value_heads):
             if heads % shared:
                 raise ValueError(f"num_key_value_heads: got {shared}, expected a divisor of the {heads} heads")
             if width // heads % 2:
+                even = "an even size" if width % 2 == 0 else "an even width, as stepsnet plan --round-to 2 gives"
                 raise ValueError(
                     f"num_attention_heads: got {heads} at width {width}, heads of size {width // heads}, expected "
-                    "an even size: rotary embeddings rotate pairs of channels"
+                    f"{even}: rotary embeddings rotate pairs of channels"
                 )
 
     def to_diff_dict(self):
@@ -183,6 +187,11 @@ class StepsTransformerConfig(PerLayer, LlamaConfig):
         head_dims = [width // number for width, number in zip(self.widths, heads)]
         values = zip(self.widths, self.intermediate_size, heads, self.num_key_value_heads, head_dims)
         return [LayerConfig(self, dict(zip(names, of_step))) for of_step in values]
+
+
+def _heads_of_even_size(width: int) -> int:
+    """The default heads of a step; those of an odd width have no even size, and are refused as a caller's are."""
+    return heads_for(width, 64, [heads for heads in USUAL_HEADS if width % (2 * heads) == 0] or USUAL_HEADS)
 
 
 def _per_step(name: str, values: PerStep) -> list[int]:
@@ -201,12 +210,14 @@ class StepsTransformerPreTrainedModel(InstalledCode, LlamaPreTrainedModel):
         super()._init_weights(module)
         if isinstance(module, DesignPart | ScaledEmbedding):
             module.init_weights()
-
-    def _initialize_weights(self, module: nn.Module, *args: Any, **kwargs: Any) -> None:
-        done = getattr(module, "_is_hf_initialized", False)
-        super()._initialize_weights(module, *args, **kwargs)
-        if isinstance(module, ConnectedBlock) and not done:  # it has no parameters itself, and is left out there
+        elif isinstance(module, ConnectedBlock):
             module.init_branches()
+
+    def _initialize_weights(self, module: nn.Module, is_custom_code: bool = False) -> None:
+        """The library leaves out what has no weights of its own: a part of a design starts those within it too."""
+        if isinstance(module, DesignPart | ConnectedBlock):
+            is_custom_code = all(getattr(weight, "_is_hf_initialized", False) for weight in module.parameters())
+        super()._initialize_weights(module, is_custom_code)
 
 
 class ScaledEmbedding(nn.Embedding):

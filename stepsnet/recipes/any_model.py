@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config import Augment, ClassificationRecipe, LanguageRecipe, ModelSpec, Recipe
-from ..errors import UserError
+from ..errors import UserError, in_a_line
 from ..reading import read_json
 
 __all__ = ["stepify_pair", "with_like_baseline", "with_vocabulary"]
@@ -28,7 +28,8 @@ def stepify_pair(name: str, data: str) -> Recipe:
     """The StepsNet of three steps that :func:`stepsnet.stepify` makes of a model, with the model as its baseline.
 
     Raises:
-        UserError: a folder of transformers without a ``config.json`` that says its model type.
+        UserError: a folder of transformers without a ``config.json`` that says its model type, or whose values do not
+            fit it.
     """
     if name.startswith("transformers:"):
         return _language_pair(Path(name.removeprefix("transformers:")), data)
@@ -119,9 +120,19 @@ def _language_pair(folder: Path, data: str) -> LanguageRecipe:
 
 
 def _configuration(folder: Path) -> dict[str, Any]:
+    """The fields as the library names them now: it renames those of files from before, and passes over the unknown."""
+    from transformers import CONFIG_MAPPING, AutoConfig
+
     file = folder / "config.json"
     fields = read_json(file, "configuration", dict)
     if not isinstance(fields.get("model_type"), str):
         raise UserError(f"--model: {file} has no model_type, expected a configuration of transformers")
+    if fields["model_type"] in CONFIG_MAPPING:  # a module of the recipe's may register others
+        try:
+            held = AutoConfig.from_pretrained(folder).to_diff_dict()
+            known = {"model_type", *AutoConfig.for_model(fields["model_type"]).to_dict()}
+        except Exception as error:  # whatever the library raises of values that it does not take
+            raise UserError(f"--model: cannot read {file}: {in_a_line(error.__cause__ or error, 200)}") from error
+        fields = {key: value for key, value in held.items() if key in known}
     skipped = {*_NOT_FIELDS, *_OF_ITS_TOKENIZER}
     return {key: value for key, value in fields.items() if key not in skipped} | {"vocab_size": None}

@@ -30,7 +30,7 @@ def of_tokens(model: Any, tokenizer: str | None = None) -> Deployment:
     """How a language model is called."""
     from ..models.build import context_of
 
-    context = context_of(model.config)
+    context = context_of(model)
     tokens = _TOKENS if context is None else min(_TOKENS, context)
     return Deployment(
         task="language",

@@ -200,7 +200,7 @@ def model_and_example(model: nn.Module | str, options: Mapping[str, Any]) -> tup
         if options.get("example") is not None:
             raise UserError(f"example: got it beside {type(model).__name__}, expected tokens=, the sequence's length")
         tokens = options.get("tokens", 256)
-        return model, token_example(model, min(tokens, context_of(model.config) or tokens)), options
+        return model, token_example(model, min(tokens, context_of(model) or tokens)), options
     return model, example_of(model, options.get("example")), options
 
 

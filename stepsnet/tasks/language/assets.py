@@ -22,7 +22,7 @@ def save_assets(model: Any, tokenizer: Tokenizer, folder: Path) -> None:
     AutoTokenizer asks too, since it reads the model's config first, though the tokenizer has no code of its own. Where
     stepsnet has been imported, the classes are registered and nothing is asked.
     """
-    context, end = context_of(model.config), tokenizer.token_to_id(END_OF_TEXT)
+    context, end = context_of(model), tokenizer.token_to_id(END_OF_TEXT)
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         eos_token=END_OF_TEXT,

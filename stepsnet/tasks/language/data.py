@@ -91,8 +91,10 @@ def load_text(
     for name, documents in texts.items():
         if not any(document.strip() for document in documents):
             raise UserError(f"data: the split {name} of {data} is empty, expected text")
-    made_from = [kind, vocab_size] if tokenizer is None else [tokenizer.to_str()]
-    folder = cache_folder() / "text" / _fingerprint(texts, made_from)
+    entries = cache_folder() / "text"
+    folder = entries / _fingerprint(texts, [kind, vocab_size])
+    if tokenizer is not None and not _is_of(folder, tokenizer):
+        folder = entries / _fingerprint(texts, [tokenizer.to_str()])
     if not is_whole(folder, _FACTS):
         with locked_entry(folder):  # one process writes, the others wait and read
             if not is_whole(folder, _FACTS):
@@ -194,6 +196,17 @@ def _fingerprint(texts: Texts, made_from: list[Any]) -> str:
             content = document.encode()
             digest.update(b"%d\0" % len(content) + content)
     return digest.hexdigest()[:24]
+
+
+def _is_of(folder: Path, tokenizer: Tokenizer) -> bool:
+    """Whether an entry is there whose tokens are those of a tokenizer, as they are of a run's on its own data."""
+    try:
+        made = load_tokenizer(folder / "tokenizer.json")
+    except UserError:
+        return False
+    one, other = (json.loads(each.to_str()) for each in (made, tokenizer))
+    around = {"post_processor": None}  # what is put around a text, which is not packed; transformers adds it
+    return one | around == other | around
 
 
 def _pack(texts: Texts, tokenizer: Tokenizer | Callable[[], Tokenizer], folder: Path) -> None:

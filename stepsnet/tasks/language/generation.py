@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor
+from transformers.generation.utils import ALL_CACHE_NAMES
 
 from ...engine.randomness import keep_random_states
 from .data import END_OF_TEXT
@@ -24,8 +25,12 @@ def generate(
         streamer: of transformers, is given each token when it is there.
     """
     end = tokenizer.token_to_id(END_OF_TEXT)
-    sampling: dict[str, Any] = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {}
+    options: dict[str, Any] = {}
+    if temperature:
+        options |= {"do_sample": True, "temperature": float(temperature), "top_k": 0}  # the library takes no integer
     with keep_random_states(prompts.device):
+        if not _returns_a_cache(model, prompts[:, :1]):
+            options |= {"use_cache": False}  # else the library gives it the last token alone, as if it had one
         torch.manual_seed(seed)
         return model.generate(
             prompts,
@@ -34,5 +39,12 @@ def generate(
             eos_token_id=end,
             pad_token_id=end,
             streamer=streamer,
-            **sampling,
+            **options,
         )
+
+
+@torch.no_grad()
+def _returns_a_cache(model: Any, tokens: Tensor) -> bool:
+    """Whether a model that is given tokens (B, 1) returns what it has seen, as a model of one's own may not do."""
+    output = model(input_ids=tokens, use_cache=True)
+    return any(getattr(output, name, None) is not None for name in ALL_CACHE_NAMES)

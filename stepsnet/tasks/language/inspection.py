@@ -26,7 +26,7 @@ def continued(
     The same seed and prompts give every model the same chances.
     """
     size = min(_PROMPT, seq_len // 2)
-    context = context_of(model.config)
+    context = context_of(model)
     new = _NEW if context is None else min(_NEW, context - size)
     starts = [0, len(tokens) // 2]
     if size < 1 or new < 1 or len(tokens) < 2 * size:

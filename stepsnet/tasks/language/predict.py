@@ -47,7 +47,7 @@ def predict(run: Path, recipe: LanguageRecipe, inputs: PredictInputs) -> list[Pr
         raise UserError(f"--prompt: got {letters[:40]!r} in it, which {run} has no tokens for, expected other text")
     if not ids:
         raise UserError(f"--prompt: got {inputs.prompt!r}, expected some text")
-    context = context_of(config)
+    context = context_of(model)
     if context is not None and len(ids) + tokens > context:
         raise UserError(
             f"predict: got a prompt of {len(ids)} tokens and {tokens} to generate, expected at most "
