@@ -29,6 +29,7 @@ __all__ = ["command_line", "provenance", "provenance_of", "recorded_command", "t
 
 _PROCESSES = "processes.jsonl"  # of a run's folder: a line for each process that has trained it
 _OF_A_RESULT = ("commit", "hardware", "versions")
+_RANKS = "ranks"  # of which an earlier version's lines say nothing
 
 _command: ContextVar[Sequence[str] | None] = ContextVar("command", default=None)
 
@@ -96,21 +97,22 @@ def write_process(folder: Path, updates_done: int, made_with: dict[str, Any]) ->
 
 
 def trained_before(folder: Path, made_with: dict[str, Any]) -> list[dict[str, Any]]:
-    """What has trained a run before a process with ``made_with``: the parts of other commit, hardware or versions.
+    """What has trained a run before a process with ``made_with``: the parts with another commit, hardware, versions or
+    number of ranks.
 
     Each has ``until_update``. Updates that were trained again, since they were in no checkpoint, are the later one's.
     """
     lines, found = _read_processes(folder), []
     for number, (begun, part) in enumerate(lines[:-1]):
         until = min(later for later, _ in lines[number + 1 :])
-        if until > begun and part != {key: made_with[key] for key in _OF_A_RESULT}:
+        if until > begun and any(made_with.get(key) != value for key, value in part.items()):
             found.append({"until_update": until, **part})
     return found
 
 
 def provenance_of(folder: Path) -> dict[str, Any]:
-    """Commit, hardware and versions of the last process that has trained a run, and ``trained_before`` where others
-    have; nothing where the folder does not say."""
+    """Commit, hardware, versions and ranks of the last process that has trained a run, and ``trained_before`` where
+    others have; nothing where the folder does not say."""
     lines = _read_processes(folder)
     if not lines:
         return {}
@@ -124,7 +126,9 @@ def _read_processes(folder: Path) -> list[tuple[int, dict[str, Any]]]:
     for text in metrics_text(folder / _PROCESSES):
         with suppress(ValueError, KeyError, TypeError):
             line = json.loads(text)
-            lines.append((int(line["from_update"]), {key: line[key] for key in _OF_A_RESULT}))
+            part = {key: line[key] for key in _OF_A_RESULT}
+            part |= {_RANKS: line[_RANKS]} if _RANKS in line else {}
+            lines.append((int(line["from_update"]), part))
     return lines
 
 

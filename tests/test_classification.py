@@ -271,6 +271,15 @@ def test_images_that_cannot_be_decoded_are_left_out_of_the_scores(folder):
             make_task(folder, augment=None).evaluate(model, BatchShard(), CPU)
 
 
+def test_of_several_ranks_that_can_decode_too_little_rank_0_says_it_and_none_goes_on(folder):
+    for path in (folder / "val").rglob("*.jpg"):
+        path.write_text("this is a text")
+    model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, 2))
+    for rank, expected in ((0, UserError), (1, SystemExit)):
+        with pytest.raises(expected):
+            make_task(folder, augment=None).evaluate(model, BatchShard(rank, 2), CPU)
+
+
 def test_a_class_of_which_no_image_is_scored_is_named(folder):
     """Its images cannot be decoded, so that the scores are of the other class alone."""
     task = make_task(folder, augment=None)

@@ -215,6 +215,50 @@ def test_ranks_that_disagree_are_told(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+def test_ranks_whose_data_differ_are_told(tmp_path):
+    """As where each machine has a copy of its own, and one of them is not whole."""
+    for rank in (0, 1):
+        (tmp_path / str(rank)).mkdir()
+        (tmp_path / str(rank) / "text.txt").write_text("step by step\n" * (400 + rank))
+    code = (
+        "import os, sys\n"
+        f"os.chdir({str(tmp_path)!r} + '/' + os.environ['RANK'])\n"
+        "from stepsnet.cli import main\n"
+        f"words = ['train', 'python-docs/tiny', '--data', 'text:text.txt', '--run', {str(tmp_path / 'run')!r}]\n"
+        "words += ['batch_size=4', 'seq_len=64', 'epoch_updates=4', 'tokenizer=characters', 'vocab_size=null']\n"
+        "sys.exit(main([*words, 'device=cpu']))\n"
+    )
+    script = tmp_path / "script.py"
+    script.write_text(code)
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
+    environment = {**os.environ, "STEPSNET_CACHE": str(tmp_path / "cache")}
+    result = subprocess.run([*command, str(script)], capture_output=True, text=True, timeout=240, env=environment)
+    assert result.returncode != 0
+    said = "data: got {'train': 4691, 'evaluated': 522, 'updates an epoch': 4} on rank 1, expected rank 0's {'train': "
+    assert said in result.stderr and not (tmp_path / "run").exists()
+
+
+def test_an_evaluation_that_fails_loses_no_update(tmp_path):
+    """Each rank counts what it cannot decode by itself, and the sum, which is too large, is known in the evaluation."""
+    rng = np.random.default_rng(0)
+    for split, count in (("train", 8), ("val", 4)):
+        for name in ("cat", "dog"):
+            (tmp_path / "data" / split / name).mkdir(parents=True)
+            for index in range(count):
+                pixels = rng.integers(0, 256, (20, 24, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(tmp_path / "data" / split / name / f"{index}.png")
+    for name in ("train/cat/1.png", "val/dog/1.png"):
+        (tmp_path / "data" / name).write_text("this is a text")
+    settings = ["--data", f"folder:{tmp_path / 'data'}", "img_size=16", "batch_size=4", "epochs=1", "device=cpu"]
+    settings += ["model.args.num_classes=2", "model.args.widths=[24]", "model.args.depths=[1]"]
+    settings += ["model.args.num_heads=[2]", "train_samples=16", "max_undecodable=1"]
+    process = start(tmp_path / "run", 2, recipe="cifar10/shallow", settings=settings)
+    out, _ = process.communicate(timeout=300)
+    assert process.returncode != 0 and "samples cannot be decoded, expected at most max_undecodable=1" in out, out
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-00000004"]
+    assert "resumed after update 4" in finish(start(tmp_path / "run", 2, "max_undecodable=9", recipe=None))
+
+
 def test_ranks_go_on_from_one_checkpoint_or_not_at_all(tmp_path):
     folder = tmp_path / "run"
     finish(start(folder, 1))

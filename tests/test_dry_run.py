@@ -1,6 +1,8 @@
 """--dry-run: what it says is what a run does, it fails as a run does, and it leaves nothing behind."""
 
 import dataclasses
+import shutil
+import sys
 
 import pytest
 import timm
@@ -78,6 +80,37 @@ def test_it_fails_as_a_run_does(arguments, expected, tmp_path, monkeypatch, caps
     said = capsys.readouterr()
     assert expected in said.err and len(said.err.splitlines()) == 1 and not said.out
     assert [path.name for path in tmp_path.rglob("*")] == ["full", "diary.txt"]
+
+
+def test_a_tracker_has_to_be_installed(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    assert main(["train", "digits/tiny", "--dry-run", "tracker=wandb", *SMALL]) == 2
+    assert "tracker: wandb is not installed" in capsys.readouterr().err
+
+
+def test_of_several_ranks_the_first_shows_it(monkeypatch, capsys):
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "1")  # no other is waited for
+    assert main(["train", "digits/tiny", "--dry-run", *SMALL]) == 0
+    assert not capsys.readouterr().out
+
+
+def test_a_run_that_goes_on_is_held_against_its_folder(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    small = [*SMALL, "epochs=1", "train_samples=128", "stream_epochs=0", "device=cpu"]
+    assert main(["train", "digits/tiny", "--run", "first", *small]) == 0
+    began = ["train", "digits/tiny", "init=first", "--run", "second", *small]
+    assert main(began) == 0
+    shutil.rmtree(tmp_path / "first")
+    capsys.readouterr()
+    resumed = [*began, "--resume", "--dry-run"]
+    assert main(resumed) == 0  # its weights are those of its checkpoint
+    assert "# updates: 1 per epoch" in capsys.readouterr().out
+    classes = tmp_path / "second" / "classes.json"
+    classes.write_text(classes.read_text().replace("7", "seven"))
+    assert main(resumed) == 2 and "classes" in capsys.readouterr().err
+    monkeypatch.setattr("stepsnet.tasks.classification.task.Classification.sizes", lambda task: {"train": 127})
+    assert main(resumed) == 2 and "--resume: the data have train 127, " in capsys.readouterr().err
 
 
 def test_a_place_that_may_not_be_written_to_is_told(tmp_path, monkeypatch, capsys):

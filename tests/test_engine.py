@@ -1,8 +1,11 @@
 """The training loop: what resumes bit for bit, and what stops it."""
 
 import dataclasses
+import errno
+import os
 import shutil
 import signal
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,7 +19,7 @@ from stepsnet.analysis.residual_stream import measure_stream
 from stepsnet.checkpoint import check_fit, latest, load_weights
 from stepsnet.config import TrainingSettings
 from stepsnet.device import pick_device, pick_device_of_run
-from stepsnet.engine.distributed import init_distributed
+from stepsnet.engine.distributed import DistributedContext, init_distributed
 from stepsnet.engine.interrupt import Interrupted
 from stepsnet.engine.optim import build_optimizer
 from stepsnet.engine.train import train
@@ -146,6 +149,24 @@ def test_the_newest_and_the_best_are_kept(tmp_path):
         saved(tmp_path / "file", 1)
 
 
+def test_an_old_checkpoint_that_cannot_be_removed_stops_nothing(tmp_path, monkeypatch):
+    """On NFS a file that somebody has open stays in its folder until it is closed."""
+    remove = os.rmdir
+
+    def not_empty(path, **kwargs):
+        if "step-00000000" in str(path):
+            raise OSError(errno.ENOTEMPTY, "Directory not empty")
+        remove(path, **kwargs)
+
+    monkeypatch.setattr(os, "rmdir", not_empty)
+    for step in range(3):
+        saved(tmp_path, step)
+    assert latest(tmp_path)[0].path.name == "step-00000002" and (tmp_path / "step-00000000").exists()
+    monkeypatch.undo()
+    saved(tmp_path, 3)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000002", "step-00000003"]
+
+
 def test_a_copy_beside_the_checkpoints_stays_as_it_is(tmp_path):
     for step in (10, 20):
         saved(tmp_path, step)
@@ -223,6 +244,62 @@ def test_a_signal_at_an_epochs_end_does_not_wait_for_the_evaluation(tmp_path, wh
     (expected, expected_metrics, _), folder = whole
     assert metrics == expected_metrics and lines_without_speed(tmp_path) == lines_without_speed(folder)
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), expected.parameters(), strict=True))
+
+
+def test_a_signal_in_an_evaluation_stops_it_and_loses_no_update(tmp_path, whole):
+    class Evaluating(Points):
+        passes = 0
+
+        @torch.no_grad()
+        def evaluate(self, model, shard, device):
+            for _ in range(4):
+                error = ((model(self.x) - self.y) ** 2).mean().item()
+                self.passes += 1
+                if self.passes == 6:  # the second of the second epoch
+                    os.kill(os.getpid(), signal.SIGTERM)
+            return {"loss": error}
+
+    task = Evaluating()
+    with pytest.raises(Interrupted, match="after update 10"):
+        fit(tmp_path, task)
+    assert task.passes == 6
+    model, metrics, events = fit(tmp_path)
+    assert {"kind": "note", "text": "resumed after update 10"} in events
+    (expected, expected_metrics, _), folder = whole
+    assert metrics == expected_metrics and lines_without_speed(tmp_path) == lines_without_speed(folder)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), expected.parameters(), strict=True))
+
+
+def test_what_rank_0_alone_cannot_write_is_told_to_the_others(tmp_path, monkeypatch):
+    """At a start and at an epoch's end; they would wait for it in the next exchange."""
+    told = []
+
+    def on_main(context, function):
+        try:
+            return function()
+        except UserError as error:
+            told.append(str(error))
+            raise
+
+    class Unwritable(Points):
+        def evaluate(self, model, shard, device):
+            (folder / "metrics.jsonl").unlink()
+            (folder / "metrics.jsonl").mkdir()
+            return super().evaluate(model, shard, device)
+
+    monkeypatch.setattr(DistributedContext, "on_main", on_main)
+    monkeypatch.setattr("stepsnet.engine.train.MetricsLog.size_bytes", 0)
+    folder = made(tmp_path / "later")
+    with pytest.raises(UserError, match="metrics: cannot write"):
+        fit(folder, Unwritable())
+    assert len(told) == 1
+    with pytest.raises(UserError, match="metrics: cannot write"):
+        fit(folder)
+    assert len(told) == 2
+    with pytest.raises(UserError, match="wandb is not installed"):
+        monkeypatch.setitem(sys.modules, "wandb", None)
+        fit(made(tmp_path / "tracked"), settings=dataclasses.replace(SETTINGS, tracker="wandb"))
+    assert len(told) == 3
 
 
 def test_a_batch_that_does_not_fit_says_what_to_lower(tmp_path):

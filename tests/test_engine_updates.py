@@ -3,6 +3,8 @@
 import dataclasses
 import json
 import math
+import weakref
+from itertools import islice
 
 import pytest
 import timm
@@ -81,6 +83,35 @@ def test_accumulated_parts_make_the_same_update(tmp_path):
     for ours, theirs in zip(parts.parameters(), whole.parameters()):
         assert torch.allclose(ours, theirs, atol=1e-5)
     assert "effective batch 4 = 1 rank × 2 accumulated × 2" in events[0]["text"]
+
+
+def test_each_part_of_an_update_is_loaded_when_the_one_before_is_done(tmp_path):
+    loaded, alive = [], []
+
+    class Watched(Points):
+        def batches(self, *place):
+            for x, y in super().batches(*place):
+                loaded.append(weakref.ref(x))
+                yield x, y
+                del x, y
+
+        def loss(self, model, batch):
+            alive.append(sum(one() is not None for one in loaded))
+            return super().loss(model, batch)
+
+    settings = dataclasses.replace(SETTINGS, accumulation_steps=4, epochs=1)
+    train(make_model(), Watched(), settings, made(tmp_path), ALONE, report=lambda event: None)
+    assert alive == [1] * 20
+
+
+def test_an_update_without_all_of_its_parts_is_refused(tmp_path):
+    class Short(Points):
+        def batches(self, *place):
+            yield from islice(super().batches(*place), 3)
+
+    with pytest.raises(UserError, match="batches of Short: got 1 micro-batches for update 2, expected 2"):
+        settings = dataclasses.replace(SETTINGS, accumulation_steps=2)
+        train(make_model(), Short(), settings, made(tmp_path), ALONE, report=lambda event: None)
 
 
 def test_averages_written_out_are_what_is_evaluated(tmp_path):
@@ -169,6 +200,7 @@ def test_an_update_seeds_each_part_of_each_rank(monkeypatch):
     model, task = make_quiet_model(), Points()
     optimizer = build_optimizer(model, SETTINGS)
     rank_1 = DistributedContext(1, 1, torch.device("cpu"))
-    update = Updater(model, task, optimizer, Schedule(optimizer, SETTINGS, 5), SETTINGS, rank_1, None)
+    settings = dataclasses.replace(SETTINGS, accumulation_steps=2)
+    update = Updater(model, task, optimizer, Schedule(optimizer, SETTINGS, 5), settings, rank_1, None)
     update(3, [(task.x[:2], task.y[:2]), (task.x[2:4], task.y[2:4])])
     assert seeded == [(SETTINGS.seed, 3, 1, part) for part in range(2)]

@@ -228,7 +228,7 @@ def told_of_inputs(init, data, args=None):
     recipe = dataclasses.replace(recipe, batch_size=2, train_samples=None, device="cpu", clean_samples=0)
     lines = prepare_run(recipe).lines
     assert any(line.startswith(f"init from {init}\n|") for line in lines)
-    return [line for line in lines if "trained on images with" in line]
+    return [line for line in lines if "trained on images with" in line or "has not ended" in line]
 
 
 def test_weights_that_have_seen_other_inputs_are_told(tmp_path, monkeypatch):
@@ -258,7 +258,7 @@ def test_weights_that_have_seen_other_inputs_are_told(tmp_path, monkeypatch):
     assert told_of_inputs(file, data) == []  # nobody knows what a file's have seen
 
 
-def test_a_run_that_has_seen_other_inputs_is_told(tmp_path):
+def test_a_run_that_has_seen_other_inputs_is_told(tmp_path, monkeypatch):
     data = f"folder:{write_images(tmp_path / 'data', (32, 32), classes=('ant', 'bee'))}"
 
     def run_of(name, data, **args):
@@ -275,3 +275,6 @@ def test_a_run_that_has_seen_other_inputs_is_told(tmp_path):
     images = load_digits().images / 16
     train, _ = train_test_split(images, test_size=0.2, random_state=0, stratify=load_digits().target)
     assert f"mean ({train.mean():.4g}) and std ({train.std():.4g}), those" in told_of_inputs(digits, data)[0]
+    monkeypatch.setattr("stepsnet.tasks.normalization.how_far", lambda folder: "after update 1 of 9")
+    same = str(tmp_path / "same")
+    assert told_of_inputs(same, data) == [f"init: {same} has not ended: these are its weights after update 1 of 9"]

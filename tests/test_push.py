@@ -314,6 +314,16 @@ def test_the_card_says_which_split_was_scored(split, listed, row, tmp_path):
     assert "at least 2 of these could not be decoded and were left out:" in card.text
 
 
+def test_the_card_says_where_the_number_of_ranks_changed(tmp_path):
+    run = classifier(tmp_path / "run", "test_vit")
+    summary = json.loads((run / "summary.json").read_text())
+    part = {key: ORIGIN[key] for key in ("commit", "hardware", "versions")}
+    summary["trained_before"] = [{"until_update": 4, **part, "ranks": 8}, {"until_update": 6, **part, "ranks": 1}]
+    (run / "summary.json").write_text(json.dumps(summary))
+    assert main(["push", str(run), "--out", str(tmp_path / "out")]) == 0
+    assert "in 1 process, until update 4 in 8\n- versions" in (tmp_path / "out" / "README.md").read_text()
+
+
 def test_nothing_says_where_the_run_was(tmp_path, monkeypatch):
     monkeypatch.setattr("socket.gethostname", lambda: "host-of-somebody")
     monkeypatch.setenv("HOME", str(tmp_path / "home-of-somebody"))

@@ -320,7 +320,7 @@ def test_measurements_in_training_are_drawn(tmp_path, last_gradient, request):
     text = read(page).text
     assert "after the last block, γ of the whole stream is 0.64 for StepsNet" in text
     assert "γ of the part that the block reads is 0.64 for StepsNet" in text
-    ratio = "the gradient after the first block over that after the last is 3 for StepsNet"
+    ratio = "over that after the last, each over the channels that the block reads, is 3 for StepsNet"
     assert ratio in text if last_gradient else "the gradient after the first block" not in text
     assert last_gradient is not None or "not measured" in text
     assert (

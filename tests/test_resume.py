@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from stepsnet.cli import main
 from stepsnet.engine.optim import rate_at
 from stepsnet.overrides import override, read_recipe
+from stepsnet.provenance import provenance_of, trained_before, write_process
 from stepsnet.run_folder import lock_folder
 
 SMALL = ["batch_size=32", "train_samples=64", "model.args.depths=[1,1,1]", "stream_epochs=0", "warmup_epochs=1"]
@@ -117,7 +118,7 @@ def test_what_a_run_was_made_with_before_is_recorded(copy, capsys, monkeypatch):
     monkeypatch.setattr("stepsnet.provenance._commit", lambda: "other")
     assert run("resume", copy, "epochs=3", capsys=capsys)[0] == 0
     summary = json.loads((copy / "summary.json").read_text())
-    kept = {key: first[key] for key in ("commit", "hardware", "versions")}
+    kept = {key: first[key] for key in ("commit", "hardware", "versions", "ranks")}
     assert summary["commit"] == "other" and summary["trained_before"] == [{"until_update": 4, **kept}]
     page = (copy / "report.html").read_text()
     assert f"<dt>Until update 4</dt><dd>{first['commit'] or ''}</dd>" in page and "<dd>other</dd>" in page
@@ -133,6 +134,16 @@ def test_what_a_run_was_made_with_before_is_recorded(copy, capsys, monkeypatch):
     assert run("resume", copy, capsys=capsys)[0] == 0
     before = json.loads((copy / "summary.json").read_text())["trained_before"]
     assert [(part["until_update"], part["commit"]) for part in before] == [(4, first["commit"]), (6, "third")]
+
+
+def test_another_number_of_ranks_is_recorded(tmp_path):
+    """Of a start by an earlier version, which has not recorded it, nothing is known."""
+    made_with = {"commit": "one", "hardware": {"cpu": "AMD EPYC"}, "versions": {}}
+    starts = [(0, made_with), (4, {**made_with, "ranks": 8}), (8, {**made_with, "ranks": 2})]
+    for begun, one in starts:
+        write_process(tmp_path, begun, one)
+    assert provenance_of(tmp_path)["ranks"] == 2
+    assert trained_before(tmp_path, starts[-1][1]) == [{"until_update": 8, **made_with, "ranks": 8}]
 
 
 def test_only_what_changes_no_result_may_change(trained, copy, tmp_path, capsys):

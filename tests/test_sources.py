@@ -203,6 +203,18 @@ def test_columns_of_hugging_face_by_other_names(pictures_in_columns):
     assert found.classes == ("cat", "dog")
 
 
+def test_what_hugging_face_data_have_no_image_in_cannot_be_read(pictures_in_columns, tmp_path, monkeypatch):
+    """A cell that is null, one without bytes and a path, and the path of a file that is gone."""
+    images = load_images(pictures_in_columns(classes=["label"], label=["cat", "dog"]), SPEC).val.images
+    cells = [None, {"bytes": None, "path": None}, {"bytes": None, "path": str(tmp_path / "gone.png")}]
+    monkeypatch.setattr(images.reader, "dataset", [{"image": cell, "label": 0} for cell in cells])
+    for index, (name, reason) in enumerate([("", "neither its bytes nor its path")] * 2 + [(" (", "No such file")]):
+        assert images.name(index).startswith(f"sample {index}{name}") and "None" not in images.name(index)
+        for look in (images.read, images.shape):
+            with pytest.raises(UnreadableImage, match=reason):
+                look(index)
+
+
 def test_a_relative_path_is_told_with_where_it_was_looked_for(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for kind in ("folder", "wds"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -65,8 +66,14 @@ def add_jobs_option(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def say_forecasts(recipes: Sequence[tuple[Recipe, str]], runs: str, folder: Path) -> None:
-    """What ``--dry-run`` shows: of each recipe, with what its model is called, and of the runs in ``folder``."""
+def say_forecasts(recipes: Sequence[tuple[Recipe, str]], runs: str, folder: Path, resumes: bool = False) -> None:
+    """What ``--dry-run`` shows: of each recipe, with what its model is called, and of the runs in ``folder``.
+
+    Under torchrun rank 0 says it.
+
+    Args:
+        resumes: whether the one run in ``folder`` goes on, if it has begun.
+    """
     from ..console import working
     from ..files import require_writable_folder
 
@@ -74,8 +81,9 @@ def say_forecasts(recipes: Sequence[tuple[Recipe, str]], runs: str, folder: Path
     with working("building the model and loading a batch"):
         from ..runs.dry_run import forecast, render_forecasts  # takes seconds
 
-        found = [forecast(recipe, label) for recipe, label in recipes]
-    say(render_forecasts(found, f"{runs} would be in {folder}"))
+        found = [forecast(recipe, label, folder if resumes else None) for recipe, label in recipes]
+    if os.environ.get("RANK", "0") == "0":
+        say(render_forecasts(found, f"{runs} would be in {folder}"))
 
 
 def add_import_option(parser: argparse.ArgumentParser) -> None:

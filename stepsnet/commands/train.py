@@ -32,7 +32,7 @@ def train_or_forecast(recipe: Recipe, folder: Path, options: argparse.Namespace)
         from ..resuming import settle_recipe
 
         recipe = settle_recipe(folder, with_sources(recipe), options.resume)
-        say_forecasts([(recipe, "")], "the run", folder)
+        say_forecasts([(recipe, "")], "the run", folder, bool(options.resume))
     else:
         train_and_tell(recipe, folder, options.resume)
 

@@ -1,4 +1,5 @@
-"""SIGINT, SIGTERM and SIGHUP: noticed at once, obeyed after a whole update and a checkpoint; a later SIGINT at once."""
+"""SIGINT, SIGTERM and SIGHUP: noticed at once, obeyed after a whole update, or in an evaluation before its next forward
+pass, and after a checkpoint; a later SIGINT at once."""
 
 from __future__ import annotations
 

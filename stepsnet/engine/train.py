@@ -7,9 +7,10 @@ import math
 import resource
 import sys
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import asdict, dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from .optim import Schedule, scaled_lr
 from .prepare import prepare
 from .randomness import seed_step
 from .task import BatchShard, Task, data_counts
-from .tracking import open_trackers
+from .tracking import Tracker, open_trackers
 from .train_state import find_checkpoint, full_state_dict
 from .update import Diverged, Update, Updater, diverged
 
@@ -75,7 +76,8 @@ def train(
         report: is given what a display shows (console.py).
 
     Raises:
-        Interrupted: on SIGINT, SIGTERM or SIGHUP, after the update and a checkpoint, or at once where the update fails.
+        Interrupted: on SIGINT, SIGTERM or SIGHUP, after a checkpoint: of the update, or of the epoch's updates where an
+            evaluation is under way; or at once where the update fails.
         UserError: the loss or a weight is not finite, a batch does not fit, the folder cannot be written, or the task's
             monitored metric is not listed.
     """
@@ -123,12 +125,15 @@ class Trainer:
         self.earlier_seconds, self.began_at = 0.0, time.monotonic()
         self.note(describe_batch(settings, context, task))
         self.restore()
-        trackers = []
-        if context.is_main:
+        trackers: list[Tracker] = []
+
+        def open_log() -> None:
             lost = trim_log(folder / "metrics.jsonl", self.position.metrics_bytes, self.position.step)
             if lost:
                 self.note(lost)
-            trackers = open_trackers(settings.tracker, folder, self.position.step, public(asdict(settings)))
+            trackers.extend(open_trackers(settings.tracker, folder, self.position.step, public(asdict(settings))))
+
+        context.on_main(open_log)
         self.log = MetricsLog(folder / "metrics.jsonl", context.is_main, trackers, self.note)
         self.shown_at = 0.0
         self.noted: set[str] = set()
@@ -185,18 +190,18 @@ class Trainer:
             return epoch - 1, self.task.steps_per_epoch
         return epoch, done
 
-    def batches_of_updates(self, epoch: int, done: int) -> Generator[Sequence[Any]]:
-        """The micro-batches of each update; what the update does counts as its time, and so does loading."""
+    def batches_of_updates(self, epoch: int, done: int) -> Generator[Iterable[Any]]:
+        """The micro-batches of each update; what the update does counts as its time, and so does loading.
+
+        Each is moved to the device when the update asks for it, so that the device never holds all of an update's.
+        """
         # closed in every way out, and not when the generator is collected: it may hold processes that load
         with closing(self.task.batches(epoch, done, self.shard, self.context.device)) as micro_batches:
-            updates = zip(*[micro_batches] * self.settings.accumulation_steps)  # so many at a time
-            while True:
+            for _ in range(done, self.task.steps_per_epoch):
                 self.started_at = time.perf_counter()
-                if (batches := next(updates, None)) is None:
-                    return
-                yield batches
+                yield islice(micro_batches, self.settings.accumulation_steps)
 
-    def update(self, epoch: int, batches: Sequence[Any]) -> Update:
+    def update(self, epoch: int, batches: Iterable[Any]) -> Update:
         with self.observing_stream() as seen:
             update = self.updater(self.position.step, batches, self.caught)
         self.position.step += 1
@@ -227,34 +232,47 @@ class Trainer:
             self.save()
 
     def evaluate_or_save(self, epoch: int) -> tuple[dict[str, Any], dict[str, Any]]:
-        """As :meth:`evaluate`; where it does not fit into memory, or its data fail, the epoch's updates are kept in a
-        checkpoint.
+        """As :meth:`evaluate`; where it does not fit into memory, its data fail or a signal ends it, the updates of the
+        epoch are kept in a checkpoint, and resuming begins with the evaluation.
+
+        Several ranks write it before: one that fails has the others wait in the evaluation, and torchrun kills all of
+        them some seconds after a signal.
 
         Raises:
-            UserError: it does not fit, or fails. Of several ranks the others may be waiting in it, so that nothing is
-                saved.
+            UserError: it does not fit, or fails.
+            Interrupted: a signal came, and one process was about to call the model.
         """
+        is_alone = self.context.world_size == 1
+        if not is_alone:
+            self.save()
+        obeying = self.evaluated_model.register_forward_pre_hook(self.stop_evaluation)
         try:
             return self.evaluate(epoch)
         except Diverged:
             raise
-        except UserError:
-            if self.context.world_size == 1:
+        except (UserError, Interrupted):
+            if is_alone:
                 self.save()
             raise
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
             reason = str(error).splitlines()[0]
-        graphs = ", or cuda_graph=false" * self.settings.cuda_graph
-        kept = "of this epoch's updates only those up to the last checkpoint are kept"
-        if self.context.world_size == 1:
+        finally:
+            obeying.remove()
+        if is_alone:
             self.save()
-            kept = "its updates are saved, and resuming begins with the evaluation"
+        graphs = ", or cuda_graph=false" * self.settings.cuda_graph
         raise UserError(
             f"memory: the evaluation after epoch {epoch + 1} does not fit ({reason}), expected more memory, or less at "
-            f"once (eval_batch_size, img_size, crop_size, seq_len){graphs}; {kept}"
+            f"once (eval_batch_size, img_size, crop_size, seq_len){graphs}; its updates are saved, and resuming begins "
+            "with the evaluation"
         )
+
+    def stop_evaluation(self, *_: object) -> None:
+        """Before each forward pass; several ranks would have to exchange each time who of them has got a signal."""
+        if self.caught and self.context.world_size == 1:
+            self.stop()
 
     def evaluate(self, epoch: int) -> tuple[dict[str, Any], dict[str, Any]]:
         """Score the validation split; returns the epoch's line of metrics, and its progress."""
@@ -278,7 +296,7 @@ class Trainer:
         scored = {name if name.startswith("train_") else f"val_{name}": value for name, value in scores.items()}
         self.position.metrics = {**means, **scored}
         line = {"kind": "epoch", "epoch": epoch + 1, "step": self.position.step, **kept, **self.position.metrics}
-        self.log.add(line)
+        self.context.on_main(lambda: self.log.add(line))
         self.report({**progress, **scores})
         return line, progress
 
@@ -329,7 +347,7 @@ class Trainer:
             if not is_out_of_memory(error) or self.context.world_size > 1:  # other ranks may be waiting in it
                 raise
             return self.note_once(f"stream: not measured, since it does not fit into memory ({in_a_line(error, 200)})")
-        self.log.add({"epoch": epoch, "step": self.position.step, **line})
+        self.context.on_main(lambda: self.log.add({"epoch": epoch, "step": self.position.step, **line}))
 
     def observing_stream(self) -> AbstractContextManager[dict[str, Any]]:
         """In training, on rank 0's own batch."""

@@ -226,7 +226,7 @@ def _publish(folder: Path, temporary: Path, final: Path, keep: int, best: int | 
     until_now = [path for path in named if step_of(path) <= step_of(final)]
     for old in until_now[keep:]:
         if step_of(old) != best:
-            shutil.rmtree(old)
+            _remove(old)  # what cannot be removed yet, such as a file that is open on NFS, is tried again next time
     for leftover in (*folder.glob(".step-*"), *folder.glob(".old-*")):
         _remove(leftover)
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterable, Sequence
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ from ..errors import UserError, is_out_of_memory
 from .distributed import DistributedContext, full_tensor, unwrap
 from .optim import scaled_lr
 from .randomness import seed_step
-from .task import Task
+from .task import BatchShard, Task
 
 __all__ = ["Diverged", "Update", "Updater", "diverged"]
 
@@ -53,12 +53,13 @@ class Updater:
         self.parameters = list(model.parameters())  # listing those of a deep model takes a millisecond
         self.scaler = torch.amp.GradScaler(context.device.type, enabled=settings.amp_dtype == "float16")
 
-    def __call__(self, step: int, batches: Sequence[Any], caught: Sequence[int] = ()) -> Update:
-        """Update number ``step``, counted from 0, on this rank's micro-batches; ``caught`` holds the signals that came.
+    def __call__(self, step: int, batches: Iterable[Any], caught: Sequence[int] = ()) -> Update:
+        """Update number ``step``, counted from 0, on this rank's micro-batches, of which each is asked for when the one
+        before is done; ``caught`` holds the signals that came.
 
         Raises:
-            UserError: the loss or a gradient is not finite, or the batch does not fit into memory; the
-                weights are as they were.
+            UserError: the loss or a gradient is not finite, the batch does not fit into memory, or micro-batches are
+                missing; the weights are as they were.
         """
         self.schedule.step_update(step)
         try:
@@ -72,7 +73,7 @@ class Updater:
         values = dict(zip(shared, self.context.mean(list(shared.values()))))  # not finite where any rank's is not
         grad_norm, stops = values.pop("grad_norm"), values.pop("interrupted") > 0
         if not math.isfinite(values["loss"]) or not (math.isfinite(grad_norm) or self._may_scale_down()):
-            raise self._not_finite(step, batches, values["loss"], grad_norm)
+            raise self._not_finite(step, values["loss"], grad_norm)
         if self.settings.clip_grad is not None:
             nn.utils.clip_grads_with_norm_(self.parameters, self.settings.clip_grad, norm)
         self.scaler.step(self.optimizer)
@@ -99,18 +100,23 @@ class Updater:
         """
         return self.scaler.is_enabled() and self.scaler.get_scale() > 1
 
-    def _gradients(self, step: int, batches: Sequence[Any]) -> tuple[dict[str, Tensor], Tensor]:
+    def _gradients(self, step: int, batches: Iterable[Any]) -> tuple[dict[str, Tensor], Tensor]:
         """This rank's means over its micro-batches, and the norm of the gradient of all ranks."""
         sums: dict[str, Tensor] = {}
-        for part, batch in enumerate(batches):
-            last = part == len(batches) - 1
+        parts, done = self.settings.accumulation_steps, 0
+        for part, batch in zip(range(parts), batches):
+            last = part == parts - 1
             seed_step(self.settings.seed, step, self.context.rank, part)
             with self._without_exchange(not last):
                 with autocast(self.settings.amp_dtype, self.context.device):
                     loss, others = self.task.loss(self.model, batch)
-                self.scaler.scale(loss / len(batches)).backward()
+                self.scaler.scale(loss / parts).backward()
             for name, mean in {"loss": loss, **others}.items():
-                sums[name] = sums.get(name, 0) + mean.detach() / len(batches)
+                sums[name] = sums.get(name, 0) + mean.detach() / parts
+            done += 1
+        if done < parts:
+            got = f"got {done} micro-batches for update {step + 1}"
+            raise UserError(f"batches of {type(self.task).__name__}: {got}, expected {parts}")
         self.scaler.unscale_(self.optimizer)
         gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
         return sums, nn.utils.get_total_norm(gradients)  # sharded gradients: a DTensor
@@ -121,13 +127,14 @@ class Updater:
             return self.model.no_sync()
         return nullcontext()
 
-    def _not_finite(self, step: int, batches: Sequence[Any], loss: float, norm: float) -> Diverged:
+    def _not_finite(self, step: int, loss: float, norm: float) -> Diverged:
         what, value = ("loss", loss) if not math.isfinite(loss) else ("gradient", norm)
-        where = dict.fromkeys(self.context.gather_objects(self._first_not_finite(step, batches)))
+        where = dict.fromkeys(self.context.gather_objects(self._first_not_finite(step)))
         return diverged(what, value, step + 1, self.settings, "; " + "; ".join(where))
 
-    def _first_not_finite(self, step: int, batches: Sequence[Any]) -> str:
-        """Run the forward passes again and find the first module whose output is not finite."""
+    def _first_not_finite(self, step: int) -> str:
+        """Load the micro-batches again, which the update has not kept, and find the first module whose output is not
+        finite."""
         found: list[str] = []
 
         def look(name: str):
@@ -140,9 +147,12 @@ class Updater:
 
         model = unwrap(self.model)
         hooks = [module.register_forward_hook(look(name or "the model")) for name, module in model.named_modules()]
+        shard = BatchShard(self.context.rank, self.context.world_size, self.settings.accumulation_steps)
+        epoch, done = divmod(step, self.task.steps_per_epoch)
+        batches = self.task.batches(epoch, done, shard, self.context.device)
         try:
-            with torch.no_grad(), autocast(self.settings.amp_dtype, self.context.device):
-                for part, batch in enumerate(batches):
+            with torch.no_grad(), autocast(self.settings.amp_dtype, self.context.device), closing(batches):
+                for part, batch in zip(range(shard.accumulation_steps), batches):
                     seed_step(self.settings.seed, step, self.context.rank, part)
                     self.task.loss(self.model, batch)
         finally:

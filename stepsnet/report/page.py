@@ -208,6 +208,7 @@ def _origin(summary: Mapping[str, Any]) -> dict[str, str]:
 
     def made_with(part: Mapping[str, Any]) -> dict[str, str]:
         hardware = [f"{key_in_words(key)}: {value or 'none'}" for key, value in (part.get("hardware") or {}).items()]
+        hardware += [f"processes: {part['ranks']}"] if part.get("ranks") else []
         versions = [f"{name} {version}" for name, version in (part.get("versions") or {}).items()]
         commit = str(part.get("commit") or "")
         return {"Commit": commit, "Hardware": ", ".join(hardware), "Versions": ", ".join(versions)}

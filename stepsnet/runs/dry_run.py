@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,12 +20,14 @@ from ..engine.optim import Schedule, build_optimizer
 from ..engine.prepare import prepare
 from ..engine.task import BatchShard, Task
 from ..engine.train import describe_batch
+from ..errors import import_extra
 from ..from_data import with_baseline
 from ..models.blocks import blocks_to_recompute, recompute_blocks
 from ..models.build import build_model
 from ..overrides import to_yaml
+from ..run_folder import has_begun, updates_done
 from ..terminal import counted
-from .prepare import prepare_run
+from .prepare import check_folder, prepare_run
 
 __all__ = ["Forecast", "forecast", "render_forecasts"]
 
@@ -45,16 +48,25 @@ class Forecast:
     notices: Sequence[str]
 
 
-def forecast(recipe: Recipe, label: str = "") -> Forecast:
+def forecast(recipe: Recipe, label: str = "", resumed: Path | None = None) -> Forecast:
     """Build model, data, optimizer and schedule, and load the first batch. Under torchrun every rank calls it.
 
     Only the cache of what is computed once per data set is written.
+
+    Args:
+        resumed: the folder of a run that would go on, where one has begun there.
 
     Raises:
         UserError: as a run does before its first update.
     """
     with init_distributed(recipe.device) as context:
-        prepared = prepare_run(recipe)
+        goes_on, lines = resumed is not None and has_begun(resumed), list[str]()
+        has_checkpoints = resumed is not None and updates_done(resumed) > 0
+        prepared = prepare_run(recipe, goes_on=goes_on, has_checkpoints=has_checkpoints)
+        if resumed is not None:
+            lines = check_folder(resumed, prepared, goes_on=goes_on)
+        if recipe.tracker:
+            import_extra(recipe.tracker, "tracker")
         recipe, model, task = prepared.recipe, prepared.model, prepared.task
         shard = BatchShard(context.rank, context.world_size, recipe.accumulation_steps)
         effective_batch = describe_batch(recipe, context, task)
@@ -74,7 +86,7 @@ def forecast(recipe: Recipe, label: str = "") -> Forecast:
             _described(batch),
             memory,
             unknown,
-            [*prepared.lines, *task.notices()],
+            [*prepared.lines, *lines, *task.notices()],
         )
 
 

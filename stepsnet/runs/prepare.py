@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
 from ..config import Recipe
-from ..engine.task import Task
+from ..engine.optim import rate_at
+from ..engine.task import Task, data_counts
 from ..models.grow.spec import start_grown, with_sources
+from ..resuming import check_data, check_length
+from ..run_folder import updates_done
 from ..tasks import build_opened, open_data, resolve
 from .advice import check_settings, on_settings
 
-__all__ = ["Prepared", "build_and_start", "open_and_resolve", "prepare_run"]
+__all__ = ["Prepared", "build_and_start", "check_folder", "open_and_resolve", "prepare_run"]
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,33 @@ def prepare_run(recipe: Recipe, *, goes_on: bool = False, has_checkpoints: bool 
     model, task, of_weights = build_and_start(recipe, opened, has_checkpoints=has_checkpoints)
     lines += of_weights if goes_on else [*of_weights, *task.remarks(), *on_settings(recipe)]
     return Prepared(recipe, model, task, lines)
+
+
+def check_folder(folder: Path, prepared: Prepared, *, goes_on: bool) -> list[str]:
+    """What to tell of a run that goes on in a folder with other epochs; nothing where it does not.
+
+    Args:
+        goes_on: with a run that has begun; a start that failed leaves no assets that count.
+
+    Raises:
+        UserError: it has already been trained for longer, or with other data.
+    """
+    recipe, task = prepared.recipe, prepared.task
+    done, steps = updates_done(folder), task.steps_per_epoch
+    check_length(folder, recipe.epochs, steps)
+    check_data(folder, data_counts(task), recipe)
+    if goes_on:
+        task.check_assets(folder)
+    if not recipe.earlier_epochs or recipe.earlier_epochs[-1][0] != done:
+        return []
+    before = recipe.earlier_epochs[-1][1]
+    old, new = (
+        rate_at(replace(recipe, epochs=epochs, earlier_epochs=()), done, steps) for epochs in (before, recipe.epochs)
+    )
+    return [
+        f"{recipe.epochs} epochs in place of {before}: after update {done} lr is {new:.3g} where it was to be {old:.3g}"
+        f", and the schedule ends at update {recipe.epochs * steps} in place of {before * steps}"
+    ]
 
 
 def open_and_resolve(

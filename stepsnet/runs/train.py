@@ -20,7 +20,6 @@ from ..console import Display
 from ..device import autocast, pick_device
 from ..engine.distributed import DistributedContext, init_distributed
 from ..engine.metrics_log import MetricsLog
-from ..engine.optim import rate_at
 from ..engine.randomness import keep_random_states
 from ..engine.task import BatchShard, Task, data_counts
 from ..engine.train import TrainResult, train
@@ -33,13 +32,13 @@ from ..models.grow.spec import with_sources
 from ..provenance import provenance, trained_before, write_process
 from ..reading import dump_json, without_nonfinite
 from ..redact import public_value
-from ..resuming import Resume, check_data, check_length, open_run_folder, settle_recipe
+from ..resuming import Resume, open_run_folder, settle_recipe
 from ..run_folder import has_begun, has_ended, has_weights, lock_folder, read_weights, updates_done
 from ..run_records import LABEL, read_label, read_summary
 from ..tasks import build_task
 from ..tasks.splits import split_of
 from .inspection import inspect_run
-from .prepare import Prepared, prepare_run
+from .prepare import Prepared, check_folder, prepare_run
 from .report import report_or_tell
 
 __all__ = ["train_run"]
@@ -81,6 +80,7 @@ def train_run(
                 has_checkpoints=has_checkpoints,
             )
             context.check_same(dataclasses.asdict(prepared.recipe))
+            context.check_same({"data": data_counts(prepared.task)})
             if lines_shown:
                 prepared = dataclasses.replace(prepared, lines=[])
             return _train(prepared, folder, context, display, resume, label)
@@ -101,11 +101,9 @@ def _train(
         display.note(label or folder.name, text)
 
     recipe, model, task = prepared.recipe, prepared.model, prepared.task
-    lines = [*prepared.lines, *_new_length(recipe, folder, task)]
-    if resume and has_begun(folder):  # a start that failed leaves no assets that count
-        task.check_assets(folder)
+    lines = [*prepared.lines, *check_folder(folder, prepared, goes_on=bool(resume) and has_begun(folder))]
     with ExitStack() as held:
-        claim = functools.partial(_claim_folder, held, prepared, folder, resume, label, context.device)
+        claim = functools.partial(_claim_folder, held, prepared, folder, resume, label, context)
         recipe, ended, made_with = context.on_main(claim)
         page, title = folder / "report.html", f"{recipe.name}, seed {recipe.seed}"
         if ended:
@@ -127,7 +125,7 @@ def _train(
         if not context.is_main:
             return None
         seconds = round(result.earlier_seconds + time.monotonic() - started, 1)
-        summary = _summarize(recipe, task, result, counts, label, seconds, context.world_size) | made_with
+        summary = _summarize(recipe, task, result, counts, label, seconds) | made_with
         summary = _write_results(recipe, folder, result, summary, note)
         inspect_run(recipe, folder, task, result.weights, context.device, note)
         report_or_tell([folder], page, title, note)
@@ -135,7 +133,7 @@ def _train(
 
 
 def _claim_folder(
-    held: ExitStack, prepared: Prepared, folder: Path, resume: Resume, label: str, device: torch.device
+    held: ExitStack, prepared: Prepared, folder: Path, resume: Resume, label: str, context: DistributedContext
 ) -> tuple[Recipe, bool, dict[str, Any]]:
     """Lock the folder while ``held`` is open, and begin or go on with the run in it.
 
@@ -149,7 +147,8 @@ def _claim_folder(
     if _has_all(folder, recipe):
         return recipe, True, {}
     _save_assets(prepared.task, prepared.model, folder)
-    made_with = provenance(device, prepared.recipe.imports)  # of the code that runs, which may be committed meanwhile
+    # of the code that runs, which may be committed meanwhile
+    made_with = {"ranks": context.world_size, **provenance(context.device, prepared.recipe.imports)}
     write_process(folder, updates_done(folder), made_with)
     return recipe, False, made_with
 
@@ -198,28 +197,6 @@ def _has_all(folder: Path, recipe: Recipe) -> bool:
     return has_ended(folder, recipe) and not lacks_weights
 
 
-def _new_length(recipe: Recipe, folder: Path, task: Task) -> list[str]:
-    """What to tell of a run that goes on with other epochs; nothing where it does not.
-
-    Raises:
-        UserError: it has already been trained for longer, or with other data.
-    """
-    done, steps = updates_done(folder), task.steps_per_epoch
-    check_length(folder, recipe.epochs, steps)
-    check_data(folder, data_counts(task), recipe)
-    if not recipe.earlier_epochs or recipe.earlier_epochs[-1][0] != done:
-        return []
-    before = recipe.earlier_epochs[-1][1]
-    old, new = (
-        rate_at(dataclasses.replace(recipe, epochs=epochs, earlier_epochs=()), done, steps)
-        for epochs in (before, recipe.epochs)
-    )
-    return [
-        f"{recipe.epochs} epochs in place of {before}: after update {done} lr is {new:.3g} where it was to be {old:.3g}"
-        f", and the schedule ends at update {recipe.epochs * steps} in place of {before * steps}"
-    ]
-
-
 def _save_assets(task: Task, model: nn.Module, folder: Path) -> None:
     try:
         task.save_assets(model, folder)
@@ -236,7 +213,7 @@ def _counts(model: nn.Module, task: Task) -> dict[str, Any]:
 
 
 def _summarize(
-    recipe: Recipe, task: Task, result: TrainResult, counts: dict[str, Any], label: str, seconds: float, ranks: int
+    recipe: Recipe, task: Task, result: TrainResult, counts: dict[str, Any], label: str, seconds: float
 ) -> dict[str, Any]:
     """The content of ``summary.json``."""
     return {
@@ -255,7 +232,6 @@ def _summarize(
         **task.facts(),
         "seconds": seconds,
         "samples_per_second": result.samples_per_second,
-        "ranks": ranks,
     }
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import IO, Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 from filelock import FileLock
@@ -18,7 +19,7 @@ from ...consent import DOWNLOADING, is_half_downloaded
 from ...errors import UserError, import_extra, in_a_line
 from ...reading import require_data_folder
 from ...terminal import counted
-from ..images import find_images, image_shape, open_image
+from ..images import UnreadableImage, find_images, image_shape, open_image
 from .shards import find_shards
 
 __all__ = ["SOURCES", "Arrays", "Splits", "StoredImages", "register_source"]
@@ -96,15 +97,31 @@ class _TimmReader:
         self.labels = [int(target) for target in reader.iter_targets()]
 
     def read(self, index: int) -> Image.Image:
-        with self.reader[index][0] as file:
+        with self._file(index) as file:
             return open_image(file, self.mode)
 
     def name(self, index: int) -> str:
-        return f"sample {index} ({self.reader.filename(index, basename=True)})"
+        try:
+            path = self.reader.filename(index, basename=True)
+        except TypeError:  # a cell that is null
+            path = None
+        return f"sample {index} ({path})" if path else f"sample {index}"
 
     def shape(self, index: int) -> tuple[int, int, int]:
-        with self.reader[index][0] as file:
+        with self._file(index) as file:
             return image_shape(file)
+
+    @contextmanager
+    def _file(self, index: int) -> Iterator[IO[bytes]]:
+        """Raises UnreadableImage where the reader finds nothing to open."""
+        try:
+            file = self.reader[index][0]
+        except (TypeError, AssertionError):  # of a cell that is null, and of one without bytes and a path
+            raise UnreadableImage("the data have neither its bytes nor its path") from None
+        except OSError as error:
+            raise UnreadableImage(error.strerror or str(error)) from None
+        with file:
+            yield file
 
 
 _EVALUATED = ("val", "validation", "valid", "test")  # names of the folder, in this order

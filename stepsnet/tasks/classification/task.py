@@ -26,7 +26,7 @@ from ...models.build import build_model, check_model_name
 from ...models.transfer import start_from
 from ..class_names import check_classes, save_classes
 from ..loading import loaded
-from ..normalization import Normalization, on_other_normalization
+from ..normalization import Normalization, on_other_normalization, on_unfinished
 from ..remarks import on_classes, on_largest_class, on_scored
 from ..scoring import mean_loss, of_all_ranks, shared_by
 from ..splits import split_of
@@ -229,7 +229,9 @@ class Classification(Task):
     def load_pretrained(self, model: nn.Module) -> list[str]:
         if not self.init:
             return []
-        told = on_other_normalization(self.init, self.init_key, self.normalization) if self.normalization else []
+        told = on_unfinished(self.init, self.init_key)
+        if self.normalization:
+            told += on_other_normalization(self.init, self.init_key, self.normalization)
         return [start_from(model, self.init, self.init_key), *told]
 
     def remarks(self) -> list[str]:
@@ -281,7 +283,9 @@ class Classification(Task):
         batches = shard.evaluation_batches(len(samples), self.eval_batch_size)
         asked = sum(shard.gather(sum(len(batch.indices) for batch in batches if not batch.is_padding)))
         scored = np.sum(shard.gather(of_rank), axis=0)
-        if 2 * scored.sum() < asked and shard.rank == 0:  # numbers that say little of the split
+        if 2 * scored.sum() < asked:  # numbers that say little of the split
+            if shard.rank > 0:  # rank 0 says it, and none goes on to wait for it
+                raise SystemExit(2)
             got = f"{scored.sum()} of the {asked} images to evaluate can be decoded"
             such_as = f"; the latest that cannot is {next(reversed(self.undecodable))}" if self.undecodable else ""
             raise UserError(f"data: {got}, expected at least half of them{such_as}")
