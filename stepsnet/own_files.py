@@ -63,7 +63,8 @@ class OwnFiles:
 
     def has(self, path: Path) -> bool:
         """Whether a file is ours, and as it was written."""
-        return _sum_of(path) in self._ours.get(self._name(path), set())
+        ours = self._ours.get(self._name(path))  # first, since others' files may be many and large
+        return ours is not None and _sum_of(path) in ours
 
     def write(self, path: Path, content: bytes) -> None:
         """Write a file, whatever is there. Raises UserError where it cannot be written."""

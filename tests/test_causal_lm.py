@@ -186,6 +186,21 @@ def test_a_folder_of_an_earlier_transformers_is_a_pair(name, tmp_path):
             assert (found["rope_theta"], found["rope_type"], found["factor"]) == (5e5, "linear", 2.0)
 
 
+def test_what_a_configuration_derives_is_derived_anew(tmp_path):
+    """A recipe holds what the file says, so that another width or depth has heads and types of its own."""
+    sizes = {**BEFORE_5["llama"], "model_type": "qwen2", "num_key_value_heads": 4, "use_sliding_window": False}
+    (tmp_path / "config.json").write_text(json.dumps({**sizes, "rope_scaling": None}))
+    recipe = with_vocabulary(stepify_pair(f"transformers:{tmp_path}", "text:x"))
+    assert not {"head_dim", "layer_types"} & recipe.baseline.args.keys()
+    for change in ({"hidden_size": 32}, {"num_hidden_layers": 2}):
+        model = build_model(ModelSpec(recipe.baseline.name, recipe.baseline.args | change))
+        assert model(torch.zeros(1, 8, dtype=torch.long)).logits.shape[:2] == (1, 8)
+        assert all(getattr(model.config, key) == value for key, value in change.items())
+        head = model.config.hidden_size // 4
+        assert model.model.layers[0].self_attn.q_proj.out_features == 4 * head
+        assert len(model.config.layer_types) == model.config.num_hidden_layers
+
+
 def test_a_value_that_a_configuration_does_not_take_is_one_line(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({**BEFORE_5["gpt2"], "n_layer": "x"}))
     with pytest.raises(UserError, match=r"--model: cannot read .*config\.json: .*n_layer") as raised:

@@ -74,6 +74,14 @@ def test_files_of_any_name_are_known_as_ours_until_they_are_changed(tmp_path):
     assert not OwnFiles(tmp_path).has(tmp_path / LIST)
 
 
+def test_a_file_that_is_not_listed_is_not_read(tmp_path, monkeypatch):
+    """Others' may be many and large: predict asks for each of its inputs."""
+    own = OwnFiles(tmp_path)
+    own.write(tmp_path / "a.png", b"ours")
+    monkeypatch.setattr("stepsnet.own_files._sum_of", lambda path: pytest.fail(f"{path} was read"))
+    assert not own.has(tmp_path / "b.png")
+
+
 def test_a_file_is_listed_before_it_is_written(tmp_path, monkeypatch):
     """So a process that is killed between leaves no file that the next takes for somebody else's."""
     own = OwnFiles(tmp_path)

@@ -57,9 +57,7 @@ def test_folders_of_folders_in_order_each_picture_once(run, tmp_path, monkeypatc
     assert main([*asked, "--top", "1"]) == 0 and len(json.loads(Path("found/predictions.json").read_text())) == 4
     Path("found/predictions.json").write_text("changed by hand")
     capsys.readouterr()
-    assert (
-        main(asked) == 2 and "is there, and stepsnet did not write it; --force replaces it" in capsys.readouterr().err
-    )
+    assert main(asked) == 2 and "or is of an earlier version; --force replaces it" in capsys.readouterr().err
     assert Path("found/predictions.json").read_text() == "changed by hand"
     assert main([*asked, "--force"]) == 0 and Path("found/predictions.json").read_text().startswith("[")
     with Outputs(tmp_path / "in" / "drawn", tmp_path).reserved([]) as outputs:

@@ -711,6 +711,24 @@ class _InPlace(_Block):
         return x
 
 
+class _WithHeads(nn.Module):
+    """Heads beside the blocks, each of which writes into a map of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.Sequential(*(_Block(16) for _ in range(3)))
+        self.heads = nn.ModuleList(nn.Sequential(nn.ReLU(inplace=True), nn.Linear(16, 4)) for _ in range(2))
+
+    def forward(self, x):
+        x = self.blocks(x)
+        return sum(head(x + place).sum() for place, head in enumerate(self.heads))
+
+
+def test_heads_that_write_into_their_input_are_no_blocks():
+    model, x = _WithHeads(), torch.randn(2, 5, 16)
+    assert len(measure_stream(model, lambda model: model(x))) == 3
+
+
 def test_blocks_that_write_into_their_input_are_refused():
     model, x = nn.Sequential(nn.Linear(16, 16), nn.Sequential(*(_InPlace(16) for _ in range(3)))), torch.randn(2, 16)
     with pytest.raises(UserError, match=r"analyze: 1\.0 \(_InPlace\) changes what it is called with, expected blocks"):

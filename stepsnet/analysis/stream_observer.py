@@ -82,8 +82,8 @@ class StreamObserver:
         self.unread: dict[int, str] = {}  # what of a block's call is no stream
         self.scales_behind: dict[int, float] = {}  # of streams that begin behind a block, by its index
         self.added: int | None = None  # a block whose input the model adds to its output
-        self.adds_in_place: int | None = None  # a block that changes its input
-        self._versions: dict[int, list[tuple[Tensor, int]]] = {}  # of what a block is called with, by its index
+        self.written: list[int] = []  # blocks that change their input
+        self._versions: dict[int, dict[int, int]] = {}  # by the index of a block, those of the tensors that it gets
         self._started_in = ""  # the container of the block that the stream began with
         self._latest: tuple[int, _Run] | None = None
         self._last_of: dict[str, _Run] = {}  # of each container
@@ -106,16 +106,14 @@ class StreamObserver:
 
     def before_block(self, index: int, block: nn.Module, arguments: tuple, keywords: Mapping[str, Any]) -> None:
         tensors = (value for value in (*arguments, *keywords.values()) if isinstance(value, Tensor))
-        self._versions[index] = [(tensor, _version(tensor)) for tensor in tensors]
+        self._versions[index] = {id(tensor): _version(tensor) for tensor in tensors}
 
     def after_block(
         self, index: int, block: nn.Module, arguments: tuple, keywords: Mapping[str, Any], output: Any
     ) -> None:
-        versions = self._versions.pop(index, [])
+        versions = self._versions.pop(index, {})
         if self.is_over or index in self.numbers:  # a second pass, or a recomputation
             return
-        if self.adds_in_place is None and any(_version(tensor) != version for tensor, version in versions):
-            self.adds_in_place = index
         of_stream: Callable[[Tensor], Tensor] = _as_it_is
         if isinstance(block, ConnectedBlock):  # its stream is several tensors, or one of several streams
             y = output[-1] if isinstance(output, tuple) else output  # what the gradient is taken of
@@ -128,6 +126,8 @@ class StreamObserver:
             if x is None or not isinstance(y, Tensor):
                 self.unread[index] = "gets no tensor" if isinstance(y, Tensor) else f"returns {_named(y)}"
                 return
+            if _version(x) != versions.get(id(x)):
+                self.written.append(index)
             if not self.known_widths:
                 self._note(index, x, y)
             before, after = x.detach(), y.detach()
@@ -208,11 +208,6 @@ class StreamObserver:
                 input to its output, so that what the block returns is not the stream; a block changes its input, of
                 which nothing is left then.
         """
-        if self.adds_in_place is not None:
-            raise NoStream(
-                f"analyze: {self.places[self.adds_in_place]} changes what it is called with, expected blocks that "
-                "leave it as it is: x = x + F(x) in place of x += F(x)"
-            )
         if self.added is not None:
             raise NoStream(
                 f"analyze: {self.name} adds what goes into {self.places[self.added]} to what comes out of it, expected "
@@ -233,6 +228,12 @@ class StreamObserver:
         kept = {container for container in ran if self._is_stream(container)}
         if not kept & (keeping or kept):  # several streams beside each other, say, of which more cannot be told
             kept = ran
+        for index in self.written:
+            if self.containers[index] in kept:
+                raise NoStream(
+                    f"analyze: {self.places[index]} changes what it is called with, expected blocks that leave it as "
+                    "it is: x = x + F(x) in place of x += F(x)"
+                )
         order = list(self.numbers)
         for index, container in enumerate(self.containers):
             if index not in self.numbers and container in kept:

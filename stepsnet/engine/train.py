@@ -193,7 +193,7 @@ class Trainer:
     def batches_of_updates(self, epoch: int, done: int) -> Generator[Iterable[Any]]:
         """The micro-batches of each update; what the update does counts as its time, and so does loading.
 
-        Each is moved to the device when the update asks for it, so that the device never holds all of an update's.
+        Each is moved to the device when the update asks for it, so that the device holds two at most.
         """
         # closed in every way out, and not when the generator is collected: it may hold processes that load
         with closing(self.task.batches(epoch, done, self.shard, self.context.device)) as micro_batches:
@@ -245,7 +245,12 @@ class Trainer:
         is_alone = self.context.world_size == 1
         if not is_alone:
             self.save()
-        obeying = self.evaluated_model.register_forward_pre_hook(self.stop_evaluation)
+
+        def obey_signals(*_: object) -> None:  # several ranks would exchange before each pass who has got one
+            if is_alone and self.caught:
+                self.stop()
+
+        obeying = self.evaluated_model.register_forward_pre_hook(obey_signals)  # no method: a copy would copy this too
         try:
             return self.evaluate(epoch)
         except Diverged:
@@ -268,11 +273,6 @@ class Trainer:
             f"once (eval_batch_size, img_size, crop_size, seq_len){graphs}; its updates are saved, and resuming begins "
             "with the evaluation"
         )
-
-    def stop_evaluation(self, *_: object) -> None:
-        """Before each forward pass; several ranks would have to exchange each time who of them has got a signal."""
-        if self.caught and self.context.world_size == 1:
-            self.stop()
 
     def evaluate(self, epoch: int) -> tuple[dict[str, Any], dict[str, Any]]:
         """Score the validation split; returns the epoch's line of metrics, and its progress."""

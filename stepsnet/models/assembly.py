@@ -27,16 +27,12 @@ def check_nested(name: str, nested: Sequence[Sequence[int]], stages: int) -> Non
 
 
 def resolve_heads(
-    widths: Sequence[int],
-    num_heads: Sequence[int] | None,
-    head_dim: int,
-    where: str = "",
-    name: str = "num_heads",
+    widths: Sequence[int], num_heads: Sequence[int] | None, head_dim: int, where: str = ""
 ) -> tuple[int, ...]:
     """Check the heads of each step, or choose them near to a head size of ``head_dim`` as the paper does."""
     if num_heads is None:
         return tuple(heads_for(width, head_dim) for width in widths)
-    check_heads(widths, num_heads, where, name)
+    check_heads(widths, num_heads, where)
     return tuple(num_heads)
 
 

@@ -61,7 +61,7 @@ class PyramidBackbone(nn.Module):
     all have the same stride, are resampled to the four strides (bilinear).
 
     Raises:
-        ValueError: ``frozen_stages`` is out of range, or ``frozen_norms`` is set and there is no batch norm.
+        ValueError: ``frozen_stages`` is out of range.
     """
 
     def __init__(
@@ -83,6 +83,7 @@ class PyramidBackbone(nn.Module):
         self.features, self.patch_size, self.undecayed = features, patch_size, undecayed
         self.channels_last = str(getattr(features, "output_fmt", "NCHW")).endswith("NHWC")
         self.norms = nn.ModuleList(nn.LayerNorm(width) if normalised else nn.Identity() for width in self.channels)
+        self.frozen_norms = frozen_norms
         self._frozen = self._freeze(frozen_stages, frozen_norms)
         self._at_first = set(features.modules())
 
@@ -114,6 +115,11 @@ class PyramidBackbone(nn.Module):
         """What the classifier exempts, such as bias tables and position embeddings."""
         return {f"features.{name}" for name, _ in self.features.named_parameters() if name in self.undecayed}
 
+    def check_frozen_norms(self) -> None:
+        """Raises UserError where batch norms are to be frozen and there are none, before a training begins."""
+        if self.frozen_norms and not any(isinstance(module, _BatchNorm) for module in self.features.modules()):
+            raise UserError("frozen_norms: got true, expected false: this backbone has no batch norms to freeze")
+
     def _freeze(self, stages: int, norms: bool) -> list[nn.Module]:
         """Switch off the gradients of the frozen modules, and return these modules."""
         frozen: list[nn.Module] = []
@@ -128,8 +134,6 @@ class PyramidBackbone(nn.Module):
                 norm.requires_grad_(True)  # not part of the classifier, so not pretrained
         if norms:
             found = [module for module in self.features.modules() if isinstance(module, _BatchNorm)]
-            if not found:
-                raise ValueError("frozen_norms: got true, expected false: this backbone has no batch norms to freeze")
             for norm in found:
                 norm.requires_grad_(False)
             frozen += found

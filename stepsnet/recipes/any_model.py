@@ -131,8 +131,10 @@ def _configuration(folder: Path) -> dict[str, Any]:
         try:
             held = AutoConfig.from_pretrained(folder).to_diff_dict()
             known = {"model_type", *AutoConfig.for_model(fields["model_type"]).to_dict()}
+            said = {key: value for key, value in held.items() if key in known & fields.keys()}
+            derived = AutoConfig.for_model(**said).to_dict()  # which another width has to derive anew
         except Exception as error:  # whatever the library raises of values that it does not take
             raise UserError(f"--model: cannot read {file}: {in_a_line(error.__cause__ or error, 200)}") from error
-        fields = {key: value for key, value in held.items() if key in known}
+        fields = said | {key: held[key] for key in known & held.keys() if held[key] != derived.get(key)}
     skipped = {*_NOT_FIELDS, *_OF_ITS_TOKENIZER}
     return {key: value for key, value in fields.items() if key not in skipped} | {"vocab_size": None}

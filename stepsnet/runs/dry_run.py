@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from ..config import Recipe
 from ..engine.distributed import DistributedContext, init_distributed
 from ..engine.optim import Schedule, build_optimizer
 from ..engine.prepare import prepare
-from ..engine.task import BatchShard, Task
+from ..engine.task import BatchShard, Task, data_counts
 from ..engine.train import describe_batch
 from ..errors import import_extra
 from ..from_data import with_baseline
@@ -65,9 +66,11 @@ def forecast(recipe: Recipe, label: str = "", resumed: Path | None = None) -> Fo
         prepared = prepare_run(recipe, goes_on=goes_on, has_checkpoints=has_checkpoints)
         if resumed is not None:
             lines = check_folder(resumed, prepared, goes_on=goes_on)
-        if recipe.tracker:
-            import_extra(recipe.tracker, "tracker")
+        context.check_same(dataclasses.asdict(recipe))
         recipe, model, task = prepared.recipe, prepared.model, prepared.task
+        context.check_same({"data": data_counts(task)})
+        if recipe.tracker:
+            context.on_main(partial(import_extra, recipe.tracker, "tracker"))
         shard = BatchShard(context.rank, context.world_size, recipe.accumulation_steps)
         effective_batch = describe_batch(recipe, context, task)
         state, _ = prepare(model, recipe, context)

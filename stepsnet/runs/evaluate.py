@@ -27,7 +27,7 @@ from ..terminal import say
 __all__ = ["evaluate_checkpoint", "evaluate_run", "scored_run"]
 
 # how mistakes in the data are met, which other data than the run's may ask for
-_OF_THE_DATA = ("max_invalid", "max_undecodable", "without_objects")
+_ON_MISTAKES = ("max_invalid", "max_undecodable", "without_objects")
 
 
 def evaluate_run(folder: Path, data: str | None = None, overrides: Sequence[str] = ()) -> dict[str, float]:
@@ -42,8 +42,8 @@ def evaluate_run(folder: Path, data: str | None = None, overrides: Sequence[str]
     """
     recipe = read_run_recipe(folder)
     for assignment in overrides:
-        if not assignment.startswith("eval_") and assignment.partition("=")[0] not in _OF_THE_DATA:
-            expected = f"a key that begins with eval_, or {', '.join(_OF_THE_DATA[:-1])} or {_OF_THE_DATA[-1]}"
+        if not assignment.startswith("eval_") and assignment.partition("=")[0] not in _ON_MISTAKES:
+            expected = f"a key that begins with eval_, or {', '.join(_ON_MISTAKES[:-1])} or {_ON_MISTAKES[-1]}"
             raise UserError(f"eval: got {assignment!r}, expected {expected}")
     recipe = override(recipe, overrides)
     model, score = scored_run(folder, recipe, data)

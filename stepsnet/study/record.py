@@ -37,7 +37,7 @@ __all__ = [
 OF_DATA_SIZE = ("samples", "text", "images")  # each task says it in its own way
 # of summary.json; the widths, one a block, are in the recipe
 _KEPT = ("seed", "epochs", "lr", "batch_size", "data", "split", *OF_DATA_SIZE, "blocks", "layers", "params", "macs")
-_KEPT_TOO = ("metrics", "seconds", "samples_per_second", "hardware", "versions", "commit", "trained_before")
+_KEPT_TOO = ("metrics", "seconds", "samples_per_second", "hardware", "versions", "commit", "ranks", "trained_before")
 _CURVE = (
     "epoch",
     "step",

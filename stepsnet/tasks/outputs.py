@@ -76,7 +76,10 @@ class Outputs:
             if os.path.realpath(path) in given:
                 raise UserError(f"predict: {path} is an input, expected another folder for --out")
             if os.path.lexists(path) and not self.force and not self.own.has(path):
-                raise UserError(f"predict: {path} is there, and stepsnet did not write it; --force replaces it")
+                raise UserError(
+                    f"predict: {path} was not written by stepsnet, or was changed since, or is of an earlier version; "
+                    "--force replaces it"
+                )
         try:
             yield self
         finally:

@@ -193,8 +193,9 @@ class Detection(Task):
         return [image.to(device) for image in images], moved
 
     def load_pretrained(self, model: nn.Module) -> list[str]:
+        detector = cast(Detector, model)
+        detector.backbone.body.check_frozen_norms()
         if self.backbone:
-            detector = cast(Detector, model)
             load_backbone(detector.backbone.body, self.backbone, self.backbone_key)
             own = Normalization(tuple(detector.transform.image_mean), tuple(detector.transform.image_std))
             told = on_unfinished(self.backbone, self.backbone_key)

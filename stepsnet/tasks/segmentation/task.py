@@ -225,8 +225,10 @@ class Segmentation(Task):
         return torch.stack(images).to(device), torch.stack(labels).to(device).long()
 
     def load_pretrained(self, model: nn.Module) -> list[str]:
+        backbone = cast(UPerNet, model).backbone
+        backbone.check_frozen_norms()
         if self.backbone:
-            load_backbone(cast(UPerNet, model).backbone, self.backbone, self.backbone_key)
+            load_backbone(backbone, self.backbone, self.backbone_key)
             own = Normalization(tuple(self.inference.mean), tuple(self.inference.std))
             told = on_unfinished(self.backbone, self.backbone_key)
             return [*told, *on_other_normalization(self.backbone, self.backbone_key, own)]
