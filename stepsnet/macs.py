@@ -7,6 +7,7 @@ an affine LayerNorm and 2 per element of a BatchNorm, as fvcore does. Other prod
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from math import prod
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-__all__ = ["HOOKS", "OF_MODULES", "count_forward", "count_on_meta", "on_meta"]
+__all__ = ["HOOKS", "OF_MODULES", "count_forward", "count_on_meta", "held_tensors", "on_meta"]
 
 aten = torch.ops.aten
 # what a model's or a block's own code may raise
@@ -40,6 +41,12 @@ def count_on_meta(model: nn.Module, *args: Any, **kwargs: Any) -> tuple[int, Any
     return counter.get_total_flops() // 2, outputs  # the counter takes a multiply-accumulate for two
 
 
+def held_tensors(model: nn.Module) -> Iterator[Tensor]:
+    """Parameters, buffers and what else its modules hold in attributes, such as what a pass has left there."""
+    held = (value for module in model.modules() for value in tree_leaves(vars(module)))
+    return (value for value in held if isinstance(value, Tensor))
+
+
 def on_meta(model: nn.Module, with_hooks: bool = False) -> nn.Module:
     """A copy on the meta device in evaluation mode, so that what a forward pass notes in a model is not noted in it.
 
@@ -47,17 +54,17 @@ def on_meta(model: nn.Module, with_hooks: bool = False) -> nn.Module:
     for one. Hooks are left out by default, since a user's may keep what it sees.
     """
     memo: dict[int, Any] = {}  # what takes the place of a part in the copy
-    for module in model.modules():
-        attributes = vars(module)
-        if not with_hooks:
-            memo |= {id(hooks): type(hooks)() for name, hooks in attributes.items() if name in HOOKS}
-        for tensor in tree_leaves(attributes):
-            if isinstance(tensor, nn.Parameter):
-                memo[id(tensor)] = nn.Parameter(tensor.detach().to("meta"), False)
-            elif isinstance(tensor, Tensor) and tensor.dim():
-                memo[id(tensor)] = tensor.detach().to("meta")
-            elif isinstance(tensor, Tensor):  # a model may read a number, and the CPU's go with those of any device
-                memo[id(tensor)] = tensor.detach().clone() if tensor.is_meta else tensor.detach().cpu().clone()
+    if not with_hooks:
+        for module in model.modules():
+            memo |= {id(hooks): type(hooks)() for name, hooks in vars(module).items() if name in HOOKS}
+    for tensor in held_tensors(model):
+        there = tensor.detach()
+        if isinstance(tensor, nn.Parameter):
+            memo[id(tensor)] = nn.Parameter(there.to("meta"), False)
+        elif tensor.dim() or tensor.is_meta:
+            memo[id(tensor)] = there.to("meta")
+        else:  # a model may read a number, and the CPU's go with those of any device
+            memo[id(tensor)] = there.cpu().clone()
     copied: Any = copy.deepcopy(model, memo).eval()
     for module in copied.modules():
         config: Any = getattr(module, "config", None)

@@ -40,6 +40,7 @@ __all__ = [
     "kind_of",
     "lock_folder",
     "names_in",
+    "on_unfinished",
     "read_run_recipe",
     "read_weights",
     "recipes_of_runs",
@@ -198,6 +199,12 @@ def how_far(folder: Path) -> str | None:
     done = f"after update {checkpoint.state['position']['step']} of {updates}"
     diverged = diverged_at(folder)
     return done if diverged is None else f"{done}, diverged at {diverged}"
+
+
+def on_unfinished(folder: Path) -> list[str]:
+    """A line for whoever uses the weights of a run that has not ended."""
+    far = how_far(folder)
+    return [f"{folder} has not ended: these are its weights {far}"] if far else []
 
 
 def read_weights(folder: Path) -> Mapping[str, Tensor]:

@@ -275,6 +275,6 @@ def test_a_run_that_has_seen_other_inputs_is_told(tmp_path, monkeypatch):
     images = load_digits().images / 16
     train, _ = train_test_split(images, test_size=0.2, random_state=0, stratify=load_digits().target)
     assert f"mean ({train.mean():.4g}) and std ({train.std():.4g}), those" in told_of_inputs(digits, data)[0]
-    monkeypatch.setattr("stepsnet.tasks.normalization.how_far", lambda folder: "after update 1 of 9")
+    monkeypatch.setattr("stepsnet.run_folder.how_far", lambda folder: "after update 1 of 9")
     same = str(tmp_path / "same")
     assert told_of_inputs(same, data) == [f"init: {same} has not ended: these are its weights after update 1 of 9"]

@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ..device import autocast, check_amp_dtype
 from ..errors import UserError, nearest
+from ..macs import held_tensors
 from ..markdown import markdown_table
 from ..models.blocks import blocks_of, blocks_to_recompute, recompute_blocks
 from ..terminal import silenced
@@ -246,10 +247,10 @@ def _bytes(tensors: Iterable[Tensor]) -> int:
 
 def _fake_copy(model: nn.Module) -> nn.Module:
     """A copy in training mode whose tensors are fake: on the CPU, without memory."""
-    held = (value for module in model.modules() for value in tree_leaves(vars(module)))  # buffers among them
-    fakes: dict[int, Any] = {id(value): _fake(value) for value in held if isinstance(value, Tensor)}
-    for parameter in model.parameters():
-        fakes[id(parameter)] = nn.Parameter(_fake(parameter), parameter.requires_grad)
+    fakes: dict[int, Any] = {}
+    for tensor in held_tensors(model):
+        is_parameter = isinstance(tensor, nn.Parameter)
+        fakes[id(tensor)] = nn.Parameter(_fake(tensor), tensor.requires_grad) if is_parameter else _fake(tensor)
     return copy.deepcopy(model, fakes).train()  # deepcopy does not copy what this memo holds
 
 

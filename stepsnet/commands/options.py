@@ -199,10 +199,10 @@ def runs_inside(folder: Path) -> list[Path]:
 
 def say_how_far(run: Path) -> None:
     """Tell that the weights of a run which was stopped are those of a checkpoint."""
-    from ..run_folder import how_far
+    from ..run_folder import on_unfinished
 
-    if far := how_far(run):
-        say(f"stepsnet: {run} has not ended: these are its weights {far}", error=True)
+    for line in on_unfinished(run):
+        say(f"stepsnet: {line}", error=True)
 
 
 def _pair_of_model(options: argparse.Namespace) -> Recipe:

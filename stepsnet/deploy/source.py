@@ -21,7 +21,7 @@ from ..models.compilation import restore_forward
 from ..models.trained import trained_model
 from ..models.transfer import read_pretrained
 from ..models.windows import restore_windows
-from ..run_folder import CONFIG, how_far, read_run_recipe
+from ..run_folder import CONFIG, on_unfinished, read_run_recipe
 from ..runs.grid import refuse_comparison
 from ..tasks import describe_deployment
 from ..tasks.deployment import Deployment, of_tokens
@@ -123,8 +123,7 @@ def _of_run(run: Path, features: bool, fixed_size: bool) -> Source:
     refuse_comparison(run, "export")
     recipe = read_run_recipe(run)
     _refuse_detector(recipe.model.name, features)
-    name, far = run.resolve().name, how_far(run)
-    notes = (f"{run} has not ended: these are its weights {far}",) if far else ()
+    name, notes = run.resolve().name, tuple(on_unfinished(run))
     if not features:
         model = trained_model(run, recipe)
         use = describe_deployment(run, recipe, model)

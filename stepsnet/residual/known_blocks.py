@@ -15,10 +15,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from ..errors import UserError
-from ..macs import OF_MODULES
+from ..macs import OF_MODULES, held_tensors
 from .branches import BoundBranch, BranchParts, Projection, through
 from .linears import linear_paths
 
@@ -99,8 +98,8 @@ def check_declared(block: nn.Module, *, may_call_block: bool = True) -> None:
     if type(block) not in _DECLARED or any(parameter.is_meta for parameter in block.parameters()):
         return
     parts_of(block)  # whose paths lead somewhere
-    computed = [one for module in block.modules() for one in tree_leaves(vars(module)) if _is_computed(one)]
-    copied = copy.deepcopy(block, {id(one): one.detach() for one in computed})
+    computed = (tensor for tensor in held_tensors(block) if not tensor.is_leaf)  # by a pass; deepcopy refuses them
+    copied = copy.deepcopy(block, {id(tensor): tensor.detach() for tensor in computed})
     block = copied.cpu().double().eval()  # a branch may be a millionth of the stream
     whole, called = block.forward, []
 
@@ -132,11 +131,6 @@ def check_declared(block: nn.Module, *, may_call_block: bool = True) -> None:
                     f"the stream, or not in this order: their sum is off by {100 * off:.0f}%"
                 )
             return
-
-
-def _is_computed(value: Any) -> bool:
-    """Whether it is what a pass has left in a block, such as an attention map, of which copy.deepcopy has no copy."""
-    return isinstance(value, Tensor) and not value.is_leaf
 
 
 def branches_of(block: nn.Module) -> list[Callable[..., Tensor]] | None:

@@ -11,10 +11,10 @@ import timm
 from timm.data import resolve_data_config
 
 from ..errors import UserError
-from ..run_folder import how_far, read_run_recipe
+from ..run_folder import on_unfinished, read_run_recipe
 from . import normalization_of_run
 
-__all__ = ["Normalization", "on_other_normalization", "on_unfinished"]
+__all__ = ["Normalization", "on_weights"]
 
 
 class Normalization(NamedTuple):
@@ -32,35 +32,25 @@ class Normalization(NamedTuple):
         return f"mean ({mean}) and std ({std})"
 
 
-def on_other_normalization(source: str, key: str, own: Normalization) -> list[str]:
-    """A line where the weights of ``source`` were trained on images with another normalization than ``own``.
-
-    Of a file it is not known.
+def on_weights(source: str, key: str, own: Normalization | None) -> list[str]:
+    """Lines where the weights of ``source`` are those of a run that has not ended, or were trained on images with
+    another normalization than ``own``, as far as both are known.
 
     Args:
         source: the folder of a run, a file, or ``timm:NAME``.
         key: of the recipe, for messages.
     """
-    given = _seen_by(source)
-    if given is None or _are_close(given, own):
-        return []
-    return [
-        f"{key}: the weights of {source} were trained on images with {given}, those of this run have {own}: the same "
-        "picture is another input to them"
-    ]
-
-
-def on_unfinished(source: str, key: str) -> list[str]:
-    """A line where the weights of ``source`` are those of a run that has not ended, as `stepsnet predict` says it.
-
-    Args:
-        source, key: as of :func:`on_other_normalization`.
-    """
+    lines = list[str]()
     if Path(source).is_dir():
         with suppress(UserError):  # a folder with nothing but weights
-            if far := how_far(Path(source)):
-                return [f"{key}: {source} has not ended: these are its weights {far}"]
-    return []
+            lines += [f"{key}: {line}" for line in on_unfinished(Path(source))]
+    given = _seen_by(source) if own else None
+    if own and given and not _are_close(given, own):
+        lines.append(
+            f"{key}: the weights of {source} were trained on images with {given}, those of this run have {own}: the "
+            "same picture is another input to them"
+        )
+    return lines
 
 
 def _seen_by(source: str) -> Normalization | None:

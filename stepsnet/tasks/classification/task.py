@@ -26,7 +26,7 @@ from ...models.build import build_model, check_model_name
 from ...models.transfer import start_from
 from ..class_names import check_classes, save_classes
 from ..loading import loaded
-from ..normalization import Normalization, on_other_normalization, on_unfinished
+from ..normalization import Normalization, on_weights
 from ..remarks import on_classes, on_largest_class, on_scored
 from ..scoring import mean_loss, of_all_ranks, shared_by
 from ..splits import split_of
@@ -229,9 +229,7 @@ class Classification(Task):
     def load_pretrained(self, model: nn.Module) -> list[str]:
         if not self.init:
             return []
-        told = on_unfinished(self.init, self.init_key)
-        if self.normalization:
-            told += on_other_normalization(self.init, self.init_key, self.normalization)
+        told = on_weights(self.init, self.init_key, self.normalization)
         return [start_from(model, self.init, self.init_key), *told]
 
     def remarks(self) -> list[str]:

@@ -27,7 +27,7 @@ from ...models.build import DETECTORS, build_model
 from ...models.mask_rcnn import Detector
 from ...reading import read_json
 from ..loading import loaded
-from ..normalization import Normalization, on_other_normalization, on_unfinished
+from ..normalization import Normalization, on_weights
 from ..pictures import spread_over
 from ..remarks import on_classes
 from .data import CocoData, CocoSplit, DetectionSamples, LeftOut, grouped_order, load_coco, other_category
@@ -198,8 +198,7 @@ class Detection(Task):
         if self.backbone:
             load_backbone(detector.backbone.body, self.backbone, self.backbone_key)
             own = Normalization(tuple(detector.transform.image_mean), tuple(detector.transform.image_std))
-            told = on_unfinished(self.backbone, self.backbone_key)
-            return [*told, *on_other_normalization(self.backbone, self.backbone_key, own)]
+            return on_weights(self.backbone, self.backbone_key, own)
         return []
 
     def remarks(self) -> list[str]:

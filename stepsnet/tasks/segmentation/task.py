@@ -29,7 +29,7 @@ from ...models.build import build_model
 from ...models.upernet import UPerNet
 from ..class_names import check_classes, read_classes, save_classes
 from ..loading import loaded
-from ..normalization import Normalization, on_other_normalization, on_unfinished
+from ..normalization import Normalization, on_weights
 from ..remarks import on_classes
 from ..scoring import mean_loss, shared_by
 from ..splits import require_split, split_of
@@ -230,8 +230,7 @@ class Segmentation(Task):
         if self.backbone:
             load_backbone(backbone, self.backbone, self.backbone_key)
             own = Normalization(tuple(self.inference.mean), tuple(self.inference.std))
-            told = on_unfinished(self.backbone, self.backbone_key)
-            return [*told, *on_other_normalization(self.backbone, self.backbone_key, own)]
+            return on_weights(self.backbone, self.backbone_key, own)
         return []
 
     def remarks(self) -> list[str]:
