@@ -15,6 +15,7 @@ from stepsnet.cli import main
 from stepsnet.config import ModelSpec
 from stepsnet.errors import UserError
 from stepsnet.from_data import as_begun
+from stepsnet.models.backbone import create_backbone
 from stepsnet.models.build import build_model
 from stepsnet.overrides import override, read_recipe
 from stepsnet.recipes import find_recipe
@@ -303,8 +304,10 @@ def test_a_backbone_whose_weights_saw_other_images_is_told(task, monkeypatch):
     module = importlib.import_module(f"stepsnet.tasks.{task}.task")
     monkeypatch.setattr(module, "load_backbone", lambda *arguments: None)
     of_vit = Normalization((0.5,) * 3, (0.5,) * 3)
+    vit = create_backbone("vit_tiny_patch16_224", depth=4)
     model = SimpleNamespace(
-        backbone=SimpleNamespace(body=None), transform=SimpleNamespace(image_mean=[0.5] * 3, image_std=[0.5] * 3)
+        backbone=SimpleNamespace(body=vit) if task == "detection" else vit,
+        transform=SimpleNamespace(image_mean=[0.5] * 3, image_std=[0.5] * 3),
     )
     asked = SimpleNamespace(
         backbone="timm:vit_base_patch16_224.mae", backbone_key="backbone", inference=SimpleNamespace(**of_vit._asdict())
