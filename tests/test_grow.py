@@ -321,6 +321,28 @@ def test_bad_input_is_one_line():
     refused("residual: got 'layer_scale', expected plain", designed)
 
 
+def test_parts_outside_of_the_layers_are_as_their_configuration_makes_them():
+    def refused_with(words, change, name="llama"):
+        model = make(name)
+        change(model)
+        refused(words, model)
+
+    def untie(model):
+        model.lm_head.weight = nn.Parameter(model.lm_head.weight.detach().clone())
+
+    def tie(model):
+        model.lm_head.weight = model.model.embed_tokens.weight
+
+    for words, change, name in (
+        (r"LlamaForCausalLM\.lm_head\.weight is not as its configuration makes it", untie, "tied"),
+        (r"LlamaForCausalLM\.lm_head\.weight is not as its configuration makes it", tie, "llama"),
+        (r"lm_head\.bias is not as", lambda m: setattr(m, "lm_head", nn.Linear(64, 31)), "llama"),
+        (r"lm_head\.weight is not as", lambda m: setattr(m, "lm_head", nn.Linear(64, 5, bias=False)), "llama"),
+    ):
+        refused_with(words, change, name)
+    refused("grow: LlamaModel: got no head, expected one that reads the channels", make("llama").model)
+
+
 def plan_of(widths, heads):
     return {"widths": widths, "depths": (4, 2)[: len(widths)], "num_heads": heads}
 

@@ -96,7 +96,8 @@ def test_a_file_of_weights_grows_into_other_classes(tmp_path):
     save_weights(tmp_path / "vit.safetensors", vit.state_dict())
     args = {"model": "test_vit", "weights": str(tmp_path / "vit.safetensors"), "img_size": 8, "patch_size": 4}
     prepared = prepare_run(replace(find_recipe("digits/tiny"), model=ModelSpec("grow", args), threads=1))
-    assert "7 there" in "\n".join(prepared.lines)
+    said = "\n".join(prepared.lines)
+    assert "7 there" in said and "its outputs are those of the network that grows, with what fits of " in said
     ours = prepared.model.blocks[0].block.state_dict()
     assert all(torch.equal(tensor, vit.blocks[0].state_dict()[name]) for name, tensor in ours.items())
 

@@ -346,6 +346,16 @@ WRONG = [
     ),
     ("vit_tiny_patch16_224", dict(plan=dict(widths=(96, 192))), "plan: got widths, expected widths and depths"),
     ("vit_tiny_patch16_224", dict(plan=dict(widths=(96, 192), depths=(2, 2), num_heads=(5, 3))), "expected a divisor"),
+    (
+        "vit_tiny_patch16_224",
+        dict(plan=dict(widths=(192,), depths=(12,), num_heads=(6,))),
+        "num_heads: got 6 at width 192, expected 3, as the model has there; plan_steps has such heads with head_dim=64",
+    ),
+    (
+        "swin_tiny_patch4_window7_224",
+        dict(plan=stepsnet.plan_steps(384, 6, 3), stages=(3,)),
+        "num_heads: got 6 at width 384, expected 12, as the model has there; plan_steps .* head_dim=32",
+    ),
     ("eva02_tiny_patch14_224", dict(plan=dict(widths=(100, 192), depths=(2, 2))), "got 100, expected a multiple of 64"),
     ("eva02_tiny_patch14_224", dict(steps=5), "too many for width 192 in multiples of 64, the heads' size"),
     ("vit_small_patch16_rope_mixed_224", {}, "EvaBlock does not run at width 192 with what the model gives its blocks"),

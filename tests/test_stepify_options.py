@@ -1,11 +1,14 @@
 """stepify's options and what they are refused for; models that are frozen, in bfloat16, or in steps already."""
 
+import math
+
 import pytest
 import timm
 import torch
 import transformers
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 import stepsnet
 from stepsnet.cli import main
@@ -222,6 +225,40 @@ class Tied(ByKeyword):
         return self.head(x)
 
 
+class NormedBetween(ByKeyword):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.LayerNorm(32)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = self.norm(layer(x))
+        return x
+
+
+class WithPositions(ByKeyword):
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x + 0.1)
+        return x
+
+
+class ChangedInPlace(ByKeyword):
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x).mul_(0.5)
+        return x
+
+
+class Reshaped(ByKeyword):
+    """Its blocks get the values that the one before has returned."""
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = checkpoint(layer, x.flatten(0, 1), use_reentrant=False).view(x.shape).mT.mT
+        return F.dropout(x, 0.1, self.training)
+
+
 class Writing(nn.Module):
     def __init__(self, width):
         super().__init__()
@@ -260,12 +297,21 @@ class InPlace(nn.Sequential):
             Summed,
             r"Summed adds what goes into layers.0 \(Activated\) to what comes out of it, expected blocks that return",
         ),
+        *(
+            (kind, r"layers.1 \(Activated\) gets another stream than the block before it returns, .* blocks in a row")
+            for kind in (NormedBetween, WithPositions, ChangedInPlace)
+        ),
     ],
 )
 def test_models_whose_blocks_would_be_silently_wrong_are_refused(kind, words):
     """The blocks of later steps would never run; the channels that wait would be doubled by each block."""
     with pytest.raises(UserError, match=words):
         stepsnet.stepify(kind(), 2, example=torch.randn(2, 5, 32), plan={"widths": (16, 32), "depths": (4, 2)})
+
+
+def test_a_stream_may_change_its_shape_between_blocks():
+    x = torch.randn(2, 5, 32)
+    assert stepsnet.stepify(Reshaped(), 2, example=x)(x).shape == x.shape
 
 
 def test_layers_that_are_not_residual_are_left_out_where_others_are():
@@ -402,7 +448,12 @@ def test_rates_of_ones_own_blocks_are_spread():
     stepsnet.register_block(Rated, lambda block, width, heads: Rated(width, block.rate))
     net = nn.Sequential(*(Rated(32, i / 10) for i in range(4)))
     ours = stepsnet.stepify(net, plan={"widths": (16, 32), "depths": (4, 2)}, example=torch.randn(2, 5, 32))
-    assert [block.rate for block in ours.blocks] == [0, 0.1, 0.1, 0.2, 0.2, 0.3]
+    assert [block.rate for block in ours.blocks] == pytest.approx([0, 0.06, 0.12, 0.18, 0.24, 0.3])
+    for i, block in enumerate(net):
+        block.rate = 0.8 - 0.6 * math.exp(-0.3 * i)  # a factor of the depth, which is no rate
+    factors = [block.rate for block in net]
+    ours = stepsnet.stepify(net, plan={"widths": (16, 32), "depths": (4, 2)}, example=torch.randn(2, 5, 32))
+    assert [block.rate for block in ours.blocks] == [factors[i] for i in (0, 1, 1, 2, 2, 3)]
 
 
 class Wrapped(nn.Module):

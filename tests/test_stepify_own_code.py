@@ -1,10 +1,12 @@
 """stepify around a user's own code: what their models and blocks may do, and one line for what they may not."""
 
 import threading
+from collections import OrderedDict
 from enum import Enum
 from functools import partial
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import timm
 import torch
@@ -267,6 +269,8 @@ TURNS = {
     "a function of a function": lambda i: doubled(i % 2),
     "a partial function": lambda i: partial(nn.functional.gelu, approximate=("none", "tanh")[i % 2]),
     "an object": lambda i: SimpleNamespace(shift=i % 2),
+    "a tensor": lambda i: torch.tensor([i % 2]),
+    "an array": lambda i: np.array([i % 2]),
 }
 
 
@@ -299,6 +303,31 @@ def test_blocks_that_are_special_at_both_ends_stay_there():
     model = nn.Sequential(*(Told(32, told) for told in ("ends", "between", "between", "between", "between", "ends")))
     blocks = stepsnet.stepify(model, plan={"widths": (16, 32), "depths": (6, 4)}, example=X).blocks
     assert [block.told for block in blocks] == ["ends", *["between"] * 8, "ends"]
+
+
+class Windowed(Residual):
+    """A block with a mask, and with what its passes have changed: statistics, and a counter of its own."""
+
+    def __init__(self, width, mask, seen):
+        super().__init__(width)
+        self.norm = nn.BatchNorm1d(5)
+        self.register_buffer("mask", mask)
+        self.register_buffer("seen", seen)
+
+    def forward(self, x):
+        return x + self.mask @ self.fc(self.norm(x))
+
+
+def test_masks_take_turns_whatever_else_training_has_put_into_buffers():
+    stepsnet.register_block(Windowed, lambda block, width, heads: Windowed(width, block.mask, block.seen))
+    masks = [torch.ones(5, 5), torch.eye(5)]
+    for count in ("none", "one", "own"):
+        seen = {"none": lambda i: None, "one": lambda i: torch.ones(()), "own": lambda i: torch.tensor(float(i**2))}
+        model = nn.Sequential(*(Windowed(32, masks[i % 2].clone(), seen[count](i)) for i in range(6)))
+        for block in model:
+            block.norm.running_mean.normal_()
+        blocks = stepsnet.stepify(model, plan={"widths": (16, 32), "depths": (5, 3)}, example=X).blocks
+        assert [torch.equal(block.mask, masks[i % 2]) for i, block in enumerate(blocks)] == [True] * 8, count
 
 
 class Spectral(Residual):
@@ -453,6 +482,29 @@ class WithNone(nn.Module):
         for block in self.blocks:
             x = x if block is None else block(x)
         return x
+
+
+def test_leading_blocks_keep_names_of_their_own():
+    class Unit(nn.Module):
+        def __init__(self, before, width):
+            super().__init__()
+            self.shortcut = nn.Linear(before, width) if before != width else nn.Identity()
+            self.fc = nn.Linear(width, width)
+
+        def forward(self, x):
+            x = self.shortcut(x)
+            return x + self.fc(x)
+
+    stepsnet.register_block(Unit, lambda block, width, heads: Unit(width, width))
+    names = ["unit01", "2", "unit03", "unit04", "unit05"]
+    for first, expected in (("unit01", ["unit01", "1", "2", "3", "4", "5", "6"]), ("1", ["1", *"234567"])):
+        widths = zip([first, *names[1:]], [16, 32, 32, 32, 32])
+        model = nn.Sequential(OrderedDict((name, Unit(before, 32)) for name, before in widths))
+        x = torch.randn(2, 5, 16)
+        ours = stepsnet.stepify(model, plan={"widths": (16, 32), "depths": (4, 2)}, example=x)
+        assert ours.names == expected and ours(x).shape == (2, 5, 32)
+        assert torch.equal(ours.get_submodule(first).shortcut.weight, model[0].shortcut.weight)
+        assert torch.equal(stepsnet.stepify(model, 1, example=x)(x), model(x))
 
 
 def test_lists_may_hold_none():

@@ -14,6 +14,9 @@ from stepsnet.analysis.memory import activation_bytes
 from stepsnet.cli import _parser, main
 from stepsnet.commands.options import recipe_and_folder
 from stepsnet.config import ModelSpec
+from stepsnet.errors import UserError
+from stepsnet.models.blocks import step_sequences
+from stepsnet.models.build import build_model
 from stepsnet.overrides import override
 from stepsnet.recipes.any_model import stepify_pair, with_like_baseline
 from stepsnet.tasks.classification.task import build
@@ -162,6 +165,40 @@ def test_a_model_that_does_not_run_on_its_tokens_is_described_all_the_same(monke
     report = stepsnet.describe_stepify(RobertaModel(config), 2)
     assert not report.streams and report.after.blocks > report.before.blocks == 4
     assert "stream: not measured, since RobertaModel does not run (index" in str(report)
+
+
+def test_layers_of_transformers_are_counted_in_one_step_too():
+    sizes = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=4, num_attention_heads=4)
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=99, **sizes))
+    report = stepsnet.describe_stepify(model, 1)
+    assert report.before == report.after and report.before.blocks == 4
+
+
+def test_the_original_is_scaled_and_joined_where_its_stepsnet_is():
+    """Of a hierarchical model, some stages of which have fewer blocks than there are steps."""
+    of_convnext = stepify_pair("convnext_atto", "digits")
+    swin = [f"model.args.{one}" for one in ("img_size=64", "embed_dim=16", "depths=[1,1,3,1]", "num_heads=[1,1,2,2]")]
+    of_swin = override(stepify_pair("swin_tiny_patch4_window7_224", "digits"), swin)
+    scaled = "model.args.stream_scale=50"
+    for pair, changes, containers in (
+        (of_convnext, [scaled], [2]),
+        (of_convnext, [scaled, "model.args.steps=1"], [0, 1, 2, 3]),
+        (of_convnext, [scaled, "model.args.steps=2", "model.args.stages=[3,4]"], [2, 3]),
+        (of_swin, ["model.args.residual=layer_scale"], [0, 1, 2, 3]),
+        (of_swin, ["model.args.residual=layer_scale", "model.args.stages=[3]"], [2]),
+        (of_swin, ["model.args.residual=layer_scale", scaled, "model.args.stages=[3]"], [2]),
+    ):
+        recipe = with_like_baseline(override(pair, changes), [one.split("=")[0] for one in changes])
+        for spec in (recipe.model, recipe.baseline):
+            found = step_sequences(build_model(spec))
+            with_scale = [i for i, one in enumerate(found) if one.stream_scale != 1]
+            joined = [i for i, one in enumerate(found) if one.wirings is not None]
+            assert with_scale == (containers if scaled in changes else []), (spec, changes)
+            assert joined == (containers if "model.args.residual=layer_scale" in changes else []), (spec, changes)
+    with pytest.raises(UserError, match=r"model.args.stages: got none beside a stream_scale, .* such as \[3\]"):
+        with_like_baseline(override(of_swin, [scaled, "model.args.residual=layer_scale"]), [])
+    report = stepsnet.describe_stepify("convnext_atto", 3, stream_scale=0.01)
+    assert report.stages_in_steps == (3,) and "to the original too, with steps=1 and stages=[3] (docs" in str(report)
 
 
 def test_the_command(capsys):

@@ -437,6 +437,11 @@ def test_bad_input_is_one_line(tmp_path):
         stepsnet.stepify(make("llama"), stages=(4,))
     with pytest.raises(UserError, match="num_heads: got 5 at width 32, expected a positive multiple of 2"):
         stepsnet.stepify(make("llama"), plan={"widths": (32, 64), "depths": (1, 1), "num_heads": (5, 4)})
+    for plan in (stepsnet.plan_steps(64, 4, 3), {"widths": (64,), "depths": (4,), "num_heads": (2,)}):
+        with pytest.raises(UserError, match=r"num_heads: got [12] at width 64, expected 4, as .* with head_dim=16"):
+            stepsnet.stepify(make("llama"), plan=plan, stream_scale=2)
+    planned = stepsnet.stepify(make("qwen2"), plan=stepsnet.plan_steps(64, 4, 2, head_dim=16, round_to=32))
+    assert planned.config.step_sizes[-1]["num_attention_heads"] == 4
     tied = make("llama")
     tied.lm_head = torch.nn.Linear(64, 101)
     with pytest.raises(UserError, match=r"lm_head\.bias is not as its configuration makes it"):

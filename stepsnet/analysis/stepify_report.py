@@ -13,8 +13,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from ..errors import in_a_line
 from ..macs import OF_MODULES
 from ..markdown import markdown_table
-from ..models.blocks import blocks_of, is_transformer_in_steps, step_sequences
-from ..models.stepify import model_and_example, stepify
+from ..models.blocks import blocks_of, is_of_transformers, is_transformer_in_steps, step_sequences
+from ..models.stepify import model_and_example, stages_in_steps, stepify
 from ..models.stepify.example import Example
 from ..plan import steps_as_text
 from .complexity import count_layers
@@ -84,7 +84,8 @@ class Stream:
 class StepifyReport:
     """Printed, it is a table; ``as_dict`` is for JSON.
 
-    ``notes`` say what the table's costs are of where it is not one sample, and why a stream was not measured.
+    ``notes`` say what the table's costs are of where it is not one sample, and why a stream was not measured;
+    ``stages_in_steps`` are numbered where the model has others too.
     """
 
     model: str
@@ -93,6 +94,7 @@ class StepifyReport:
     stages: tuple[Stage, ...]
     streams: tuple[Stream, ...]
     notes: tuple[str, ...] = ()
+    stages_in_steps: tuple[int, ...] | None = None
 
     def as_dict(self) -> dict[str, Any]:
         streams = [{**asdict(one), "suggested_scale": one.suggested_scale} for one in self.streams]
@@ -111,13 +113,14 @@ class StepifyReport:
         ]
         table = markdown_table([self.model, "before", "in steps", "ratio"], rows, "lrrr")
         lines = [*map(str, self.stages), "", table, "", *self.notes]
+        same = "" if self.stages_in_steps is None else f" and stages={list(self.stages_in_steps)}"
         for one in self.streams:
             place = f" of {one.path}" if one.path and len(self.streams) > 1 else ""
             lines.append(f"stream{place}: it begins with sigma {one.sigma:.2g}, its first block adds {one.branch:.2g}")
             if one.suggested_scale is not None:
                 lines.append(
                     f"    That is small: what waits is lost beside what is added. stream_scale={one.suggested_scale:g} "
-                    "brings it to 1; give it to the original too, with steps=1 (docs/your-model.md)."
+                    f"brings it to 1; give it to the original too, with steps=1{same} (docs/your-model.md)."
                 )
         return "\n".join(lines)
 
@@ -172,7 +175,9 @@ def describe_stepify(model: nn.Module | str, steps: int = 3, **options: Any) -> 
     except OF_MODULES as error:
         streams = ()
         notes.append(f"stream: not measured, since {type(plain).__name__} does not run ({in_a_line(error)[:200]})")
-    return StepifyReport(name, before, after, _stages(plain, stepped), streams, tuple(notes))
+    numbers = stages_in_steps(plain, steps, **options)
+    stages = None if numbers is None else tuple(numbers)
+    return StepifyReport(name, before, after, _stages(plain, stepped), streams, tuple(notes), stages)
 
 
 def _rows(example: Example) -> int:
@@ -183,7 +188,7 @@ def _rows(example: Example) -> int:
 
 def _count_blocks(plain: nn.Module, stepped: nn.Module) -> int:
     """The blocks of the containers that stepify finds: like modules elsewhere, such as heads, are none."""
-    if is_transformer_in_steps(stepped):
+    if is_of_transformers(plain):
         return len(blocks_of(plain))
     before, paths = dict(plain.named_modules()), {module: path for path, module in stepped.named_modules()}
     return sum(len(list(before[paths[sequence]].children())) for sequence in step_sequences(stepped))

@@ -8,7 +8,7 @@ not the best of any model: choose the learning rate for both (docs/your-model.md
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +56,9 @@ def with_like_baseline(recipe: Recipe, given: Collection[str]) -> Recipe:
 
     Args:
         given: the keys of the recipe that the user has set; ``baseline.args`` among them are kept.
+
+    Raises:
+        UserError: the StepsNet has a scale of its stream in some stages and a design in all, which no baseline has.
     """
     from ..models.stepify import OPTIONS
 
@@ -76,8 +79,33 @@ def with_like_baseline(recipe: Recipe, given: Collection[str]) -> Recipe:
     }
     if not of_stream and not own & _OF_STREAM.keys():
         return dataclasses.replace(recipe, baseline=ModelSpec(baseline.name, args))
-    one_step = {"model": model.args["model"], "steps": 1, **of_stream}
+    one_step = {"model": model.args["model"], "steps": 1, **_stages_of(model, {**of_stream, **args}), **of_stream}
     return dataclasses.replace(recipe, baseline=ModelSpec("stepify", {**one_step, **args}))
+
+
+def _stages_of(model: ModelSpec, of_baseline: Mapping[str, Any]) -> dict[str, Any]:
+    """The stages of the StepsNet as the baseline's, which by default has the scale of its stream and a design in all.
+
+    A StepsNet without ``stages`` has a design in all stages and the scale in those that are in steps.
+    """
+    import torch
+
+    from ..models.stepify import stages_in_steps
+
+    if "stages" in of_baseline:
+        return {}
+    if model.args.get("stages") is not None:
+        return {"stages": model.args["stages"]}
+    if of_baseline.get("stream_scale", 1.0) == 1.0 or model.args["model"] == "causal_lm":  # which has one stage
+        return {}
+    with torch.device("meta"):
+        stages = stages_in_steps(**model.args)
+    if stages is not None and of_baseline.get("residual", "plain") != "plain":
+        raise UserError(
+            "model.args.stages: got none beside a stream_scale, which stages in steps have, and a design, which all "
+            f"have; expected the stages of both, such as {stages}"
+        )
+    return {} if stages is None else {"stages": stages}
 
 
 def with_vocabulary(recipe: Recipe) -> Recipe:

@@ -14,7 +14,14 @@ from ..slice_norm import SliceNorm
 from ..stepify.adapters import BlockAdapter
 from ..stepify.containers import Container
 from ..stepify.example import Example
-from ..stepify.of_transformers import built_like, check_layers, set_types, steps_config_of, take_weights
+from ..stepify.of_transformers import (
+    built_like,
+    check_layers,
+    check_outside,
+    set_types,
+    steps_config_of,
+    take_weights,
+)
 from ..stepify.plan import ContainerPlan
 from ..stepify.roles import get_path
 from ..steps_transformer import StepsTransformerConfig
@@ -67,7 +74,11 @@ def _container_of(model: Any, family: Family) -> tuple[Container, ContainerPlan]
     if config.num_hidden_layers != whole:
         got = f"num_hidden_layers={config.num_hidden_layers}"
         raise UserError(f"grow: {type(model).__name__} has {got}, expected the {whole} layers of its depths")
-    check_layers(model, layers, family.layers, "grow")
+    path = f"{model.base_model_prefix}.{family.layers}"
+    check_outside(check_layers(model, layers, family.layers, "grow"), model, path, "grow")
+    if not _heads(model):
+        name = type(model).__name__
+        raise UserError(f"grow: {name}: got no head, expected one that reads the channels, as LlamaForCausalLM has it")
     widths = tuple(getattr(config, "widths", None) or [config.hidden_size])
     depths = tuple(getattr(config, "depths", None) or [len(layers)])
     heads = tuple(_per_step(config, "num_attention_heads"))
@@ -81,7 +92,6 @@ def _container_of(model: Any, family: Family) -> tuple[Container, ContainerPlan]
         head_size=lambda layer: max(widths) // own if ours else head_size_of(config),
         kv_groups=lambda layer: groups,
     )
-    path = f"{model.base_model_prefix}.{family.layers}"
     return Container(path, layers, adapter, 0, max(widths), -1, Example()), ContainerPlan(widths, depths, heads)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -124,15 +125,18 @@ def start_grown(model: nn.Module, recipe: Recipe) -> list[str]:
     if recipe.model.name != NAME:
         return []
     source = recipe.model.args["weights"]
-    lines = [f"grown from {source}: {_described(model)}; at the start its outputs are those of {source}"]
-    if next(model.parameters()).is_meta:
-        with torch.device("meta"):
-            before = _before(recipe.model)
+    is_meta = next(model.parameters()).is_meta
+    with torch.device("meta") if is_meta else nullcontext():
+        before = _before(recipe.model)
+    takes_all = Path(source).is_dir() or hasattr(before, "config")
+    # of a file only what fits is taken, so that a head of other classes is drawn, and positions may be resized
+    those = source if takes_all else f"the network that grows, with what fits of {source}"
+    lines = [f"grown from {source}: {_described(model)}; at the start its outputs are those of {those}"]
+    if is_meta:
         if Path(source).is_dir():
             check_fit(before, _read(before, source))
         return lines
-    before = _before(recipe.model)
-    if Path(source).is_dir() or hasattr(before, "config"):
+    if takes_all:
         load_into(before, _read(before, source))
     else:
         lines.append(start_from(before, source, f"{_KEY}.weights"))

@@ -7,6 +7,6 @@ of_transformers.py does all of this for the other library. What a class of block
 adapters_timm.py, or a function that a user registers (adapters.py), and roles.py makes the block.
 """
 
-from .convert import OPTIONS, create, model_and_example, stepify
+from .convert import OPTIONS, create, model_and_example, stages_in_steps, stepify
 
-__all__ = ["OPTIONS", "create", "model_and_example", "stepify"]
+__all__ = ["OPTIONS", "create", "model_and_example", "stages_in_steps", "stepify"]

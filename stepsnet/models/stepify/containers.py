@@ -76,7 +76,8 @@ def find_containers(model: nn.Module, example: Example) -> list[Container]:
     Raises:
         UserError: there is none; a block changes the width or the resolution behind others that keep them; no adapter;
             the model adds a block's input to its output, which is for the block to do. A container whose blocks change
-            the stream, have no adapter or are not residual is left out where there is another.
+            the stream, have no adapter, are not residual or do not follow each other is left out where there is
+            another.
     """
     in_place = next((path for path, module in model.named_modules() if isinstance(module, StepsNet)), None)
     if in_place is not None:
@@ -154,6 +155,12 @@ class _Seen:
         self._check_stream(kind, blocks)
         if not has_shortcut(blocks[lead], first.args, first.kwargs):
             return f"{kind} multiplies all its input with weights, expected blocks that return x + F(x)"
+        if changed := [i for i in range(lead + 1, len(blocks)) if blocks[i] in self.uses.changed]:
+            return (
+                f"{path}.{changed[0]} ({type(blocks[lead]).__name__}) gets another stream than the block before it "
+                f"returns, and in steps the channels that wait would change too; expected blocks in a row, with what "
+                f"{self.name} does between them inside of the blocks"
+            )
         read = tuple(i for i in range(lead, len(blocks) - 1) if blocks[i] in self.uses.read)
         call = Example(first.args, first.kwargs)
         return Container(path, originals, adapter, lead, first.shape_in[dim], dim, call, read, passes=first.times)

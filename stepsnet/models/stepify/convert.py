@@ -27,7 +27,7 @@ from .replace_blocks import build_in_steps
 from .sequence import StepSequence
 from .watch import reached
 
-__all__ = ["OPTIONS", "create", "model_and_example", "stepify"]
+__all__ = ["OPTIONS", "create", "model_and_example", "stages_in_steps", "stepify"]
 
 
 @torch.inference_mode(False)  # its models are to be trained
@@ -67,11 +67,12 @@ def stepify(
         plan: widths, depths and, if you like, num_heads in place of the search and of ``steps``, with one entry per
             step in the order of execution: ``{"widths": (96, 192), "depths": (12, 6)}``, or what
             :func:`stepsnet.plan_steps` returns. For several stages each has one such sequence per stage. The widest is
-            the model's own width.
+            the model's own width, with the model's own number of heads.
         round_to: "heads" rounds widths as the paper does, a number to a multiple of it. Blocks without heads have
             multiples of 8, or of 4 below a width of 64.
-        stream_scale: factor of the stream where it enters each container of several steps, see
-            :func:`stepsnet.describe_stepify`.
+        stream_scale: factor of the stream where it enters each container that ``steps`` and ``stages`` choose, see
+            :func:`stepsnet.describe_stepify`. The original with the same scale is that of ``steps=1`` and the same
+            ``stages``.
         residual: the design of each step's stream, a key of ``stepsnet.residual.DESIGNS``, as
             :func:`stepsnet.residual.connect` joins blocks; of all containers, or of the ``stages``. Blocks with
             channels last, of no model of transformers.
@@ -202,6 +203,25 @@ def model_and_example(model: nn.Module | str, options: Mapping[str, Any]) -> tup
         tokens = options.get("tokens", 256)
         return model, token_example(model, min(tokens, context_of(model) or tokens)), options
     return model, example_of(model, options.get("example")), options
+
+
+def stages_in_steps(model: nn.Module | str, steps: int = 3, **options: Any) -> list[int] | None:
+    """The stages that :func:`stepify` puts in steps with these arguments; None where they are all that it finds.
+
+    For the original with the same ``stream_scale``, ``stepify(model, 1, stages=…, stream_scale=…)``, which by default
+    has it in all.
+
+    Raises:
+        UserError: as stepify.
+    """
+    model, call, options = model_and_example(model, options)
+    if is_of_transformers(model):
+        return None
+    stages, plan = options.get("stages"), options.get("plan")
+    _check_options(steps, "macs", None, stages, plan, "heads", 1.0, None, 1)
+    found = find_containers(model, call)
+    chosen = _chosen(found, steps, stages, plan is not None)
+    return [one.stage for one in chosen] if len(chosen) < len(found) else None
 
 
 def _check_sizes(chosen: Sequence[Container]) -> None:

@@ -10,8 +10,10 @@ from numbers import Number
 from types import BuiltinFunctionType, CellType, FunctionType, MethodType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.utils.parametrize import type_before_parametrizations
 
 from ...macs import HOOKS
@@ -36,11 +38,13 @@ OF_TORCH = {"training", "_parameters", "_buffers", "_modules", "_compiled_call_i
 PLAIN = (bool, int, float, str, tuple, type(None))
 _OF_ONE_VALUE = (*PLAIN, Number, bytes, Enum, slice, range, type, torch.dtype, torch.device, BuiltinFunctionType)
 Kind = list[tuple[str, type, dict[str, Any], dict[str, Any]]]
-Rates = dict[str, tuple[str, list[float]]]  # by the path of a part: the name of its rate, and that of each block
+Rates = dict[tuple[str, str], list[float]]  # by the path of a part and the name of its rate: that of each block
 
 
 def signature_of(block: nn.Module, ignored: Sequence[str] = ()) -> Kind:
     """Classes, attributes and shapes of a block's modules: equal for blocks that differ in their weights alone.
+
+    Buffers count as attributes, but for the running statistics of norms, which training changes.
 
     Args:
         ignored: paths of modules that are left out, such as stochastic depth.
@@ -51,7 +55,8 @@ def signature_of(block: nn.Module, ignored: Sequence[str] = ()) -> Kind:
         (
             path,
             type_before_parametrizations(module),  # each that is parametrized has a class of its own
-            {name: value for name, value in _attributes(module).items() if name not in _numbers_of(module)},
+            {name: value for name, value in _attributes(module).items() if name not in _numbers_of(module)}
+            | _constants(module),
             {k: v if v is None else v.shape for k, v in (module._parameters | module._buffers).items()},
         )
         for path, module in kept
@@ -68,18 +73,44 @@ def _attributes(module: nn.Module) -> dict[str, Any]:
     return {name: _comparable(value) for name, value in vars(module).items() if name not in OF_TORCH}
 
 
+def _constants(module: nn.Module) -> dict[str, Any]:
+    """What a module holds in buffers, such as a mask."""
+    return {} if isinstance(module, _NormBase) else {k: _comparable(v) for k, v in module._buffers.items()}
+
+
+class _Values:
+    """A tensor that equals another one of the same values, whatever their types; one without data equals any."""
+
+    def __init__(self, tensor: Tensor):
+        self.tensor = tensor.detach()
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _Values) or self.tensor.shape != other.tensor.shape:
+            return False
+        if self.tensor.is_meta or other.tensor.is_meta:
+            return True
+        try:
+            return torch.equal(self.tensor, other.tensor.to(self.tensor))
+        except RuntimeError:  # of a kind that is not compared, as sparse ones
+            return type(self.tensor) is type(other.tensor)
+
+
 def _comparable(value: Any, depth: int = 4) -> Any:
     """A value such that it equals that of a like block, which may have an object of its own there.
 
-    A function is its code and what that holds, another object its class and its attributes; a tensor, a module, and
-    what lies deeper than ``depth``, only its class.
+    A function is its code and what that holds, another object its class and its attributes; a module, and what lies
+    deeper than ``depth``, only its class.
     """
 
     def inner(*values: Any) -> list[Any]:
         return [_comparable(one, depth - 1) for one in values]
 
-    if isinstance(value, Tensor | nn.Module) or depth == 0:
+    if isinstance(value, Tensor):
+        return _Values(value)
+    if isinstance(value, nn.Module) or depth == 0:
         return type(value)
+    if isinstance(value, np.ndarray):
+        return [value.dtype, value.shape, value.tobytes()]
     if isinstance(value, list | tuple):
         return tuple(inner(*value)) if isinstance(value, tuple) else inner(*value)
     if isinstance(value, _OF_ONE_VALUE):
@@ -173,10 +204,13 @@ def rate_at(rates: Sequence[float], index: int, count: int) -> float:
 def rates_that_grow(blocks: Sequence[nn.Module]) -> Rates:
     """Parts without weights in which blocks differ by one fraction that rises or falls, as by stochastic depth.
 
-    An ``nn.Identity`` is a part whose rate is 0.
+    An ``nn.Identity`` is a part whose rate is 0. A block that drops by a function holds its rate itself, under the
+    path "": a fraction in equal steps, since factors of the depth, which follow other laws, are no rates.
     """
     paths = dict.fromkeys(path for block in blocks for path, module in block.named_modules() if _can_have_rate(module))
-    found: Rates = {}
+    own = [_attributes(block) for block in blocks]
+    held: dict[str, list[Any]] = {name: [one.get(name) for one in own] for name in own[0]}
+    found: Rates = {("", name): rates for name, rates in held.items() if _are_rates(rates) and _in_equal_steps(rates)}
     for path in filter(None, paths):
         parts = [_at(block, path) for block in blocks]
         with_rate = [part for part in parts if type(part) is not nn.Identity]
@@ -186,7 +220,7 @@ def rates_that_grow(blocks: Sequence[nn.Module]) -> Rates:
         names = [name for name in attributes[0] if any(one.get(name) != attributes[0][name] for one in attributes)]
         rates = [vars(part).get(name, 0.0) for part in parts for name in names[:1]]
         if len(names) == 1 and _are_rates(rates):
-            found[path] = names[0], rates
+            found[path, names[0]] = rates
     return found
 
 
@@ -200,11 +234,16 @@ def _are_rates(values: list[Any]) -> bool:
     return len(set(values)) == len(values) and sorted(values) in (values, values[::-1])
 
 
+def _in_equal_steps(values: list[float]) -> bool:
+    steps = [rate_at(values, i, len(values)) for i in range(len(values))]
+    return len(values) > 1 and all(abs(value - step) < 1e-6 for value, step in zip(values, steps))
+
+
 def spread_rates(
     new: Sequence[nn.Module], templates: Sequence[nn.Module], originals: Sequence[nn.Module], rates: Rates
 ) -> None:
     """Each rate from the first to the last over new blocks, where these have that of the block they are made from."""
-    for path, (name, values) in rates.items():
+    for (path, name), values in rates.items():
         parts = [_at(block, path) for block in new]
         of_templates = [_at(block, path) for block in templates]
         if not all(type(a) is type(b) and vars(a).get(name) == vars(b).get(name) for a, b in zip(parts, of_templates)):
@@ -215,8 +254,11 @@ def spread_rates(
             if name not in vars(part):
                 part = copy.deepcopy(with_rate, dict(without_hooks)).train(block.training)
             setattr(part, name, rate_at(values, j, len(new)))
-            set_path(block, path, part)
+            if path:
+                set_path(block, path, part)
 
 
 def _at(block: nn.Module, path: str) -> Any:
+    if not path:
+        return block
     return get_path(block, path) if has_path(block, path) else None

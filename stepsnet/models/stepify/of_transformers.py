@@ -23,6 +23,7 @@ from .roles import get_path
 __all__ = [
     "built_like",
     "check_layers",
+    "check_outside",
     "in_steps",
     "layers_of_transformer",
     "model_of_name",
@@ -135,8 +136,12 @@ def layers_of_transformer(model: Any, example: Example) -> Container:
     return Container(path, layers, adapter, 0, config.hidden_size, -1, Example(call.args, call.kwargs))
 
 
-def check_layers(model: Any, layers: Sequence[nn.Module], path: str, caller: str = "stepify") -> None:
-    """Raises UserError where a layer is not as the configuration makes it: it would be built without the change."""
+def check_layers(model: Any, layers: Sequence[nn.Module], path: str, caller: str = "stepify") -> Any:
+    """The model as its configuration makes it, without values.
+
+    Raises:
+        UserError: a layer is not as it is there, and would be built without the change.
+    """
     try:
         with torch.device("meta"):
             again = type(model)(copy.deepcopy(model.config))
@@ -158,6 +163,22 @@ def check_layers(model: Any, layers: Sequence[nn.Module], path: str, caller: str
                     f"{_named(theirs.get(name))}, expected {_named(ours.get(name))}, as transformers builds it from "
                     "model.config"
                 )
+    return again
+
+
+def check_outside(expected: Any, model: Any, layers: str, caller: str = "stepify") -> None:
+    """Raises UserError where a model has other tensors outside of its layers than one that its configuration makes.
+
+    Tensors that are tied are one, so that what is tied in one of them alone is another too.
+    """
+    ours, theirs = (_outside(one, layers) for one in (expected, model))
+    different = [key for key in ours.keys() ^ theirs.keys()]
+    different += [key for key in ours.keys() & theirs.keys() if ours[key].shape != theirs[key].shape]
+    if different:
+        raise UserError(
+            f"{caller}: {type(model).__name__}.{sorted(different)[0]} is not as its configuration makes it, expected a "
+            "model that transformers can build from model.config"
+        )
 
 
 def _built(layer: nn.Module) -> dict[str, Any]:
@@ -199,14 +220,8 @@ def in_steps(model: Any, container: Container, plan: ContainerPlan, stream_scale
     layers = get_path(result.base_model, FAMILIES[model.config.model_type].layers)
     for layer in layers:
         set_types(layer, container.blocks[-1])
+    check_outside(result, model, container.path)
     ours, theirs = (_outside(one, container.path) for one in (result, model))
-    different = [key for key in ours.keys() ^ theirs.keys()]
-    different += [key for key in ours.keys() & theirs.keys() if ours[key].shape != theirs[key].shape]
-    if different:
-        raise UserError(
-            f"stepify: {type(model).__name__}.{sorted(different)[0]} is not as its configuration makes it, expected a "
-            "model that transformers can build from model.config"
-        )
     for key, tensor in ours.items():
         tensor.data = theirs[key].detach().clone()
         tensor.requires_grad_(theirs[key].requires_grad)

@@ -55,7 +55,7 @@ class ContainerPlan:
         return steps_as_text(zip(self.widths, self.depths))
 
     def is_of(self, container: Container) -> bool:
-        """Whether it leaves a container as it is."""
+        """Whether it leaves a container as it is; its heads are then the model's, as those of the widest step are."""
         return (self.widths, self.depths) == ((container.width,), (container.depth,))
 
     @property
@@ -189,7 +189,8 @@ def check_container_heads(container: Container, widths: Sequence[int], heads: Se
     """Raises ValueError for heads that do not fit, of which the first ``known`` are those of a model that exists."""
     if len(heads) != len(widths):
         raise ValueError(f"num_heads: got {tuple(heads)}, expected one per width of {tuple(widths)}")
-    for width, number in list(zip(widths, heads))[known:]:
+    new = list(zip(widths, heads))[known:]
+    for width, number in sorted(new, key=lambda pair: -pair[0]):  # heads of another size are seen at the model's width
         if expected := _expected_heads(container, width, number):
             raise ValueError(f"num_heads: got {number} at width {width}, expected {expected}")
 
@@ -197,8 +198,10 @@ def check_container_heads(container: Container, widths: Sequence[int], heads: Se
 def _expected_heads(container: Container, width: int, number: Any) -> str:
     """What a number of heads should have been; empty where it is right."""
     block, adapter = container.template, container.adapter
-    if adapter.num_heads(block) is None:
+    if (own := adapter.num_heads(block)) is None:
         return "" if number is None else "none: these blocks have no heads"
+    if width == container.width and number != own:  # with others the widest blocks would be no longer the model's
+        return f"{own}, as the model has there; plan_steps has such heads with head_dim={width // own}"
     rule, group = adapter.head_rule(block), adapter.kv_groups(block)
     if not isinstance(number, int) or number < 1 or number % group:
         return f"a positive multiple of {group}, the heads of a group" if group > 1 else "a positive number"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -32,12 +33,14 @@ def build_in_steps(
     check_leaves(model, replaced)
     result = copy.deepcopy(model, {id(block): nn.Identity() for block in replaced})
     for container in found:
-        members: Any = dict(sequence_at(result, container).named_children())
+        members = dict(sequence_at(result, container).named_children())
         plan = ContainerPlan((container.width,), (container.depth,), (None,))
         scale = stream_scale if container.path in plans else 1.0
         if container.path not in as_it_is:
             plan = plans[container.path]
-            members = [*list(members.values())[: container.lead], *_new_blocks(container, plan.shapes)]
+            members = dict(list(members.items())[: container.lead])  # under their names, whatever these are
+            numbers = (str(i) for i in itertools.count(container.lead) if str(i) not in members)
+            members |= dict(zip(numbers, _new_blocks(container, plan.shapes)))
         sequence = StepSequence(members, plan.widths, plan.depths, container.dim, container.lead, scale)
         before = sequence_at(result, container)
         sequence.training = before.training
@@ -95,7 +98,7 @@ def _new_blocks(container: Container, shapes: list[tuple[int, int | None]]) -> l
     """Each from an original of its kind, see :func:`originals_of`, and rates that grow anew from first to last."""
     originals, adapter = container.blocks[container.lead :], container.adapter
     grown = {} if adapter.drop_paths else rates_that_grow(originals)
-    places = originals_of(originals, len(shapes), adapter.drop_paths, list(grown))
+    places = originals_of(originals, len(shapes), adapter.drop_paths, [path for path, _ in grown if path])
     rates = [_drop_rate(block, adapter) for block in originals]
     blocks = []
     for j, ((width, heads), place) in enumerate(zip(shapes, places)):

@@ -186,5 +186,5 @@ def _(
     check_channels_last(container, design)
     wirings = wire_steps(container.blocks_of_steps(), container.widths, design, options, first, num_blocks)
     if wirings is not None:
-        container.wirings = nn.ModuleList(wirings)  # type: ignore[assignment]
+        container.wirings = nn.ModuleList(wirings).train(container.training)  # type: ignore[assignment]
     return container

@@ -20,6 +20,12 @@ _PRODUCTS = ("Addmm", "Mm", "Bmm", "Baddbmm", "Addbmm", "Mv", "Addmv", "Linear",
 # what reads of a tensor no values
 _NO_VALUES = ("__get__", "size", "dim", "ndimension", "numel", "stride", "is_floating_point", "__len__")
 _SUMS = ("add", "add_", "__add__", "__radd__", "__iadd__")
+# what gives the values of a tensor in another shape, order, place or type; the getter is that of x.T and others
+_SAME_VALUES = (
+    *("view", "view_as", "reshape", "reshape_as", "flatten", "unflatten", "squeeze", "unsqueeze", "permute", "__get__"),
+    *("transpose", "swapaxes", "movedim", "t", "contiguous", "clone", "detach", "to", "type", "type_as"),
+    *("float", "double", "half", "bfloat16"),
+)
 
 
 class BlockUses(TorchFunctionMode):
@@ -30,6 +36,7 @@ class BlockUses(TorchFunctionMode):
         summed: blocks whose input is added to their output outside of them.
         read: blocks whose output something else has read than a block of the same container.
         beside: blocks that get what another of the same container got, as experts do.
+        changed: blocks behind the first that get other values than a block of the same container has returned.
     """
 
     def __init__(self, containers: Mapping[str, Sequence[nn.Module]]):
@@ -39,10 +46,13 @@ class BlockUses(TorchFunctionMode):
         self.summed: set[nn.Module] = set()
         self.read: set[nn.Module] = set()
         self.beside: set[nn.Module] = set()
+        self.changed: set[nn.Module] = set()
+        self._firsts = {blocks[0] for blocks in containers.values()}
         self._inside: list[nn.Module] = []  # the blocks that run at this moment
         self._taken: dict[nn.Module, Tensor] = {}
         self._versions: dict[nn.Module, int] = {}  # of what they have taken
         self._returned: dict[int, tuple[Tensor, nn.Module]] = {}  # kept, so that no other tensor takes its place
+        self._streams: dict[int, tuple[Tensor, nn.Module, int]] = {}  # these and what has their values, with versions
         self._hooks = ExitStack()
 
     def __enter__(self) -> BlockUses:
@@ -64,7 +74,16 @@ class BlockUses(TorchFunctionMode):
                 self.note_read(tensor)
                 if name in _SUMS and any(other is self._taken.get(block) for other in given):
                     self.summed.add(block)
-        return func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
+        block = self._source_of(args[0]) if name in _SAME_VALUES and args else None
+        if block is not None and isinstance(result, Tensor):
+            self._streams[id(result)] = result, block, result._version
+        return result
+
+    def _source_of(self, tensor: Any) -> nn.Module | None:
+        """The block whose output's values a tensor has."""
+        found = self._streams.get(id(tensor))
+        return found[1] if found is not None and found[2] == tensor._version else None
 
     def note_read(self, tensors: Any) -> None:
         """Whatever of these a block has returned has been read, unless a block of its container does it."""
@@ -82,6 +101,10 @@ class BlockUses(TorchFunctionMode):
         self._inside.append(block)
         if args and isinstance(args[0], Tensor):
             own = self.container_of[block]
+            if block not in self._firsts:
+                source = self._source_of(args[0])
+                if source is None or self.container_of[source] != own:
+                    self.changed.add(block)
             has_passed = self._block_of(args[0]) is not None  # through a block that returned it as it was
             for other, taken in self._taken.items():
                 if taken is args[0] and other is not block and self.container_of[other] == own and not has_passed:
@@ -95,6 +118,7 @@ class BlockUses(TorchFunctionMode):
         for tensor in tree_leaves(output):
             if isinstance(tensor, Tensor):
                 self._returned[id(tensor)] = (tensor, block)
+                self._streams[id(tensor)] = (tensor, block, tensor._version)
 
 
 def reached(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> set[str]:
