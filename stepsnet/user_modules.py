@@ -6,6 +6,7 @@ something to download.
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import importlib
 import sys
@@ -13,6 +14,8 @@ import sysconfig
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from importlib.machinery import all_suffixes
+from importlib.util import resolve_name
 from pathlib import Path
 
 from .errors import USER_CODE, UserError
@@ -24,7 +27,11 @@ _INSTALLED = ("stdlib", "platstdlib", "purelib", "platlib")
 # this package, and what is installed: they may lie in the folder of a user's module, as in a clone with its .venv
 _NOT_THE_USERS = {Path(__file__).parent, *(Path(path) for path in map(sysconfig.get_path, _INSTALLED) if path)}
 
-_versions: dict[str, str] = {}  # of the modules that have been imported here
+# by which a package may import modules that no statement names
+_BY_NAME = {"import_module", "__import__", "iter_modules", "walk_packages"}
+
+_loaded: set[str] = set()  # the modules that were first imported here, or for those that were
+_versions: dict[str, str] = {}  # of those of them that were named
 
 
 def import_user_modules(names: Sequence[str], folder: str | Path | None = None) -> None:
@@ -47,10 +54,13 @@ def import_user_modules(names: Sequence[str], folder: str | Path | None = None) 
         with _first_on_path(folders):
             try:
                 module = importlib.import_module(name)
-                files = _own_files(name, sys.modules.keys() - before)
+                loaded = sys.modules.keys() - before
+                files = _own_files(name, loaded)
                 USER_CODE.update([*getattr(module, "__path__", ()), *map(str, files)])
-                if name not in before:  # of one that was there, what it has loaded is not known any more
-                    _versions[name] = _version_of(files)
+                _loaded.update(loaded)
+                # one that the user's code had imported is as it was then
+                if name in loaded or (name in _loaded and name not in _versions):
+                    _versions[name] = _version_of(_files_in_statements(name))
             except ModuleNotFoundError as error:
                 if error.name and f"{name}.".startswith(f"{error.name}."):
                     where = " or ".join((*folders, "sys.path"))
@@ -63,8 +73,8 @@ def import_user_modules(names: Sequence[str], folder: str | Path | None = None) 
 
 
 def module_versions(names: Iterable[str]) -> dict[str, str]:
-    """A checksum of each of these modules, with the files beside it that it imports, as they were when this process has
-    imported it for a recipe; of one that the user's code had imported before, none."""
+    """A checksum of each of these modules, with the files beside it that its import statements, and theirs, name, as
+    they were when this process has imported it for a recipe; of one that the user's code had imported before, none."""
     return {name: _versions[name] for name in names if name in _versions}
 
 
@@ -74,16 +84,77 @@ def is_module_version(text: str) -> bool:
 
 def _own_files(name: str, loaded: Iterable[str]) -> list[Path]:
     """The files of a module of the user's, and of the modules and packages beside it that were loaded for it."""
-    of_module = Path(str(sys.modules[name].__file__))  # a package without one has no code either
-    up = name.count(".") + (of_module.name == "__init__.py")
-    beside, package = of_module.parents[up], name.partition(".")[0]
+    of_module, beside = _places(name)
     found = {of_module}
     for each in loaded:
         file = Path(getattr(sys.modules.get(each), "__file__", None) or "")
-        is_own = each.partition(".")[0] == package or not any(map(file.is_relative_to, _NOT_THE_USERS))
-        if file.is_relative_to(beside) and is_own:
+        if file.is_relative_to(beside) and _is_own(file, each, name):
             found.add(file)
     return sorted(found)
+
+
+def _files_in_statements(name: str) -> list[Path]:
+    """The files of a module of the user's, and of the modules and packages beside it that its import statements, and
+    theirs, name; whatever else this process has loaded, they are the same."""
+    of_module, beside = _places(name)
+    found, seen, waiting = {of_module}, set(), [name]
+    while waiting:
+        parts = waiting.pop().split(".")
+        for each in (".".join(parts[:depth]) for depth in range(1, len(parts) + 1)):  # a package runs first
+            place = beside.joinpath(*each.split("."))
+            files = (Path(f"{stem}{suffix}") for stem in (place / "__init__", place) for suffix in all_suffixes())
+            file = next(filter(Path.is_file, files), None)
+            if file is not None and each not in seen and _is_own(file, each, name):
+                seen.add(each)
+                found.add(file)
+                waiting += _imported_by(file, each, is_package=file.parent == place)
+    return sorted(found)
+
+
+def _imported_by(file: Path, name: str, is_package: bool) -> Iterator[str]:
+    """The modules that the statements of a module's file import, and what may be such; of a package that imports by
+    names which it makes, all that are in its folder."""
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (OSError, SyntaxError, ValueError):  # an extension, or a file in a zip
+        return
+    for node in _run_on_import(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            with suppress(ImportError):  # from above the outermost package
+                source = "." * node.level + (node.module or "")
+                source = resolve_name(source, name if is_package else name.rpartition(".")[0])
+                yield from (f"{source}.{alias.name}" for alias in node.names)
+    if is_package and any(_last_name(node) in _BY_NAME for node in ast.walk(tree)):
+        yield from (f"{name}.{path.stem}" for path in file.parent.iterdir() if path.stem.isidentifier())
+
+
+def _run_on_import(node: ast.AST) -> Iterator[ast.AST]:
+    """The statements of a module that are neither in a function nor for type checkers alone."""
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.expr):
+            yield child
+            if isinstance(child, ast.If) and _last_name(child.test) == "TYPE_CHECKING":
+                child = ast.Module(child.orelse, [])
+            yield from _run_on_import(child)
+
+
+def _last_name(node: ast.AST) -> str:
+    """c of c or of a.b.c, and "" of something else."""
+    return getattr(node, "id", getattr(node, "attr", ""))
+
+
+def _places(name: str) -> tuple[Path, Path]:
+    """The file of a module that is imported, and the folder that holds it or its outermost package."""
+    of_module = Path(str(sys.modules[name].__file__))  # a package without one has no code either
+    return of_module, of_module.parents[name.count(".") + (of_module.name == "__init__.py")]
+
+
+def _is_own(file: Path, module: str, name: str) -> bool:
+    """Whether a module's file is of the package of the module ``name``, or else neither installed nor ours."""
+    is_of_package = module.partition(".")[0] == name.partition(".")[0]
+    return is_of_package or not any(map(file.is_relative_to, _NOT_THE_USERS))
 
 
 def _version_of(files: Sequence[Path]) -> str:

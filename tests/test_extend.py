@@ -307,3 +307,44 @@ def test_what_is_installed_or_ours_is_no_code_of_the_users(tmp_path, monkeypatch
     (tmp_path / "my_helper.py").write_text("WIDTH = 16\n")
     import_user_modules(["my_beside"])
     assert version.startswith("sha256:") and module_versions(["my_beside"]) != {"my_beside": version}
+
+
+PACKAGE = {
+    "__init__.py": "",
+    "common.py": "WIDTH = 8\n",
+    "half_a.py": "from .common import WIDTH\n",
+    "half_b.py": "import my_package.common\nfrom . import more\ntry:\n    import my_shared\nfinally:\n    pass\n",
+    "more.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from . import half_a\n"
+    "def later():\n    from . import half_a\n",
+}
+
+
+@pytest.mark.parametrize("first", [["my_package.half_a", "my_shares"], []])
+def test_the_checksum_of_a_module_is_not_of_what_others_have_imported(first, tmp_path, monkeypatch):
+    """As in the parent of a study, which imports the modules of all contenders, and in the process of one run."""
+    files = {f"my_package/{name}": text for name, text in PACKAGE.items()}
+    files |= {"my_shared.py": "", "my_shares.py": "import my_shared\n"}
+    (tmp_path / "my_package").mkdir()
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    named = ["my_package.half_b", "my_shared"]
+    import_user_modules([*first, *named])
+    own = ["my_package/__init__.py", "my_package/common.py", "my_package/half_b.py", "my_package/more.py"]
+    expected = [tmp_path / name for name in (*own, "my_shared.py")]
+    assert module_versions(named) == {
+        "my_package.half_b": user_modules._version_of(expected),
+        "my_shared": user_modules._version_of(expected[-1:]),
+    }
+
+
+def test_a_package_that_imports_all_that_is_in_its_folder_has_the_checksum_of_it(tmp_path, monkeypatch):
+    all_of = "import importlib, pkgutil\nfor each in pkgutil.iter_modules(__path__):\n"
+    files = {"__init__.py": f"{all_of}    importlib.import_module(f'{{__name__}}.{{each.name}}')\n", "one.py": ""}
+    (tmp_path / "my_registry").mkdir()
+    for name, text in files.items():
+        (tmp_path / "my_registry" / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    import_user_modules(["my_registry"])
+    expected = user_modules._version_of([tmp_path / "my_registry" / name for name in files])
+    assert module_versions(["my_registry"]) == {"my_registry": expected}

@@ -11,7 +11,7 @@ from toy_study import declared
 from stepsnet.config import ModelSpec
 from stepsnet.errors import UserError
 from stepsnet.study.declare import Cell, find_study, studies
-from stepsnet.study.leaderboard import leaderboard
+from stepsnet.study.leaderboard import _traffic, leaderboard
 from stepsnet.study.record import settings_of
 from stepsnet.study.render import render_study
 from stepsnet.study.run_plan import Planned, recipe_of
@@ -143,10 +143,15 @@ def test_a_model_of_ones_own_has_arguments_of_its_own(tmp_path, monkeypatch):
         ("stepify", {"model": "resnet18"}, "arXiv 2511.14329"),
         ("stepify", {"model": "resnet18", "steps": 1}, "–"),
         ("steps_deit_tiny_patch16_224", {}, "arXiv 2511.14329"),
+        ("steps_transformer", {"widths": 8, "depths": 6}, "arXiv 1603.05027"),  # each a list of one
+        ("steps_transformer", {"widths": [8], "depths": 6}, "arXiv 1603.05027"),
+        ("steps_transformer", {"depths": 6}, "arXiv 2511.14329"),
     ]:
         recipe = SimpleNamespace(model=ModelSpec(model, args))
         monkeypatch.setattr("stepsnet.study.leaderboard.recipe_of", lambda *_, recipe=recipe: recipe)
         assert leaderboard(study, {}).splitlines()[2].endswith(f"| {source} |")
+    in_lists = ModelSpec("steps_transformer", {"widths": [8], "depths": [6]})
+    assert _traffic(ModelSpec("steps_transformer", {"widths": 8, "depths": 6})) == _traffic(in_lists) is not None
 
 
 def test_convergence_is_not_denied_where_it_is_not_known(tmp_path):

@@ -537,6 +537,18 @@ def test_blocks_stay_in_the_mode_that_they_are_in():
     assert joined.networks[0][0:2].training and not frozen.training
 
 
+@pytest.mark.parametrize("name", ["plain", "mhc", "peri_ln"])  # parts beside a block, and inside of it
+def test_an_evaluated_model_stays_so(name):
+    for joined in (
+        lambda model: connect(model.blocks, name),
+        lambda model: connect(list(model.blocks), name),
+        lambda model: connect(model.blocks[:2], name),
+        lambda model: stepsnet.stepify(model, steps=2, residual=name),
+    ):
+        assert not any(module.training for module in joined(vit(depth=4).eval()).modules())
+        assert all(module.training for module in joined(vit(depth=4).train()).modules())
+
+
 class Widened(nn.Sequential):
     """A residual block as a Sequential with a forward pass of its own."""
 

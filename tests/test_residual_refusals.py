@@ -1,7 +1,10 @@
 """What a design refuses, in one line: options, blocks and places that it is not for; nothing is changed then."""
 
 import copy
+import importlib
+import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import timm
@@ -23,6 +26,7 @@ from stepsnet.config import ModelSpec
 from stepsnet.errors import UserError
 from stepsnet.models.build import build_model
 from stepsnet.residual import DESIGNS, BranchParts, Connection, Wiring, connect, declare_branches
+from stepsnet.user_modules import import_user_modules
 
 
 @pytest.mark.parametrize(
@@ -417,7 +421,32 @@ def test_a_name_of_the_packages_own_keeps_its_design():
     for name in ("mhc", "plain"):
         with pytest.raises(UserError, match=f"got a design called {name}, a name of stepsnet's own, expected another"):
             DESIGNS[name] = Half
+    for enter in (DESIGNS.update, DESIGNS.__ior__, lambda more: DESIGNS.update(**more)):
+        with pytest.raises(UserError, match="got a design called mhc, a name of stepsnet's own, expected another"):
+            enter({"mhc": Half})
     assert published == DESIGNS
+
+
+@pytest.mark.usefixtures("own_registrations")
+def test_a_name_is_of_one_design(tmp_path, monkeypatch):
+    """A study imports the modules of all contenders, where the last design of a name would be that of all."""
+    text = (
+        "from stepsnet.residual import DESIGNS, Connection\nclass Mine(Connection):\n    title = source = 'mine'\n"
+        "    def forward(self, x, F):\n        return F(x)\n"
+    )
+    ways = ("DESIGNS['of_mine'] = Mine", "DESIGNS.update(of_mine=Mine)", "DESIGNS |= {'of_mine': Mine}")
+    for number, way in enumerate(ways):
+        (tmp_path / f"my_design_{number}.py").write_text(f"{text}{way}\n")
+    monkeypatch.chdir(tmp_path)
+    import_user_modules(["my_design_0"])
+    for number in (1, 2):
+        with pytest.raises(UserError, match=f"two designs called of_mine, of my_design_0 and my_design_{number}, exp"):
+            import_user_modules([f"my_design_{number}"])
+    first = DESIGNS["of_mine"]
+    assert importlib.reload(sys.modules["my_design_0"]).Mine is DESIGNS["of_mine"] is not first
+    script = SimpleNamespace(__file__=str(tmp_path / "my_design_0.py"))  # which is imported by its name, too
+    monkeypatch.setitem(sys.modules, "my_script", script)
+    DESIGNS["of_mine"] = type("Mine", (Half,), {"__module__": "my_script"})
 
 
 def test_a_mistake_inside_of_a_design_is_said_with_its_place(tmp_path, monkeypatch, capsys):

@@ -12,6 +12,7 @@ from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 import stepsnet
+from stepsnet.residual import DESIGNS, Connection, connect
 from stepsnet.residual.design import reset_norm
 
 DEPTH_METHODS = ["layer_scale", "rezero", "deepnorm", "fixup", "normformer"]
@@ -126,3 +127,21 @@ def test_a_model_without_weights_is_started_as_one_with_them(name):
             torch.testing.assert_close(value, expected[key])
         elif key.endswith("phi") or (name in ("fixup", "deepnorm", "rezero") and key.endswith("attn.proj.weight")):
             assert value.std().item() == pytest.approx(expected[key].std().item(), rel=0.2), key
+
+
+@pytest.mark.parametrize("unit", ["branch", "branches", "block"])
+def test_a_design_sets_the_start_of_every_branch(unit, monkeypatch):
+    class Mine(Connection):
+        title = source = "a test"
+
+        def forward(self, x, F):
+            return x
+
+        def init_branch(self, block, parts):
+            reached.append(parts.norm)
+
+    reached: list[str] = []
+    Mine.unit = unit
+    monkeypatch.setitem(DESIGNS, "mine", Mine)
+    connect([timm.models.vision_transformer.Block(16, 2) for _ in range(2)], "mine")
+    assert reached == ["norm1", "norm2"] * 2

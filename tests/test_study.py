@@ -607,6 +607,23 @@ def test_a_module_of_ones_own_that_changes_amid_a_study_is_noted(tmp_path, capsy
     assert page.count("5 of sha256:") == 2 and "The module my_halves was changed while the study went on" in page
 
 
+def test_a_module_that_changes_amid_a_run_is_noted(tmp_path, monkeypatch):
+    study, cell = study_of(tmp_path), Cell("plain", 1)
+    there = placed(final(cell, 0.002, (50.0, 51.0)))
+    first, second = there.values()
+    first["versions"] = second["versions"] = {"torch": "2", "my_halves": "sha256:new"}
+    assert "my_halves" not in render_study(study, there)
+    first["trained_before"] = [{"until_update": 5, "versions": {"torch": "2", "my_halves": "sha256:old"}}]
+    page = render_study(study, there)
+    assert "The module my_halves was changed while the study went on" in page
+    assert "its runs: 1 of sha256:old and then sha256:new, 1 of sha256:new." in page
+    monkeypatch.setattr(conductor, "module_versions", lambda names: dict.fromkeys(names, "sha256:new"))
+    (line,) = conductor._on_modules(there.values())
+    assert line.startswith("1 of the results were made by another content of the module my_halves, in whole or in part")
+    second["trained_before"] = first["trained_before"]  # and so were all
+    assert "its runs: 2 of sha256:old and then sha256:new." in render_study(study, there)
+
+
 @pytest.mark.parametrize("better", (0.0, 0.3, -0.3))
 def test_seeds_that_do_not_differ_decide_nothing(tmp_path, better):
     study = study_of(tmp_path, seeds=[1, 2, 3], flatness={"share": 0.5, "within": 0.02})

@@ -13,10 +13,10 @@ from toy_study import TOY, declared, run
 
 from stepsnet.errors import UserError
 from stepsnet.files import write_new
-from stepsnet.overrides import override, to_yaml
+from stepsnet.overrides import override, to_plain, to_yaml
 from stepsnet.recipes import find_recipe
 from stepsnet.study.declare import Cell, read_study, studies
-from stepsnet.study.record import settings_of, write_record
+from stepsnet.study.record import diverged_record, settings_of, write_record
 from stepsnet.study.results import read_results
 from stepsnet.study.run_plan import Planned, _keys_of_training, check_models, data_of, recipe_of
 
@@ -480,3 +480,66 @@ def test_contenders_differ_in_neither_length_nor_what_a_loss_is_of():
     assert {"epochs", "epoch_updates", "batch_size", "tokenizer", "vocab_size", "eval_stride"} <= set(text)
     images = _keys_of_training(find_recipe("digits/tiny"))
     assert {"epochs", "batch_size"} <= set(images) and "eval_batch_size" not in {*images, *text}
+
+
+OWN_METRIC = """
+from typing import ClassVar, Literal
+from pydantic.dataclasses import dataclass
+import stepsnet
+from stepsnet.config import STRICT, ClassificationRecipe
+from stepsnet.metrics import Metric
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Scored(ClassificationRecipe):
+    task: Literal["scored"] = "scored"
+    scores: ClassVar = ("my_score", "my_cost")
+
+stepsnet.register_task(Scored, build=None, metrics=[Metric("my_score", "score"), Metric("my_cost", "cost")])
+"""
+
+
+@pytest.mark.usefixtures("own_registrations")
+def test_a_study_is_judged_by_a_metric_of_a_task_of_ones_own(tmp_path, capsys):
+    """Its module is imported when the recipes are read, after the declaration."""
+    (tmp_path / "my_scored.py").write_text(OWN_METRIC)
+    recipe = to_plain(find_recipe("digits/tiny")) | {"task": "scored", "import": ["my_scored"]}
+    (tmp_path / "own.yaml").write_text(yaml.safe_dump(recipe))
+    changes = {"recipe": "own.yaml", "metric": "my_score", "flatness": {**TOY["flatness"], "key": "val_my_cost"}}
+    check_models(read_study(declared(tmp_path, **changes)), open_data=False)
+    for wrong, words in (
+        ({"metric": "my_scroe"}, "metric: got 'my_scroe', expected one of top1"),
+        ({"flatness": {"key": "val_my_cots"}}, "flatness.key: got 'val_my_cots', expected a split and a metric"),
+    ):
+        file = declared(tmp_path, **changes | wrong)
+        status, _, err = run("sweep", file, "--run", tmp_path / "run", capsys=capsys)
+        assert status == 2 and words in err and len(err.splitlines()) == 1, err
+
+
+@pytest.mark.usefixtures("own_registrations")
+def test_contenders_of_equal_settings_are_refused_with_recipes_of_their_own(tmp_path, capsys):
+    (tmp_path / "my_nothing.py").write_text("")
+    more = {"title": "another title", "imports": ("my_nothing",), "import_from": str(tmp_path)}
+    (tmp_path / "same.yaml").write_text(to_yaml(dataclasses.replace(find_recipe("digits/tiny"), **more)))
+    file = declared(tmp_path, contenders=[*TOY["contenders"], {**SAME, "recipe": "same.yaml"}])
+    status, _, err = run("sweep", file, "--run", tmp_path / "run", capsys=capsys)
+    assert status == 2 and "got the same settings of plain@2 and same@2, expected settings that differ" in err, err
+
+
+def test_weights_to_start_from_are_the_same_wherever_they_lie(tmp_path, capsys):
+    def study_from(init):
+        return declared(tmp_path, settings={**TOY["settings"], "init": init})
+
+    def rendered(init):
+        return run("sweep", study_from(init), "--render", "--results", results, capsys=capsys)
+
+    results = tmp_path / "results"
+    for there in ("/scratch/1/weights.pth", "weights.pth"):
+        write(results, read_study(study_from(there)), RECORD)
+        for init in ("/scratch/2/weights.pth", "here/weights.pth"):
+            status, _, err = rendered(init)
+            assert status == 0, err
+        status, _, err = rendered("/scratch/1/others.pth")
+        assert status == 2 and f"was made with init {there!r}, got '/scratch/1/others.pth'" in err
+    study = read_study(study_from("/scratch/1/weights.pth"))
+    record = diverged_record(study, TUNING, recipe_of(study, TUNING), tmp_path, "a loss of NaN", "stepsnet sweep")
+    assert record["settings"]["init"] == "weights.pth"

@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..consent import fetched_by, remember_as_asked, require_asked_for
 from ..console import choose_display
 from ..errors import UserError
 from ..files import require_writable_folder
-from ..overrides import override
+from ..overrides import override, parse_assignments
 from ..report.words import count
 from ..study.conductor import conduct
 from ..study.declare import Cell, Study
@@ -18,7 +19,7 @@ from ..study.pages import write_study
 from ..study.record import OF_THE_MACHINE
 from ..study.render import render_study
 from ..study.results import check_results, read_results
-from ..study.run_plan import check_models, data_of, due, progress, recipe_of, with_variant
+from ..study.run_plan import a_final, check_models, data_of, due, progress, recipe_of, with_variant
 from ..study.verdict import cannot_be_made, half_width
 from ..summary_stats import percent
 from ..terminal import say
@@ -26,12 +27,15 @@ from ..terminal import say
 __all__ = ["run_study"]
 
 
-def run_study(study: Study, more: Sequence[str], overrides: Sequence[str], options: argparse.Namespace) -> None:
+def run_study(
+    study: Study, file: Path | None, more: Sequence[str], overrides: Sequence[str], options: argparse.Namespace
+) -> None:
     """Run or render a study and print its table.
 
     Args:
+        file: that the study is declared in; None for one of this package.
         more: what else was asked for, which a study takes none of.
-        overrides: of the settings that change no result.
+        overrides: of the settings that change no result, and those that name what the study has fetched.
 
     Raises:
         UserError: as :func:`conduct`, or an argument that a study does not take.
@@ -39,6 +43,8 @@ def run_study(study: Study, more: Sequence[str], overrides: Sequence[str], optio
     if more or options.seeds:
         got = more[0] if more else f"--seeds {','.join(map(str, options.seeds))}"
         raise UserError(f"sweep: got {got} with the study {study.name}, expected the study alone: it declares the rest")
+    if not options.render:  # which fetches nothing
+        overrides = _require_asked_for(study, file, overrides, options)
     for text in overrides:
         if text.partition("=")[0] not in OF_THE_MACHINE:
             free = ", ".join(sorted(OF_THE_MACHINE))
@@ -74,6 +80,28 @@ def run_study(study: Study, more: Sequence[str], overrides: Sequence[str], optio
         conduct(study, folder, results, options.jobs, display, cells=cells, **settings)
     there = check_results(study, results, options.data)  # another sweep may have added to them
     say(write_study(study, there, folder))
+
+
+def _require_asked_for(
+    study: Study, file: Path | None, overrides: Sequence[str], options: argparse.Namespace
+) -> list[str]:
+    """Refuse to fetch what only the study's file names; returns the overrides without those that name it too.
+
+    Raises:
+        UserError: as :func:`..consent.require_asked_for`, or a recipe that cannot be made.
+    """
+    typed = parse_assignments(overrides, "sweep")
+    named: set[str] = set()
+    for cell in study.cells:
+        for variant in study.contender(cell.contender).tried:
+            recipe = recipe_of(study, a_final(study, cell, variant), options.data)
+            if file is None:
+                remember_as_asked(recipe)
+                continue
+            again = [key for key, value in fetched_by(recipe).items() if key in typed and typed[key] == value]
+            require_asked_for(recipe, file, [*again, *["data"] * bool(options.data)])
+            named.update(again)
+    return [text for text in overrides if text.partition("=")[0] not in named]
 
 
 def _next_runs(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache, partial
+from itertools import cycle
 from typing import Any
 
 from torch import Tensor, nn
@@ -112,7 +113,7 @@ class ConnectedBlock:
     def init_branches(self) -> None:
         """The start values of the branches' layers, where the design has its own."""
         connection: Any
-        for connection, parts in zip(self.connections, self.branch_parts):
+        for connection, parts in zip(cycle(self.connections), self.branch_parts):  # which may be one for all branches
             connection.init_branch(self, parts)
 
     def parts_to_compile(self) -> list[nn.Module]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import singledispatch
 from operator import attrgetter
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 from torch import Tensor, nn
 
@@ -24,6 +24,8 @@ from .passing import PassingBlock
 from .table import DESIGNS
 
 __all__ = ["check_channels_last", "check_named", "connect", "connect_steps", "design_of", "wire", "wire_steps"]
+
+_Container = TypeVar("_Container", bound=nn.Module)
 
 
 def connect(
@@ -78,11 +80,20 @@ def connect(
         )
     if design_of(design) is None:
         check_options(design, _Plain, options)
-        return nn.Sequential(*members)
+        return _in_mode_of(blocks, members, nn.Sequential(*members))
     if not members:
         raise UserError(f"residual: got {type(blocks).__name__} of no blocks, expected at least one")
     wiring = wire(members, design, options, width=width, first=first, num_blocks=num_blocks)
-    return ConnectedSequence(members, wiring)
+    return _in_mode_of(blocks, members, ConnectedSequence(members, wiring))
+
+
+def _in_mode_of(given: Any, members: Sequence[nn.Module], connected: _Container) -> _Container:
+    """A container itself, whose blocks have a mode of their own, in that of the container or the list in its place.
+
+    A slice of an ``nn.Sequential`` is in training mode, even if its blocks and what it is a part of are not.
+    """
+    connected.training = getattr(given, "training", True) and any(block.training for block in members)
+    return connected
 
 
 @singledispatch
@@ -261,7 +272,10 @@ def _join(stream: _Stream, made: _Made) -> Wiring:
 def _join_block(
     block: Any, stream: _Stream, parts: Sequence[BranchParts], place: Place, connections: nn.ModuleList, wiring: Wiring
 ) -> None:
+    before = set(block.modules())
     stream.design.prepare(block, parts, place, stream.options)
+    for module in set(block.modules()) - before:
+        module.training = block.training
     block.__class__ = connected_class(type(block))  # type: ignore[arg-type]
     block.connections = connections
     # not as submodules: they belong to the container
@@ -272,8 +286,9 @@ def _join_block(
 
 
 def _like(block: nn.Module, made: Any) -> Any:
-    """Parts of a design on the device and in the precision of the block."""
+    """Parts of a design on the device, in the precision and in the mode of the block."""
     of_block = next((p for p in block.parameters() if p.is_floating_point()), None)
+    made.train(block.training)
     return made if of_block is None else made.to(of_block.device, of_block.dtype)
 
 

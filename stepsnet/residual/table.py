@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from typing import Any, Self
+
 from ..errors import UserError
 from .alt_up import AltUp
 from .attention_residuals import AttentionResiduals, BlockAttentionResiduals
@@ -27,12 +30,30 @@ __all__ = ["DESIGNS"]
 
 
 class _Designs(dict[str, type[Connection] | None]):
-    """Others may be added; those that the package has stay what their names say in its results."""
+    """Others may be added; those that are there stay what their names say in results."""
 
     def __setitem__(self, name: str, design: type[Connection] | None) -> None:
-        if name in _OURS and design is not self.get(name):
+        if name in _OURS and design is not _OURS[name]:
             raise UserError(f"residual: got a design called {name}, a name of stepsnet's own, expected another name")
+        there = self.get(name)
+        if there is not None and design is not None and _file_of(design) != _file_of(there):
+            modules = f"{there.__module__} and {design.__module__}"
+            raise UserError(f"residual: got two designs called {name}, of {modules}, expected a name for each")
         super().__setitem__(name, design)
+
+    def update(self, *others: Any, **more: Any) -> None:
+        for name, design in dict(*others, **more).items():
+            self[name] = design
+
+    def __ior__(self, other: Any) -> Self:  # type: ignore[override,misc]
+        self.update(other)
+        return self
+
+
+def _file_of(design: Any) -> str:
+    """Of a module, which is ``__main__`` as a script and may be imported once more by its name, or be reloaded."""
+    module = sys.modules.get(design.__module__)
+    return getattr(module, "__file__", None) or design.__module__
 
 
 _OURS: dict[str, type[Connection] | None] = {

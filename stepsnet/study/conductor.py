@@ -207,9 +207,9 @@ def _on_modules(records: Iterable[Mapping[str, Any]]) -> list[str]:
     of_study = modules_of(records)
     lines, now = [], module_versions(of_study)
     for name, versions in of_study.items():
-        if name in now and (others := sum(count for version, count in versions.items() if version != now[name])):
+        if name in now and (others := sum(count for of_run, count in versions.items() if {*of_run} != {now[name]})):
             lines.append(
-                f"{others} of the results were made by another content of the module {name}; they stay, and where "
-                "what they use of it has changed, remove their files from the results to run them anew"
+                f"{others} of the results were made by another content of the module {name}, in whole or in part; they "
+                "stay, and where what they use of it has changed, remove their files from the results to run them anew"
             )
     return lines

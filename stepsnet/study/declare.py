@@ -286,11 +286,8 @@ def _unknown(key: str, known: Collection[str]) -> str:
 
 
 def _check(study: Study) -> None:
-    """Raises UserError for mistakes that types do not find. Models are checked in run_plan.py."""
+    """Raises UserError for mistakes that types do not find. Models and metrics are checked in run_plan.py."""
     tuning = study.tuning
-    if study.metric not in METRICS:
-        expected = f"{', '.join(METRICS)}{nearest(study.metric, METRICS)}"
-        raise UserError(f"metric: got {study.metric!r}, expected one of {expected}")
     rates = list(tuning.rates)
     if rates != sorted(set(rates)):
         raise UserError(f"tuning.rates: got {rates}, expected rates that increase")
@@ -303,9 +300,6 @@ def _check(study: Study) -> None:
         raise UserError(
             f"seeds: got {min(shared)} among them, a seed of the tuning; expected others, which chose nothing"
         )
-    if study.flatness.parts is None:
-        got = study.flatness.key
-        raise UserError(f"flatness.key: got {got!r}, expected a split and a metric, such as train_clean_loss")
     _check_settings("settings", study.settings)
     _distinct("contenders", [contender.name for contender in study.contenders])
     _distinct("labels", [contender.title for contender in study.contenders])

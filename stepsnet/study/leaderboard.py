@@ -123,6 +123,11 @@ def _is_ours(model: ModelSpec) -> bool:
     return model.name.startswith(("steps_", "test_steps_"))
 
 
+def _listed(value: Any) -> Any:
+    """Of a StepsNet's widths or depths: a language model takes an integer in place of a list of one."""
+    return [value] if isinstance(value, int) else value
+
+
 def _design(model: ModelSpec) -> str:
     return model.args.get("residual") or "plain"
 
@@ -132,14 +137,14 @@ def _traffic(model: ModelSpec) -> float | None:
     where each stage has its own."""
     if not _is_ours(model) or not {"widths", "depths"} <= model.args.keys() or _has_stages(model):
         return None
-    widths, depths = model.args["widths"], model.args["depths"]
+    widths, depths = _listed(model.args["widths"]), _listed(model.args["depths"])
     of_stream = stream_traffic(widths, depths, _design(model), model.args.get("residual_options"))
     return None if of_stream is None else of_stream * max(widths) * sum(depths)
 
 
 def _source(model: ModelSpec) -> str:
     """Of the design; unknown for models that are neither ours nor made by stepify or grow."""
-    design, widths = DESIGNS.get(str(_design(model))), model.args.get("widths")
+    design, widths = DESIGNS.get(str(_design(model))), _listed(model.args.get("widths"))
     of_design = [] if design is None else [design.source.split(",")[0]]
     if model.name in ("stepify", "grow"):
         return ", ".join([_STEPS] * (model.args.get("steps", 3) != 1) + of_design) or "–"
@@ -152,4 +157,4 @@ def _source(model: ModelSpec) -> str:
 
 def _has_stages(model: ModelSpec) -> bool:
     """Whether the widths are nested, a list a stage, as those of Swin and ResNet are."""
-    return any(isinstance(stage, (list, tuple)) for stage in model.args.get("widths") or ())
+    return any(isinstance(stage, (list, tuple)) for stage in _listed(model.args.get("widths")) or ())

@@ -16,9 +16,9 @@ from ..errors import UserError
 from ..files import write_atomically, write_new
 from ..provenance import provenance_of
 from ..reading import read_json
-from ..redact import public_value
-from ..report.load_runs import load_run
-from ..run_folder import has_begun
+from ..redact import public, public_value
+from ..report.load_runs import OF_DATA_SIZE, load_run
+from ..resuming import can_go_on
 from .declare import Cell, Study
 from .run_plan import Planned
 
@@ -34,7 +34,6 @@ __all__ = [
     "write_record",
 ]
 
-OF_DATA_SIZE = ("samples", "text", "images")  # each task says it in its own way
 # of summary.json; the widths, one a block, are in the recipe
 _KEPT = ("seed", "epochs", "lr", "batch_size", "data", "split", *OF_DATA_SIZE, "blocks", "layers", "params", "macs")
 _KEPT_TOO = ("metrics", "seconds", "samples_per_second", "hardware", "versions", "commit", "ranks", "trained_before")
@@ -94,7 +93,7 @@ def record_of(study: Study, planned: Planned, recipe: Recipe, run: Path, command
     return {
         **_head(study, planned, command),
         **summary,
-        "settings": settings_of(recipe),
+        "settings": public(settings_of(recipe)),
         "curve": curve,
         "stream": [{"step": one.step, **_per_block(one)} for one in kept],
     }
@@ -108,7 +107,7 @@ def diverged_record(
         **_head(study, planned, command),
         "data": public_value(recipe.data),
         **provenance_of(run),
-        "settings": settings_of(recipe),
+        "settings": public(settings_of(recipe)),
         "diverged": public_value(said),
     }
 
@@ -116,7 +115,7 @@ def diverged_record(
 def note_criteria(recipe: Path, run: Path, study: Study, cell: Cell) -> None:
     """Write beside the recipe of a final run its cell's tuning, and the criteria and the claims that it is started
     under, and how these are worded; once it has begun they stay."""
-    if not has_begun(run):
+    if not can_go_on(run):
         rules = {
             "tuning": study.tuning_of(cell),
             "criteria": study.rules_of(cell),

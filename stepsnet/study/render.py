@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -115,8 +116,8 @@ def _of_changed_modules(results: Results) -> list[str]:
     """A line for each module of the user's that was another when some of the runs were made."""
     lines = []
     for module, versions in modules_of(results.values()).items():
-        if len(versions) > 1:
-            runs = ", ".join(f"{count} of {version}" for version, count in versions.items())
+        if len({*chain(*versions)}) > 1:
+            runs = ", ".join(f"{count} of {' and then '.join(of_run)}" for of_run, count in versions.items())
             lines.append(f"The module {module} was changed while the study went on; its runs: {runs}.")
     return lines
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping
-from itertools import pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
-from ..config import OF_THE_DATA, adamw_defaults_in
+from ..config import OF_THE_DATA, OF_THE_MODEL, adamw_defaults_in
 from ..errors import UserError
 from ..reading import read_json
-from ..redact import public_value, without_place
+from ..redact import public, public_value, without_place
 from ..user_modules import is_module_version
 from .declare import Cell, Study
 from .record import OF_DATA_SIZE, defaults_of, settings_of
@@ -32,6 +32,7 @@ _NEEDED: dict[str, Any] = {"run": str, "contender": str, "point": int, "kind": s
 _NEEDED |= {"rate": (int, float), "seed": int, "settings": dict}
 _IF_THERE: dict[str, Any] = {"metrics": dict, "curve": list, "hardware": dict, "versions": dict, "tuning": str}
 _IF_THERE |= {"trained_before": list}
+_WEIGHTS = OF_THE_MODEL - {"model", "baseline"} | {"weights"}  # settings that name some to start from
 
 
 def read_results(folder: Path, study: Study) -> dict[str, dict[str, Any]]:
@@ -141,8 +142,9 @@ def check_records(study: Study, there: Mapping[str, Mapping[str, Any]], data: st
         recipe = recipe_of(study, run)
         theirs = {**defaults_of(recipe), **record["settings"]}  # a record may be older than a setting
         for key, value in settings_of(recipe).items():
-            if theirs.get(key, value) != value:
-                raise UserError(f"results: {name} was made with {key} {theirs[key]!r}, got {value!r}")
+            its = theirs.get(key, value)
+            if its != value and _wherever_it_lies(key, its) != _wherever_it_lies(key, value):
+                raise UserError(f"results: {name} was made with {key} {its!r}, got {value!r}")
         if run.name != name:
             raise UserError(f"results: {name} holds the record of {run.name}, expected its own")
         if not is_planned(study, run, there):
@@ -168,6 +170,15 @@ def check_records(study: Study, there: Mapping[str, Mapping[str, Any]], data: st
     _check_one_data_set(there, data)
 
 
+def _wherever_it_lies(key: str, value: Any) -> Any:
+    """A setting in which weights to start from are called by their names alone, as the data are."""
+    if isinstance(value, dict):
+        return {inner: _wherever_it_lies(inner, of_key) for inner, of_key in value.items()}
+    if key in _WEIGHTS and isinstance(value, str) and not value.startswith("timm:"):
+        return without_place(public_value(value))
+    return public(value)
+
+
 def _check_one_data_set(records: Mapping[str, Mapping[str, Any]], data: str | None = None) -> None:
     """Raises UserError where runs were trained on data of several names, or of several sizes under equal settings.
 
@@ -191,14 +202,21 @@ def _check_one_data_set(records: Mapping[str, Mapping[str, Any]], data: str | No
             raise UserError(f"results: {run} was trained on {size}, {of} on {first}, expected one data set")
 
 
-def modules_of(records: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, int]]:
-    """The user's modules that runs have imported: of each, its versions and how many runs record them."""
-    found: dict[str, dict[str, int]] = {}
+def modules_of(records: Iterable[Mapping[str, Any]]) -> dict[str, dict[tuple[str, ...], int]]:
+    """The user's modules that runs have imported: of each, its versions and how many runs were trained with them.
+
+    There are several, in order, of a run that went on after the module was changed.
+    """
+    found: dict[str, dict[tuple[str, ...], int]] = {}
     for record in records:
-        for name, version in record.get("versions", {}).items():
-            if is_module_version(version):
-                of_module = found.setdefault(name, {})
-                of_module[version] = of_module.get(version, 0) + 1
+        of_run: dict[str, list[str]] = {}
+        for part in (*record.get("trained_before", []), record):
+            for name, version in part.get("versions", {}).items():
+                if is_module_version(version):
+                    of_run.setdefault(name, []).append(version)
+        for name, versions in of_run.items():
+            of_module, in_order = found.setdefault(name, {}), tuple(version for version, _ in groupby(versions))
+            of_module[in_order] = of_module.get(in_order, 0) + 1
     return found
 
 

@@ -11,9 +11,9 @@ from typing import Any, Literal
 
 from ..config import OF_THE_DATA, OF_THE_LENGTH, DenseRecipe, Recipe
 from ..engine.optim import check_rates
-from ..errors import UserError
+from ..errors import UserError, nearest
 from ..from_data import leaves_open
-from ..metrics import higher_is_better
+from ..metrics import METRICS, higher_is_better
 from ..overrides import override_values
 from ..recipes import find_or_read
 from ..runs.check import DataOnce, check_grid
@@ -118,7 +118,8 @@ def check_models(study: Study, data: str | None = None, open_data: bool = True) 
             contender's there (by more than ``macs_tolerance``), of a contender that does not say why.
     """
     _check_names(study)
-    data_of(study, data)
+    data_of(study, data)  # this reads the recipes, whose modules may have metrics of their own
+    _check_metrics(study)
     _check_differences(study)
     found: dict[tuple[Cell, str], int] = {}
     opened = DataOnce()
@@ -186,13 +187,25 @@ def _check_names(study: Study) -> None:
             )
 
 
+def _check_metrics(study: Study) -> None:
+    """Raises UserError where no task has the metric, or the loss that is to be flat."""
+    if study.metric not in METRICS:
+        expected = f"{', '.join(METRICS)}{nearest(study.metric, METRICS)}"
+        raise UserError(f"metric: got {study.metric!r}, expected one of {expected}")
+    if study.flatness.parts is None:
+        got = study.flatness.key
+        raise UserError(f"flatness.key: got {got!r}, expected a split and a metric, such as train_clean_loss")
+
+
 def _check_differences(study: Study) -> None:
     """Raises UserError where contenders at a point do not differ, or where one is trained for longer or on more."""
+    # in place of what each is called after its cell, or a recipe of a contender's own after something else
+    alike: dict[str, Any] = {"name": study.name, "title": "", "imports": (), "import_from": None}
     at_point: dict[int, list[tuple[Cell, str, Recipe]]] = {}
     for cell in study.cells:
         for variant in study.contender(cell.contender).tried:
             recipe = recipe_of(study, a_final(study, cell, variant))
-            recipe = dataclasses.replace(recipe, name=study.name)  # else each is called after its cell
+            recipe = dataclasses.replace(recipe, **alike)
             others = at_point.setdefault(cell.point, [])
             for other, of_variant, theirs in others:
                 if recipe == theirs:
@@ -223,7 +236,7 @@ def _check_gives(study: Study, cell: Cell, recipe: Any) -> None:
     given = vars(type(recipe)).get("scores", ())  # a type that derives from one of ours may be scored by others
     if given and study.metric not in given:
         raise UserError(f"metric: got {study.metric!r} of {cell}, {recipe.task}, expected one of {', '.join(given)}")
-    assert study.flatness.parts is not None  # checked when it was read
+    assert study.flatness.parts is not None  # checked before
     split, metric = study.flatness.parts
     if split == "train_clean" and not getattr(recipe, "clean_samples", 0):
         reason = "has clean_samples 0, expected at least 1"
