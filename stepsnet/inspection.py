@@ -10,7 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from .errors import UserError, in_a_line
@@ -32,21 +32,29 @@ FILE = "inspection.json"
 _CONFIG = ConfigDict(extra="forbid", ser_json_bytes="base64", val_json_bytes="base64")
 
 
+def _encodable(text: str) -> str:
+    """Bytes of a file's name that are no UTF-8 come as halves of characters, which no file in UTF-8 can hold."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+_Words = Annotated[str, AfterValidator(_encodable)]
+
+
 @dataclass(frozen=True, config=_CONFIG)
 class Confusion:
     """How many samples of each class were taken for each class; for some 30 classes at most."""
 
-    classes: list[str]
+    classes: list[_Words]
     counts: list[list[int]]  # (true class, predicted class)
     kind: Literal["confusion"] = "confusion"
 
 
 @dataclass(frozen=True, config=_CONFIG)
 class Table:
-    heading: str
-    about: str  # how to read it
-    columns: list[str]
-    rows: list[list[str]]
+    heading: _Words
+    about: _Words  # how to read it
+    columns: list[_Words]
+    rows: list[list[_Words]]
     kind: Literal["table"] = "table"
 
 
@@ -54,14 +62,14 @@ class Table:
 class Picture:
     content: bytes
     mime: Literal["image/jpeg", "image/png"]
-    title: str
-    detail: str = ""
+    title: _Words
+    detail: _Words = ""
 
 
 @dataclass(frozen=True, config=_CONFIG)
 class Pictures:
-    heading: str
-    about: str  # how they were chosen
+    heading: _Words
+    about: _Words  # how they were chosen
     pictures: list[Picture]
     is_wide: bool = False  # such as two images side by side
     kind: Literal["pictures"] = "pictures"
@@ -69,15 +77,15 @@ class Pictures:
 
 @dataclass(frozen=True, config=_CONFIG)
 class Text:
-    prompt: str
-    continuation: str  # by the model
-    original: str  # what follows the prompt in the data
+    prompt: _Words
+    continuation: _Words  # by the model
+    original: _Words  # what follows the prompt in the data
 
 
 @dataclass(frozen=True, config=_CONFIG)
 class Texts:
-    heading: str
-    about: str  # how they were generated
+    heading: _Words
+    about: _Words  # how they were generated
     texts: list[Text]
     kind: Literal["texts"] = "texts"
 

@@ -7,7 +7,7 @@ split, such as ``val_top1``. Tables, figures, sentences and the terminal take th
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 __all__ = [
     "METRICS",
@@ -97,8 +97,13 @@ def split_and_key(name: str) -> tuple[str, str]:
 
 
 def find_metric(name: str) -> Metric:
-    """A metric by its key, with or without its split; one that is not listed is its own name."""
+    """A metric by its key, with or without its split; one that is not listed is its own name.
+
+    Behind ``clean_`` it is that of training samples as evaluation sees them, such as ``train_clean_loss``.
+    """
     _, key = split_and_key(name)
+    if key not in METRICS and (metric := METRICS.get(key.removeprefix("clean_"))):
+        return replace(metric, key=key, name=f"{metric.name} without augmentation", is_headline=False, is_detail=True)
     return METRICS.get(key, Metric(key, key.replace("_", " "), decimals=4))
 
 

@@ -399,6 +399,47 @@ def test_eval_scores_a_file_of_weights_of_any_timm_model(folder, tmp_path, capsy
     assert 0 <= scored["top1"] <= 100 and scored == json.loads(capsys.readouterr().out)
 
 
+def test_what_a_score_does_not_cover_is_said_with_it(folder, tmp_path, capsys):
+    """An evaluation has no lines before the training, where a run is told of it."""
+    for path in (folder / "val" / "dog").iterdir():
+        path.unlink()
+    for place in ("val/cat/a.heic", "val/0.png", "val/1.JPG", "val/.hidden.png", "val/notes.txt", "train/0.png"):
+        (folder / place).touch()
+    told = [
+        "left out 1 file of .heic and 2 images beside the class folders in val",
+        "no evaluated images of dog: the metrics are of the other classes",
+    ]
+    task = make_task(folder, for_training=False)
+    assert (task.notices(), task.notices()) == (told, [])
+    trained = make_task(folder)
+    assert trained.notices() == []
+    assert trained.remarks()[:3] == ["left out 1 image beside the class folders in train", *told]
+    save_file(timm.create_model("test_vit", num_classes=2).state_dict(), tmp_path / "w.safetensors")
+    asked = ["--model", "test_vit", "--data", f"folder:{folder}"]
+    assert main(["eval", str(tmp_path / "w.safetensors"), *asked]) == 0
+    assert capsys.readouterr().err.splitlines() == [f"stepsnet: {line}" for line in told]
+
+
+def test_a_file_whose_classes_timm_may_have_ordered_in_its_way_is_told(tmp_path, capsys):
+    """Numbers by their value, and without regard to case; a run has the names of its classes beside its weights."""
+    images, file = tmp_path / "images", tmp_path / "w.safetensors"
+    for split in ("train", "val"):
+        for name in ("1", "2", "10"):
+            (images / split / name).mkdir(parents=True)
+            Image.new("RGB", (16, 16)).save(images / split / name / "0.png")
+    save_file(timm.create_model("test_vit", num_classes=3).state_dict(), file)
+    asked = ["eval", str(file), "--model", "test_vit", "--data", f"folder:{images}"]
+    assert main(asked) == 0
+    said = f"{file} does not name its classes: its output 1 is taken for 10; if timm's train.py has trained it on"
+    assert said in (found := capsys.readouterr().err) and "these folders, this is 2 and others differ too" in found
+    (tmp_path / "classes.json").write_text('["1", "10", "2"]')
+    assert main(asked) == 0 and "does not name" not in capsys.readouterr().err
+    (tmp_path / "classes.json").unlink()
+    for split in ("train", "val"):
+        (images / split / "10").rename(images / split / "3")
+    assert main(asked) == 0 and "does not name" not in capsys.readouterr().err
+
+
 def test_what_is_evaluated_needs_no_training_images(folder, tmp_path, capsys):
     data, run, weights = f"folder:{folder}", tmp_path / "run", tmp_path / "w.safetensors"
     short = ["img_size=32", "batch_size=4", "epochs=1", "warmup_epochs=0", "train_samples=16"]

@@ -10,9 +10,11 @@ import torch
 from PIL import Image
 from sklearn.model_selection import train_test_split
 
+from stepsnet.cli import main
 from stepsnet.console import Display
 from stepsnet.engine.task import BatchShard
 from stepsnet.errors import UserError
+from stepsnet.metrics import find_metric, format_metric, headline, higher_is_better, metric_label
 from stepsnet.overrides import override
 from stepsnet.recipes import find_recipe
 from stepsnet.runs.evaluate import evaluate_run
@@ -129,6 +131,14 @@ def test_the_test_split_is_opened_at_the_end_and_not_before(pictures, tmp_path):
     assert spoiled["test"]["samples"]["evaluated"] == spoiled["test"]["undecodable"] == 1 and not spoiled["undecodable"]
     assert "test: the metrics are of 1 of the 2 images to evaluate, none of them of dog" in noted
     Image.fromarray(np.zeros((8, 8, 3), dtype=np.uint8)).save(pictures / "test/dog/0.png")
+    (pictures / "test/dog/0.png").rename(pictures / "test/cat/1.heic")
+    (pictures / "test/loose.png").touch()
+    noted.clear()
+    train_run(recipe_on(pictures, "score_test=true"), tmp_path / "uncovered", display)
+    assert "test: left out 1 file of .heic and 1 image beside the class folders in test" in noted
+    assert "test: no evaluated images of dog: the metrics are of the other classes" in noted
+    (pictures / "test/cat/1.heic").rename(pictures / "test/dog/0.png")
+    (pictures / "test/loose.png").unlink()
     named = recipe_on(pictures, "score_test=true", f"data=folder:{pictures}@val")
     assert train_run(named, tmp_path / "named", Display())["metrics"]["test_top1"] == 50.0
     assert resumed["metrics"]["val_top1"] == summary["metrics"]["val_top1"]
@@ -251,7 +261,7 @@ def test_a_text_gives_three_parts(tmp_path, monkeypatch):
         load_text(f"text:{tmp_path}", "characters", None, holdout=0.1)
 
 
-def test_a_language_model_scores_its_training_text_and_the_test_split(tmp_path, monkeypatch):
+def test_a_language_model_scores_its_training_text_and_the_test_split(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("STEPSNET_CACHE", str(tmp_path / "cache"))
     (tmp_path / "text.txt").write_text("to be or not to be, that is the question. " * 60)
     changes = ["model.args.widths=[16]", "model.args.depths=[1]", "model.args.num_attention_heads=[1]", "epochs=1"]
@@ -263,3 +273,9 @@ def test_a_language_model_scores_its_training_text_and_the_test_split(tmp_path, 
     (tmp_path / "other.txt").write_text("to be or not to be, that is the ")  # less than a batch, or the clean samples
     assert evaluate_run(tmp_path / "run", f"text:{tmp_path / 'other.txt'}").keys() >= {"loss", "train_clean_loss"}
     assert metrics["test_loss"] == evaluate_run(tmp_path / "run", f"text:{tmp_path / 'text.txt'}@test")["loss"]
+    assert main(["eval", str(tmp_path / "run")]) == 0
+    shown = f"training loss without augmentation {metrics['train_clean_loss']:.3f}"
+    assert capsys.readouterr().out.strip().endswith(shown)
+    assert metric_label("train_clean_top1", with_unit=True) == "training top-1 accuracy without augmentation (%)"
+    assert format_metric("train_clean_top1", 93) == "93.0%" and not higher_is_better("train_clean_loss")
+    assert find_metric("train_clean_top1").is_detail and headline({"train_clean_top1": 93.0}, "train") == ""

@@ -4,7 +4,9 @@ import io
 import os
 import re
 import struct
+import threading
 import warnings
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +16,16 @@ from hypothesis import strategies as st
 from PIL import Image, features
 
 from stepsnet.errors import UserError
-from stepsnet.tasks.images import UnreadableImage, find_images, image_shape, image_sizes, open_image, open_stored
+from stepsnet.tasks.images import (
+    UnreadableImage,
+    find_images,
+    image_shape,
+    image_sizes,
+    open_image,
+    open_stored,
+    pixels_allowed,
+    stored_size,
+)
 from stepsnet.tasks.orientation import are_stored, fit_of, on_turned
 
 # (2, 3), red on the left and blue on the right, light at the top
@@ -180,6 +191,37 @@ def test_a_bomb_is_refused_by_its_header(tmp_path):
     (tmp_path / "bomb.bmp").write_bytes(bomb)
     with pytest.raises(UnreadableImage, match="pixels"):
         open_image(tmp_path / "bomb.bmp")
+
+
+def test_the_bound_in_the_environment_is_the_one_that_counts(tmp_path, monkeypatch):
+    """Pillow's own is raised while we read, for as long as some thread does, and is as it was afterwards."""
+    header = b"IHDR" + struct.pack(">IIBBBBB", 20_000, 20_000, 8, 0, 0, 0, 0)
+    parts = (header, b"IDAT" + zlib.compress(b""), b"IEND")
+    chunks = (struct.pack(">I", len(part) - 4) + part + struct.pack(">I", zlib.crc32(part)) for part in parts)
+    (tmp_path / "huge.png").write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(chunks))
+    with pytest.raises(UnreadableImage, match=r"400000000 pixels.* 178956970 pixels; STEPSNET_MAX_IMAGE_PIXELS allows"):
+        stored_size(tmp_path / "huge.png")
+    monkeypatch.setenv("STEPSNET_MAX_IMAGE_PIXELS", "399999999")
+    with pytest.raises(UnreadableImage, match="20000 × 20000 pixels, expected at most 399,999,999; STEPSNET_MAX"):
+        stored_size(tmp_path / "huge.png")
+    monkeypatch.setenv("STEPSNET_MAX_IMAGE_PIXELS", "400000000")
+    assert stored_size(tmp_path / "huge.png") == (20_000, 20_000)
+    assert Image.MAX_IMAGE_PIXELS == 89_478_485
+    is_inside, may_leave = threading.Event(), threading.Event()
+
+    def read():
+        with pixels_allowed():
+            is_inside.set()
+            may_leave.wait(60)
+
+    thread = threading.Thread(target=read)
+    with pixels_allowed():
+        thread.start()
+        assert is_inside.wait(60)
+    assert Image.MAX_IMAGE_PIXELS == 200_000_000  # the other thread still reads
+    may_leave.set()
+    thread.join()
+    assert Image.MAX_IMAGE_PIXELS == 89_478_485
 
 
 WHOLE = {}

@@ -76,6 +76,18 @@ def test_a_model_of_one_width_is_read_by_either_name(into, tmp_path):
     assert all(row[1:] == ["", "", ""] for row in cells(table).values())
 
 
+def test_a_head_whose_classes_timm_may_have_ordered_in_its_way_is_told(tmp_path):
+    """Where it is copied, and only from a file, which does not name its classes."""
+    write_images(tmp_path / "images", (32, 32), classes=("1", "2", "10"))
+    recipe = ClassificationRecipe(
+        name="t", model=ModelSpec("test_vit", {"img_size": 32}), data=f"folder:{tmp_path / 'images'}", batch_size=4
+    )
+    for classes, count in ((3, 1), (5, 0)):
+        file = saved(tmp_path, timm.create_model("test_vit", img_size=32, num_classes=classes))
+        lines = prepare_run(dataclasses.replace(recipe, init=file)).lines
+        assert sum(f"init: {file} does not name its classes: its output 1 is taken" in line for line in lines) == count
+
+
 @pytest.mark.parametrize("family", ["test_steps_swin", "test_steps_resnet", "test_steps_swinpp"])
 def test_stages_take_what_is_as_wide_and_the_same_model_all(family, tmp_path):
     model, same = timm.create_model(family, num_classes=5), timm.create_model(family, num_classes=5)

@@ -85,6 +85,18 @@ def test_the_images_of_the_highest_loss_are_kept_whatever_is_evaluated():
     assert confusion == Confusion(["a", "b", "c", "d"], expected_counts)
 
 
+def test_a_name_that_is_no_utf8_is_escaped(tmp_path):
+    images = Stored([0, 1])
+    images.name = lambda index: f"data/\udcff{index}.jpg"
+    mistakes = Mistakes()
+    mistakes.update(range(2), torch.zeros(2, 2), torch.tensor([0, 1]))
+    write_inspection(tmp_path, mistakes.sections(["a", "b\udcfe"], Samples(images, lambda image: image, np.arange(2))))
+    confusion, pictures = read_inspection(tmp_path)
+    assert confusion.classes == ["a", r"b\udcfe"] and all(
+        r"data/\udcff" in picture.detail for picture in pictures.pictures
+    )
+
+
 def test_of_many_classes_the_pairs_are_listed():
     labels = torch.tensor([0] * 6 + [1] * 4 + [39] * 3)
     taken = torch.tensor([0, 0, 0, 1, 1, 39, 1, 1, 0, 0, 39, 39, 39])

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -283,6 +284,14 @@ def test_a_run_from_the_command_line(trained, text, tmp_path, capsys):
     assert "argument --stride: got 0, expected 1 to" in capsys.readouterr().err
     assert main(["eval", str(run), "--data", f"text:{text}@dev"]) == 2
     assert "has no split 'dev', expected one of train, val, test" in capsys.readouterr().err
+
+
+def test_the_perplexity_per_word_of_a_text_without_spaces_is_left_out():
+    model, tokens = small_model(), np.random.default_rng(0).integers(0, 50, 60).tolist()
+    task = task_of(tokens)
+    assert "word_perplexity" in task.evaluate(model, BatchShard(), CPU)
+    task.text.splits["val"] = replace(task.text.splits["val"], words=2)
+    assert task.evaluate(model, BatchShard(), CPU).keys() == {"loss", "perplexity", "bits_per_character"}
 
 
 def test_characters_that_were_never_seen_are_said(tmp_path):

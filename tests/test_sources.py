@@ -168,18 +168,34 @@ def pictures_in_columns(tmp_path):
     """Writes a data set of two pictures a split, with these columns beside them."""
     import datasets
 
-    def write(image="image", classes=(), **columns):
+    def write(image="image", classes=(), names=(), **columns):
         table = datasets.Dataset.from_dict(
             {image: [{"bytes": png(shade), "path": None} for shade in (0, 90)], **columns}
         )
         table = table.cast_column(image, datasets.Image())
         for column in classes:
             table = table.class_encode_column(column)
+        if names:
+            table = table.cast_column("label", datasets.ClassLabel(names=list(names)))
         for split in ("train", "validation"):
             table.to_parquet(str(tmp_path / "set" / f"{split}-0.parquet"))
         return f"hfds:{tmp_path / 'set'}"
 
     return write
+
+
+def test_a_class_of_hugging_face_that_is_null_is_named_by_its_row(pictures_in_columns):
+    with pytest.raises(UserError, match=r"^data: got null as the class of sample 1 of train, expected 0 to 1$"):
+        # the second row is null, and two names make two classes
+        load_images(pictures_in_columns(names=["cat", "dog"], label=[0, None]), SPEC)
+
+
+def test_shards_are_left_out_of_a_score_aloud(shards):
+    samples = [("x", {"png": png(0), "cls": b"0"}), ("a.b", {"png": png(0), "cls": b"2"})]
+    write_shard(shards / "more-val.tar", samples)
+    task = Classification(load_images(f"wds:{shards}", SPEC), 2, input_size=SPEC.input_size, for_training=False)
+    (said,) = task.notices()
+    assert said.startswith("left out 1 image such as a.b.png")
 
 
 @pytest.mark.parametrize(

@@ -70,6 +70,18 @@ def test_pictures_without_labels_are_no_split(tmp_path):
         seen(root, "test")
 
 
+def test_pictures_without_labels_are_not_validated_on_either(tmp_path):
+    """Kaggle's layout."""
+    root = write_folders(tmp_path, "train")
+    (root / "test").mkdir()
+    (root / "test" / "1.png").write_bytes(png(0))
+    for holdout in (None, 2):
+        with pytest.raises(UserError, match=r"no folder val or .* or test with class folders, got test, train$"):
+            seen(root, holdout=holdout)
+    write_folders(root, "validation")
+    assert seen(root) == ("val", 20, {60})
+
+
 def test_the_test_split_is_listed_when_it_is_scored(tmp_path):
     root = write_folders(tmp_path, "train", "val")
     write_folders(root, "test", classes=("cat", "gnu"))

@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     from ..console import working
-    from ..metrics import find_metric, format_metric
+    from ..metrics import format_metric, metric_label
 
     if options.model and not options.data:
         raise UserError("eval: --model needs --data, expected such as --data folder:PATH")
@@ -65,7 +65,7 @@ def run(options: argparse.Namespace) -> None:
     if options.json:
         say(dump_json(metrics))
     else:
-        say(", ".join(f"{find_metric(name).name} {format_metric(name, value)}" for name, value in metrics.items()))
+        say(", ".join(f"{metric_label(name)} {format_metric(name, value)}" for name, value in metrics.items()))
 
 
 def _stride(given: int | None, runs: Sequence[Path]) -> list[str]:
@@ -83,7 +83,7 @@ def _stride(given: int | None, runs: Sequence[Path]) -> list[str]:
 def render_scores(scores: Scores) -> str:
     """A Markdown table of all runs, of the models where there are several seeds, and of the differences."""
     from ..markdown import markdown_table
-    from ..metrics import find_metric, format_metric
+    from ..metrics import find_metric, format_metric, metric_label
 
     names = list(dict.fromkeys(name for row in scores.runs for name in row["metrics"]))
     rows = [
@@ -104,5 +104,6 @@ def render_scores(scores: Scores) -> str:
         ]
         count = len(row["seeds"])
         rows.append([f"{row['model']}, {f'{count} seeds' if count > 1 else 'one seed'}", *cells])
-    table = markdown_table(["run", *(find_metric(name).axis_label for name in names)], rows, "l" + "r" * len(names))
+    headers = ["run", *(metric_label(name, with_unit=True) for name in names)]
+    table = markdown_table(headers, rows, "l" + "r" * len(names))
     return f"{table}\n\n{scores.summary}"

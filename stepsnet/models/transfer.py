@@ -30,7 +30,7 @@ from ..terminal import silenced
 from . import steps_deit, steps_resnet, steps_swin
 from .stepify.sequence import StepSequence
 
-__all__ = ["read_pretrained", "resized", "start_from"]
+__all__ = ["read_pretrained", "resized", "start_from", "takes_head"]
 
 _FROM_BASELINE = (steps_deit.from_baseline, steps_swin.from_baseline, steps_resnet.from_baseline)
 _BLOCK = re.compile(r"(.*)\.networks\.(\d+)\.(\d+)\.(.+)")  # container, step, block, tensor
@@ -135,6 +135,13 @@ def start_from(model: nn.Module, source: str, key: str = "init") -> str:
     ]
     table = markdown_table(["parameters", "copied", "resized", "left at random", ""], cells, "lrrrl")
     return f"{key} from {source}\n{table}"
+
+
+def takes_head(model: nn.Module, source: str, key: str = "init") -> bool:
+    """Whether :func:`start_from` copies a head from ``source``, whose outputs are then those of the model."""
+    given, own = read_pretrained(source, key), model.state_dict()
+    heads = (name for name in own if _is_head(model, name))
+    return any(name in given and given[name].shape == own[name].shape for name in heads)
 
 
 def resized(model: nn.Module, name: str, given: Tensor, own: Tensor) -> Tensor:

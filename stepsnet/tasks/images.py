@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import stat
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -36,6 +37,7 @@ __all__ = [
     "open_image",
     "open_stored",
     "orientation_of",
+    "pixels_allowed",
     "png_bytes",
     "shape_of",
     "stored_size",
@@ -52,6 +54,9 @@ _GREYSCALE = ("1", "L", "LA", "La", "I", "F")  # of Pillow's modes; those of 16 
 
 MAX_PIXELS = "STEPSNET_MAX_IMAGE_PIXELS"  # an environment variable; a small file may claim to be a huge image
 _DEFAULT_MAX_PIXELS = 2 * 89_478_485  # where Pillow itself refuses
+
+_pillows_bounds: list[int | None] = []  # what each thread has found that reads images by another bound
+_bounds_lock = threading.Lock()
 
 # They are about damaged metadata, and about large images, which are checked here. Filters of a block of code would not
 # be safe among threads.
@@ -277,8 +282,8 @@ def open_header(file: Path | IO[bytes] | Image.Image) -> Iterator[Image.Image]:
         if isinstance(file, Image.Image):
             yield file
             return
-        with Image.open(file, formats=_formats()) as image:
-            _check_pixels(image.size)
+        with pixels_allowed() as most, Image.open(file, formats=_formats()) as image:
+            _check_pixels(image.size, most)
             yield image
     except (UnreadableImage, UserError):
         raise
@@ -297,11 +302,37 @@ def _check_regular(path: Path) -> None:
         raise UnreadableImage(_reason(error)) from None
 
 
-def _check_pixels(size: tuple[int, int]) -> None:
-    text: Any = os.environ.get(MAX_PIXELS, _DEFAULT_MAX_PIXELS)
-    if not str(text).isdecimal():
+@contextmanager
+def pixels_allowed() -> Iterator[int]:
+    """Yields how many pixels an image may have; in the block, Pillow opens and crops what has as many.
+
+    Pillow has one bound for the whole process. It is raised only where the environment gives another, and is put back
+    when the last of several threads has left the block.
+
+    Raises:
+        UserError: the environment gives no number.
+    """
+    text = os.environ.get(MAX_PIXELS)
+    if text is None:
+        yield _DEFAULT_MAX_PIXELS
+        return
+    if not text.isdecimal():
         raise UserError(f"{MAX_PIXELS}: got {text!r}, expected a number of pixels")
     most = int(text)
+    with _bounds_lock:
+        _pillows_bounds.append(Image.MAX_IMAGE_PIXELS)
+        if Image.MAX_IMAGE_PIXELS is not None:
+            Image.MAX_IMAGE_PIXELS = max(Image.MAX_IMAGE_PIXELS, -(-most // 2))  # Pillow refuses above twice its bound
+    try:
+        yield most
+    finally:
+        with _bounds_lock:
+            before = _pillows_bounds.pop()
+            if not _pillows_bounds:
+                Image.MAX_IMAGE_PIXELS = before
+
+
+def _check_pixels(size: tuple[int, int], most: int) -> None:
     if size[0] * size[1] > most:
         raise UnreadableImage(
             f"it has {size[0]} × {size[1]} pixels, expected at most {most:,}; {MAX_PIXELS} allows more"
@@ -312,6 +343,8 @@ def _reason(error: BaseException) -> str:
     """Of an exception, without the path that Pillow repeats in it."""
     if isinstance(error, Image.UnidentifiedImageError):
         return "cannot identify image file"
+    if isinstance(error, Image.DecompressionBombError):  # Pillow's plugins and Image.open look before we do
+        return f"{str(error).partition(',')[0]}; {MAX_PIXELS} allows more"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     text = " ".join(str(error).split()).split(" '")[0].split(":")[0]

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
+from timm.utils import natural_key
 
-__all__ = ["on_classes", "on_largest_class", "on_scored"]
+from .class_names import CLASSES_FILE
+
+__all__ = ["on_classes", "on_largest_class", "on_order", "on_scored"]
 
 _SHARE = 0.5  # of the training images, above which a class is named
 _NAMES = 3  # of classes in a line, at most
@@ -40,6 +44,31 @@ def on_largest_class(classes: Sequence[str], trained: np.ndarray, evaluated: np.
         f"{share:.1f}% of the training images are of {classes[largest]}: "
         f"to answer this always scores {guessed:.1f}% top-1 on the evaluated images"
     ]
+
+
+def on_order(source: str | Path, key: str, classes: Sequence[str]) -> list[str]:
+    """That the outputs of a file may be of other classes than is assumed: timm orders the same folders in its own way.
+
+    Nothing where both orders agree. The weights of a run have the names of their classes beside them.
+
+    Args:
+        key: of the recipe, for messages.
+        classes: the names of the folders, in our order.
+    """
+    if not Path(source).is_file() or (Path(source).parent / CLASSES_FILE).exists():
+        return []
+    try:
+        of_timm = sorted(classes, key=natural_key)
+    except ValueError:  # a digit that is no number, such as ², ends timm's training too
+        return []
+    pairs = enumerate(zip(classes, of_timm))
+    return [
+        f"{key}: {source} does not name its classes: its output {number} is taken for {ours}; if timm's train.py has "
+        f"trained it on these folders, this is {theirs} and others differ too, since timm orders numbers by their "
+        "value and ignores case"
+        for number, (ours, theirs) in pairs
+        if ours != theirs
+    ][:1]
 
 
 def on_scored(what: str, classes: Sequence[str], evaluated: np.ndarray, scored: np.ndarray) -> str:

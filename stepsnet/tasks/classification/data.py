@@ -16,7 +16,7 @@ from ...config import Augment
 from ...engine.randomness import seed_sample
 from ...errors import UserError, nearest
 from ..class_names import distinct
-from ..images import UnreadableImage
+from ..images import UnreadableImage, pixels_allowed
 from ..splits import split_of
 from .digits import load_digits
 from .held_out import InMemory, divide
@@ -100,7 +100,8 @@ class Samples(Dataset):
                 failed = failed or f"{self.images.name(index)}: {error}"
                 continue
             seed_sample(self.seed, epoch, index, copy)
-            return transform(image), int(self.images.labels[index]), failed
+            with pixels_allowed():
+                return transform(image), int(self.images.labels[index]), failed
         if not self.neighbors:
             return None, int(self.images.labels[self.indices[position]]), failed
         raise UserError(f"data: {1 + self.neighbors} samples in a row cannot be decoded, the first is {failed}")
@@ -114,6 +115,7 @@ class ImageData:
     read: Transform  # the same as evaluation_transform
     clean: Samples  # training images as in evaluation, perhaps none
     evaluated: str  # the split that ``val`` is
+    in_folders: bool  # one for each class
 
 
 @dataclass(frozen=True)
@@ -214,6 +216,7 @@ def load_images(
         evaluation_transform(data, spec),
         Samples(train, evaluation, parts.clean, seed),
         parts.name,
+        _kind_and_path(data)[0] == "folder",
     )
 
 
@@ -229,9 +232,7 @@ def evaluation_transform(data: str, spec: InputSpec) -> Transform:
 
 
 def _open_source(data: str, mode: str) -> Splits:
-    kind, colon, path = data.partition(":")
-    if not colon and Path(data).is_dir():
-        kind, path = "folder", data
+    kind, path = _kind_and_path(data)
     if kind not in SOURCES or not path:
         known = ["digits", *(f"{kind}:…" for kind in SOURCES)]
         raise UserError(f"data: got {data!r}, expected a folder or one of {', '.join(known)}{nearest(kind, known)}")
@@ -240,6 +241,11 @@ def _open_source(data: str, mode: str) -> Splits:
     except OSError as error:  # of a user's function; those here say it themselves
         raise UserError(f"data: {data}: {error.strerror or error}") from None
     return _checked(kind, splits)
+
+
+def _kind_and_path(data: str) -> tuple[str, str]:
+    kind, colon, path = data.partition(":")
+    return ("folder", data) if not colon and Path(data).is_dir() else (kind, path)
 
 
 def _checked(kind: str, splits: Any) -> Splits:

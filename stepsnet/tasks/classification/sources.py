@@ -19,7 +19,7 @@ from ...consent import DOWNLOADING, is_half_downloaded
 from ...errors import UserError, import_extra, in_a_line
 from ...reading import require_data_folder
 from ...terminal import counted
-from ..images import UnreadableImage, find_images, image_shape, open_image
+from ..images import UnreadableImage, find_images, image_shape, image_suffixes, open_image
 from .shards import find_shards
 
 __all__ = ["SOURCES", "Arrays", "Splits", "StoredImages", "register_source"]
@@ -41,7 +41,7 @@ class StoredImages(Protocol):
 
     # Where there is a method ``shape(index)``, with (channels, height, width) as the image is stored, it is used to
     # look at images without decoding them, and to see which are greyscale. What ``left_out`` says is told before the
-    # training, and what ``missing`` says is why there are no images to train on.
+    # training and with every other score, and what ``missing`` says is why there are no images to train on.
 
 
 class Splits(NamedTuple):
@@ -94,7 +94,16 @@ class _TimmReader:
 
     def __init__(self, reader: Any, mode: str):
         self.reader, self.mode = reader, mode
-        self.labels = [int(target) for target in reader.iter_targets()]
+        self.labels = [self._label(index, target) for index, target in enumerate(reader.iter_targets())]
+
+    def _label(self, index: int, target: int | None) -> int:
+        """Raises UserError for a cell that is null."""
+        if target is None:
+            where = f"{self.name(index)} of {self.reader.split}"
+            raise UserError(
+                f"data: got null as the class of {where}, expected 0 to {len(self.reader.class_to_idx) - 1}"
+            )
+        return int(target)
 
     def read(self, index: int) -> Image.Image:
         with self._file(index) as file:
@@ -153,7 +162,7 @@ def _folder(path: str, mode: str) -> Splits:
             )
         return _Files({name: found.get(name, []) for name in by_class}, mode, left_out)
 
-    has_test = val_root != test_root and test_root.is_dir() and bool(_class_folders(test_root))
+    has_test = val_root != test_root and _is_split(test_root)
     test = partial(evaluated, test_root) if has_test else None
     if first != val_root:
         train = _Files(by_class, mode, left_out, missing="" if any(by_class.values()) else _no_images(first))
@@ -166,8 +175,13 @@ def _class_folders(split: Path) -> list[Path]:
     return sorted(path for path in split.iterdir() if path.is_dir() and not path.name.startswith("."))
 
 
+def _is_split(folder: Path) -> bool:
+    """Whether it is there; but ``test`` without class folders has images without labels."""
+    return folder.is_dir() and (folder.name != "test" or bool(_class_folders(folder)))
+
+
 def _split_folder(root: Path, *names: str) -> Path:
-    found = next((root / name for name in names if (root / name).is_dir()), None)
+    found = next((root / name for name in names if _is_split(root / name)), None)
     if found is None:
         raise UserError(_no_folder(root, *names))
     return found
@@ -175,6 +189,8 @@ def _split_folder(root: Path, *names: str) -> Path:
 
 def _no_folder(root: Path, *names: str) -> str:
     inside = ", ".join(sorted(path.name for path in root.iterdir())[:5]) or "nothing"
+    is_unlabelled = "test" in names and (root / "test").is_dir()
+    names = tuple(f"{name} with class folders" if name == "test" and is_unlabelled else name for name in names)
     return f"data: {root} has no folder {' or '.join(names)}, got {inside}"
 
 
@@ -195,8 +211,14 @@ def _images_by_class(split: Path) -> tuple[dict[str, list[Path]], str]:
             got = f"files of {_kinds_of(others)}"
             raise UserError(f"data: found no images for the class {folder.name} in {split}, got {got}")
         all_others += others
-    left_out = f"left out {counted(len(all_others), 'file')} of {_kinds_of(all_others)} in {split.name}"
-    return found, left_out if all_others else ""
+    loose = sum(path.suffix.lower() in image_suffixes() and _is_seen_file(path) for path in split.iterdir())
+    left_out = [f"{counted(len(all_others), 'file')} of {_kinds_of(all_others)}"] if all_others else []
+    left_out += [f"{counted(loose, 'image')} beside the class folders"] if loose else []
+    return found, f"left out {' and '.join(left_out)} in {split.name}" if left_out else ""
+
+
+def _is_seen_file(path: Path) -> bool:
+    return not path.name.startswith(".") and path.is_file()
 
 
 def _kinds_of(files: Sequence[Path]) -> str:
@@ -214,7 +236,8 @@ def _cifar(name: Literal["CIFAR10", "CIFAR100"]) -> Callable[[str, str], Splits]
 
         kind = getattr(datasets, name)
         try:
-            if is_half_downloaded(path) or not os.path.isdir(path):
+            # in this order: where another rank makes the folder in between, it has its mark
+            if not os.path.isdir(path) or is_half_downloaded(path):
                 _download(kind, Path(path))
             train, val = (kind(path, train=train) for train in (True, False))
         except (RuntimeError, OSError, EOFError) as error:
@@ -248,7 +271,7 @@ def _download(kind: Any, folder: Path) -> None:
         except OSError:  # another rank was faster
             shutil.rmtree(beside)
     lock = folder.with_name(f".{folder.name}.lock")
-    with FileLock(lock):
+    with FileLock(lock, fallback_to_soft=False):  # a marker would outlive a process that is killed
         if is_half_downloaded(folder):
             shutil.rmtree(folder / kind.base_folder, ignore_errors=True)
             kind(folder, download=True)

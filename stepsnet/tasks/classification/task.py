@@ -23,11 +23,11 @@ from ...errors import UserError
 from ...from_data import check_class_count, key_of_weights
 from ...inspection import Section
 from ...models.build import build_model, check_model_name
-from ...models.transfer import start_from
+from ...models.transfer import start_from, takes_head
 from ..class_names import check_classes, save_classes
 from ..loading import loaded
 from ..normalization import Normalization, on_weights
-from ..remarks import on_classes, on_largest_class, on_scored
+from ..remarks import on_classes, on_largest_class, on_order, on_scored
 from ..scoring import mean_loss, of_all_ranks, shared_by
 from ..splits import split_of
 from .data import ImageData, SampleKey, Samples, StoredData, check_test_split, check_trainable, load_images, open_images
@@ -101,6 +101,7 @@ def task_of(
         init=recipe.init,
         init_key=key_of_weights(recipe, "init"),
         normalization=normalization_of(recipe, model) if recipe.init else None,
+        for_training=for_training,
     )
     if len(images.classes) < 2:
         raise UserError(f"data: {data} has one class, {images.classes[0]}, expected at least two")
@@ -141,6 +142,7 @@ class Classification(Task):
         init: str | None = None,
         init_key: str = "init",
         normalization: Normalization | None = None,
+        for_training: bool = True,
     ):
         """
         Args:
@@ -152,6 +154,7 @@ class Classification(Task):
             init: the run, file or model of timm's whose weights a new model starts from.
             init_key: where the recipe names it, for messages.
             normalization: of the images, to tell where those weights have seen another.
+            for_training: False where no remarks are asked for, so that the notices say what the scores do not cover.
 
         Raises:
             UserError: there are training images, and fewer than ``batch_size``.
@@ -170,6 +173,7 @@ class Classification(Task):
         self.reported = 0  # how many of them notices() has returned
         self.scored: int | None = None  # images of the latest evaluation that could be decoded
         self.on_scored: list[str] = []  # what notices() has to return of it
+        self.on_data = [] if for_training else self._not_scored()  # and of the evaluated split, once
         self.mixup: Mixup | None = None
         self.criterion: nn.Module = nn.CrossEntropyLoss(label_smoothing=label_smoothing)
         if augment and (augment.mixup > 0 or augment.cutmix > 0):
@@ -230,14 +234,22 @@ class Classification(Task):
         if not self.init:
             return []
         told = on_weights(self.init, self.init_key, self.normalization)
+        on_head = on_order(self.init, self.init_key, self.data.classes) if self.data.in_folders else []
+        if on_head and takes_head(model, self.init, self.init_key):
+            told += on_head
         return [start_from(model, self.init, self.init_key), *told]
 
     def remarks(self) -> list[str]:
         classes, of_split = self.data.classes, (self.data.train.labels, self.data.val.labels)
-        told = (getattr(split.images, "left_out", "") for split in (self.data.train, self.data.val))
         counts = [np.bincount(labels, minlength=len(classes)) for labels in of_split]
-        left_out = dict.fromkeys(line for line in told if line)
+        left_out = _left_out(self.data.train, self.data.val)
         return [*left_out, *on_classes("images", classes, *counts), *on_largest_class(classes, *counts)]
+
+    def _not_scored(self) -> list[str]:
+        """What a score does not cover though it is in the data: before a training it is among the remarks."""
+        classes = self.data.classes
+        scored = np.bincount(self.data.val.labels, minlength=len(classes))
+        return [*_left_out(self.data.val), *on_classes("images", classes, np.ones_like(scored), scored)]
 
     def complexity(self, model: nn.Module) -> Complexity:
         return count_complexity(model, input_size=self.input_size)
@@ -348,7 +360,7 @@ class Classification(Task):
     def notices(self) -> list[str]:
         new = list(self.undecodable)[self.reported :]
         self.reported = len(self.undecodable)
-        told, self.on_scored = self.on_scored, []
+        told, self.on_scored, self.on_data = [*self.on_data, *self.on_scored], [], []
         return [*(f"skipped a sample that cannot be decoded, {name}" for name in new), *told]
 
     def _count_undecodable(self, failed: Iterable[str]) -> None:
@@ -364,6 +376,12 @@ class Classification(Task):
         self, samples: Dataset, keys: list[list[SampleKey]], device: torch.device
     ) -> AbstractContextManager[Iterator[Any]]:
         return loaded(samples, device, self.workers, len(keys), batch_sampler=keys, collate_fn=_as_it_is)
+
+
+def _left_out(*splits: Samples) -> list[str]:
+    """What their sources have not read, each line once."""
+    told = (getattr(split.images, "left_out", "") for split in splits)
+    return [*dict.fromkeys(line for line in told if line)]
 
 
 def _accuracy(logits: Tensor, labels: Tensor) -> Tensor:

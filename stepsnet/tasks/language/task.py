@@ -29,6 +29,8 @@ from .inspection import continued
 
 __all__ = ["LanguageModelling", "build", "open_data"]
 
+_MOST_WORD_PERPLEXITY = 1e9  # more words than a language has; characters at chance come to some tens of millions
+
 
 def open_data(recipe: LanguageRecipe, data: str, run: Path | None = None) -> TextData:
     """Raises UserError where the data do not exist, or lack the split that is evaluated now or at the run's end."""
@@ -51,8 +53,8 @@ def build(
         raise UserError(f"model: got {got}, expected a causal language model of transformers, such as causal_lm")
     _check_vocabulary(model, text, f"{key_of_model(recipe)}.args.vocab_size")
     fit_positions(model, recipe.seq_len)
-    if run is None:
-        _check_tokenizer(recipe.model.args.get("weights"), text)
+    if run is None and (weights := recipe.model.args.get("weights")):
+        _check_tokenizer(Path(str(weights)), text)
     task = LanguageModelling(
         text,
         recipe.batch_size,
@@ -81,11 +83,12 @@ def _check_vocabulary(model: Any, text: TextData, key: str) -> None:
         raise UserError(f"{key}: got {got}, expected at least the tokenizer's {expected}")
 
 
-def _check_tokenizer(weights: Any, text: TextData) -> None:
-    """Raises UserError where the run that a model grows from has another tokenizer, whose numbers mean other tokens."""
-    own = Path(str(weights)) / "tokenizer.json"
-    if weights and own.exists() and load_tokenizer(own).get_vocab() != text.tokenizer.get_vocab():
-        raise UserError(f"data: their tokenizer is not that of {weights}, expected the data that it was trained on")
+def _check_tokenizer(run: Path, text: TextData) -> None:
+    """Raises UserError where a run's tokenizer, if it has one, is another than the data's: its numbers mean other
+    tokens."""
+    own = run / "tokenizer.json"
+    if own.exists() and load_tokenizer(own).get_vocab() != text.tokenizer.get_vocab():
+        raise UserError(f"data: their tokenizer is not that of {run}, expected the data that it was trained on")
 
 
 class LanguageModelling(Task):
@@ -182,7 +185,8 @@ class LanguageModelling(Task):
 
         Each window of ``seq_len`` scores its last ``stride`` tokens, and the first window all of its tokens, so that
         at least ``seq_len - stride`` tokens precede each token. The perplexity per word divides the log-likelihood
-        of the text by its words, so that tokenizers can be compared.
+        of the text by its words, so that tokenizers can be compared. It is left out where it is beyond any vocabulary
+        of words, as for text that has no spaces between them.
         """
         nll, scored = self._likelihood(self.text.splits[self.evaluated], model, shard, device)
         split = self.text.splits[self.evaluated]
@@ -190,7 +194,7 @@ class LanguageModelling(Task):
         scores = {
             "loss": loss,
             "perplexity": _exp(loss),
-            "word_perplexity": _exp(of_word),
+            **({"word_perplexity": _exp(of_word)} if _exp(of_word) <= _MOST_WORD_PERPLEXITY else {}),
             "bits_per_character": nll / math.log(2) / split.characters,
         }
         if self.clean_tokens:
@@ -262,8 +266,12 @@ class LanguageModelling(Task):
         tokens = self.text.splits[self.evaluated].tokens
         return continued(model, self.text.tokenizer, tokens, self.seq_len, device)
 
+    def check_assets(self, folder: Path) -> None:
+        _check_tokenizer(folder, self.text)
+
     def save_assets(self, model: nn.Module, folder: Path) -> None:
         """The tokenizer and the config, with which transformers' from_pretrained reads the run's folder."""
+        self.check_assets(folder)
         save_assets(model, self.text.tokenizer, folder)
 
     def sizes(self) -> dict[str, int]:
