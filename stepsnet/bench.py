@@ -16,6 +16,7 @@ import torch
 from .analysis.complexity import count_complexity, count_language_model
 from .analysis.speed import Measured, measure_memory, measure_speed
 from .config import ModelSpec
+from .consent import fetched_by, is_pretrained
 from .deploy.as_module import in_runtime
 from .deploy.sessions import check_runtime
 from .device import pick_device
@@ -25,11 +26,11 @@ from .markdown import markdown_table
 from .models.blocks import is_in_steps, is_of_transformers
 from .models.build import DETECTORS, build_model, context_of, input_size_of
 from .models.optimize import optimize
-from .overrides import read_recipe
 from .paper.tables import model_of, printed_rows
 from .provenance import provenance
 from .reading import dump_json
 from .report.speed import FILES, draw_speed
+from .run_folder import has_begun, read_run_recipe
 from .summary_stats import format_number, format_quartiles, quartiles
 from .user_modules import import_user_modules
 
@@ -45,13 +46,21 @@ class Candidate:
     spec: ModelSpec
     accuracy: float | None = None  # %
     accuracy_of: str = ""
+    side: int | None = None  # of its images in pixels, where its arguments do not say it
+
+    @property
+    def of_inputs(self) -> ModelSpec:
+        """The spec with the size of its inputs, which only some models are built for."""
+        sized = {} if self.side is None else {"img_size": self.side}
+        return ModelSpec(self.spec.name, {**sized, **self.spec.args})
 
 
 def find_candidates(names: Sequence[str]) -> list[Candidate]:
     """Models by name, the rows of the paper's tables as ``table:5b``, and runs by their folder or ``summary.json``.
 
     Raises:
-        UserError: a name that is none of these, a run without a summary, or a name twice.
+        UserError: a name that is none of these, a run without a summary, a name twice, or a run's model that is
+            fetched from the network and has not been asked for.
     """
     found: list[Candidate] = []
     for text in names:
@@ -86,17 +95,24 @@ def _of_run(path: Path) -> Candidate:
         accuracy = summary["metrics"].get("val_top1")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"bench: {file} is not the summary of a run ({type(error).__name__}: {error})") from None
-    _import_modules_of(summary, file)
     name = path.name if path.is_dir() else f"{path.parent.name}/{path.stem}"
-    return Candidate(name, summary.get("label", name), spec, accuracy, "of the run" if accuracy is not None else "")
+    of_run = "of the run" if accuracy is not None else ""
+    return Candidate(name, summary.get("label", name), spec, accuracy, of_run, _side_of_run(summary, file))
 
 
-def _import_modules_of(summary: dict[str, Any], file: Path) -> None:
-    """Those that register the model of a run; its config.yaml says where they were."""
-    if (config := file.with_name("config.yaml")).exists() and summary.get("import"):
-        read_recipe(config)
-    else:
-        import_user_modules(summary.get("import", ()))
+def _side_of_run(summary: dict[str, Any], file: Path) -> int | None:
+    """The side of a run's images, where its recipe is there; the modules that register its model are imported."""
+    if has_begun(file.parent):
+        recipe: Any = read_run_recipe(file.parent)
+        side = getattr(recipe, "crop_size", getattr(recipe, "img_size", None))
+        return side if isinstance(side, int) else None
+    if fetched := [value for key, value in fetched_by({"model": summary["model"]}).items() if not is_pretrained(key)]:
+        raise UserError(
+            f"bench: {file}: its model {fetched[0]!r} is fetched from the network, expected the folder of its run, or "
+            "the name of the model itself"
+        )
+    import_user_modules(summary.get("import", ()))
+    return None
 
 
 def bench(
@@ -141,8 +157,8 @@ def bench(
     for candidate in candidates:
         if candidate.spec.name in DETECTORS:
             raise UserError(f"bench: got {candidate.name}, a detector, expected a classifier or a language model")
-        model = build_model(candidate.spec)
-        sample, counts = _sample_and_counts(candidate.spec, model)
+        model = build_model(candidate.spec, pretrained=False)
+        sample, counts = _sample_and_counts(candidate.of_inputs, model)
         accuracy = {"accuracy": candidate.accuracy, "accuracy_of": candidate.accuracy_of}
         of_model = {"in_steps": is_in_steps(model), "shape": list(sample["shape"]), **counts, **accuracy}
         if "torch" in runtimes:
@@ -152,7 +168,7 @@ def bench(
             rows.append({"model": candidate.name + suffix, "curve": candidate.curve + suffix, **of_model})
         for runtime in others:
             note(f"exporting {candidate.name} for {runtime}")
-            module = in_runtime(candidate.spec, model, runtime, where, amp_dtype)
+            module = in_runtime(candidate.of_inputs, model, runtime, where, amp_dtype)
             measured.append(Measured(f"{candidate.name}, {runtime}", module, **sample))
             rows.append({"model": measured[-1].name, "curve": f"{candidate.curve}, {runtime}", **of_model})
     settings: dict[str, Any] = {"batch_size": batch_size, "rounds": rounds, "amp_dtype": amp_dtype, "compile": compile}

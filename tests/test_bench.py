@@ -20,7 +20,9 @@ from stepsnet.config import ModelSpec
 from stepsnet.errors import UserError
 from stepsnet.models.build import build_model
 from stepsnet.models.cuda_graph import GraphedInference
+from stepsnet.overrides import override, to_yaml
 from stepsnet.paper.tables import printed_rows
+from stepsnet.recipes import find_recipe
 from stepsnet.report import speed as report_speed
 from stepsnet.summary_stats import format_mean_std, format_number, format_quartiles, quartiles
 
@@ -108,6 +110,25 @@ def test_a_sample_of_a_language_model_is_a_sequence():
     spec = ModelSpec("causal_lm", {"model_type": "llama", "num_attention_heads": 4, **model})
     sample, counts = _sample_and_counts(spec, build_model(spec))
     assert counts["macs"] == sample["shape"][0] * count_language_model(build_model(spec), *sample["shape"]).macs
+
+
+def test_a_run_is_measured_at_its_own_size_and_fetches_nothing(tmp_path, monkeypatch):
+    """Of a model that takes any size, the recipe alone has it; its weights are not needed."""
+    monkeypatch.setenv("STEPSNET_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("STEPSNET_FETCH", raising=False)
+    model = {"name": "test_resnet", "args": {"pretrained": True, "in_chans": 3}}
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "summary.json").write_text(json.dumps({"model": model, "metrics": {"val_top1": 70.0}}))
+    asked = ["model.name=test_resnet", f"model.args={json.dumps(model['args'])}"]
+    (run / "config.yaml").write_text(to_yaml(override(find_recipe("digits/tiny"), [*asked, "img_size=64"])))
+    monkeypatch.setattr("timm.models._builder.load_pretrained", lambda *_, **__: pytest.fail("it fetches weights"))
+    result = bench(find_candidates([str(run)]), batch_size=1, rounds=1, memory_batches=None, train=False, device="cpu")
+    assert result["rows"][0]["shape"] == [3, 64, 64]
+    alone = tmp_path / "alone.json"
+    alone.write_text(json.dumps({"model": {"name": "hf-hub:someone/model", "args": {}}, "metrics": {}}))
+    with pytest.raises(UserError, match="its model 'hf-hub:someone/model' is fetched from the network, expected"):
+        find_candidates([str(alone)])
 
 
 def test_runs_and_names_from_the_command_line(tmp_path, capsys):

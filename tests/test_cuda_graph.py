@@ -3,7 +3,10 @@
 import copy
 import dataclasses
 import pickle
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -104,6 +107,27 @@ def test_each_kind_of_inputs_is_captured_once_and_again_where_the_model_has_chan
     torch.testing.assert_close(model(sizes[0]), model.forward.as_built(sizes[0]))
 
 
+def test_callers_in_several_threads_get_their_own_answers():
+    class Shared(Captures):
+        def _capture(self, run, inputs):
+            place = inputs[0].clone()
+
+            def replayed(inputs):
+                place.copy_(inputs[0])
+                time.sleep(0.001)  # in which another thread would write there
+                return run([place])
+
+            return replayed
+
+    model = nn.Linear(1, 1).eval()
+    model.forward = Shared(model)
+    xs = [torch.full((1, 1), float(number)) for number in range(64)]
+    with torch.no_grad(), ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(model, xs))
+    for x, y in zip(xs, found, strict=True):
+        torch.testing.assert_close(y, model.forward.as_built(x))
+
+
 def test_tensors_in_other_places_are_another_kind():
     class Masked(nn.Linear):
         def forward(self, x, mask=None, bias=None):
@@ -187,6 +211,8 @@ def test_a_backward_pass_runs_once_and_before_the_next_forward_pass(monkeypatch)
         passes.leaves[0].copy_(passes.inputs[0] * weight.detach())
         passes.gradients[0].fill_(float("inf"))  # the forward pass's memory is the gradients' too
 
+    passes.is_read = SimpleNamespace(wait=lambda stream: None, record=lambda stream: None)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
     passes.forward_graph = Replay(forward)
     passes.backward_graph = Replay(lambda: passes.gradients[0].copy_(passes.inputs[0] * passes.output_gradients[0]))
     for x in (torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0])):

@@ -12,6 +12,7 @@ from torch import nn
 import stepsnet
 from stepsnet.cli import main
 from stepsnet.config import ClassificationRecipe, ModelSpec
+from stepsnet.deploy import source
 from stepsnet.deploy.sessions import open_session
 from stepsnet.deploy.source import described, find_source
 from stepsnet.errors import UserError
@@ -43,6 +44,22 @@ def test_a_name_with_the_weights_of_a_run_is_used_as_the_run(here):
         )
         assert maps.use == by_name.use
     assert of_run.use.classes == CLASSES and of_run.use.preprocessing["crop_pct"] == 0.8
+    maps = find_source("test_steps_resnet", features=True, weights=trees)  # named without the run's number of classes
+    assert maps.use.classes is None and maps.use.preprocessing == of_run.use.preprocessing
+
+
+def test_the_weights_of_an_unfinished_run_are_told_of(here, monkeypatch):
+    trees, _ = classifier(here / "trees")
+    monkeypatch.setattr(source, "on_unfinished", lambda run: [f"{run} has not ended"])
+    for features in (False, True):
+        found = find_source("test_steps_resnet", weights=trees, features=features, model_args={"num_classes": 5})
+        assert found.notes == (f"{trees} has not ended",)
+
+
+def test_a_model_of_the_hub_is_a_name(monkeypatch):
+    model = timm.create_model("test_resnet", num_classes=3)
+    monkeypatch.setattr(source, "build_model", lambda spec: model)
+    assert find_source("hf-hub:someone/cats", model_args={"pretrained": True}).model is model
 
 
 def test_a_name_with_the_weights_of_a_file_says_what_nobody_knows(here, capsys):

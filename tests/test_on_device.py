@@ -7,6 +7,7 @@ one family stands for all.
 import copy
 import os
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 
 import detection_tasks
 import pytest
@@ -409,6 +410,28 @@ def test_an_optimized_model_gives_the_same(family, compile):
         assert error(getattr(found, "logits", found).cpu(), getattr(expected, "logits", expected)) < 1e-4
         model.load_state_dict({name: value * 1.01 for name, value in model.state_dict().items()})
         optimized.load_state_dict(model.state_dict())
+
+
+@pytest.mark.skipif(ON_CPU, reason="test_cuda_graph.py is about threads alone; here their streams differ too")
+@torch.no_grad()
+def test_callers_in_several_threads_and_streams_get_their_own_answers():
+    model = stepsnet.optimize(timm.create_model("test_steps_deit", img_size=32, num_classes=5).to(DEVICE))
+    xs = [torch.randn(1, 3, 32, 32, device=DEVICE) for _ in range(64)]
+    for _ in range(2):  # the second call of a shape is captured
+        model(xs[0])
+    torch.cuda.synchronize()
+
+    @torch.no_grad()
+    def answer(x):
+        with torch.cuda.stream(torch.cuda.Stream()):
+            y = model(x)
+            torch.cuda.current_stream().synchronize()
+        return y
+
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(answer, xs))
+    for x, y in zip(xs, found, strict=True):
+        torch.testing.assert_close(y, model.forward.as_built(x))
 
 
 class _Scaled(torch.nn.Module):

@@ -16,7 +16,7 @@ from ..config import ClassificationRecipe, ModelSpec
 from ..errors import UserError, import_extra, in_a_line
 from ..models.backbone import PyramidBackbone, create_backbone, load_backbone
 from ..models.blocks import is_transformer_in_steps
-from ..models.build import DETECTORS, build_model, input_size_of
+from ..models.build import DETECTORS, build_model, input_size_of, is_elsewhere
 from ..models.compilation import restore_forward
 from ..models.trained import trained_model
 from ..models.transfer import read_pretrained
@@ -142,7 +142,7 @@ def _of_run(run: Path, features: bool, fixed_size: bool) -> Source:
 
 def _of_name(name: str, features: bool, weights: str | Path | None, args: dict[str, Any], fixed_size: bool) -> Source:
     _refuse_detector(name, features)
-    if "/" in name or name.endswith((".yaml", ".json", ".safetensors")):
+    if not is_elsewhere(name) and ("/" in name or name.endswith((".yaml", ".json", ".safetensors"))):
         raise UserError(f"export: {name} is no folder, expected that of a run, or the name of a model")
     model = build_model(ModelSpec(name, args))
     backbone = _backbone(name, args, fixed_size) if features else None
@@ -150,20 +150,24 @@ def _of_name(name: str, features: bool, weights: str | Path | None, args: dict[s
         load_backbone(backbone, weights, "--weights")
     elif weights:
         load_into(model, read_pretrained(weights, "--weights"))
-    source = _with_weights(described(name, model, bool(weights or args.get("pretrained")), args), weights)
+    source = _with_weights(described(name, model, bool(weights or args.get("pretrained")), args), weights, features)
     if backbone is None:
         return source
     use = _of_maps(source.use.shape, source.use.preprocessing)
     return replace(source, name=f"{name}-features", model=backbone, use=use)
 
 
-def _with_weights(source: Source, weights: str | Path | None) -> Source:
+def _with_weights(source: Source, weights: str | Path | None, features: bool) -> Source:
     """A model by its name, with what is known of the weights that it got."""
     if weights is None:
         return source
     if Path(weights).is_dir() and (Path(weights) / CONFIG).exists():
+        run = Path(weights)
         model = source.model.model if isinstance(source.model, LanguageModel) else source.model
-        return replace(source, use=describe_deployment(Path(weights), read_run_recipe(Path(weights)), model), notes=())
+        recipe = read_run_recipe(run)
+        if features:  # which have no classes, so the model's may be others
+            model = build_model(recipe.model, pretrained=False)
+        return replace(source, use=describe_deployment(run, recipe, model), notes=tuple(on_unfinished(run)))
     if source.use.axes[1] == "tokens":
         return source
     if (tag := str(weights)).startswith("timm:"):

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
+from threading import RLock
 from typing import Any
 
 import numpy as np
@@ -37,9 +38,10 @@ class _Graphed(ReplacedForward):
 
     A kind is the inputs' shapes and types, what else is given, and the modes of the modules and of autocast. Inputs of
     more than eight kinds, what is not called with tensors on a GPU, and in evaluation a model that cannot be captured,
-    run as the model was built. Weights may be written to in place; where one was moved or replaced, everything is
-    captured anew. A hook that is registered after the capture is not called. Another value of a plain attribute, such
-    as a rate of dropout, is not seen; another tensor must not be put there, since the graph reads where the first was.
+    run as the model was built. Calls of several threads and streams run one after the other. Weights may be written to
+    in place; where one was moved or replaced, everything is captured anew. A hook that is registered after the capture
+    is not called. Another value of a plain attribute, such as a rate of dropout, is not seen; another tensor must not
+    be put there, since the graph reads where the first was.
     """
 
     for_training = False
@@ -52,12 +54,19 @@ class _Graphed(ReplacedForward):
         self.slots: list[tuple[dict[str, Any], str, Any]] = []  # (where the model holds it, its name, what it was)
         self.sizes: list[tuple[dict[str, Any], int]] = []
         self.places: list[tuple[int, bool]] = []  # of the tensors among them
+        self.lock = RLock()  # a model may contain itself
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         given = [*args, *kwargs.values()]
         inputs = [value for value in given if isinstance(value, Tensor)]
         if not self._can_replay(given, inputs):
             return self.as_built(*args, **kwargs)
+        with self.lock:
+            return self._of_its_kind(given, inputs, args, kwargs)
+
+    def _of_its_kind(
+        self, given: Sequence[Any], inputs: Sequence[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         if not self.captured or self._is_changed():
             self._look_at_the_model()
         constants = [_A_TENSOR if isinstance(value, Tensor) else (type(value), value) for value in given]
@@ -168,6 +177,7 @@ class _Passes:
 
     def __init__(self, run: _Run, inputs: Sequence[Tensor], weights: Sequence[Tensor]):
         self.weights, self.number = weights, 0  # of passes
+        self.is_read = torch.cuda.Event()
         with torch.inference_mode(False):  # what is made within cannot be written to outside of it
             self.inputs = [x.detach().clone() for x in inputs]
         stream, current = torch.cuda.Stream(), torch.cuda.current_stream()
@@ -223,11 +233,15 @@ class _Passes:
             # autograd keeps a weight's first gradient where it is: in memory that this pass writes to as well
             if weight.grad is not None and written is not None and weight.grad.data_ptr() == written.data_ptr():
                 weight.grad = weight.grad.clone()
+        stream = torch.cuda.current_stream(self.inputs[0].device)
+        self.is_read.wait(stream)  # another stream may still copy the outputs of the pass before
         for place, x in zip(self.inputs, inputs, strict=True):
             place.copy_(x)
         self.number += 1
         self.forward_graph.replay()
-        return tuple(leaf.clone() for leaf in self.leaves if isinstance(leaf, Tensor))  # the next pass writes there
+        outputs = tuple(leaf.clone() for leaf in self.leaves if isinstance(leaf, Tensor))  # the next pass writes there
+        self.is_read.record(stream)
+        return outputs
 
     def backward(self, number: int, gradients: Sequence[Tensor]) -> list[Tensor | None]:
         if number != self.number:

@@ -33,13 +33,15 @@ def optimize(
     Weights and state dict stay, outputs change by rounding, and to do it twice is to do it once. For inference
     on a CPU, the windows of Swin's blocks are permuted by one index and attended with
     ``scaled_dot_product_attention``, convolutional networks keep their channels last, and with ``compile`` a model of
-    up to 40 blocks becomes one frozen graph for each shape of input. On CUDA without ``compile`` the windows are
-    permuted as well, but where a head's width is no multiple of 8. Elsewhere, in deeper models and for training,
-    ``compile`` compiles one block at a time, and the blocks of a width share their graphs; in inference on CUDA all of
-    it is then replayed as a CUDA graph for each shape of input, up to eight, which helps small batches most
+    up to 40 blocks becomes one frozen graph for each shape of input, up to eight. On CUDA without ``compile`` the
+    windows are permuted as well, but where a head's width is no multiple of 8. Elsewhere, in deeper models and for
+    training, ``compile`` compiles one block at a time, and the blocks of a width share their graphs; in inference on
+    CUDA all of it is then replayed as a CUDA graph for each shape of input, up to eight, which helps small batches most
     (docs/speed.md). Convolutional networks that train on a CPU keep their channels last instead. For inference all but
     the order of the channels and the blocks' own graphs works under ``torch.inference_mode()`` or ``torch.no_grad()``
-    alone; where gradients are on, the model runs as it was built.
+    alone; where gradients are on, the model runs as it was built. Weights whose channels are last are not contiguous,
+    as safetensors wants them: before another library writes them, put them back by
+    ``model.to(memory_format=torch.contiguous_format)``.
 
     A weight that is written to in place, loaded or moved is noticed. What leaves no trace is not:
     on a CPU a write through ``.data``, such as ``weight.data.copy_(new)``, and a hook that is registered on a part of
@@ -48,8 +50,8 @@ def optimize(
 
     Args:
         for_: ``"inference"``, which also sets the model to evaluation mode, or ``"training"``.
-        compile: use torch.compile, which takes seconds to a minute when the model is first called; without it
-            nothing has to be waited for.
+        compile: use torch.compile, which takes seconds to a minute when the model is first called, and needs a C++
+            compiler, on CUDA one of C; without it nothing has to be waited for.
         recomputed: blocks whose activations will be recomputed, as for :func:`compile_blocks`.
 
     Returns:

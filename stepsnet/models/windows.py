@@ -154,14 +154,14 @@ class PermutedWindows:
     def _order(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The positions of the image in the order of the shifted windows, and the way back."""
         key = (*x.shape[1:3], x.device, self.block.window_size, self.block.shift_size)
-        if key not in self.orders:
+        orders = self.orders  # which another thread's call may replace meanwhile
+        if key not in orders:
             height, width = x.shape[1:3]
             positions = torch.arange(height * width, device=x.device).view(1, height, width, 1)
             shifted = torch.roll(positions, [-size for size in self.block.shift_size], (1, 2))
             order = window_partition(shifted, self.block.window_size).flatten()
-            self.orders.clear()
-            self.orders[key] = order, torch.argsort(order)
-        return self.orders[key]
+            self.orders = orders = {key: (order, torch.argsort(order))}
+        return orders[key]
 
     def _bias(self, x: Tensor) -> Tensor:
         """Relative position bias and mask, (1 or windows, heads, area, area); anew where weights changed."""
@@ -170,9 +170,10 @@ class PermutedWindows:
             return self._made_bias(x)
         version = 0 if table.is_inference() else table._version
         key = (*x.shape[1:3], table.device, table.dtype, table.data_ptr(), version, self.block.shift_size)
-        if self.bias is None or self.bias[0] != key or self.bias[1] is not table:  # a freed one's place is used again
-            self.bias = key, table, self._made_bias(x)
-        return self.bias[2]
+        bias = self.bias  # which another thread's call may replace meanwhile
+        if bias is None or bias[0] != key or bias[1] is not table:  # a freed one's place is used again
+            self.bias = bias = key, table, self._made_bias(x)
+        return bias[2]
 
     def _made_bias(self, x: Tensor) -> Tensor:
         bias = self.block.attn._get_rel_pos_bias()  # (1, heads, area, area)
