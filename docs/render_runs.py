@@ -11,6 +11,7 @@ from render_parts import FIGURES, RESULTS, mean_difference, mean_std, origin, re
 from stepsnet.markdown import markdown_table
 from stepsnet.metrics import find_metric, format_metric, metric_label
 from stepsnet.paper.tables import all_rows, printed_rows
+from stepsnet.plan import steps_as_text, steps_of
 from stepsnet.recipes import ablations
 from stepsnet.runs.compare import summarize
 from stepsnet.study.declare import Claim, Contender, Criterion, Flatness, Study, Tuning
@@ -37,7 +38,7 @@ def results_table(folder: str, control: str | None = None, difference_of_control
     for label in ("StepsNet", "baseline"):
         mine = [run for run in runs if run["label"] == label]
         first, minutes = mine[0], statistics.median(run["seconds"] for run in mine) / 60
-        name = ", ".join(filter(None, (label, steps(first["widths"]))))
+        name = ", ".join(filter(None, (label, steps_as_text(steps_of(first["widths"])))))
         rows.append([name, *_size(first), *formatted(summary[label]), f"{minutes:.1f}"])
     difference_cells = [mean_difference(summary["difference"][key]["values"], key) for key in keys]
     rows.append(["paired difference", "", "", "", "", *difference_cells, ""])
@@ -114,7 +115,7 @@ def grid_table(folder: str, table: str) -> str:
         over = [difference(mine, first, key) if first else "" for key in keys.values()]
         one, first = mine[0], first or mine
         size = [one["blocks"], f"{one['params'] / 1e6:.2f}M", f"{one['macs'] / 1e6:.1f}M"]
-        rows.append([title, steps(one["widths"]), *size, *of_runs, *over, f"{printed[title]}%"])
+        rows.append([title, steps_as_text(steps_of(one["widths"])), *size, *of_runs, *over, f"{printed[title]}%"])
     note = f"{where_run(runs, (folder,))} The last column is the paper's Table {table}."
     return f"{markdown_table([*headers, 'paper'], rows, 'll' + 'r' * 10)}\n\n{note}"
 
@@ -156,7 +157,7 @@ def digits_table() -> str:
     for name, runs in kinds.items():
         accuracies = [mean_std(list(by_seed(runs, key).values()), key) for key in ("train_top1", "val_top1")]
         size = [f"{runs[0]['params'] / 1e6:.2f}M", f"{runs[0]['macs'] / 1e6:.1f}M"]
-        rows.append([name, steps(runs[0]["widths"]), *size, *accuracies])
+        rows.append([name, steps_as_text(steps_of(runs[0]["widths"])), *size, *accuracies])
     accuracies = [format_metric(key, value) for key, value in simple["metrics"].items()]
     rows.append(["logistic regression on the pixels", "", simple["params"], "", *accuracies])
     headers = ["", "widths × blocks", "params", "MACs", "training accuracy", "validation accuracy"]
@@ -205,10 +206,6 @@ def where_run(runs: list[dict], folders: tuple[str, ...]) -> str:
         f"{hardware['threads']} thread per run; torch {versions['torch']}, timm {versions['timm']}; commit {commits}. "
         f"The runs are in {', '.join(f'`results/{folder}/`' for folder in folders)}."
     )
-
-
-def steps(widths: list[int]) -> str:
-    return ", ".join(f"{width}×{widths.count(width)}" for width in dict.fromkeys(widths))
 
 
 def by_seed(runs: list[dict], key: str) -> dict[int, float]:

@@ -197,5 +197,5 @@ def overheads_table() -> str:
     for row in compiled["rows"]:
         what = f"first call of {row['layers']} layers of {row['widths']} widths, compiled by the block, seconds"
         rows.append([f"{what}; {row['graphs']} graphs", format_quartiles(row["seconds"])])
-    rows.append(["482 over 24 layers", format_quartiles(compiled["time_of_482_over_24_layers"])])
+    rows.append(["482 over 22 layers", format_quartiles(compiled["time_of_482_over_22_layers"])])
     return f"{table_of_numbers(['processor time', 'median (quartiles)'], rows)}\n\n{origin(result)}"

@@ -133,6 +133,17 @@ def test_table_7_drops_similar_computations(model, images):
         assert row["metrics"]["top1"] == pytest.approx(evaluation(images)(without)["top1"], rel=1e-4)
 
 
+def test_steps_of_several_stages_are_told_apart():
+    """The stages' widths are those of test_steps_swin; a step that is too short is dropped whole, and says so."""
+    rows = drop_steps(timm.create_model("test_steps_swin").eval(), lambda model: {})
+    assert [(row["dropped"], row["blocks"]) for row in rows[1:]] == [
+        ("last 2 of width 32 of stage 3, 4 would be as large", [2, 3]),
+        ("last 1 of width 48 of stage 3, 2 would be as large", [4]),
+        ("last 1 of width 64 of stage 3", [5]),
+        ("last 1 of width 64 of stage 4", [7]),
+    ]
+
+
 def test_what_leads_into_a_stage_is_no_step_of_it(images):
     plain = timm.create_model("resnet18", layers=(1, 6, 1, 1), num_classes=5)
     model = stepsnet.stepify(plain, 2).eval()  # the second stage: a block that halves the resolution, and two steps

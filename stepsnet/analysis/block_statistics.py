@@ -23,8 +23,9 @@ class BlockStatistics:
     which the block reads and writes.
 
     The paper defines γ_l = σ_0/σ_l in Sec. 3.1. Fig. 2 seems to draw it for the whole stream. Eq. (2) is about what
-    the norm of the next block sees, which in a StepsNet are the channels of y alone: that is ``gamma_read``. The two
-    are equal where a block reads all channels. Of a block that did not run, as with LayerDrop, all but the width is
+    a block's norm sees, which in a StepsNet are the channels of y alone: that is ``gamma_read``, by the width of the
+    block that has written y. Behind the last block of a step the next norm sees the channels that join as well. The
+    two are equal where a block reads all channels. Of a block that did not run, as with LayerDrop, all but the width is
     not a number.
     """
 

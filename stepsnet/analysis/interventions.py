@@ -133,7 +133,8 @@ def drop_steps(model: nn.Module, evaluate: Evaluate) -> list[dict[str, Any]]:
     """Table 7: the metrics without the last blocks of each step in turn.
 
     So many blocks are dropped that they have about as many parameters as the widest step's last block: 4, 2 and 1
-    for three widths √2 apart. In a hierarchical model each stage has its own steps.
+    for three widths √2 apart. In a hierarchical model each stage has its own steps. A step with fewer blocks than that
+    is dropped as a whole, and its row says so.
 
     Raises:
         OneStep: the model has a single step.
@@ -142,17 +143,20 @@ def drop_steps(model: nn.Module, evaluate: Evaluate) -> list[dict[str, Any]]:
     blocks, widths = blocks_of(model), widths_of(model)
     params = [sum(parameter.numel() for parameter in block.parameters()) for block in blocks]
     rows: list[dict[str, Any]] = [{"dropped": "nothing", "blocks": [], "metrics": _without([], model, evaluate)}]
-    for first, last in _stages(model):
+    for stage, (first, last) in _stages(model).items():
+        of_stage = f" of stage {stage}" if len(step_sequences(model)) > 1 else ""
         most = max(params[first:last])
         steps = [list(step) for _, step in groupby(range(first, last), key=widths.__getitem__)]
         of_width = Counter(widths[step[0]] for step in steps)
         for number, inside in enumerate(steps, 1):
             width = widths[inside[-1]]
             which = f" in step {number}" if of_width[width] > 1 else ""
-            count = min(max(round(most / params[inside[-1]]), 1), len(inside))
-            chosen = inside[-count:]
+            alike = max(round(most / params[inside[-1]]), 1)
+            chosen = inside[-alike:]
+            few = f", {alike} would be as large" if alike > len(inside) else ""
+            dropped_blocks = f"last {len(chosen)} of width {width}{which}{of_stage}{few}"
             metrics = _without([blocks[index] for index in chosen], model, evaluate)
-            rows.append({"dropped": f"last {count} of width {width}{which}", "blocks": chosen, "metrics": metrics})
+            rows.append({"dropped": dropped_blocks, "blocks": chosen, "metrics": metrics})
     return rows
 
 
@@ -197,14 +201,14 @@ def _check_in_steps(model: nn.Module) -> None:
         raise OneStep("analyze: the model has 1 step, expected a StepsNet of several")
 
 
-def _stages(model: nn.Module) -> list[tuple[int, int]]:
-    """(first, last + 1): the indices of the blocks of each stage that has several steps."""
+def _stages(model: nn.Module) -> dict[int, tuple[int, int]]:
+    """(first, last + 1): the indices of the blocks of each stage that has several steps, by the stage's number."""
     sequences = step_sequences(model)
     if not sequences:
-        return [(0, len(blocks_of(model)))]
-    found, start = [], 0
-    for sequence in sequences:
+        return {1: (0, len(blocks_of(model)))}
+    found, start = {}, 0
+    for stage, sequence in enumerate(sequences, 1):
         if len(sequence.widths) > 1:
-            found.append((start + sequence.lead, start + len(sequence)))  # what leads changes the shape
+            found[stage] = (start + sequence.lead, start + len(sequence))  # what leads changes the shape
         start += len(sequence)
     return found
