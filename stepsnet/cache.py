@@ -14,7 +14,7 @@ from typing import Any
 from filelock import FileLock
 
 from .errors import UserError
-from .files import write_atomically
+from .files import LOCKLESS, write_atomically
 from .terminal import say
 
 __all__ = ["cache_folder", "cached_json", "locked_entry", "say_damaged"]
@@ -68,14 +68,15 @@ def locked_entry(path: Path) -> Iterator[None]:
     """Hold the lock of an entry of the cache while it is written.
 
     Raises:
-        UserError: the cache cannot be written.
+        UserError: the cache cannot be written, or its disk has no locks that the operating system releases.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(f"{path}.lock")
+        # soft: a file in the place of a lock, which a process that is killed leaves behind for good
+        lock = FileLock(f"{path}.lock", fallback_to_soft=False)
         lock.acquire()
     except OSError as error:
-        reason = error.strerror or error
+        reason = "its disk has no locks (flock)" if error.errno in LOCKLESS else error.strerror or error
         raise UserError(f"cannot write {path.parent}: {reason}; STEPSNET_CACHE names another folder") from None
     try:
         yield

@@ -12,18 +12,18 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from .cache import cache_folder
+from .cache import cache_folder, locked_entry
 from .config import Recipe
 from .errors import UserError
 from .files import write_atomically
 from .overrides import to_plain
 
-__all__ = ["DOWNLOADING", "fetched_by", "is_half_downloaded", "remember_as_asked", "require_asked_for"]
+__all__ = ["DOWNLOADING", "fetched_by", "is_half_downloaded", "is_pretrained", "remember_as_asked", "require_asked_for"]
 
 DOWNLOADING = ".downloading"  # a file in the folder of data that are not all there yet
 
@@ -31,9 +31,9 @@ DOWNLOADING = ".downloading"  # a file in the folder of data that are not all th
 _FETCHED = re.compile(r"[A-Za-z][\w+.-]+://|(hf[-_]hub|timm|hfds|cifar100?):")
 
 
-def fetched_by(recipe: Recipe) -> dict[str, Any]:
+def fetched_by(recipe: Recipe | Mapping[str, Any]) -> dict[str, Any]:
     """The settings, by their keys, for which something is fetched that is not yet here."""
-    return dict(_found(to_plain(recipe)))
+    return dict(_found(dict(recipe) if isinstance(recipe, Mapping) else to_plain(recipe)))
 
 
 def is_half_downloaded(folder: str | Path) -> bool:
@@ -41,13 +41,16 @@ def is_half_downloaded(folder: str | Path) -> bool:
     return (Path(folder) / DOWNLOADING).exists()
 
 
-def require_asked_for(recipe: Recipe, where: Path, typed: Iterable[str] = (), only: Sequence[str] = ("",)) -> None:
+def require_asked_for(
+    recipe: Recipe, where: Path, typed: Iterable[str] = (), only: Sequence[str] = ("",), has_weights: bool = False
+) -> None:
     """Refuse to fetch what only a file has asked for, and remember what this command names.
 
     Args:
         where: the file that the recipe comes from.
         typed: keys that this command has given; what they name is remembered.
         only: beginnings of the keys that matter.
+        has_weights: those of the model are here, so that the argument ``pretrained`` fetches nothing.
 
     Raises:
         UserError: with the first key, and with what to type.
@@ -56,6 +59,8 @@ def require_asked_for(recipe: Recipe, where: Path, typed: Iterable[str] = (), on
         return
     asked, before = {}, _remembered()
     for key, value in fetched_by(recipe).items():
+        if has_weights and is_pretrained(key):
+            continue
         if any(key == word or key.startswith(f"{word}.") for word in typed):
             asked[key] = value
         elif _line(key, value) not in before and key.startswith(tuple(only)):
@@ -79,7 +84,7 @@ def _found(values: Any, key: str = "") -> Iterator[tuple[str, Any]]:
     elif isinstance(values, list):
         for value in values:
             yield from _found(value, key)
-    elif values and key.rpartition(".")[2] == "pretrained":  # whatever timm takes for a yes
+    elif values and is_pretrained(key):  # whatever timm takes for a yes
         yield key, values
     elif isinstance(values, str) and values:
         kind, _, rest = values.partition(":")
@@ -89,6 +94,11 @@ def _found(values: Any, key: str = "") -> Iterator[tuple[str, Any]]:
         named = key.endswith(".hf_hub_id") or (key == "tokenizer" and values == "gpt2")
         if (named or _FETCHED.match(values)) and not is_here and key not in ("name", "title"):
             yield key, values
+
+
+def is_pretrained(key: str) -> bool:
+    """Whether a setting asks for weights alone, which what has weights, or needs none, does not fetch."""
+    return key.rpartition(".")[2] == "pretrained"
 
 
 def _line(key: str, value: Any) -> str:
@@ -104,8 +114,9 @@ def _remembered() -> set[str]:
 
 def _remember(asked: dict[str, Any]) -> None:
     """Where the cache cannot be written, the next command has to ask again."""
-    before = _remembered()
-    lines = before | {_line(key, value) for key, value in asked.items()}
-    if lines != before:
-        with suppress(UserError, RuntimeError):
-            write_atomically(cache_folder() / "fetched.json", json.dumps(sorted(lines), indent=1) + "\n")
+    lines = {_line(key, value) for key, value in asked.items()}
+    if lines <= _remembered():
+        return
+    with suppress(UserError, RuntimeError), locked_entry(file := cache_folder() / "fetched.json"):
+        # read again: another process may have written meanwhile
+        write_atomically(file, json.dumps(sorted(lines | _remembered()), indent=1) + "\n")

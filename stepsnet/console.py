@@ -8,7 +8,6 @@ Outside a terminal something is said at least every ten seconds, so that a log t
 from __future__ import annotations
 
 import json
-import os
 import sys
 import threading
 import time
@@ -16,12 +15,13 @@ from collections.abc import Iterable, Iterator, Sized
 from contextlib import contextmanager, suppress
 from functools import cache
 from importlib import import_module
-from typing import Any, Self, TextIO, TypeVar
+from typing import Any, Self, TextIO, TypeVar, cast
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn, track
 from rich.text import Text
 
+from .machine import is_main_process
 from .metrics import format_metric, headline
 from .terminal import OutputLost, printable, say
 
@@ -30,6 +30,34 @@ __all__ = ["Bars", "Display", "Events", "Lines", "NotebookBars", "choose_display
 T = TypeVar("T")
 _MOST_SECONDS_OF_SILENCE = 10.0
 _NARROWEST_FOR_BARS = 60  # columns of a terminal
+
+
+class _Lasting:
+    """A stream that may go away, as a terminal does that is closed: what cannot be written is lost, and nothing ends.
+
+    rich lets such errors through, also where it takes the bars away in the course of another exception.
+    """
+
+    def __init__(self, out: Any):
+        self.out = out
+
+    def write(self, text: str) -> int:
+        with suppress(OSError, ValueError):
+            self.out.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError, ValueError):
+            self.out.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.out, name)
+
+
+def _console(stderr: bool = False) -> Console:
+    console = Console(stderr=stderr)
+    console.file = cast("TextIO", _Lasting(console.file))
+    return console
 
 
 class Display:
@@ -229,9 +257,9 @@ def choose_display() -> Display:
 
     Of torchrun's processes the first shows them.
     """
-    if os.environ.get("RANK", "0") != "0":
+    if not is_main_process():
         return Display()
-    console = Console()
+    console = _console()
     if console.is_jupyter:
         return NotebookBars()
     return Bars(console) if console.is_interactive and console.width >= _NARROWEST_FOR_BARS else Lines()
@@ -240,7 +268,7 @@ def choose_display() -> Display:
 @cache
 def _stderr() -> Console:
     """One for all, since rich stacks the live displays of one console."""
-    return Console(stderr=True)
+    return _console(stderr=True)
 
 
 def progress_bar(items: Iterable[T], description: str, total: int | None = None) -> Iterable[T]:

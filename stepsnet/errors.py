@@ -61,10 +61,13 @@ EXTRAS = {
 # files and folders of the user's modules that a recipe names (user_modules.py): a fault in them is not ours
 USER_CODE: set[str] = set()
 
-# what the machine refuses, wherever it is met: no fault of the program
+# what the machine refuses, wherever it is met, or a disk that has gone from the network: no fault of the program
 _REFUSED = {
     getattr(errno, name)
-    for name in ("EACCES", "EPERM", "ENOSPC", "EDQUOT", "EROFS", "EIO", "EMFILE", "ENFILE", "ELOOP", "ENAMETOOLONG")
+    for name in (
+        *("EACCES", "EPERM", "ENOSPC", "EDQUOT", "EROFS", "EIO", "EMFILE", "ENFILE", "ELOOP", "ENAMETOOLONG"),
+        *("ESTALE", "ENOTCONN", "ESHUTDOWN", "ETIMEDOUT", "ENOLCK"),
+    )
     if hasattr(errno, name)
 }
 
@@ -172,16 +175,21 @@ def _unwound_by_signals() -> Iterator[None]:
 def exit_status(run: Callable[[], Any], debug: bool = False) -> int:
     """Run a function and turn what it raises into one line and an exit status; with ``debug`` let it through."""
     prepare_streams()
+    status = 0
     try:
         with _unwound_by_signals():
             status = _status_of(run, debug)
         flush()
-    except (OutputLost, BrokenPipeError) as lost:
+    except Exception as lost:
+        if not _is_of_output(lost):
+            raise
         abandon(sys.stdout)
-        if isinstance(lost, BrokenPipeError) or lost.reader_has_gone:
-            return 141
-        say(f"stepsnet: {lost}", error=True)
-        return 74
+        if status:  # why it has ended is known: a signal of the terminal that has gone, say
+            return status
+        if isinstance(lost, OutputLost) and not lost.reader_has_gone:
+            say(f"stepsnet: {lost}", error=True)
+            return 74
+        return 141
     return status
 
 
@@ -189,8 +197,6 @@ def _status_of(run: Callable[[], Any], debug: bool) -> int:
     try:
         run()
         return 0
-    except (OutputLost, BrokenPipeError):
-        raise
     except _Terminated as ended:
         say(f"stepsnet: stopped by {ended}", error=True)
         return 128 + ended.number
@@ -200,11 +206,16 @@ def _status_of(run: Callable[[], Any], debug: bool) -> int:
         say("stepsnet: interrupted", error=True)
         return 130
     except Exception as error:
-        if debug:
+        if debug or _is_of_output(error):
             raise
         text, status = _line(error)
         say(f"stepsnet: {text}", error=True)
         return status
+
+
+def _is_of_output(error: Exception) -> bool:
+    """Whether standard output cannot be written. ESHUTDOWN, of a disk that has gone, is a BrokenPipeError too."""
+    return isinstance(error, OutputLost | BrokenPipeError) and getattr(error, "errno", None) != errno.ESHUTDOWN
 
 
 def _line(error: Exception) -> tuple[str, int]:
@@ -223,6 +234,8 @@ def _line(error: Exception) -> tuple[str, int]:
     what = " ".join(f"{type(error).__name__}: {error}".split())[:200]
     if "InvalidCxxCompiler" in what:
         return "compile: torch finds no C++ compiler that works, expected g++ or clang, or compile=false", 2
+    if "Failed to find C compiler" in str(error):  # Triton's, for CUDA, which inductor wraps
+        return "compile: torch finds no C compiler, expected gcc or clang, or compile=false", 2
     if where := place_in_user_code(error):
         return f"{where}: {what} ({_kept(error)}; --debug shows it)", 70
     return f"this is a fault of stepsnet, please report it: {what} ({_kept(error)}; --debug shows it)", 70

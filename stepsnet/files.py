@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import re
@@ -14,6 +15,7 @@ from pathlib import Path
 from .errors import UserError
 
 SUMS = "SHA256SUMS"
+LOCKLESS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP}  # what flock fails with on a disk that has no locks
 
 _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{16}\.tmp")  # beside a file that is being written
 
@@ -114,9 +116,16 @@ def sha256(path: Path) -> str:
 
 
 def write_sums(folder: Path) -> None:
-    """List the checksum of every file below a folder in its ``SHA256SUMS``, as ``sha256sum --check`` reads them."""
+    """List the checksum of every file below a folder in its ``SHA256SUMS``, as ``sha256sum --check`` reads them.
+
+    By this file the folder is known for a whole one, so it appears as a whole. Raises OSError where it cannot be
+    written.
+    """
     files = sorted(path for path in folder.rglob("*") if path.is_file())
-    (folder / SUMS).write_text("".join(f"{sha256(path)}  {path.relative_to(folder)}\n" for path in files))
+    whole = _beside(folder / SUMS)
+    whole.write_text("".join(f"{sha256(path)}  {path.relative_to(folder)}\n" for path in files))
+    flush(whole)
+    os.replace(whole, folder / SUMS)
 
 
 def verify(folder: Path, required: str) -> None:

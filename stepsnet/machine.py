@@ -1,4 +1,4 @@
-"""What this process may use of its machine: processor cores and memory."""
+"""What this process may use of its machine, processor cores and memory, and its place among those of ``torchrun``."""
 
 from __future__ import annotations
 
@@ -8,9 +8,19 @@ from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
-__all__ = ["available_memory", "cores", "host_memory"]
+__all__ = ["available_memory", "cores", "host_memory", "is_main_process", "is_one_of_several"]
 
 _LIMITS = Path("/sys/fs/cgroup")  # of the control group, as in a container
+
+
+def is_one_of_several() -> bool:
+    """Whether ``torchrun`` has started this process beside others; a variable RANK alone may be anybody's."""
+    return "RANK" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1"
+
+
+def is_main_process() -> bool:
+    """Whether this process is alone, or is rank 0, which alone speaks."""
+    return not is_one_of_several() or os.environ["RANK"] == "0"
 
 
 def cores() -> int:

@@ -8,7 +8,7 @@ import platform
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from importlib.metadata import version
@@ -25,7 +25,15 @@ from .user_modules import module_versions
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["command_line", "provenance", "provenance_of", "recorded_command", "trained_before", "write_process"]
+__all__ = [
+    "command_line",
+    "joined",
+    "provenance",
+    "provenance_of",
+    "recorded_command",
+    "trained_before",
+    "write_process",
+]
 
 _PROCESSES = "processes.jsonl"  # of a run's folder: a line for each process that has trained it
 _OF_A_RESULT = ("commit", "hardware", "versions")
@@ -100,14 +108,35 @@ def trained_before(folder: Path, made_with: dict[str, Any]) -> list[dict[str, An
     """What has trained a run before a process with ``made_with``: the parts with another commit, hardware, versions or
     number of ranks.
 
-    Each has ``until_update``. Updates that were trained again, since they were in no checkpoint, are the later one's.
+    Each has ``from_update`` and ``until_update``, between which its updates are: those behind the first one, up to the
+    second. Updates that were trained again, since they were in no checkpoint, are the later one's.
     """
     lines, found = _read_processes(folder), []
     for number, (begun, part) in enumerate(lines[:-1]):
         until = min(later for later, _ in lines[number + 1 :])
         if until > begun and any(made_with.get(key) != value for key, value in part.items()):
-            found.append({"until_update": until, **part})
+            found.append({"from_update": begun, "until_update": until, **part})
+    return joined(found)
+
+
+def joined(parts: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The parts of a run, where those that follow each other and differ in nothing but their updates are one.
+
+    A part of an earlier version has no ``from_update``: it is taken to follow the one before it.
+    """
+    found: list[dict[str, Any]] = []
+    for part in parts:
+        until = found[-1]["until_update"] if found else None
+        follows = found and part.get("from_update", until) == until
+        if follows and _without_updates(part) == _without_updates(found[-1]):
+            found[-1]["until_update"] = part["until_update"]
+        else:
+            found.append(dict(part))
     return found
+
+
+def _without_updates(part: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in part.items() if key not in ("from_update", "until_update")}
 
 
 def provenance_of(folder: Path) -> dict[str, Any]:

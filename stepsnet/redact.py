@@ -36,7 +36,7 @@ def public_value(text: str) -> str:
 
 def without_place(data: str) -> str:
     """The name of a data set, wherever it lies: ``folder:data/cifar10`` -> ``folder:cifar10``; a hub's stays whole."""
-    return data if data.startswith("hfds:") else re.sub(r"[^/:]*/+(?=[^/])", "", data).rstrip("/")
+    return public_value(data) if data.startswith("hfds:") else re.sub(r"[^/:]*/+(?=[^/])", "", data).rstrip("/")
 
 
 def _public_structure(text: str) -> str:

@@ -14,14 +14,16 @@ from .errors import UserError
 from .files import remove_temporaries, write_atomically
 from .from_data import as_begun
 from .overrides import read_recipe, to_plain, to_yaml
-from .run_folder import ASSETS, CONFIG, LOCK, RECIPES_FOLDER, folder_name, has_begun, has_ended, names_in, updates_done
+from .run_folder import ASSETS, CONFIG, LOCK, RECIPES_FOLDER, folder_name, has_ended, names_in, updates_done
 from .run_records import LABEL, read_metrics, read_summary
 
 __all__ = [
     "Resume",
+    "can_go_on",
     "check_data",
     "check_length",
     "folder_of",
+    "is_past_its_start",
     "open_run_folder",
     "put_aside",
     "require_begun",
@@ -58,7 +60,7 @@ def settle_recipe(folder: Path, recipe: Recipe, resume: Resume, is_grid: bool = 
 
     Returns:
         The recipe to train: with what the run that is there has decided where the recipe leaves it open, its threads,
-        and the lengths that its schedule had.
+        and the lengths that its schedule had. A start that came to no update has decided nothing.
 
     Raises:
         UserError: the folder holds something else, another recipe, or nothing to resume.
@@ -67,9 +69,9 @@ def settle_recipe(folder: Path, recipe: Recipe, resume: Resume, is_grid: bool = 
     if CONFIG in names and is_grid != (RECIPES_FOLDER in names):
         kind = "a run" if is_grid else "a comparison"
         raise UserError(f"--run: {folder} is that of {kind}; `stepsnet resume {folder}` goes on with it")
-    if CONFIG in names and resume:
-        return _continued(folder, recipe, resume)
-    if CONFIG in names and not _is_untrained(folder, names):
+    if can_go_on(folder):
+        if resume:
+            return _continued(folder, recipe, resume)
         raise UserError(f"--run: {folder} is not empty, expected a new folder (--resume continues the run in it)")
     if CONFIG not in names and names - ({RECIPES_FOLDER} if is_grid else set()):
         raise UserError(f"--run: {folder} is not empty, expected a new folder (nothing in it is overwritten)")
@@ -90,6 +92,20 @@ def require_begun(folder: Path, resume: Resume) -> None:
         )
 
 
+def can_go_on(folder: Path) -> bool:
+    """Whether a run or a comparison was started in a folder, and there is more of it than a start without an update.
+
+    After such a start, any recipe is trained there from its beginning.
+    """
+    names = names_in(folder)
+    return CONFIG in names and not _is_untrained(folder, names)
+
+
+def is_past_its_start(folder: Path) -> bool:
+    """Whether a run has checkpoints or has ended, and needs the weights that its recipe starts from no more."""
+    return updates_done(folder) > 0 or has_ended(folder)
+
+
 def _is_untrained(folder: Path, names: set[str]) -> bool:
     """Whether a run was started here that came to no update, as one that failed at its start; it has left its lock."""
     if not (folder / LOCK).exists() or updates_done(folder) or not names <= _OF_A_START:
@@ -100,11 +116,12 @@ def _is_untrained(folder: Path, names: set[str]) -> bool:
 def _clear_failed_start(folder: Path) -> None:
     """Remove the files that a start which came to no update has left, maybe that of another recipe or label.
 
-    Folders stay, and so do the faults that it has recorded.
+    Folders stay, and so do the faults that it has recorded. ``config.yaml`` stays until it is replaced, so that a kill
+    in between leaves what is a start of a run.
     """
     try:
         for path in folder.iterdir() if folder.is_dir() else ():
-            if path.name in _OF_A_START and path.name != LOCK and not path.is_dir():
+            if path.name in _OF_A_START - {LOCK, CONFIG} and not path.is_dir():
                 path.unlink()
     except OSError as error:
         raise UserError(f"--run: cannot use {folder}: {error.strerror}") from None
@@ -190,7 +207,7 @@ def open_run_folder(folder: Path, recipe: Recipe, resume: Resume = False, is_gri
     resolved = settle_recipe(folder, recipe, resume, is_grid)
     if folder.is_dir():
         remove_temporaries(folder)
-    if not (resume and has_begun(folder)):
+    if not (resume and can_go_on(folder)):
         _clear_failed_start(folder)
     config = folder / CONFIG
     is_over = has_ended(folder, resolved)  # what it was trained with stays as it is

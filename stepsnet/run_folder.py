@@ -18,7 +18,7 @@ from filelock import FileLock, Timeout
 from .config import Recipe
 from .consent import require_asked_for
 from .errors import UserError
-from .files import is_temporary, sha256
+from .files import LOCKLESS, is_temporary, sha256
 from .overrides import read_recipe
 from .run_records import checkpoint_folders, diverged_at, read_summary, step_of
 
@@ -92,15 +92,18 @@ def lock_folder(folder: Path, wait: float = 0.0) -> Iterator[None]:
         wait: seconds for which another process may still hold it.
 
     Raises:
-        UserError: another process holds it, or the folder cannot be written.
+        UserError: another process holds it, the folder cannot be written, or its disk has no such locks.
     """
-    lock = FileLock(folder / LOCK, timeout=wait)
+    # soft: a file in the place of a lock, which a process that is killed leaves behind for good
+    lock = FileLock(folder / LOCK, timeout=wait, fallback_to_soft=False)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock.acquire()
     except Timeout:
         raise UserError(f"--run: {folder} is in use by a run that is still alive") from None
     except OSError as error:
+        if error.errno in LOCKLESS:
+            raise UserError(f"--run: got {folder}, expected a folder on a disk that has locks (flock)") from None
         raise UserError(f"--run: cannot use {folder}: {error.strerror or error}") from None
     try:
         yield
@@ -174,10 +177,14 @@ def require_run(folder: Path) -> None:
 
 
 def read_run_recipe(folder: Path) -> Recipe:
-    """Raises UserError where the folder is not a run's, or its model is fetched and the user has not asked for it."""
+    """For what works on the run's own weights; who trains on asks for the pretrained ones too.
+
+    Raises:
+        UserError: the folder is not a run's, or its model is fetched and the user has not asked for it.
+    """
     require_run(folder)
     recipe = read_recipe(folder / CONFIG)
-    require_asked_for(recipe, folder / CONFIG, only=["model.", "baseline."])
+    require_asked_for(recipe, folder / CONFIG, only=["model.", "baseline."], has_weights=True)
     return recipe
 
 

@@ -1,5 +1,6 @@
 """The cache of what is computed once: damaged entries are made again, and a filled cache may be read-only."""
 
+import errno
 import json
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 
 from stepsnet.cache import cache_folder, cached_json
 from stepsnet.errors import UserError
+from stepsnet.run_folder import lock_folder
 from stepsnet.tasks.language.data import load_text
 
 
@@ -60,6 +62,20 @@ def test_a_filled_cache_needs_no_lock(monkeypatch):
     assert cached_json("kind/entry.json", compute) == [1] and len(calls) == 1
     with pytest.raises(UserError, match=r"^cannot write .*kind: Permission denied; STEPSNET_CACHE names another"):
         cached_json("kind/other.json", compute)
+
+
+def no_flock(*arguments):
+    raise OSError(errno.ENOSYS, "Function not implemented")
+
+
+def test_a_disk_without_locks_is_said_to_be_one(tmp_path, monkeypatch):
+    """A file in the place of a lock would stay there for good where its process is killed."""
+    monkeypatch.setattr("fcntl.flock", no_flock)
+    with pytest.raises(UserError, match=r"its disk has no locks \(flock\); STEPSNET_CACHE names another folder"):
+        cached_json("kind/entry.json", lambda: 1)
+    expected = r"^--run: got .*run, expected a folder on a disk that has locks \(flock\)$"
+    with pytest.raises(UserError, match=expected), lock_folder(tmp_path / "run"):
+        pass
 
 
 def test_zeroed_tokens_are_never_trained_on(tmp_path, capsys):

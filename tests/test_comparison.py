@@ -100,6 +100,31 @@ def test_a_comparison_that_goes_on_has_no_results_until_it_has_ended(both, tmp_p
     assert json.loads((other / "comparison.json").read_text())["diverged"] == ["stepsnet-seed2"]
 
 
+def test_runs_that_have_begun_go_on_without_the_weights_they_started_from(
+    both, tmp_path, capsys, grids_in_this_process
+):
+    weights = [tmp_path / name for name in ("stepsnet", "baseline")]
+    for folder in weights:
+        shutil.copytree(both / f"{folder.name}-seed0", folder)
+    pair, grid = tmp_path / "pair", tmp_path / "grid"
+    small = ["digits/tiny", *SMALL, "epochs=1", "train_samples=128", f"init={weights[0]}"]
+    compared = ["compare", "--run", pair, *small, f"baseline_init={weights[1]}"]
+    swept = ["sweep", "--run", grid, *small]
+    for started in (compared, swept):
+        assert run(*started, capsys=capsys)[0] == 0
+    for folder in weights:
+        shutil.rmtree(folder)
+    (pair / "stepsnet-seed0" / "summary.json").unlink()
+    shutil.rmtree(pair / "baseline-seed0" / "checkpoints")  # it has ended
+    (grid / "digits-tiny-seed0" / "summary.json").unlink()
+    for folder in (pair, grid):
+        status, _, err = run("resume", folder, capsys=capsys)
+        assert status == 0 and len(list(folder.glob("*/summary.json"))) == len(list(folder.glob("recipes/*"))), err
+    for started in (compared, swept):
+        status, _, err = run(*started, "--resume", "--seeds", "0,1", capsys=capsys)  # a new run starts from them
+        assert status == 2 and f"init: got {weights[0]}" in err
+
+
 def test_a_page_of_the_users_keeps_no_comparison_from_its_end(both, tmp_path, capsys):
     folder = shutil.copytree(both, tmp_path / "both")
     (folder / "comparison.json").unlink()

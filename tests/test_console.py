@@ -1,5 +1,6 @@
 """What a run shows: lines often enough to tell it from one that hangs, whatever its name holds."""
 
+import errno
 import io
 import time
 
@@ -67,6 +68,33 @@ def test_a_run_goes_on_where_its_log_cannot_be_written():
         time.sleep(0.1)
 
 
+class Closed(io.StringIO):
+    """A terminal from when it is closed on."""
+
+    gone = False
+
+    def write(self, text):
+        if self.gone:
+            raise OSError(errno.EIO, "Input/output error")
+        return super().write(text)
+
+
+def test_a_run_goes_on_where_its_terminal_is_closed(monkeypatch):
+    """And what ends it, such as SIGHUP, is not hidden by the bars that cannot be taken away."""
+    for events in ([], [EPOCH, {**PROGRESS, "run": "other"}, {"run": NAME, "kind": "note", "text": "a"}]):
+        terminal = Closed()
+        settings = {"file": terminal, "force_terminal": True, "width": 200}
+        monkeypatch.setattr(console, "Console", lambda settings=settings, **others: Console(**settings))
+        with pytest.raises(KeyError), choose_display() as bars:
+            assert type(bars) is Bars
+            bars.show(PROGRESS)
+            assert NAME[:6] in terminal.getvalue()
+            terminal.gone = True
+            for event in events:
+                bars.show(event)
+            raise KeyError
+
+
 def test_names_are_neither_markup_nor_control():
     out = io.StringIO()
     with Lines(out) as lines:
@@ -88,7 +116,9 @@ def test_the_display_fits_where_it_is_shown(monkeypatch):
     ):
         monkeypatch.setattr(console, "Console", lambda settings=settings, **others: Console(**settings))
         assert type(choose_display()) is kind
-    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("RANK", "16")  # a variable of the user's own
+    assert type(choose_display()) is kind
+    monkeypatch.setenv("WORLD_SIZE", "32")
     with choose_display() as display:
         assert type(display) is Display
         display.show(PROGRESS)

@@ -5,6 +5,7 @@ import json
 import math
 import os
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -137,6 +138,23 @@ def test_a_disk_that_fills_up_is_one_line_and_the_run_goes_on_later(tmp_path):
     with pytest.raises(UserError, match=r"metrics: cannot write .*metrics\.jsonl: No space left on device"):
         fit(tmp_path / "run", Filling())
     (tmp_path / "written").rename(log)
+    assert fit(tmp_path / "run")[1]["val_loss"]
+
+
+def test_a_disk_that_is_full_at_the_checksums_of_the_first_checkpoint_leaves_none(tmp_path, monkeypatch):
+    write = Path.write_text
+
+    def full(path, *arguments):
+        if "SHA256SUMS" not in path.name:
+            return write(path, *arguments)
+        path.touch()  # an entry of a folder still has its place
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "write_text", full)
+        with pytest.raises(UserError, match=r"checkpoint: cannot write .*step-00000005: No space left on device"):
+            fit(tmp_path / "run")
+    assert latest(tmp_path / "run" / "checkpoints") == (None, [])
     assert fit(tmp_path / "run")[1]["val_loss"]
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import shutil
 import sys
+from contextlib import nullcontext
 
 import pytest
 import timm
@@ -16,6 +17,7 @@ from toy_study import declared
 
 from stepsnet.analysis.memory import activation_bytes, peak_bytes, states_memory
 from stepsnet.cli import main
+from stepsnet.engine.distributed import DistributedContext
 from stepsnet.overrides import override, to_plain
 from stepsnet.recipes import find_recipe
 from stepsnet.runs.dry_run import forecast, render_forecasts
@@ -89,9 +91,13 @@ def test_a_tracker_has_to_be_installed(monkeypatch, capsys):
 
 
 def test_of_several_ranks_the_first_shows_it(monkeypatch, capsys):
-    monkeypatch.setenv("RANK", "1")
-    monkeypatch.setenv("WORLD_SIZE", "1")  # no other is waited for
-    assert main(["train", "digits/tiny", "--dry-run", *SMALL]) == 0
+    command = ["train", "digits/tiny", "--dry-run", *SMALL]
+    monkeypatch.setenv("RANK", "1")  # alone, a variable of the user's own
+    assert main(command) == 0 and "# updates: 11 per epoch" in capsys.readouterr().out
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    alone = DistributedContext(0, 1, torch.device("cpu"))  # no other is waited for
+    monkeypatch.setattr("stepsnet.runs.dry_run.init_distributed", lambda device: nullcontext(alone))
+    assert main(command) == 0
     assert not capsys.readouterr().out
 
 

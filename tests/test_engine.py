@@ -61,6 +61,26 @@ def test_a_stopped_run_resumes_inside_its_epoch(tmp_path, whole):
     assert metrics == expected_metrics and lines_without_speed(tmp_path) == lines_without_speed(folder)
 
 
+def test_a_log_that_is_moved_away_costs_no_checkpoint(tmp_path, whole):
+    """Where it is put back before the run goes on, no line is lost."""
+    log, aside = tmp_path / "metrics.jsonl", tmp_path / "aside"
+
+    class Moving(Stopping):
+        def loss(self, model, batch):
+            if self.seen == self.at - 1:
+                log.rename(aside)
+            return super().loss(model, batch)
+
+    rarely = dataclasses.replace(SETTINGS, log_interval=1000)
+    with pytest.raises(Interrupted, match="after update 8"):
+        fit(tmp_path, Moving(at=8), settings=rarely)
+    lines = aside.read_bytes()
+    aside.rename(log)
+    _, metrics, events = fit(tmp_path, settings=rarely)
+    assert metrics == whole[0][1] and log.read_bytes().startswith(lines) and lines
+    assert not [event for event in events if "has lost lines" in event.get("text", "")]
+
+
 def test_what_a_task_has_found_is_in_its_checkpoint(tmp_path):
     """Also numpy's numbers, which torch writes into a file that it then refuses to read."""
 
@@ -288,7 +308,6 @@ def test_what_rank_0_alone_cannot_write_is_told_to_the_others(tmp_path, monkeypa
             return super().evaluate(model, shard, device)
 
     monkeypatch.setattr(DistributedContext, "on_main", on_main)
-    monkeypatch.setattr("stepsnet.engine.train.MetricsLog.size_bytes", 0)
     folder = made(tmp_path / "later")
     with pytest.raises(UserError, match="metrics: cannot write"):
         fit(folder, Unwritable())
@@ -417,7 +436,9 @@ def test_an_evaluation_that_does_not_fit_loses_no_update(tmp_path, whole):
 def four_ranks(monkeypatch):
     """torchrun's rank 1 of four on a machine of two accelerators, without NCCL; what is asked of the group."""
     calls = []
-    for name, value in {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}.items():
+    found_by = {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+    ranks = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
+    for name, value in {**ranks, **found_by}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr("stepsnet.engine.distributed.pick_device", lambda name: torch.device("cuda"))
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
@@ -445,6 +466,23 @@ def test_a_rank_that_fails_does_not_wait_for_the_others(four_ranks):
 def test_more_ranks_than_devices_are_one_line(four_ranks, monkeypatch):
     monkeypatch.setenv("LOCAL_RANK", "2")
     with pytest.raises(UserError, match="torchrun: got 4 ranks on a machine of 2 devices, expected one each"):
+        init_distributed("cuda").__enter__()
+    assert four_ranks == []
+
+
+@pytest.mark.parametrize(
+    ("variables", "got"),
+    [
+        ({"MASTER_ADDR": None}, "got RANK=1 and WORLD_SIZE=4 without MASTER_ADDR, expected all"),
+        ({"MASTER_PORT": None}, "got RANK=1 and WORLD_SIZE=4 without MASTER_PORT, expected all"),
+        ({"RANK": "16"}, "got RANK=16 and WORLD_SIZE=4, expected all"),
+        ({"RANK": "gold"}, "got RANK=gold and WORLD_SIZE=4, expected all"),
+    ],
+)
+def test_variables_that_are_not_torchruns_are_one_line(variables, got, four_ranks, monkeypatch):
+    for name, value in variables.items():
+        monkeypatch.delenv(name) if value is None else monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match=f"^torchrun: {got}"):
         init_distributed("cuda").__enter__()
     assert four_ranks == []
 

@@ -1,15 +1,22 @@
 """Nothing that no report and no analysis has written is replaced; nothing that only a file has asked for is fetched."""
 
+import json
 import shutil
 import subprocess
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import pytest
+import torch
 from run_folders import make_run
+from toy_study import TOY, declared
 
+from stepsnet import load
+from stepsnet.cache import cache_folder, locked_entry
+from stepsnet.checkpoint import save_weights
 from stepsnet.cli import main
-from stepsnet.consent import fetched_by
+from stepsnet.consent import fetched_by, remember_as_asked
 from stepsnet.errors import UserError
+from stepsnet.models.build import build_model
 from stepsnet.overrides import override, to_yaml
 from stepsnet.own_files import LIST, OwnFiles, write_own_files
 from stepsnet.recipes import find_recipe
@@ -179,8 +186,22 @@ def test_what_a_file_names_on_the_network_is_not_fetched_without_asking(change, 
     ):
         assert main(command) == 2
         err = capsys.readouterr().err
-        assert f": {key} is " in err and "only if you ask for it" in err, err
+        needs_none = command[0] == "eval" and key.endswith(".pretrained")  # it reads the run's own weights
+        assert (f": {key} is " in err and "only if you ask for it" in err) != needs_none, err
     assert not (tmp_path / "new").exists()
+
+
+def test_a_run_that_began_with_fetched_weights_is_used_elsewhere(tmp_path, capsys, own_words):
+    """Its own weights are there, so nothing is fetched, and nothing has to be asked for."""
+    run = make_run(tmp_path / "run")
+    recipe = find_recipe("digits/tiny")
+    model = build_model(recipe.model)
+    save_weights(run / "model.safetensors", model.state_dict())
+    (run / "config.yaml").write_text(to_yaml(override(recipe, ["model.args.pretrained=true"])))
+    loaded = load(run)
+    assert torch.equal(next(loaded.model.parameters()), next(model.parameters()))
+    assert main(["resume", str(run)]) == 2  # which would start from them
+    assert "only if you ask for it" in capsys.readouterr().err
 
 
 def test_what_was_asked_for_once_is_remembered(tmp_path, capsys, own_words, monkeypatch):
@@ -196,6 +217,20 @@ def test_what_was_asked_for_once_is_remembered(tmp_path, capsys, own_words, monk
     assert main(asked) == 2 and "model: got 'nonsense'" in capsys.readouterr().err
 
 
+def test_commands_that_start_at_once_remember_what_each_asked_for(own_words):
+    recipes = [override(find_recipe("digits/tiny"), [f"data=hfds:{name}"]) for name in ("one/a", "two/b")]
+    file = cache_folder() / "fetched.json"
+    remember_as_asked(recipes[0])
+    with ThreadPoolExecutor() as threads:
+        with locked_entry(file):  # as another process has it, between reading the file and writing it
+            there = json.loads(file.read_text())
+            other = threads.submit(remember_as_asked, recipes[1])
+            wait([other], timeout=0.2)
+            file.write_text(json.dumps([*there, "tokenizer=gpt2"]))
+        other.result(60)
+    assert json.loads(file.read_text()) == ["data=hfds:one/a", "data=hfds:two/b", "tokenizer=gpt2"]
+
+
 def test_data_that_are_here_need_no_asking(tmp_path):
     for data in (
         "digits",
@@ -207,3 +242,48 @@ def test_data_that_are_here_need_no_asking(tmp_path):
     ):
         assert not fetched_by(override(find_recipe("digits/tiny"), [f"data={data}"])), data
     assert list(fetched_by(override(find_recipe("python-docs/tiny"), ["tokenizer=gpt2"]))) == ["tokenizer"]
+
+
+def opened(*arguments, **options):
+    raise UserError("the data are opened")
+
+
+THEIRS = [{**TOY["contenders"][0], "recipe": "theirs.yaml"}]
+
+
+@pytest.mark.parametrize(
+    ("changes", "key", "named"),
+    [
+        ({"data": "hfds:someone/pictures"}, "data", ["--data", "hfds:someone/pictures"]),
+        ({"recipe": "theirs.yaml"}, "data", ["--data", "cifar10:nowhere"]),
+        ({"contenders": THEIRS}, "data", ["--data", "cifar10:nowhere"]),
+        (
+            {"settings": {**TOY["settings"], "model.args.pretrained": True}},
+            "model.args.pretrained",
+            ["model.args.pretrained=true"],
+        ),
+    ],
+)
+def test_what_a_study_of_a_file_names_is_not_fetched_without_asking(
+    changes, key, named, tmp_path, capsys, own_words, monkeypatch
+):
+    monkeypatch.setattr("stepsnet.commands.sweep_study.check_models", opened)
+    monkeypatch.setattr("stepsnet.commands.sweep_study.conduct", opened)
+    (tmp_path / "theirs.yaml").write_text(to_yaml(override(find_recipe("digits/tiny"), ["data=cifar10:nowhere"])))
+    asked = ["sweep", str(declared(tmp_path, **changes)), "--run", str(tmp_path / "new")]
+    for more in ([], ["--dry-run"], ["--resume"]):
+        assert main([*asked, *more]) == 2
+        err = capsys.readouterr().err
+        assert f"toy.yaml: {key} is " in err and "only if you ask for it" in err and len(err.splitlines()) == 1, err
+    for more in (named, [], ["--dry-run"]):  # once is enough
+        assert main([*asked, *more]) == 2 and "the data are opened" in capsys.readouterr().err
+    assert main([*asked, "model.args.depths=[3]"]) == 2
+    assert "with a study, whose settings are declared" in capsys.readouterr().err
+
+
+def test_what_a_study_of_this_package_names_is_asked_for(capsys, own_words, monkeypatch):
+    monkeypatch.setattr("stepsnet.commands.sweep_study.check_models", opened)
+    data = ["--data", "cifar10:nowhere"]
+    assert main(["sweep", "evidence/digits", "--dry-run", *data]) == 2
+    assert "the data are opened" in capsys.readouterr().err
+    assert json.loads((cache_folder() / "fetched.json").read_text()) == ["data=cifar10:nowhere"]

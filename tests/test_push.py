@@ -318,10 +318,17 @@ def test_the_card_says_where_the_number_of_ranks_changed(tmp_path):
     run = classifier(tmp_path / "run", "test_vit")
     summary = json.loads((run / "summary.json").read_text())
     part = {key: ORIGIN[key] for key in ("commit", "hardware", "versions")}
-    summary["trained_before"] = [{"until_update": 4, **part, "ranks": 8}, {"until_update": 6, **part, "ranks": 1}]
-    (run / "summary.json").write_text(json.dumps(summary))
-    assert main(["push", str(run), "--out", str(tmp_path / "out")]) == 0
-    assert "in 1 process, until update 4 in 8\n- versions" in (tmp_path / "out" / "README.md").read_text()
+    of_earlier = [{"until_update": 4, **part, "ranks": 8}, {"until_update": 6, **part, "ranks": 1}]  # of a version
+    parts = [(0, 2, 8, "a"), (2, 4, 8, "b"), (4, 6, 1, "a"), (8, 12, 2, "a"), (14, 15, 2, "a")]
+    before = [
+        {"from_update": begun, "until_update": until, **part, "ranks": ranks, "commit": commit}
+        for begun, until, ranks, commit in parts
+    ]
+    later = "until update 4 in 8, updates 9 to 12 in 2, update 15 in 2"
+    for number, (given, said) in enumerate(((of_earlier, "until update 4 in 8"), (before, later))):
+        (run / "summary.json").write_text(json.dumps(summary | {"trained_before": given}))
+        assert main(["push", str(run), "--out", str(tmp_path / str(number))]) == 0
+        assert f"in 1 process, {said}\n- versions" in (tmp_path / str(number) / "README.md").read_text()
 
 
 def test_nothing_says_where_the_run_was(tmp_path, monkeypatch):

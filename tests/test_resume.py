@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 
 from stepsnet.cli import main
 from stepsnet.engine.optim import rate_at
+from stepsnet.errors import UserError
 from stepsnet.overrides import override, read_recipe
 from stepsnet.provenance import provenance_of, trained_before, write_process
 from stepsnet.run_folder import lock_folder
@@ -106,6 +107,10 @@ def test_a_run_does_not_go_on_with_data_of_another_length(tmp_path, capsys):
         assert f"--resume: the data have {tokens}, updates an epoch 4; expected those that the run began with: " in err
         assert "train 4680, evaluated 520, updates an epoch 4" in err
         assert all(file.read_bytes() == content for file, content in before.items())  # nothing has been moved
+    text.write_text("stap by stap\n" * 400)  # as many tokens, of which one means another letter
+    err = refused("resume", folder, "epochs=2", capsys=capsys)
+    assert f"data: their tokenizer is not that of {folder}, expected the data that it was trained on" in err
+    assert all(file.read_bytes() == content for file, content in before.items())
     text.rename(tmp_path / "elsewhere.txt").write_text("step by step\n" * 400)
     assert run("resume", folder, "epochs=2", "--data", f"text:{tmp_path / 'elsewhere.txt'}@val", capsys=capsys)[0] == 0
     assert json.loads((folder / "summary.json").read_text())["epochs"] == 2
@@ -119,7 +124,7 @@ def test_what_a_run_was_made_with_before_is_recorded(copy, capsys, monkeypatch):
     assert run("resume", copy, "epochs=3", capsys=capsys)[0] == 0
     summary = json.loads((copy / "summary.json").read_text())
     kept = {key: first[key] for key in ("commit", "hardware", "versions", "ranks")}
-    assert summary["commit"] == "other" and summary["trained_before"] == [{"until_update": 4, **kept}]
+    assert summary["commit"] == "other" and summary["trained_before"] == [{"from_update": 0, "until_update": 4, **kept}]
     page = (copy / "report.html").read_text()
     assert f"<dt>Until update 4</dt><dd>{first['commit'] or ''}</dd>" in page and "<dd>other</dd>" in page
     shutil.rmtree(copy / "checkpoints" / "step-00000006")
@@ -143,7 +148,27 @@ def test_another_number_of_ranks_is_recorded(tmp_path):
     for begun, one in starts:
         write_process(tmp_path, begun, one)
     assert provenance_of(tmp_path)["ranks"] == 2
-    assert trained_before(tmp_path, starts[-1][1]) == [{"until_update": 8, **made_with, "ranks": 8}]
+    part = {"from_update": 4, "until_update": 8, **made_with, "ranks": 8}
+    assert trained_before(tmp_path, starts[-1][1]) == [part]
+
+
+def test_the_parts_of_a_run_say_which_updates_they_have_made(copy, capsys):
+    """Those of another machine than the last one's; successive ones of one machine are one part."""
+    summary = json.loads((copy / "summary.json").read_text())
+    own = {key: summary[key] for key in ("commit", "hardware", "versions", "ranks")}
+    other = {**own, "hardware": {"cpu": "another"}}
+    starts = [(0, own), (100, other), (150, other), (200, own), (300, other), (400, other), (380, own)]
+    (copy / "processes.jsonl").unlink()
+    for begun, one in starts:
+        write_process(copy, begun, one)
+    parts = trained_before(copy, own)
+    assert parts == [{"from_update": a, "until_update": b, **other} for a, b in ((100, 200), (300, 380))]
+    of_earlier = [{"until_update": until, **other} for until in (2, 4)]  # versions, in their summaries
+    for before, shown in ((parts, ["Updates 101 to 200", "Updates 301 to 380"]), (of_earlier, ["Until update 4"])):
+        (copy / "summary.json").write_text(json.dumps(summary | {"trained_before": before}))
+        assert run("report", copy, "--out", copy, capsys=capsys)[0] == 0
+        page = (copy / "report.html").read_text()
+        assert re.findall(r"<dt>((?:Until u|U)pdates? .*?)</dt>", page) == shown
 
 
 def test_only_what_changes_no_result_may_change(trained, copy, tmp_path, capsys):
@@ -198,6 +223,26 @@ def test_a_folder_in_which_nothing_was_trained_is_as_good_as_new(tmp_path, capsy
     (folder / "summary.json").unlink()
     assert run("resume", folder, capsys=capsys)[0] == 0  # with the threads that it began with
     assert json.loads((folder / "summary.json").read_text())["hardware"]["threads"] == 2
+
+
+@pytest.mark.parametrize("how", ["--resume", "--auto-resume"])
+def test_a_corrected_recipe_starts_where_nothing_was_trained(how, tmp_path, monkeypatch, capsys):
+    folder = tmp_path / "run"
+    assert "got steps [7]" in refused(*TRAIN, "grad_checkpointing=[7]", "--run", folder, capsys=capsys)
+    (folder / "classes.json").write_text('["another"]')
+    (folder / "checkpoints" / "best-of-may").mkdir(parents=True)
+    corrected = [*TRAIN, "epochs=1", "lr=0.003", "--run", folder, how]
+    assert run(*corrected, "--dry-run", capsys=capsys)[0] == 0
+
+    def full(path, content):
+        raise UserError(f"cannot write {path}")
+
+    with monkeypatch.context() as patched:  # by which a start that is killed leaves one that can be corrected too
+        patched.setattr("stepsnet.resuming.write_atomically", full)
+        assert "cannot write" in refused(*corrected, capsys=capsys)
+    assert run(*corrected, capsys=capsys)[0] == 0
+    assert read_recipe(folder / "config.yaml").lr == 0.003 and (folder / "summary.json").exists()
+    assert "holds a run with lr 0.003, got 0.004" in refused(*corrected, "lr=0.004", capsys=capsys)
 
 
 @pytest.mark.trains_in_a_fork

@@ -1,5 +1,6 @@
 """What the program says: any name, any encoding, a stream that is full, closed or gone, and how a command ends."""
 
+import errno
 import io
 import os
 import re
@@ -155,6 +156,10 @@ def fail(error):
         (UserError("lr: got -1"), 2, "stepsnet: lr: got -1\n"),
         (PermissionError(13, "Permission denied", "data/\x1bx"), 2, "stepsnet: data/\\x1bx: Permission denied\n"),
         (OSError(28, "No space left on device"), 2, "stepsnet: No space left on device\n"),
+        *(
+            (OSError(number, "gone", "runs/a"), 2, "stepsnet: runs/a: gone\n")
+            for number in (errno.ESTALE, errno.ENOTCONN, errno.ESHUTDOWN, errno.ETIMEDOUT, errno.ENOLCK)
+        ),
         (ModuleNotFoundError("none", name="pycocotools"), 2, "`pip install '.[detection]'` in a clone of stepsnet"),
         (MemoryError("Unable to allocate 8 TiB"), 2, "out of memory: Unable to allocate 8 TiB"),
         (KeyboardInterrupt(), 130, "stepsnet: interrupted\n"),
@@ -166,7 +171,7 @@ def test_how_a_command_ends(error, status, said, capsys):
     assert said in capsys.readouterr().err
 
 
-def test_a_signal_has_the_status_that_it_brings(capsys):
+def test_a_signal_has_the_status_that_it_brings(monkeypatch, capsys):
     class ByTerm(Stopped):
         status = 143
 
@@ -174,6 +179,14 @@ def test_a_signal_has_the_status_that_it_brings(capsys):
         status = 404
 
     assert exit_status(lambda: fail(ByTerm("stopped"))) == 143
+
+    class Closed(io.StringIO):
+        def flush(self):
+            raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(sys, "stdout", Closed())  # a terminal: what ended the command is not hidden by its end
+    assert exit_status(lambda: fail(ByTerm("stopped"))) == 143 and exit_status(lambda: None) == 74
+    monkeypatch.undo()
     assert exit_status(lambda: fail(HttpError("not found"))) == 70  # some library's, which means something else
 
 
@@ -200,6 +213,16 @@ def test_a_fault_of_the_program_is_one_line_and_a_file(tmp_path, monkeypatch, ca
             exit_status(function, debug=True)
     monkeypatch.setattr("tempfile.mkstemp", lambda *arguments: fail(PermissionError(13, "no")))
     assert exit_status(lambda: fail(KeyError("a"))) == 70 and "could not be written anywhere" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [("InvalidCxxCompiler: No working C++ compiler found", "C++"), ("Failed to find C compiler. Please specify", "C")],
+)
+def test_a_missing_compiler_is_no_fault(said, expected, capsys):
+    """inductor's own error on a CPU, and on CUDA Triton's, which comes behind inductor's words."""
+    assert exit_status(lambda: fail(RuntimeError("x" * 300 * (expected == "C") + said))) == 2
+    assert capsys.readouterr().err.startswith(f"stepsnet: compile: torch finds no {expected} compiler")
 
 
 def test_saying_raises_what_the_boundary_knows(monkeypatch):

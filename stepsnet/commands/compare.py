@@ -39,12 +39,11 @@ def _forecast(recipe: Recipe, folder: Path, seeds: Sequence[int], jobs: int, res
     """Find the mistakes that :func:`compare_and_tell` would find before it trains, and say what would be trained."""
     from ..models.grow.spec import with_sources
     from ..resuming import settle_recipe
-    from ..runs.check import check_grid
-    from ..runs.compare import entries_of
+    from ..runs.compare import check_entries, entries_of
 
     recipe = settle_recipe(folder, with_sources(recipe), resume, is_grid=True)
     entries = entries_of(recipe)
-    check_grid([entry.recipe for entry in entries], seeds, jobs)
+    check_entries(entries, folder, seeds, jobs)
     runs = f"{counted(2 * len(seeds), 'run')}, {jobs} at once,"
     say_forecasts([(entry.recipe, entry.label) for entry in entries], runs, folder)
 

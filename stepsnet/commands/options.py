@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import UserError
+from ..machine import is_main_process
 from ..terminal import say
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def say_forecasts(recipes: Sequence[tuple[Recipe, str]], runs: str, folder: Path
         from ..runs.dry_run import forecast, render_forecasts  # takes seconds
 
         found = [forecast(recipe, label, folder if resumes else None) for recipe, label in recipes]
-    if os.environ.get("RANK", "0") == "0":
+    if is_main_process():
         say(render_forecasts(found, f"{runs} would be in {folder}"))
 
 

@@ -41,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     from ..overrides import override
+    from ..reading import yaml_file
     from ..recipes import RECIPES, matching
     from ..study.declare import find_study, studies
 
@@ -55,7 +56,7 @@ def run(options: argparse.Namespace) -> None:
     if study := find_study(patterns[0]):
         from .sweep_study import run_study
 
-        run_study(study, patterns[1:], overrides, options)
+        run_study(study, yaml_file(patterns[0]), patterns[1:], overrides, options)
         return
     for option in ("results", "render", "cells"):
         if getattr(options, option):
@@ -74,7 +75,7 @@ def run(options: argparse.Namespace) -> None:
         from ..runs.grid import plan_grid
         from ..runs.sweep import entries_of
 
-        entries, _ = entries_of(recipes, options.seeds, options.jobs)
+        entries, _ = entries_of(recipes, folder, options.seeds, options.jobs)
         plan_grid(entries, folder, options.seeds, options.jobs, options.resume)
         runs = f"{counted(len(options.seeds or [0]) * len(recipes), 'run')}, {options.jobs} at once,"
         named = [(entry.recipe, f"{entry.name} ({entry.label})") for entry in entries]

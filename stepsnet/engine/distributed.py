@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..device import pick_device
 from ..errors import UserError
+from ..machine import is_one_of_several
 from ..models.blocks import blocks_of
 from .task import BatchShard
 
@@ -108,14 +109,16 @@ def init_distributed(device: str) -> Iterator[DistributedContext]:
     """Join the other processes of ``torchrun``; without torchrun, a context of one rank.
 
     Raises:
-        UserError: the device is not there, or this machine has fewer of them than ranks.
+        UserError: the device is not there, this machine has fewer of them than ranks, or the variables are not all
+            there by which ranks find each other.
     """
-    if "RANK" not in os.environ or os.environ.get("WORLD_SIZE", "1") == "1":
+    if not is_one_of_several():
         picked = pick_device(device)
         index = None if picked.type == "cpu" else picked.index
         with torch.accelerator.device_index(index):  # else what goes to "cuda" would go to another than cuda:1
             yield DistributedContext(0, 1, picked)
         return
+    _check_variables()
     picked = pick_device(device)
     if picked.type != "cpu":
         index, there = int(os.environ.get("LOCAL_RANK", "0")), torch.accelerator.device_count()
@@ -136,6 +139,19 @@ def init_distributed(device: str) -> Iterator[DistributedContext]:
             dist.group.WORLD.abort()
         raise
     dist.destroy_process_group()
+
+
+def _check_variables() -> None:
+    """Raises UserError where RANK and WORLD_SIZE are here, but not as torchrun sets them."""
+    missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]
+    rank, world_size = os.environ["RANK"], os.environ["WORLD_SIZE"]
+    whole = rank.isdecimal() and world_size.isdecimal() and int(rank) < int(world_size)
+    if missing or not whole:
+        without = f" without {' and '.join(missing)}" if missing else ""
+        raise UserError(
+            f"torchrun: got RANK={rank} and WORLD_SIZE={world_size}{without}, expected all variables as torchrun sets "
+            "them, or none (`unset RANK WORLD_SIZE`)"
+        )
 
 
 def parallelize(model: nn.Module, parallel: Literal["ddp", "fsdp"], context: DistributedContext) -> nn.Module:

@@ -34,10 +34,9 @@ class MetricsLog:
         """
         self.path, self.writes, self.trackers, self.say = path, writes, trackers, say
         self.working = list(trackers)
-
-    @property
-    def size_bytes(self) -> int:
-        return self.path.stat().st_size if self.writes else 0
+        self.size_bytes = 0  # as it was left here: a file that is moved away, or its disk, costs no checkpoint
+        with suppress(OSError):
+            self.size_bytes = path.stat().st_size if writes else 0
 
     def add(self, line: dict[str, Any]) -> None:
         """Raises UserError where the disk is full; what was written of the line is cut off on resuming.
@@ -50,6 +49,7 @@ class MetricsLog:
             with self.path.open("a") as file:
                 # the norm of gradients is not finite in an update that float16 leaves out
                 file.write(dump_json(line) + "\n")
+                self.size_bytes = file.tell()
         except OSError as error:
             raise UserError(f"metrics: cannot write {self.path}: {error.strerror or error}") from error
         for tracker in tuple(self.working):

@@ -40,7 +40,7 @@ from ..checkpoint import (
     untied,
 )
 from ..errors import UserError, in_a_line
-from ..files import SUMS, flush, is_whole, write_sums
+from ..files import flush, is_whole, write_sums
 from ..run_records import checkpoint_folders, step_of
 from .distributed import DistributedContext, unwrap
 
@@ -218,7 +218,6 @@ def _publish(folder: Path, temporary: Path, final: Path, keep: int, best: int | 
     for path in (*temporary.rglob("*"), temporary):
         flush(path)
     write_sums(temporary)
-    flush(temporary / SUMS)
     flush(temporary)
     _rename_over(temporary, final)
     # a later one is damaged, since the run went on from before it

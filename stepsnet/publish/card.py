@@ -18,10 +18,11 @@ from ..markdown import markdown_table
 from ..metrics import find_metric, format_metric, metric_label, split_and_key
 from ..overrides import to_plain
 from ..plan import steps_as_text, steps_of
+from ..provenance import joined
 from ..reading import dump_yaml
 from ..redact import public, public_command, public_value
 from ..report.load_runs import LoadedRun, load_run
-from ..report.words import count, duration, key_in_words
+from ..report.words import count, duration, key_in_words, updates_in_words
 from ..run_folder import read_run_recipe
 from ..summary_stats import format_mean_std
 from ..tasks.publication import Publication
@@ -73,6 +74,7 @@ def render_card(run: Path, publication: Publication, repo: str, license: str | N
         seeds=sorted(seed.seed for seed in seeds),
         command=public_command(summary["command"]),
         time=duration(summary["seconds"]),
+        ranks_before=_ranks_before(summary),
         hardware=", ".join(f"{key_in_words(key)}: {value}" for key, value in summary["hardware"].items() if value),
         versions=", ".join(f"{name} {version}" for name, version in summary["versions"].items()),
         settings=dump_yaml(public_recipe(recipe)).rstrip(),
@@ -86,6 +88,14 @@ def _metrics(found: Mapping[str, Any]) -> dict[str, float]:
     names = [name for name in found if not name.startswith("best_") and isinstance(found[name], (int, float))]
     order = {"test": 0, "val": 1, "train": 2}
     return {name: found[name] for name in sorted(names, key=lambda name: order.get(split_and_key(name)[0], 1))}
+
+
+def _ranks_before(summary: Mapping[str, Any]) -> list[tuple[str, int]]:
+    """The updates that other numbers of ranks have made than the last one, and these numbers."""
+    keys = ("from_update", "until_update", "ranks")
+    parts = [{key: part[key] for key in keys if key in part} for part in summary.get("trained_before", [])]
+    others = [part for part in joined(parts) if part.get("ranks") not in (None, summary.get("ranks"))]
+    return [(updates_in_words(part), part["ranks"]) for part in others]
 
 
 def _seeds(run: LoadedRun) -> Sequence[LoadedRun]:

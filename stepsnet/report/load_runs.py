@@ -23,6 +23,7 @@ from ..run_folder import CONFIG, RECIPES_FOLDER, require_run
 from ..run_records import diverged_at, metrics_text, read_label, read_summary
 
 STEPS, BASELINE = "StepsNet", "baseline"
+OF_DATA_SIZE = ("samples", "text", "images")  # of summary.json; each task says it in its own way
 _OF_THE_RESULT = (*OF_THE_DATA, *OF_THE_LENGTH)  # what results of two models are not compared over
 LINESTYLES = ("-", "--", ":", "-.")
 
@@ -47,9 +48,22 @@ class LoadedRun:
 
     @property
     def recipe_key(self) -> str:
-        """The recipe without its seed, which is what the seeds of one model have in common."""
+        """What the seeds of one model have in common: their settings, and the sizes of the data of those that ended."""
+        return f"{self.settings} {self.data_sizes}"
+
+    @property
+    def settings(self) -> str:
+        """The recipe without its seed, and without where its data lie: each seed may have its own copy of them."""
         without = MAY_CHANGE_ON_RESUME | {"seed", "earlier_epochs"}
-        return json.dumps({k: v for k, v in self.config.items() if k not in without}, sort_keys=True, default=str)
+        recipe = {key: value for key, value in self.config.items() if key not in without}
+        recipe["data"] = without_place(str(recipe.get("data")))
+        return json.dumps(recipe, sort_keys=True, default=str)
+
+    @property
+    def data_sizes(self) -> str:
+        """By which data of one name are told apart; empty where they are not recorded, as of an unfinished run."""
+        sizes = {key: self.summary[key] for key in OF_DATA_SIZE if key in self.summary}
+        return json.dumps(sizes, sort_keys=True) if sizes else ""
 
     @property
     def widths(self) -> list[int]:
@@ -212,17 +226,22 @@ def _with_numbers(entry: dict[str, Any]) -> dict[str, Any]:
 def group_runs(runs: Sequence[LoadedRun]) -> list[Group]:
     """Put the seeds of each model together, in the order given.
 
-    An unfinished run that was started alone takes the label of a finished run of the same recipe and model.
+    An unfinished run that was started alone takes the label of a finished run of the same recipe and model. Data are
+    the same where their kind, their name and their sizes are, wherever they lie, as in a folder of each job's own.
     """
     own = [run.summary.get("label") or run.started_as for run in runs]
-    labels = {run.recipe_key: label for run, label in zip(runs, own) if label}
-    found: dict[tuple[str, str], list[LoadedRun]] = {}  # by label and recipe
-    for run, label in zip(runs, own):
-        label = label or labels.get(run.recipe_key) or run.config.get("name") or run.folder.name
-        found.setdefault((str(label), run.recipe_key), []).append(run)
-    order = list(dict.fromkeys([STEPS, BASELINE, *(label for label, _ in found)]))  # these two keep their colors
+    labels = {run.settings: label for run, label in zip(runs, own) if label}
+    named = [
+        (str(label or labels.get(run.settings) or run.config.get("name") or run.folder.name), run.settings)
+        for run, label in zip(runs, own)
+    ]
+    sizes = {key: run.data_sizes for key, run in zip(reversed(named), reversed(runs)) if run.data_sizes}
+    found: dict[tuple[str, str, str], list[LoadedRun]] = {}  # by label, settings and sizes of the data
+    for key, run in zip(named, runs):
+        found.setdefault((*key, run.data_sizes or sizes.get(key, "")), []).append(run)
+    order = list(dict.fromkeys([STEPS, BASELINE, *(label for label, *_ in found)]))  # these two keep their colors
     groups: list[Group] = []
-    for ((label, _), runs_of_group), suffix in zip(found.items(), _suffixes(found)):
+    for ((label, *_), runs_of_group), suffix in zip(found.items(), _suffixes(found)):
         color = OKABE_ITO[order.index(label) % len(OKABE_ITO)]
         linestyle = LINESTYLES[sum(group.label == label for group in groups) % len(LINESTYLES)]
         groups.append(Group(label, suffix, color, linestyle, tuple(runs_of_group)))
@@ -238,7 +257,20 @@ def varied_settings(groups: Sequence[Group]) -> list[str]:
     """The settings in which the groups differ besides their models."""
     of_the_pair = {"model", "baseline", "baseline_init", "baseline_backbone"}  # each run has its own as init, backbone
     besides = of_the_pair | ABOUT_THE_RECIPE | MAY_CHANGE_ON_RESUME | {"seed", "earlier_epochs"}
-    return _varied([group.runs[0].config for group in groups], besides)
+    return _varied(_recipes([group.runs for group in groups]), besides)
+
+
+def _recipes(groups: Sequence[Sequence[LoadedRun]]) -> list[dict[str, Any]]:
+    """The recipe of each group, with the name of its data, wherever they lie; with a number where data of one name are
+    of several sizes."""
+    recipes = [runs[0].config | {"data": without_place(str(runs[0].config.get("data")))} for runs in groups]
+    sizes = [next((run.data_sizes for run in runs if run.data_sizes), "") for runs in groups]
+    parts = [json.dumps([recipe.get(key) for key in ("task", *OF_THE_DATA)]) for recipe in recipes]
+    for recipe, part, size in zip(recipes, parts, sizes):
+        of_part = list(dict.fromkeys(other for of, other in zip(parts, sizes) if of == part and other))
+        if len(of_part) > 1 and size:
+            recipe["data"] += f" ({of_part.index(size) + 1})"
+    return recipes
 
 
 def _varied(recipes: Sequence[dict[str, Any]], besides: Iterable[str]) -> list[str]:
@@ -246,9 +278,9 @@ def _varied(recipes: Sequence[dict[str, Any]], besides: Iterable[str]) -> list[s
     return [key for key in keys if len({str(recipe.get(key)) for recipe in recipes}) > 1]
 
 
-def _suffixes(found: dict[tuple[str, str], list[LoadedRun]]) -> list[str]:
+def _suffixes(found: dict[tuple[str, str, str], list[LoadedRun]]) -> list[str]:
     """What is added to the label of each group so that no two names are equal: the first of these that does it."""
-    recipes = [runs[0].config for runs in found.values()]
+    recipes = _recipes(list(found.values()))
     varied = _varied(recipes, ("model", "baseline", "seed"))
     of_result = [key for key in varied if key in _OF_THE_RESULT]  # which a depth would hide
     numbers = [f" · {number}" for number in range(1, len(found) + 1)]
@@ -260,14 +292,14 @@ def _suffixes(found: dict[tuple[str, str], list[LoadedRun]]) -> list[str]:
         [_said(recipe, varied) for recipe in recipes],
         [f" · {runs[0].folder.name}" for runs in found.values()],
     ):
-        if len({label + suffix for (label, _), suffix in zip(found, suffixes)}) == len(found):
+        if len({label + suffix for (label, *_), suffix in zip(found, suffixes)}) == len(found):
             return suffixes
     return numbers
 
 
 def _said(recipe: dict[str, Any], keys: Sequence[str]) -> str:
-    """These settings, less those that recipes of its task do not have."""
-    said = ", ".join(f"{key} {recipe[key]}" for key in keys if key in recipe)
+    """These settings, less those that recipes of its task do not have, and without places of this machine."""
+    said = ", ".join(f"{key} {public(recipe[key])}" for key in keys if key in recipe)
     return f" · {said}" if said else ""
 
 

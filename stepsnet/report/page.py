@@ -21,6 +21,7 @@ from ..errors import UserError
 from ..metrics import METRICS, format_metric, metric_label
 from ..own_files import write_own_files
 from ..plan import steps_as_text
+from ..provenance import joined
 from ..terminal import printable
 from .confusion import confusion_figure
 from .curves import curves_figure
@@ -31,7 +32,7 @@ from .residual_stream import stream_figure
 from .sections import class_table, data_notes, examples, picture_source
 from .shortcut_ratio import shortcut_ratio_figure
 from .widths import widths_figure
-from .words import count, duration, key_in_words, number, summarize_results, typeset
+from .words import count, duration, key_in_words, number, summarize_results, typeset, updates_in_words
 
 __all__ = ["figures_of", "write_report"]
 
@@ -214,7 +215,7 @@ def _origin(summary: Mapping[str, Any]) -> dict[str, str]:
         return {"Commit": commit, "Hardware": ", ".join(hardware), "Versions": ", ".join(versions)}
 
     last, before = made_with(summary), {}
-    for part in summary.get("trained_before", []):
+    for part in joined(summary.get("trained_before", [])):
         other = {name: text for name, text in made_with(part).items() if text != last[name]}
-        before[f"Until update {part['until_update']}"] = "; ".join(other.values())
+        before[updates_in_words(part).capitalize()] = "; ".join(other.values())
     return last | before

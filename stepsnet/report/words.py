@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ..metrics import METRICS, SPLITS, Metric, find_metric, higher_is_better, metric_label
@@ -23,6 +23,7 @@ __all__ = [
     "sentence",
     "summarize_results",
     "typeset",
+    "updates_in_words",
     "values_in_words",
 ]
 
@@ -64,6 +65,14 @@ def count(value: float | None) -> str:
 def key_in_words(key: str) -> str:
     """A key of the hardware's facts, with its unit."""
     return key.replace("_gib", " in GiB")
+
+
+def updates_in_words(part: Mapping[str, Any]) -> str:
+    """Which updates a part of a run has made; one of an earlier version's summary says only until when."""
+    begun, until = part.get("from_update", 0), part["until_update"]
+    if not begun:
+        return f"until update {until}"
+    return f"update {until}" if until == begun + 1 else f"updates {begun + 1} to {until}"
 
 
 def duration(seconds: float | None) -> str:

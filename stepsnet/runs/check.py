@@ -37,13 +37,20 @@ class CheckedRecipe:
 
 
 def check_grid(
-    recipes: Sequence[Recipe], seeds: Sequence[int], jobs: int, data: DataOnce | None = None, with_macs: bool = False
+    recipes: Sequence[Recipe],
+    seeds: Sequence[int],
+    jobs: int,
+    data: DataOnce | None = None,
+    with_macs: bool = False,
+    has_checkpoints: Sequence[bool] = (),
 ) -> list[CheckedRecipe]:
     """Find mistakes before anything is written or trained. Data that several recipes share are opened once.
 
     Args:
         data: what earlier calls have opened.
         with_macs: count each model's multiply-accumulates too.
+        has_checkpoints: of each recipe, whether all of its runs have some or have ended, so that the weights to start
+            from are not read; by default there are no runs yet.
 
     Raises:
         UserError: too few jobs, seeds that repeat, a model that cannot be built, or data or weights that do not exist
@@ -55,7 +62,7 @@ def check_grid(
         got = f"{str(jobs)[:40]} and {str(list(seeds))[:80]}"
         raise UserError(f"--jobs and --seeds: got {got}, expected at least 1 job and distinct seeds of at least 0")
     found, data = [], data or DataOnce()
-    for recipe in recipes:
+    for recipe, goes_on in zip(recipes, has_checkpoints or [False] * len(recipes)):
         recipe, opened, lines = open_and_resolve(recipe, data.open)
         counts = macs = None
         if opened is None:
@@ -63,7 +70,7 @@ def check_grid(
                 model = build_model(recipe.model)
             check_recipe(recipe, model)
         else:
-            model, task, of_weights = build_and_start(recipe, opened, on_meta=True)
+            model, task, of_weights = build_and_start(recipe, opened, has_checkpoints=goes_on, on_meta=True)
             lines += [*of_weights, *task.remarks()]
             counts = data_counts(task)
             macs = task.complexity(model).macs if with_macs else None

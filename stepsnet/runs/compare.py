@@ -18,10 +18,10 @@ from ..resuming import Resume, settle_recipe
 from ..run_folder import has_begun
 from ..run_records import diverged_at
 from ..summary_stats import mean_and_std
-from .check import check_grid, tell
-from .grid import COMPARISON_FILE, Entry, train_grid
+from .check import CheckedRecipe, check_grid, tell
+from .grid import COMPARISON_FILE, Entry, have_checkpoints, train_grid
 
-__all__ = ["compare", "entries_of", "summarize"]
+__all__ = ["check_entries", "compare", "entries_of", "summarize"]
 
 
 def compare(
@@ -40,7 +40,7 @@ def compare(
     is_new = not (resume and has_begun(folder))
     recipe = settle_recipe(folder, with_sources(recipe), resume, is_grid=True)
     entries = entries_of(recipe)
-    steps, baseline = check_grid([entry.recipe for entry in entries], seeds, jobs)
+    steps, baseline = check_entries(entries, folder, seeds, jobs)
     if is_new:
         tell(display, [entry.name for entry in entries], [steps, baseline])
         recipe = with_baseline(steps.recipe, baseline.recipe)
@@ -64,6 +64,12 @@ def compare(
 def entries_of(recipe: Recipe) -> list[Entry]:
     """The recipe and its baseline. Raises UserError where it has none."""
     return [Entry("StepsNet", STEPS, recipe), Entry("baseline", BASELINE, recipe.of_baseline())]
+
+
+def check_entries(entries: Sequence[Entry], folder: Path, seeds: Sequence[int], jobs: int) -> list[CheckedRecipe]:
+    """As :func:`.check.check_grid`, of runs of which some may be there."""
+    there = [have_checkpoints(folder, entry.name, seeds) for entry in entries]
+    return check_grid([entry.recipe for entry in entries], seeds, jobs, has_checkpoints=there)
 
 
 def summarize(summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from ..from_data import with_baseline
 from ..models.blocks import blocks_to_recompute, recompute_blocks
 from ..models.build import build_model
 from ..overrides import to_yaml
-from ..run_folder import has_begun, updates_done
+from ..resuming import can_go_on, is_past_its_start
 from ..terminal import counted
 from .prepare import check_folder, prepare_run
 
@@ -61,8 +61,8 @@ def forecast(recipe: Recipe, label: str = "", resumed: Path | None = None) -> Fo
         UserError: as a run does before its first update.
     """
     with init_distributed(recipe.device) as context:
-        goes_on, lines = resumed is not None and has_begun(resumed), list[str]()
-        has_checkpoints = resumed is not None and updates_done(resumed) > 0
+        goes_on, lines = resumed is not None and can_go_on(resumed), list[str]()
+        has_checkpoints = resumed is not None and is_past_its_start(resumed)
         prepared = prepare_run(recipe, goes_on=goes_on, has_checkpoints=has_checkpoints)
         if resumed is not None:
             lines = check_folder(resumed, prepared, goes_on=goes_on)

@@ -21,6 +21,7 @@ from ..overrides import override
 from ..run_folder import read_run_recipe
 from ..tasks import build_task
 from ..tasks.classification.any_model import build_by_name
+from ..tasks.remarks import on_order
 from ..tasks.splits import divided_for
 from ..terminal import say
 
@@ -83,6 +84,8 @@ def evaluate_checkpoint(path: Path, model_name: str, data: str, args: dict[str, 
     model, task = build_by_name(model_name, args or {}, data)
     device = pick_device("auto")
     load_into(model, read_pretrained(path, "checkpoint"))
+    for line in on_order(path, "checkpoint", task.data.classes) if task.data.in_folders else []:
+        say(f"stepsnet: {line}", error=True)
     return _scores(task, model.to(device).eval(), device)
 
 

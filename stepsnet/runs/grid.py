@@ -15,7 +15,15 @@ from ..console import Display
 from ..errors import UserError
 from ..files import remove_temporaries, write_atomically
 from ..overrides import read_recipe, to_yaml
-from ..resuming import Resume, check_data, open_run_folder, put_aside, require_begun, settle_recipe
+from ..resuming import (
+    Resume,
+    check_data,
+    is_past_its_start,
+    open_run_folder,
+    put_aside,
+    require_begun,
+    settle_recipe,
+)
 from ..run_folder import (
     CONFIG,
     RECIPES_FOLDER,
@@ -35,6 +43,7 @@ __all__ = [
     "Entry",
     "SWEEP_FILE",
     "Trained",
+    "have_checkpoints",
     "plan_grid",
     "refuse_comparison",
     "run_name",
@@ -223,6 +232,11 @@ def _plan(
 def run_name(entry: str, seed: int) -> str:
     """The name of a run's folder in a comparison or a sweep."""
     return f"{_entry_part(entry)}-seed{seed}"
+
+
+def have_checkpoints(folder: Path, entry: str, seeds: Sequence[int]) -> bool:
+    """Whether every run of an entry has some or has ended, and needs the weights that it starts from no more."""
+    return all(is_past_its_start(folder / run_name(entry, seed)) for seed in seeds)
 
 
 def _entry_part(entry: str) -> str:

@@ -38,7 +38,7 @@ def prepare_run(recipe: Recipe, *, goes_on: bool = False, has_checkpoints: bool 
 
     Args:
         goes_on: with a run that has begun, whose decisions the recipe has: nothing is decided or told again.
-        has_checkpoints: of the run, so that the weights to start from are not read.
+        has_checkpoints: the run has some or has ended, so that the weights to start from are not read.
 
     Raises:
         UserError: the model, the data or the weights do not exist, or do not fit each other.
@@ -95,6 +95,7 @@ def build_and_start(
     """Model and task, and what is to be told of the weights that the model starts from.
 
     Args:
+        has_checkpoints: as :func:`prepare_run`.
         on_meta: build the model on the meta device, for a check: it is found out whether the weights fit.
     """
     with torch.device("meta") if on_meta else nullcontext():

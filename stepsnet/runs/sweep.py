@@ -16,7 +16,7 @@ from ..reading import dump_json
 from ..report.load_runs import BASELINE, STEPS
 from ..resuming import Resume
 from .check import CheckedRecipe, check_grid, tell
-from .grid import SWEEP_FILE, Entry, train_grid
+from .grid import SWEEP_FILE, Entry, have_checkpoints, train_grid
 
 __all__ = ["entries_of", "sweep"]
 
@@ -49,7 +49,7 @@ def sweep(
         UserError: no recipe or seed, the folder is not empty and not resumed, a run in it is of
             another recipe, or a run failed.
     """
-    entries, checked = entries_of(recipes, seeds, jobs)
+    entries, checked = entries_of(recipes, folder, seeds, jobs)
     if not (folder.exists() and any(folder.iterdir())):
         tell(display, [entry.name for entry in entries], checked)
     trained = train_grid(entries, folder, seeds, jobs, display, resume)
@@ -62,13 +62,14 @@ def sweep(
 
 
 def entries_of(
-    recipes: Sequence[Recipe], seeds: Sequence[int] | None, jobs: int
+    recipes: Sequence[Recipe], folder: Path, seeds: Sequence[int] | None, jobs: int
 ) -> tuple[list[Entry], list[CheckedRecipe]]:
     """Raises UserError for the mistakes that :func:`sweep` finds before it trains."""
     if not recipes:
         raise UserError("sweep: got no recipe, expected at least one")
     recipes = [with_sources(recipe) for recipe in recipes]
-    checked = check_grid(recipes, [0] if seeds is None else seeds, jobs)
+    there = [have_checkpoints(folder, recipe.name, [recipe.seed] if seeds is None else seeds) for recipe in recipes]
+    checked = check_grid(recipes, [0] if seeds is None else seeds, jobs, has_checkpoints=there)
     labels = [STEPS if is_in_steps(one.model) else BASELINE for one in checked]
     named = zip(recipes, labels, checked)
     return [Entry(recipe.name, label, recipe, one.data_counts) for recipe, label, one in named], checked

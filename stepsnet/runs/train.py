@@ -32,8 +32,8 @@ from ..models.grow.spec import with_sources
 from ..provenance import provenance, trained_before, write_process
 from ..reading import dump_json, without_nonfinite
 from ..redact import public_value
-from ..resuming import Resume, open_run_folder, settle_recipe
-from ..run_folder import has_begun, has_ended, has_weights, lock_folder, read_weights, updates_done
+from ..resuming import Resume, can_go_on, is_past_its_start, open_run_folder, settle_recipe
+from ..run_folder import has_ended, has_weights, lock_folder, read_weights, updates_done
 from ..run_records import LABEL, read_label, read_summary
 from ..tasks import build_task
 from ..tasks.splits import split_of
@@ -69,8 +69,8 @@ def train_run(
         checked, goes_on, has_checkpoints = context.on_main(
             lambda: (
                 settle_recipe(folder, recipe, resume),
-                bool(resume) and has_begun(folder),
-                updates_done(folder) > 0,
+                bool(resume) and can_go_on(folder),
+                is_past_its_start(folder),
             )
         )
         with _threads(checked, context.device) as threads:
@@ -101,7 +101,7 @@ def _train(
         display.note(label or folder.name, text)
 
     recipe, model, task = prepared.recipe, prepared.model, prepared.task
-    lines = [*prepared.lines, *check_folder(folder, prepared, goes_on=bool(resume) and has_begun(folder))]
+    lines = [*prepared.lines, *check_folder(folder, prepared, goes_on=bool(resume) and can_go_on(folder))]
     with ExitStack() as held:
         claim = functools.partial(_claim_folder, held, prepared, folder, resume, label, context)
         recipe, ended, made_with = context.on_main(claim)
