@@ -16,7 +16,7 @@ import torch
 from .analysis.complexity import count_complexity, count_language_model
 from .analysis.speed import Measured, measure_memory, measure_speed
 from .config import ModelSpec
-from .consent import fetched_by, is_pretrained
+from .consent import fetched_by, is_of_weights
 from .deploy.as_module import in_runtime
 from .deploy.sessions import check_runtime
 from .device import pick_device
@@ -106,7 +106,7 @@ def _side_of_run(summary: dict[str, Any], file: Path) -> int | None:
         recipe: Any = read_run_recipe(file.parent)
         side = getattr(recipe, "crop_size", getattr(recipe, "img_size", None))
         return side if isinstance(side, int) else None
-    if fetched := [value for key, value in fetched_by({"model": summary["model"]}).items() if not is_pretrained(key)]:
+    if fetched := [value for key, value in fetched_by({"model": summary["model"]}).items() if not is_of_weights(key)]:
         raise UserError(
             f"bench: {file}: its model {fetched[0]!r} is fetched from the network, expected the folder of its run, or "
             "the name of the model itself"

@@ -23,7 +23,7 @@ from .errors import UserError
 from .files import write_atomically
 from .overrides import to_plain
 
-__all__ = ["DOWNLOADING", "fetched_by", "is_half_downloaded", "is_pretrained", "remember_as_asked", "require_asked_for"]
+__all__ = ["DOWNLOADING", "fetched_by", "is_half_downloaded", "is_of_weights", "remember_as_asked", "require_asked_for"]
 
 DOWNLOADING = ".downloading"  # a file in the folder of data that are not all there yet
 
@@ -50,7 +50,7 @@ def require_asked_for(
         where: the file that the recipe comes from.
         typed: keys that this command has given; what they name is remembered.
         only: beginnings of the keys that matter.
-        has_weights: those of the model are here, so that the argument ``pretrained`` fetches nothing.
+        has_weights: those of the model are here, so that what asks for weights alone fetches nothing.
 
     Raises:
         UserError: with the first key, and with what to type.
@@ -59,7 +59,7 @@ def require_asked_for(
         return
     asked, before = {}, _remembered()
     for key, value in fetched_by(recipe).items():
-        if has_weights and is_pretrained(key):
+        if has_weights and is_of_weights(key):
             continue
         if any(key == word or key.startswith(f"{word}.") for word in typed):
             asked[key] = value
@@ -84,7 +84,7 @@ def _found(values: Any, key: str = "") -> Iterator[tuple[str, Any]]:
     elif isinstance(values, list):
         for value in values:
             yield from _found(value, key)
-    elif values and is_pretrained(key):  # whatever timm takes for a yes
+    elif values and key.rpartition(".")[2] == "pretrained":  # whatever timm takes for a yes
         yield key, values
     elif isinstance(values, str) and values:
         kind, _, rest = values.partition(":")
@@ -96,9 +96,9 @@ def _found(values: Any, key: str = "") -> Iterator[tuple[str, Any]]:
             yield key, values
 
 
-def is_pretrained(key: str) -> bool:
-    """Whether a setting asks for weights alone, which what has weights, or needs none, does not fetch."""
-    return key.rpartition(".")[2] == "pretrained"
+def is_of_weights(key: str) -> bool:
+    """Whether a setting of a model asks for weights alone, as ``pretrained`` does, or what a grown model grows from."""
+    return key.endswith((".pretrained", ".args.weights"))
 
 
 def _line(key: str, value: Any) -> str:

@@ -39,7 +39,12 @@ class _Lasting:
     """
 
     def __init__(self, out: Any):
-        self.out = out
+        self.given = out
+
+    @property
+    def out(self) -> Any:
+        """A standard stream may be redirected meanwhile."""
+        return getattr(sys, self.given) if isinstance(self.given, str) else self.given
 
     def write(self, text: str) -> int:
         with suppress(OSError, ValueError):
@@ -56,7 +61,8 @@ class _Lasting:
 
 def _console(stderr: bool = False) -> Console:
     console = Console(stderr=stderr)
-    console.file = cast("TextIO", _Lasting(console.file))
+    name = "stderr" if stderr else "stdout"
+    console.file = cast("TextIO", _Lasting(name if console.file is getattr(sys, name) else console.file))
     return console
 
 

@@ -28,6 +28,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from . import __version__
+from .machine import is_one_of_several
 from .terminal import OutputLost, abandon, flush, prepare_streams, printable, say
 
 __all__ = [
@@ -261,7 +262,7 @@ def is_out_of_memory(error: Exception) -> bool:
 def _is_of_another_rank(error: Exception) -> bool:
     """Whether a rank of torchrun could not reach another one; gloo raises a plain RuntimeError."""
     torch = sys.modules.get("torch")
-    if torch is None or not torch.distributed.is_available() or "RANK" not in os.environ:
+    if torch is None or not torch.distributed.is_available() or not is_one_of_several():
         return False
     lost = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
     of_gloo = isinstance(error, RuntimeError) and any(words in str(error) for words in lost)

@@ -103,7 +103,7 @@ def find_metric(name: str) -> Metric:
     """
     _, key = split_and_key(name)
     if key not in METRICS and (metric := METRICS.get(key.removeprefix("clean_"))):
-        return replace(metric, key=key, name=f"{metric.name} without augmentation", is_headline=False, is_detail=True)
+        return replace(metric, key=key, name=f"{metric.name}, clean", is_headline=False, is_detail=True)
     return METRICS.get(key, Metric(key, key.replace("_", " "), decimals=4))
 
 

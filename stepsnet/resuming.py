@@ -207,11 +207,12 @@ def open_run_folder(folder: Path, recipe: Recipe, resume: Resume = False, is_gri
     resolved = settle_recipe(folder, recipe, resume, is_grid)
     if folder.is_dir():
         remove_temporaries(folder)
-    if not (resume and can_go_on(folder)):
+    goes_on = bool(resume) and can_go_on(folder)
+    if not goes_on:
         _clear_failed_start(folder)
     config = folder / CONFIG
     is_over = has_ended(folder, resolved)  # what it was trained with stays as it is
-    if not (config.exists() and (is_over or (resume and to_plain(read_recipe(config)) == to_plain(resolved)))):
+    if not (config.exists() and (is_over or (goes_on and to_plain(read_recipe(config)) == to_plain(resolved)))):
         write_atomically(config, to_yaml(resolved))
     if not is_over and (summary := read_summary(folder)):
         # summary.json is moved last: while it is there, a move that was killed is repeated

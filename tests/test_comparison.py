@@ -117,6 +117,8 @@ def test_runs_that_have_begun_go_on_without_the_weights_they_started_from(
     (pair / "stepsnet-seed0" / "summary.json").unlink()
     shutil.rmtree(pair / "baseline-seed0" / "checkpoints")  # it has ended
     (grid / "digits-tiny-seed0" / "summary.json").unlink()
+    for started in (compared, swept):
+        assert run(*started, "--resume", "--dry-run", capsys=capsys)[0] == 0
     for folder in (pair, grid):
         status, _, err = run("resume", folder, capsys=capsys)
         assert status == 0 and len(list(folder.glob("*/summary.json"))) == len(list(folder.glob("recipes/*"))), err

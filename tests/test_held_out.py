@@ -274,8 +274,8 @@ def test_a_language_model_scores_its_training_text_and_the_test_split(tmp_path, 
     assert evaluate_run(tmp_path / "run", f"text:{tmp_path / 'other.txt'}").keys() >= {"loss", "train_clean_loss"}
     assert metrics["test_loss"] == evaluate_run(tmp_path / "run", f"text:{tmp_path / 'text.txt'}@test")["loss"]
     assert main(["eval", str(tmp_path / "run")]) == 0
-    shown = f"training loss without augmentation {metrics['train_clean_loss']:.3f}"
+    shown = f"training loss, clean {metrics['train_clean_loss']:.3f}"
     assert capsys.readouterr().out.strip().endswith(shown)
-    assert metric_label("train_clean_top1", with_unit=True) == "training top-1 accuracy without augmentation (%)"
+    assert metric_label("train_clean_top1", with_unit=True) == "training top-1 accuracy, clean (%)"
     assert format_metric("train_clean_top1", 93) == "93.0%" and not higher_is_better("train_clean_loss")
     assert find_metric("train_clean_top1").is_detail and headline({"train_clean_top1": 93.0}, "train") == ""

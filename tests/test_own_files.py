@@ -1,5 +1,6 @@
 """Nothing that no report and no analysis has written is replaced; nothing that only a file has asked for is fetched."""
 
+import dataclasses
 import json
 import shutil
 import subprocess
@@ -7,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 
 import pytest
 import torch
+import yaml
 from run_folders import make_run
 from toy_study import TOY, declared
 
@@ -14,7 +16,8 @@ from stepsnet import load
 from stepsnet.cache import cache_folder, locked_entry
 from stepsnet.checkpoint import save_weights
 from stepsnet.cli import main
-from stepsnet.consent import fetched_by, remember_as_asked
+from stepsnet.config import ModelSpec
+from stepsnet.consent import fetched_by, remember_as_asked, require_asked_for
 from stepsnet.errors import UserError
 from stepsnet.models.build import build_model
 from stepsnet.overrides import override, to_yaml
@@ -204,6 +207,14 @@ def test_a_run_that_began_with_fetched_weights_is_used_elsewhere(tmp_path, capsy
     assert "only if you ask for it" in capsys.readouterr().err
 
 
+def test_a_grown_run_has_the_weights_that_it_grew_from(tmp_path, own_words):
+    args = {"model": "deit_tiny_patch16_224", "weights": "timm:deit_tiny_patch16_224", "steps": 2}
+    recipe = dataclasses.replace(find_recipe("digits/tiny"), model=ModelSpec("grow", args))
+    require_asked_for(recipe, tmp_path, has_weights=True)
+    with pytest.raises(UserError, match=r"model.args.weights is 'timm:deit_tiny_patch16_224', which is fetched"):
+        require_asked_for(recipe, tmp_path)
+
+
 def test_what_was_asked_for_once_is_remembered(tmp_path, capsys, own_words, monkeypatch):
     file = tmp_path / "mine.yaml"
     file.write_text(to_yaml(override(find_recipe("cifar10/shallow"), [f"data=cifar10:{tmp_path / 'none'}"])))
@@ -287,3 +298,14 @@ def test_what_a_study_of_this_package_names_is_asked_for(capsys, own_words, monk
     assert main(["sweep", "evidence/digits", "--dry-run", *data]) == 2
     assert "the data are opened" in capsys.readouterr().err
     assert json.loads((cache_folder() / "fetched.json").read_text()) == ["data=cifar10:nowhere"]
+
+
+def test_what_a_recipe_of_this_package_names_may_be_fetched_for_a_study_of_a_file(
+    tmp_path, capsys, own_words, monkeypatch
+):
+    monkeypatch.setattr("stepsnet.commands.sweep_study.check_models", opened)
+    monkeypatch.chdir(tmp_path)  # without data/cifar10
+    of_study = {key: value for key, value in TOY.items() if key != "data"} | {"recipe": "cifar10/shallow"}
+    (tmp_path / "study.yaml").write_text(yaml.safe_dump(of_study))
+    assert main(["sweep", "study.yaml", "--dry-run"]) == 2
+    assert "the data are opened" in capsys.readouterr().err

@@ -10,7 +10,7 @@ from run_folders import TOP1, Text, make_run, read, rows, said, stream_line
 from stepsnet.analysis.block_statistics import BlockStatistics, StreamMeasurement
 from stepsnet.errors import UserError
 from stepsnet.report import residual_stream, write_report
-from stepsnet.report.load_runs import group_runs, load_run, varied_settings
+from stepsnet.report.load_runs import comparable, group_runs, load_run, varied_settings
 from stepsnet.report.page import figures_of
 from stepsnet.report.words import pairs
 from stepsnet.run_folder import find_runs
@@ -275,13 +275,13 @@ def test_seeds_of_a_version_with_new_fields_stay_together(tmp_path):
 
 def test_seeds_stay_together_where_the_data_or_the_length_have_changed(tmp_path):
     """A comparison of which one seed had ended before the data were moved, and one was made longer later."""
-    make_run(tmp_path / "before", seed=0, data="folder:/scratch/all-cats", earlier_epochs=[[22, 2]])
-    make_run(tmp_path / "after", seed=1, data="folder:/data/cats")
-    make_run(tmp_path / "dogs", seed=2, data="folder:/data/dogs")
+    make_run(tmp_path / "before", seed=0, data="folder:/scratch/cats/images", earlier_epochs=[[22, 2]])
+    make_run(tmp_path / "after", seed=1, data="folder:/data/cats/images")
+    make_run(tmp_path / "dogs", seed=2, data="folder:/data/dogs/images")
     assert seeds_of_groups(tmp_path, "before", "after", "dogs") == [[0], [1], [2]]  # other data, for all we know
     (tmp_path / "recipes").mkdir()
     for name in ("before", "after"):
-        (tmp_path / "recipes" / f"{name}.yaml").write_text("data: folder:/data/cats\n")
+        (tmp_path / "recipes" / f"{name}.yaml").write_text("data: folder:/data/cats/images\n")
     assert seeds_of_groups(tmp_path, "before", "after", "dogs") == [[0, 1], [2]]
 
 
@@ -300,10 +300,13 @@ def test_seeds_of_jobs_that_have_their_own_copies_of_the_data_are_one_model(tmp_
     runs = [runs[0], *(of_sizes(run, {"train": 90, "val": 10}) for run in runs[1:])]
     (group,) = group_runs([load_run(run) for run in runs])
     assert group.name == "one" and len(group.runs) == 4
+    fold = of_sizes(make_run(tmp_path / "fold", "one", 3, data="folder:/data/7/images"), {"train": 90, "val": 10})
+    assert [len(group.runs) for group in group_runs([load_run(run) for run in (*runs, fold)])] == [4, 1]
     dogs = of_sizes(make_run(tmp_path / "dogs", "one", 5, data="folder:/data/dogs/images"), {"train": 70, "val": 8})
     groups = group_runs([load_run(run) for run in (*runs, dogs)])
     assert [group.name for group in groups] == ["one · data folder:images (1)", "one · data folder:images (2)"]
     assert [len(group.runs) for group in groups] == [4, 1] and varied_settings(groups) == ["data"]
+    assert not comparable(groups)
 
 
 def test_no_name_of_a_model_says_where_its_data_lay(tmp_path, undrawn):

@@ -230,6 +230,7 @@ def test_a_corrected_recipe_starts_where_nothing_was_trained(how, tmp_path, monk
     folder = tmp_path / "run"
     assert "got steps [7]" in refused(*TRAIN, "grad_checkpointing=[7]", "--run", folder, capsys=capsys)
     (folder / "classes.json").write_text('["another"]')
+    (folder / "config.yaml").write_text("task: one that is not there any more\n")
     (folder / "checkpoints" / "best-of-may").mkdir(parents=True)
     corrected = [*TRAIN, "epochs=1", "lr=0.003", "--run", folder, how]
     assert run(*corrected, "--dry-run", capsys=capsys)[0] == 0

@@ -255,8 +255,9 @@ class Reshaped(ByKeyword):
 
     def forward(self, x):
         for layer in self.layers:
-            x = checkpoint(layer, x.flatten(0, 1), use_reentrant=False).view(x.shape).mT.mT
-        return F.dropout(x, 0.1, self.training)
+            x = checkpoint(layer, x.flatten(0, 1), use_reentrant=False).view(x.shape).mT.mT.roll(1, 1)
+            x = F.dropout(F.pad(x, (0, 0, 0, 1))[:, :-1], 0.1, self.training)
+        return x
 
 
 class Writing(nn.Module):
@@ -454,6 +455,10 @@ def test_rates_of_ones_own_blocks_are_spread():
     factors = [block.rate for block in net]
     ours = stepsnet.stepify(net, plan={"widths": (16, 32), "depths": (4, 2)}, example=torch.randn(2, 5, 32))
     assert [block.rate for block in ours.blocks] == [factors[i] for i in (0, 1, 1, 2, 2, 3)]
+    for i, block in enumerate(net):
+        block.rate, block.kept = i / 10, 1 - i / 10  # which a new rate would not change
+    ours = stepsnet.stepify(net, plan={"widths": (16, 32), "depths": (4, 2)}, example=torch.randn(2, 5, 32))
+    assert [block.rate for block in ours.blocks] == [i / 10 for i in (0, 1, 1, 2, 2, 3)]
 
 
 class Wrapped(nn.Module):

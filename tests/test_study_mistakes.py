@@ -540,6 +540,9 @@ def test_weights_to_start_from_are_the_same_wherever_they_lie(tmp_path, capsys):
             assert status == 0, err
         status, _, err = rendered("/scratch/1/others.pth")
         assert status == 2 and f"was made with init {there!r}, got '/scratch/1/others.pth'" in err
+    write(results, read_study(study_from("/scratch/plain/model.safetensors")), RECORD)
+    assert rendered("/here/plain/model.safetensors")[0] == 0
+    assert rendered("/here/other/model.safetensors")[0] == 2  # another run's, which is called the same
     study = read_study(study_from("/scratch/1/weights.pth"))
     record = diverged_record(study, TUNING, recipe_of(study, TUNING), tmp_path, "a loss of NaN", "stepsnet sweep")
     assert record["settings"]["init"] == "weights.pth"

@@ -66,13 +66,16 @@ def add_jobs_option(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def say_forecasts(recipes: Sequence[tuple[Recipe, str]], runs: str, folder: Path, resumes: bool = False) -> None:
+def say_forecasts(
+    recipes: Sequence[tuple[Recipe, str]], runs: str, folder: Path, resumes: bool = False, past: Sequence[bool] = ()
+) -> None:
     """What ``--dry-run`` shows: of each recipe, with what its model is called, and of the runs in ``folder``.
 
     Under torchrun rank 0 says it.
 
     Args:
         resumes: whether the one run in ``folder`` goes on, if it has begun.
+        past: of each recipe, whether its runs in ``folder`` need the weights that they start from no more.
     """
     from ..console import working
     from ..files import require_writable_folder
@@ -81,7 +84,9 @@ def say_forecasts(recipes: Sequence[tuple[Recipe, str]], runs: str, folder: Path
     with working("building the model and loading a batch"):
         from ..runs.dry_run import forecast, render_forecasts  # takes seconds
 
-        found = [forecast(recipe, label, folder if resumes else None) for recipe, label in recipes]
+        resumed = folder if resumes else None
+        each = zip(recipes, past or [False] * len(recipes))
+        found = [forecast(recipe, label, resumed, is_past) for (recipe, label), is_past in each]
     if is_main_process():
         say(render_forecasts(found, f"{runs} would be in {folder}"))
 

@@ -12,6 +12,7 @@ from ..console import choose_display
 from ..errors import UserError
 from ..files import require_writable_folder
 from ..overrides import override, parse_assignments
+from ..recipes import RECIPES, find_recipe
 from ..report.words import count
 from ..study.conductor import conduct
 from ..study.declare import Cell, Study
@@ -98,6 +99,8 @@ def _require_asked_for(
             if file is None:
                 remember_as_asked(recipe)
                 continue
+            if (name := study.contender(cell.contender).recipe or study.recipe) in RECIPES:
+                remember_as_asked(find_recipe(name))  # a recipe of this package is the user's own word
             again = [key for key, value in fetched_by(recipe).items() if key in typed and typed[key] == value]
             require_asked_for(recipe, file, [*again, *["data"] * bool(options.data)])
             named.update(again)

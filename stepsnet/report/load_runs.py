@@ -48,16 +48,21 @@ class LoadedRun:
 
     @property
     def recipe_key(self) -> str:
-        """What the seeds of one model have in common: their settings, and the sizes of the data of those that ended."""
-        return f"{self.settings} {self.data_sizes}"
+        """What the seeds of one model have in common: their settings, and data of one name and one size, of those that
+        record none of one place."""
+        return f"{self.settings} {self.data_sizes or (self.data if self.summary else '')}"
 
     @property
     def settings(self) -> str:
         """The recipe without its seed, and without where its data lie: each seed may have its own copy of them."""
         without = MAY_CHANGE_ON_RESUME | {"seed", "earlier_epochs"}
         recipe = {key: value for key, value in self.config.items() if key not in without}
-        recipe["data"] = without_place(str(recipe.get("data")))
+        recipe["data"] = without_place(self.data)
         return json.dumps(recipe, sort_keys=True, default=str)
+
+    @property
+    def data(self) -> str:
+        return str(self.config.get("data"))
 
     @property
     def data_sizes(self) -> str:
@@ -125,7 +130,12 @@ class Group:
     def trained_on(self) -> tuple[Any, ...]:
         """What a result is of besides the model: the data, wherever they lie, their part, and the passes over them."""
         config = self.runs[0].config
-        return (self.task, without_place(str(config.get("data"))), *(config.get(key) for key in _OF_THE_RESULT[1:]))
+        of_data = without_place(self.runs[0].data), self.data_sizes
+        return (self.task, *of_data, *(config.get(key) for key in _OF_THE_RESULT[1:]))
+
+    @property
+    def data_sizes(self) -> str:
+        return next((run.data_sizes for run in self.runs if run.data_sizes), "")
 
     @property
     def counted(self) -> tuple[LoadedRun, ...]:
@@ -227,21 +237,28 @@ def group_runs(runs: Sequence[LoadedRun]) -> list[Group]:
     """Put the seeds of each model together, in the order given.
 
     An unfinished run that was started alone takes the label of a finished run of the same recipe and model. Data are
-    the same where their kind, their name and their sizes are, wherever they lie, as in a folder of each job's own.
+    the same where their kind, their name and their sizes are, wherever they lie, as in a folder of each job's own; but
+    one seed on two copies is trained on two data sets, such as folds. An unfinished run records no sizes yet.
     """
     own = [run.summary.get("label") or run.started_as for run in runs]
     labels = {run.settings: label for run, label in zip(runs, own) if label}
-    named = [
-        (str(label or labels.get(run.settings) or run.config.get("name") or run.folder.name), run.settings)
+    names = [
+        str(label or labels.get(run.settings) or run.config.get("name") or run.folder.name)
         for run, label in zip(runs, own)
     ]
-    sizes = {key: run.data_sizes for key, run in zip(reversed(named), reversed(runs)) if run.data_sizes}
-    found: dict[tuple[str, str, str], list[LoadedRun]] = {}  # by label, settings and sizes of the data
-    for key, run in zip(named, runs):
-        found.setdefault((*key, run.data_sizes or sizes.get(key, "")), []).append(run)
-    order = list(dict.fromkeys([STEPS, BASELINE, *(label for label, *_ in found)]))  # these two keep their colors
+    ended: dict[tuple[str, str], str] = {}  # the recipe and data of the first run that has ended
+    for name, run in zip(names, runs):
+        if run.summary:
+            ended.setdefault((name, run.settings), run.recipe_key)
+    found: dict[tuple[str, str], list[LoadedRun]] = {}  # by label, and by recipe and data
+    for name, run in zip(names, runs):
+        key = run.recipe_key if run.summary else ended.get((name, run.settings), run.recipe_key)
+        if any(other.seed == run.seed and other.data != run.data for other in found.get((name, key), ())):
+            key += f" {run.data}"
+        found.setdefault((name, key), []).append(run)
+    order = list(dict.fromkeys([STEPS, BASELINE, *(label for label, _ in found)]))  # these two keep their colors
     groups: list[Group] = []
-    for ((label, *_), runs_of_group), suffix in zip(found.items(), _suffixes(found)):
+    for ((label, _), runs_of_group), suffix in zip(found.items(), _suffixes(found)):
         color = OKABE_ITO[order.index(label) % len(OKABE_ITO)]
         linestyle = LINESTYLES[sum(group.label == label for group in groups) % len(LINESTYLES)]
         groups.append(Group(label, suffix, color, linestyle, tuple(runs_of_group)))
@@ -263,7 +280,7 @@ def varied_settings(groups: Sequence[Group]) -> list[str]:
 def _recipes(groups: Sequence[Sequence[LoadedRun]]) -> list[dict[str, Any]]:
     """The recipe of each group, with the name of its data, wherever they lie; with a number where data of one name are
     of several sizes."""
-    recipes = [runs[0].config | {"data": without_place(str(runs[0].config.get("data")))} for runs in groups]
+    recipes = [runs[0].config | {"data": without_place(runs[0].data)} for runs in groups]
     sizes = [next((run.data_sizes for run in runs if run.data_sizes), "") for runs in groups]
     parts = [json.dumps([recipe.get(key) for key in ("task", *OF_THE_DATA)]) for recipe in recipes]
     for recipe, part, size in zip(recipes, parts, sizes):
@@ -278,7 +295,7 @@ def _varied(recipes: Sequence[dict[str, Any]], besides: Iterable[str]) -> list[s
     return [key for key in keys if len({str(recipe.get(key)) for recipe in recipes}) > 1]
 
 
-def _suffixes(found: dict[tuple[str, str, str], list[LoadedRun]]) -> list[str]:
+def _suffixes(found: dict[tuple[str, str], list[LoadedRun]]) -> list[str]:
     """What is added to the label of each group so that no two names are equal: the first of these that does it."""
     recipes = _recipes(list(found.values()))
     varied = _varied(recipes, ("model", "baseline", "seed"))
@@ -292,7 +309,7 @@ def _suffixes(found: dict[tuple[str, str, str], list[LoadedRun]]) -> list[str]:
         [_said(recipe, varied) for recipe in recipes],
         [f" · {runs[0].folder.name}" for runs in found.values()],
     ):
-        if len({label + suffix for (label, *_), suffix in zip(found, suffixes)}) == len(found):
+        if len({label + suffix for (label, _), suffix in zip(found, suffixes)}) == len(found):
             return suffixes
     return numbers
 

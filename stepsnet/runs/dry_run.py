@@ -49,20 +49,21 @@ class Forecast:
     notices: Sequence[str]
 
 
-def forecast(recipe: Recipe, label: str = "", resumed: Path | None = None) -> Forecast:
+def forecast(recipe: Recipe, label: str = "", resumed: Path | None = None, has_checkpoints: bool = False) -> Forecast:
     """Build model, data, optimizer and schedule, and load the first batch. Under torchrun every rank calls it.
 
     Only the cache of what is computed once per data set is written.
 
     Args:
         resumed: the folder of a run that would go on, where one has begun there.
+        has_checkpoints: of runs elsewhere, as :func:`prepare_run`.
 
     Raises:
         UserError: as a run does before its first update.
     """
     with init_distributed(recipe.device) as context:
         goes_on, lines = resumed is not None and can_go_on(resumed), list[str]()
-        has_checkpoints = resumed is not None and is_past_its_start(resumed)
+        has_checkpoints = has_checkpoints or (resumed is not None and is_past_its_start(resumed))
         prepared = prepare_run(recipe, goes_on=goes_on, has_checkpoints=has_checkpoints)
         if resumed is not None:
             lines = check_folder(resumed, prepared, goes_on=goes_on)

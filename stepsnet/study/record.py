@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..analysis.block_statistics import StreamMeasurement
-from ..config import ABOUT_THE_RECIPE, MAY_CHANGE_ON_RESUME, Recipe
+from ..config import ABOUT_THE_RECIPE, MAY_CHANGE_ON_RESUME, OF_THE_MODEL, Recipe
 from ..errors import UserError
 from ..files import write_atomically, write_new
 from ..provenance import provenance_of
@@ -29,6 +29,7 @@ __all__ = [
     "diverged_record",
     "note_criteria",
     "noted_criteria",
+    "public_settings",
     "record_of",
     "settings_of",
     "write_record",
@@ -50,6 +51,7 @@ _CURVE = (
 )
 # what the runs of a study may differ in; batch norm and Mixup see each part of a batch by itself
 OF_THE_MACHINE = MAY_CHANGE_ON_RESUME - {"accumulation_steps", "compile", "log_interval", "max_undecodable"}
+_WEIGHTS = OF_THE_MODEL - {"model", "baseline"} | {"weights"}  # settings that name some to start from
 _MEASUREMENTS = {"tuning": 1, "final": 4}  # of the residual stream that are kept, the first and the last among them
 
 
@@ -70,6 +72,21 @@ def defaults_of(recipe: Recipe) -> dict[str, Any]:
             is_plain = isinstance(value, type) or not dataclasses.is_dataclass(value)
             found[name] = value if is_plain else dataclasses.asdict(value)
     return json.loads(json.dumps(found))
+
+
+def public_settings(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings without folders of this machine, and in them weights to start from by their names alone, as the data
+    are: what they are wherever they lie. A run's file, which is called as every run's is, has the run's name too."""
+
+    def named(key: str, value: Any) -> Any:
+        if isinstance(value, dict):
+            return {inner: named(inner, of_key) for inner, of_key in value.items()}
+        if key not in _WEIGHTS or not isinstance(value, str) or value.startswith("timm:"):
+            return value
+        *before, last = value.rstrip("/").split("/")
+        return "/".join([*before[-1:], last] if last == "model.safetensors" else [last])
+
+    return public(named("", settings))
 
 
 def record_of(study: Study, planned: Planned, recipe: Recipe, run: Path, command: str) -> dict[str, Any]:
@@ -93,7 +110,7 @@ def record_of(study: Study, planned: Planned, recipe: Recipe, run: Path, command
     return {
         **_head(study, planned, command),
         **summary,
-        "settings": public(settings_of(recipe)),
+        "settings": public_settings(settings_of(recipe)),
         "curve": curve,
         "stream": [{"step": one.step, **_per_block(one)} for one in kept],
     }
@@ -107,7 +124,7 @@ def diverged_record(
         **_head(study, planned, command),
         "data": public_value(recipe.data),
         **provenance_of(run),
-        "settings": public(settings_of(recipe)),
+        "settings": public_settings(settings_of(recipe)),
         "diverged": public_value(said),
     }
 

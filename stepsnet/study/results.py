@@ -9,13 +9,13 @@ from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
-from ..config import OF_THE_DATA, OF_THE_MODEL, adamw_defaults_in
+from ..config import OF_THE_DATA, adamw_defaults_in
 from ..errors import UserError
 from ..reading import read_json
-from ..redact import public, public_value, without_place
+from ..redact import public_value, without_place
 from ..user_modules import is_module_version
 from .declare import Cell, Study
-from .record import OF_DATA_SIZE, defaults_of, settings_of
+from .record import OF_DATA_SIZE, defaults_of, public_settings, settings_of
 from .run_plan import Planned, choice_of, is_planned, recipe_of
 
 __all__ = [
@@ -32,7 +32,6 @@ _NEEDED: dict[str, Any] = {"run": str, "contender": str, "point": int, "kind": s
 _NEEDED |= {"rate": (int, float), "seed": int, "settings": dict}
 _IF_THERE: dict[str, Any] = {"metrics": dict, "curve": list, "hardware": dict, "versions": dict, "tuning": str}
 _IF_THERE |= {"trained_before": list}
-_WEIGHTS = OF_THE_MODEL - {"model", "baseline"} | {"weights"}  # settings that name some to start from
 
 
 def read_results(folder: Path, study: Study) -> dict[str, dict[str, Any]]:
@@ -141,10 +140,10 @@ def check_records(study: Study, there: Mapping[str, Mapping[str, Any]], data: st
         run = Planned(cell, record["kind"], record["variant"], record["rate"], record["seed"])
         recipe = recipe_of(study, run)
         theirs = {**defaults_of(recipe), **record["settings"]}  # a record may be older than a setting
-        for key, value in settings_of(recipe).items():
-            its = theirs.get(key, value)
-            if its != value and _wherever_it_lies(key, its) != _wherever_it_lies(key, value):
-                raise UserError(f"results: {name} was made with {key} {its!r}, got {value!r}")
+        ours, known = settings_of(recipe), public_settings(theirs)
+        for key, value in public_settings(ours).items():
+            if known.get(key, value) != value:
+                raise UserError(f"results: {name} was made with {key} {theirs[key]!r}, got {ours[key]!r}")
         if run.name != name:
             raise UserError(f"results: {name} holds the record of {run.name}, expected its own")
         if not is_planned(study, run, there):
@@ -168,15 +167,6 @@ def check_records(study: Study, there: Mapping[str, Mapping[str, Any]], data: st
                 f"results: {name} is not at {chosen}, which tuning has chosen; what has been run is not left out"
             )
     _check_one_data_set(there, data)
-
-
-def _wherever_it_lies(key: str, value: Any) -> Any:
-    """A setting in which weights to start from are called by their names alone, as the data are."""
-    if isinstance(value, dict):
-        return {inner: _wherever_it_lies(inner, of_key) for inner, of_key in value.items()}
-    if key in _WEIGHTS and isinstance(value, str) and not value.startswith("timm:"):
-        return without_place(public_value(value))
-    return public(value)
 
 
 def _check_one_data_set(records: Mapping[str, Mapping[str, Any]], data: str | None = None) -> None:

@@ -205,6 +205,7 @@ def model_and_example(model: nn.Module | str, options: Mapping[str, Any]) -> tup
     return model, example_of(model, options.get("example")), options
 
 
+@torch.inference_mode(False)  # what it watches has versions
 def stages_in_steps(model: nn.Module | str, steps: int = 3, **options: Any) -> list[int] | None:
     """The stages that :func:`stepify` puts in steps with these arguments; None where they are all that it finds.
 

@@ -205,12 +205,16 @@ def rates_that_grow(blocks: Sequence[nn.Module]) -> Rates:
     """Parts without weights in which blocks differ by one fraction that rises or falls, as by stochastic depth.
 
     An ``nn.Identity`` is a part whose rate is 0. A block that drops by a function holds its rate itself, under the
-    path "": a fraction in equal steps, since factors of the depth, which follow other laws, are no rates.
+    path "": the only fraction in which three blocks or more differ, and in equal steps, since factors of the depth
+    follow other laws, and what is derived from the rate would stay as it is.
     """
     paths = dict.fromkeys(path for block in blocks for path, module in block.named_modules() if _can_have_rate(module))
     own = [_attributes(block) for block in blocks]
     held: dict[str, list[Any]] = {name: [one.get(name) for one in own] for name in own[0]}
-    found: Rates = {("", name): rates for name, rates in held.items() if _are_rates(rates) and _in_equal_steps(rates)}
+    differing = {name: values for name, values in held.items() if float in map(type, values) and len({*values}) > 1}
+    found: Rates = {}
+    if len(blocks) > 2 and len(differing) == 1:
+        found = {("", name): held for name, held in differing.items() if _are_rates(held) and _in_equal_steps(held)}
     for path in filter(None, paths):
         parts = [_at(block, path) for block in blocks]
         with_rate = [part for part in parts if type(part) is not nn.Identity]

@@ -24,7 +24,8 @@ _SUMS = ("add", "add_", "__add__", "__radd__", "__iadd__")
 _SAME_VALUES = (
     *("view", "view_as", "reshape", "reshape_as", "flatten", "unflatten", "squeeze", "unsqueeze", "permute", "__get__"),
     *("transpose", "swapaxes", "movedim", "t", "contiguous", "clone", "detach", "to", "type", "type_as"),
-    *("float", "double", "half", "bfloat16"),
+    *("float", "double", "half", "bfloat16", "roll", "flip", "pad"),
+    *("__getitem__", "expand", "split", "chunk", "narrow"),
 )
 
 
@@ -76,8 +77,10 @@ class BlockUses(TorchFunctionMode):
                     self.summed.add(block)
         result = func(*args, **(kwargs or {}))
         block = self._source_of(args[0]) if name in _SAME_VALUES and args else None
-        if block is not None and isinstance(result, Tensor):
-            self._streams[id(result)] = result, block, result._version
+        if block is not None:
+            for same in tree_leaves(result):
+                if isinstance(same, Tensor):
+                    self._streams[id(same)] = same, block, same._version
         return result
 
     def _source_of(self, tensor: Any) -> nn.Module | None:
