@@ -493,6 +493,7 @@ def test_the_end_of_another_rank_is_no_fault_of_this_one(error, monkeypatch, cap
         raise error
 
     monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
     assert exit_status(run) == 2
     assert capsys.readouterr().err.startswith("stepsnet: another rank has ended, and its own line says why (")
 

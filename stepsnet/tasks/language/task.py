@@ -29,7 +29,7 @@ from .inspection import continued
 
 __all__ = ["LanguageModelling", "build", "open_data"]
 
-_MOST_WORD_PERPLEXITY = 1e9  # more words than a language has; characters at chance come to some tens of millions
+_MOST_WORD_PERPLEXITY = 1e15  # more words than a language has; characters at chance come to less
 
 
 def open_data(recipe: LanguageRecipe, data: str, run: Path | None = None) -> TextData:
