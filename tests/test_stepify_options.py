@@ -456,7 +456,7 @@ def test_rates_of_ones_own_blocks_are_spread():
     ours = stepsnet.stepify(net, plan={"widths": (16, 32), "depths": (4, 2)}, example=torch.randn(2, 5, 32))
     assert [block.rate for block in ours.blocks] == [factors[i] for i in (0, 1, 1, 2, 2, 3)]
     for i, block in enumerate(net):
-        block.rate, block.kept = i / 10, 1 - i / 10  # which a new rate would not change
+        block.rate, block.kept = i / 10, 1 - i / 10 if i else [1.0]  # which a new rate would not change
     ours = stepsnet.stepify(net, plan={"widths": (16, 32), "depths": (4, 2)}, example=torch.randn(2, 5, 32))
     assert [block.rate for block in ours.blocks] == [i / 10 for i in (0, 1, 1, 2, 2, 3)]
 

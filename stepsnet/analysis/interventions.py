@@ -143,8 +143,9 @@ def drop_steps(model: nn.Module, evaluate: Evaluate) -> list[dict[str, Any]]:
     blocks, widths = blocks_of(model), widths_of(model)
     params = [sum(parameter.numel() for parameter in block.parameters()) for block in blocks]
     rows: list[dict[str, Any]] = [{"dropped": "nothing", "blocks": [], "metrics": _without([], model, evaluate)}]
+    has_stages = len(step_sequences(model)) > 1
     for stage, (first, last) in _stages(model).items():
-        of_stage = f" of stage {stage}" if len(step_sequences(model)) > 1 else ""
+        of_stage = f" of stage {stage}" if has_stages else ""
         most = max(params[first:last])
         steps = [list(step) for _, step in groupby(range(first, last), key=widths.__getitem__)]
         of_width = Counter(widths[step[0]] for step in steps)

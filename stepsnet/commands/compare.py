@@ -40,14 +40,13 @@ def _forecast(recipe: Recipe, folder: Path, seeds: Sequence[int], jobs: int, res
     from ..models.grow.spec import with_sources
     from ..resuming import settle_recipe
     from ..runs.compare import check_entries, entries_of
-    from ..runs.grid import have_checkpoints
 
     recipe = settle_recipe(folder, with_sources(recipe), resume, is_grid=True)
     entries = entries_of(recipe)
-    check_entries(entries, folder, seeds, jobs)
+    checked = check_entries(entries, folder, seeds, jobs)
     runs = f"{counted(2 * len(seeds), 'run')}, {jobs} at once,"
-    past = [have_checkpoints(folder, entry.name, seeds) for entry in entries]
-    say_forecasts([(entry.recipe, entry.label) for entry in entries], runs, folder, past=past)
+    named = [(entry.recipe, entry.label) for entry in entries]
+    say_forecasts(named, runs, folder, past=[one.has_checkpoints for one in checked])
 
 
 def compare_and_tell(recipe: Recipe, folder: Path, seeds: Sequence[int], jobs: int, resume: Resume) -> None:

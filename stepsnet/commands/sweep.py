@@ -72,16 +72,14 @@ def run(options: argparse.Namespace) -> None:
     recipes = [override(recipe, overrides) for recipe in recipes]
     folder = options.run or Path("runs") / "sweep"
     if options.dry_run:
-        from ..runs.grid import have_checkpoints, plan_grid
+        from ..runs.grid import plan_grid
         from ..runs.sweep import entries_of
 
-        entries, _ = entries_of(recipes, folder, options.seeds, options.jobs)
+        entries, checked = entries_of(recipes, folder, options.seeds, options.jobs)
         plan_grid(entries, folder, options.seeds, options.jobs, options.resume)
         runs = f"{counted(len(options.seeds or [0]) * len(recipes), 'run')}, {options.jobs} at once,"
         named = [(entry.recipe, f"{entry.name} ({entry.label})") for entry in entries]
-        seeds = [options.seeds or [entry.recipe.seed] for entry in entries]
-        past = [have_checkpoints(folder, entry.name, of_entry) for entry, of_entry in zip(entries, seeds)]
-        say_forecasts(named, runs, folder, past=past)
+        say_forecasts(named, runs, folder, past=[one.has_checkpoints for one in checked])
         return
     sweep_and_tell(recipes, folder, options.seeds, options.jobs, options.resume)
 

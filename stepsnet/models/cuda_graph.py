@@ -62,27 +62,26 @@ class _Graphed(ReplacedForward):
         if not self._can_replay(given, inputs):
             return self.as_built(*args, **kwargs)
         with self.lock:
-            return self._of_its_kind(given, inputs, args, kwargs)
+            passes = self._passes_for(given, list(kwargs), inputs)
+            return passes(inputs) if passes else self.as_built(*args, **kwargs)
 
-    def _of_its_kind(
-        self, given: Sequence[Any], inputs: Sequence[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def _passes_for(self, given: Sequence[Any], names: list[str], inputs: Sequence[Tensor]) -> _Passes | None:
+        """The graphs for what is ``given``, the last of which has ``names``; None where the model runs as built."""
         if not self.captured or self._is_changed():
             self._look_at_the_model()
         constants = [_A_TENSOR if isinstance(value, Tensor) else (type(value), value) for value in given]
         shapes = [(x.shape, x.dtype, x.device) for x in inputs]
         modes = bytes(part.training for part in self.parts)
-        kind = (modes, _autocast_of(), len(args), list(kwargs), constants, shapes)
+        kind = (modes, _autocast_of(), len(given), names, constants, shapes)
         kinds = [other for other, _ in self.captured]
         if kind not in kinds:
             # many sizes in an evaluation come once
             if len(kinds) == _KINDS or not (self.model.training or kind in self.seen):
                 self.seen.append(kind)
-                return self.as_built(*args, **kwargs)
-            self.captured.append((kind, self._capture(partial(self._run, given, list(kwargs)), inputs)))
+                return None
+            self.captured.append((kind, self._capture(partial(self._run, given, names), inputs)))
             kinds.append(kind)
-        passes = self.captured[kinds.index(kind)][1]
-        return passes(inputs) if passes else self.as_built(*args, **kwargs)
+        return self.captured[kinds.index(kind)][1]
 
     def _run(self, given: Sequence[Any], names: Sequence[str], tensors: Sequence[Tensor]) -> Any:
         """The forward pass with other tensors in place of the ``given`` ones, the last of which have names."""

@@ -130,12 +130,8 @@ class Group:
     def trained_on(self) -> tuple[Any, ...]:
         """What a result is of besides the model: the data, wherever they lie, their part, and the passes over them."""
         config = self.runs[0].config
-        of_data = without_place(self.runs[0].data), self.data_sizes
+        of_data = without_place(self.runs[0].data), _data_sizes(self.runs)
         return (self.task, *of_data, *(config.get(key) for key in _OF_THE_RESULT[1:]))
-
-    @property
-    def data_sizes(self) -> str:
-        return next((run.data_sizes for run in self.runs if run.data_sizes), "")
 
     @property
     def counted(self) -> tuple[LoadedRun, ...]:
@@ -281,13 +277,18 @@ def _recipes(groups: Sequence[Sequence[LoadedRun]]) -> list[dict[str, Any]]:
     """The recipe of each group, with the name of its data, wherever they lie; with a number where data of one name are
     of several sizes."""
     recipes = [runs[0].config | {"data": without_place(runs[0].data)} for runs in groups]
-    sizes = [next((run.data_sizes for run in runs if run.data_sizes), "") for runs in groups]
+    sizes = [_data_sizes(runs) for runs in groups]
     parts = [json.dumps([recipe.get(key) for key in ("task", *OF_THE_DATA)]) for recipe in recipes]
     for recipe, part, size in zip(recipes, parts, sizes):
         of_part = list(dict.fromkeys(other for of, other in zip(parts, sizes) if of == part and other))
         if len(of_part) > 1 and size:
             recipe["data"] += f" ({of_part.index(size) + 1})"
     return recipes
+
+
+def _data_sizes(runs: Sequence[LoadedRun]) -> str:
+    """Those of the first run that records them."""
+    return next((run.data_sizes for run in runs if run.data_sizes), "")
 
 
 def _varied(recipes: Sequence[dict[str, Any]], besides: Iterable[str]) -> list[str]:

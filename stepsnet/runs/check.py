@@ -34,6 +34,7 @@ class CheckedRecipe:
     lines: list[str]  # to be told before the training
     data_counts: dict[str, int] | None  # None of data that the runs alone open
     macs: int | None = None  # of a forward pass, where they were asked for and the data are opened
+    has_checkpoints: bool = False  # its runs do, or have ended
 
 
 def check_grid(
@@ -74,7 +75,7 @@ def check_grid(
             lines += [*of_weights, *task.remarks()]
             counts = data_counts(task)
             macs = task.complexity(model).macs if with_macs else None
-        found.append(CheckedRecipe(recipe, model, [*lines, *on_settings(recipe)], counts, macs))
+        found.append(CheckedRecipe(recipe, model, [*lines, *on_settings(recipe)], counts, macs, goes_on))
     return found
 
 

@@ -23,7 +23,6 @@ from .declare import Cell, Study
 from .run_plan import Planned
 
 __all__ = [
-    "OF_DATA_SIZE",
     "OF_THE_MACHINE",
     "defaults_of",
     "diverged_record",

@@ -211,7 +211,7 @@ def rates_that_grow(blocks: Sequence[nn.Module]) -> Rates:
     paths = dict.fromkeys(path for block in blocks for path, module in block.named_modules() if _can_have_rate(module))
     own = [_attributes(block) for block in blocks]
     held: dict[str, list[Any]] = {name: [one.get(name) for one in own] for name in own[0]}
-    differing = {name: values for name, values in held.items() if float in map(type, values) and len({*values}) > 1}
+    differing = {name: values for name, values in held.items() if float in map(type, values) and _differ(values)}
     found: Rates = {}
     if len(blocks) > 2 and len(differing) == 1:
         found = {("", name): held for name, held in differing.items() if _are_rates(held) and _in_equal_steps(held)}
@@ -221,7 +221,7 @@ def rates_that_grow(blocks: Sequence[nn.Module]) -> Rates:
         if len({type(part) for part in with_rate}) != 1 or not all(map(_can_have_rate, with_rate)):
             continue
         attributes = [_attributes(part) for part in with_rate]
-        names = [name for name in attributes[0] if any(one.get(name) != attributes[0][name] for one in attributes)]
+        names = [name for name in attributes[0] if _differ([one.get(name) for one in attributes])]
         rates = [vars(part).get(name, 0.0) for part in parts for name in names[:1]]
         if len(names) == 1 and _are_rates(rates):
             found[path, names[0]] = rates
@@ -240,7 +240,11 @@ def _are_rates(values: list[Any]) -> bool:
 
 def _in_equal_steps(values: list[float]) -> bool:
     steps = [rate_at(values, i, len(values)) for i in range(len(values))]
-    return len(values) > 1 and all(abs(value - step) < 1e-6 for value, step in zip(values, steps))
+    return all(abs(value - step) < 1e-6 for value, step in zip(values, steps))
+
+
+def _differ(values: Sequence[Any]) -> bool:
+    return any(value != values[0] for value in values)
 
 
 def spread_rates(
