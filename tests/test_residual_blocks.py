@@ -289,11 +289,20 @@ class InPlace(Plain):
         return x
 
 
-@pytest.mark.parametrize("options", [{}, {"period": 2}, {"dilation": 2}])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("dense_former", {}),
+        ("dense_former", {"period": 2}),
+        ("dense_former", {"dilation": 2}),
+        ("alt_up", {}),
+        ("lambdas", {}),
+    ],
+)
 @pytest.mark.parametrize("inference", [True, False])
-def test_dense_former_takes_blocks_that_add_in_place(options, inference):
-    network = stirred(connect([Plain(8) for _ in range(5)], "dense_former", width=8, **options), 0.5)
-    other = connect([InPlace(8) for _ in range(5)], "dense_former", width=8, **options)
+def test_designs_of_blocks_take_those_that_add_in_place(name, options, inference):
+    network = stirred(connect([Plain(8) for _ in range(5)], name, width=8, **options), 0.5)
+    other = connect([InPlace(8) for _ in range(5)], name, width=8, **options)
     other.load_state_dict(network.state_dict())
     x = torch.randn(2, 5, 8)
     if inference:
@@ -356,7 +365,7 @@ def test_fixup_scales_by_all_branches_of_the_model():
     parts = [BranchParts(norm, mlp, hidden=((up, 0, 1),), last=down) for norm, mlp, up, down in paths]
     declare_branches(Thrice, parts)
     blocks = connect([Thrice(8) for _ in range(4)], "fixup").blocks
-    assert {one.branch_scale for block in blocks for one in block.connections} == {12**-0.5}
+    assert {one.branches for block in blocks for one in block.connections} == {12}
 
 
 def test_the_norm_behind_a_branch_is_a_new_one():
@@ -466,12 +475,12 @@ def gpt2(width=64):
 @pytest.mark.parametrize("kind", [llama, gpt2])
 @pytest.mark.parametrize("name", ["fixup", "deepnorm", "rezero"])
 def test_start_values_reach_the_layers_of_language_models(name, kind):
-    """Xavier's spread is √(2 / (in + out)); four blocks have eight branches."""
+    """Xavier's spread is √(2 / (in + out)); four blocks have eight branches. In Fixup an attention has four layers."""
     torch.manual_seed(0)
     block = connect([kind(256) for _ in range(4)], name).blocks[-1]
-    beta, shrink = 32**-0.25, 8**-0.5
+    beta, sixth = 32**-0.25, 8 ** (-1 / 6)
     scales = {
-        "fixup": dict(queries=1, values=shrink, gate=1, hidden=shrink, last=0),
+        "fixup": dict(queries=sixth, values=sixth, gate=1, hidden=8**-0.5, last=0),
         "deepnorm": dict(queries=1, values=beta, gate=beta, hidden=beta, last=beta),
         "rezero": dict(queries=1, values=1, gate=1, hidden=1, last=1),
     }[name]

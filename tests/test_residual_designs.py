@@ -5,6 +5,7 @@ import math
 import pickle
 
 import pytest
+import timm
 import torch
 from residual_networks import JOINED, OPTIONS, STEPS, WIDTH, deit, stirred, train
 from timm.models import checkpoint_seq
@@ -19,10 +20,12 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 import stepsnet.residual
 from stepsnet.analysis.interventions import dropped
 from stepsnet.analysis.residual_stream import measure_stream
+from stepsnet.config import ModelSpec
 from stepsnet.errors import UserError
 from stepsnet.models.blocks import blocks_of, recompute_blocks
+from stepsnet.models.build import build_model
 from stepsnet.models.compilation import compile_blocks
-from stepsnet.residual import DESIGNS, Wiring
+from stepsnet.residual import DESIGNS, Connection, Wiring
 from stepsnet.residual.design import DesignPart
 from stepsnet.residual.mhc import sinkhorn_knopp
 from stepsnet.stream import recomputed
@@ -53,6 +56,25 @@ def _of_connected(ours, plain):
     kept = plain.state_dict()
     assert sum(key in kept for key in ours.state_dict()) >= len(kept) - 24  # the norms, where they go or move
     return {key: value for key, value in kept.items() if key in ours.state_dict()}
+
+
+def stepified_swin(design):
+    args = dict(img_size=64, embed_dim=16, depths=(1, 1, 3, 1), num_heads=(1, 1, 2, 2), num_classes=7)
+    return stepsnet.stepify(timm.create_model("swin_tiny_patch4_window7_224", **args), 2, residual=design)
+
+
+def language_model(design):
+    shape = dict(vocab_size=40, widths=(16, 24), depths=(3, 2), num_attention_heads=(2, 2), max_position_embeddings=32)
+    return build_model(ModelSpec("steps_transformer", {**shape, "residual": design}))
+
+
+@pytest.mark.parametrize("make", [lambda design: deit(design, **STEPS), stepified_swin, language_model])
+def test_blocks_are_numbered_through_all_steps_and_stages(make):
+    """By the place that is told to each connection, of which a block has two."""
+    model = make("layer_scale")
+    blocks = len(blocks_of(model))
+    places = [(part.place.block, part.place.blocks) for part in model.modules() if isinstance(part, Connection)]
+    assert blocks >= 5 and places == [(number, blocks) for number in range(1, blocks + 1) for _ in range(2)]
 
 
 @EVERY
@@ -409,6 +431,9 @@ def test_scalings_have_the_gradient_of_the_formula():
     expected, got = (torch.autograd.grad((weights * one).sum(), logits)[0] for one in (M, ours))
     torch.testing.assert_close(got, expected)
     assert torch.autograd.gradcheck(lambda x: sinkhorn_knopp(x, 7), logits.detach()[:1, :1].requires_grad_())
+    first = torch.autograd.grad(sinkhorn_knopp(logits, 7).square().sum(), logits, create_graph=True)[0]
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        first.sum().backward()
 
 
 def test_compiled_scalings_have_a_gradient():

@@ -154,8 +154,9 @@ def test_the_start_of_a_design_is_drawn_once_and_trained_weights_stay(name, tmp_
     layer = model.model.layers[1]
     q, v, o = (getattr(layer.self_attn, f"{one}_proj").weight for one in "qvo")
     up, down = layer.mlp.up_proj.weight, layer.mlp.down_proj.weight
-    scale = {"fixup": (1, 8**-0.5, 0), "deepnorm": (1, 32**-0.25, 32**-0.25), "rezero": (1, 1, 1)}[name]
-    for weight, expected in zip((q, v, o, up, down), (scale[0], scale[1], scale[2], scale[1], scale[2])):
+    sixth, beta = 8 ** (-1 / 6), 32**-0.25
+    scales = {"fixup": (sixth, sixth, 0, 8**-0.5, 0), "deepnorm": (1, *[beta] * 4), "rezero": (1, 1, 1, 1, 1)}[name]
+    for weight, expected in zip((q, v, o, up, down), scales):
         assert weight.std().item() == pytest.approx(expected * math.sqrt(2 / sum(weight.shape)), rel=0.05)
     stirred(model, 0.2)
     model.save_pretrained(tmp_path)

@@ -360,13 +360,14 @@ def test_a_norm_that_normformer_cannot_make_is_refused():
     assert type(block) is OwnBlock
 
 
-def test_what_is_peri_ln_already_is_refused():
+@pytest.mark.parametrize("name", ["peri_ln", "layer_norm_scaling"])
+def test_a_norm_behind_a_branch_is_refused_by_what_it_would_undo_or_double(name):
     config = transformers.Gemma2Config(
         hidden_size=WIDTH, intermediate_size=48, num_attention_heads=2, num_key_value_heads=1, head_dim=16
     )
-    message = "peri_ln: post_attention_layernorm of Gemma2DecoderLayer is a norm behind a branch, expected none there"
+    message = f"{name}: post_attention_layernorm of Gemma2DecoderLayer is a norm behind a branch, expected none there"
     with pytest.raises(UserError, match=message):
-        connect([Gemma2DecoderLayer(config, 0)], "peri_ln")
+        connect([Gemma2DecoderLayer(config, 0)], name)
 
 
 class Half(Connection):

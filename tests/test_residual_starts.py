@@ -65,9 +65,9 @@ def test_where_the_weights_begin():
     xavier, between = math.sqrt(2 / (256 + 256)), math.sqrt(2 / (256 + 1024))
     block, _ = first_block("fixup", wide)
     q, k, v = block.attn.qkv.weight.chunk(3)
-    shrink = 16**-0.5  # two branches a block
+    sixth, half = 16 ** (-1 / 6), 16**-0.5  # two branches a block
     found = [spread_of(w) for w in (q, k, v, block.mlp.fc1.weight)]
-    assert found == pytest.approx([xavier, xavier, shrink * xavier, shrink * between], rel=0.03)
+    assert found == pytest.approx([*[sixth * xavier] * 3, half * between], rel=0.03)
     assert not block.attn.proj.weight.any() and not block.mlp.fc2.weight.any()
     block, _ = first_block("deepnorm", wide)
     q, k, v = block.attn.qkv.weight.chunk(3)

@@ -45,7 +45,8 @@ class AltUp(Connection):
     def forward(self, x: Tensor, F: Branch) -> Tensor:
         with without_autocast(x):
             predicted = (precise(self.p).view(self.streams, self.streams) @ precise(x)).to(x.dtype)  # (B, N, n, C)
-        innovation = F(x[..., self.active, :]) - predicted[..., self.active, :]  # (B, N, C)
+        # a copy, since the block may add in place, and the gradient of p needs x
+        innovation = F(x[..., self.active, :].clone()) - predicted[..., self.active, :]  # (B, N, C)
         return predicted + self.g[:, None] * innovation.unsqueeze(-2)
 
     @classmethod

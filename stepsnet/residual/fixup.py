@@ -3,11 +3,12 @@ r"""Fixup: Zhang et al., "Fixup Initialization: Residual Learning Without Normal
     x_{l+1} = x_l + a_l F_l(x_l), F without norms, with a learned number added in front of each linear layer
 
 In front of the activation it is the MLP's own bias; the layers of LLaMA and Qwen have none. Start: F's last layer at 0,
-a = 1, the added numbers at 0, the other layers by Xavier's rule with biases of 0, and values and the MLP's hidden layer
-scaled by L^(-1/(2m - 2)) with L branches of m layers in sequence: m = 2, so L^(-1/2). Queries,
-keys and the gate of a gated MLP are beside that sequence, and not scaled. The classifier keeps its library's
-initialization; in Fixup it starts at 0. The model's last norm stays, as do norms inside of a branch, such as those of
-queries and keys. Parameters: six numbers a block, less the norms. Traffic: that of the plain stream.
+a = 1, the added numbers at 0, the other layers by Xavier's rule with biases of 0, scaled by L^(-1/(2m - 2)) with L
+branches of m layers: in an MLP m = 2, so L^(-1/2); in an attention m = 4, so L^(-1/6) for queries, keys and values, as
+in the authors' code. The gate of a gated MLP, which they do not have, is beside the two layers and not scaled. The
+classifier keeps its library's initialization; in Fixup it starts at 0. The model's last norm stays, as do norms inside
+of a branch, such as those of queries and keys. In the authors' Transformer the attention has no number inside, and no
+layer a bias. Parameters: six numbers a block, less the norms. Traffic: that of the plain stream.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Fixup(Connection):
 
     def __init__(self, place: Place, options: Mapping[str, Any]):
         super().__init__(place, options)
-        self.branch_scale = place.branches**-0.5
+        self.branches = place.branches  # L
         self.shift, self.inner, self.gain = Shift(), Shift(), Gain(1.0)
 
     def init_weights(self) -> None:
@@ -43,9 +44,11 @@ class Fixup(Connection):
     def init_branch(self, block: nn.Module, parts: BranchParts) -> None:
         if (weights := start_of(block, parts)) is None:
             return
-        for weight in (*weights.queries_keys, *weights.gates):
+        for weight in weights.gates:
             nn.init.xavier_uniform_(weight)
-        nn.init.xavier_uniform_(weights.values, gain=self.branch_scale)
+        layers = 4 if weights.queries_keys else 2  # m
+        for weight in (*weights.queries_keys, weights.values):
+            nn.init.xavier_uniform_(weight, gain=self.branches ** (-1 / (2 * layers - 2)))
         nn.init.zeros_(weights.last)
 
     def forward(self, x: Tensor, F: Branch) -> Tensor:

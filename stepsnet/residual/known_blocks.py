@@ -21,7 +21,15 @@ from ..macs import OF_MODULES, held_tensors
 from .branches import BoundBranch, BranchParts, Projection, through
 from .linears import linear_paths
 
-__all__ = ["BranchDeclaration", "branches_of", "check_declared", "declare_branches", "is_norm", "parts_of"]
+__all__ = [
+    "BranchDeclaration",
+    "branches_of",
+    "check_declared",
+    "check_no_norm_behind",
+    "declare_branches",
+    "is_norm",
+    "parts_of",
+]
 
 # F by its parts; as the paths that the stream goes through, such as "norm1 attn* ls1 drop_path1", where "*" marks what
 # takes the block's other arguments, and a parameter or a number is multiplied; or as a function (block, x, …) -> F(x)
@@ -181,6 +189,14 @@ def is_norm(module: Any) -> bool:
     """A layer of no parts, whose weight is one number a channel."""
     weight = getattr(module, "weight", None)
     return isinstance(weight, Tensor) and weight.ndim == 1 and next(module.children(), None) is None
+
+
+def check_no_norm_behind(design: str, block: nn.Module, parts: Sequence[BranchParts]) -> None:
+    """Raises UserError for a block with a norm at the end of a branch, in front of the sum, as in Gemma 2."""
+    for path in (path for one in parts for path in one.after):
+        if is_norm(attrgetter(path)(block)):
+            kind = type(block).__name__
+            raise UserError(f"residual: {design}: {path} of {kind} is a norm behind a branch, expected none there")
 
 
 # ---- timm

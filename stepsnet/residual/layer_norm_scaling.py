@@ -3,7 +3,8 @@ r"""LayerNorm Scaling: Sun et al., "The Curse of Depth in Large Language Models"
     x_{l+1} = x_l + Layer_l(norm(x_l) / √b)        b: the block's number in the model, from 1
 
 Both branches of a block have its number. Start: as the plain network but for the factor. Parameters, traffic, memory:
-those of the plain network. The paper leaves out any initialization that is scaled by depth besides.
+those of the plain network. The paper leaves out any initialization that is scaled by depth besides; that of a library's
+blocks, such as GPT-2's, is left as it is here.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from .branches import BranchParts, check_no_replica
 from .design import Branch, Connection, Place
+from .known_blocks import check_no_norm_behind
 
 __all__ = ["LayerNormScaling"]
 
@@ -33,6 +35,10 @@ class LayerNormScaling(Connection):
         self.register_buffer("factor", torch.empty(()), persistent=False)
         self.register_load_state_dict_post_hook(_start_again)  # of a model that was empty until then
         self.init_weights()
+
+    @classmethod
+    def check_block(cls, block: nn.Module, parts: Sequence[BranchParts]) -> None:
+        check_no_norm_behind("layer_norm_scaling", block, parts)  # which would take the factor out again
 
     def init_weights(self) -> None:
         self.factor.fill_(self.place.block**-0.5)  # on the meta device it stays empty

@@ -26,6 +26,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from .design import Branch, Connection, Place, check_bounds, precise, rms_norm, set_start, without_autocast
 from .streams import Streams
@@ -50,6 +51,7 @@ class _Scalings(torch.autograd.Function):
         return M
 
     @staticmethod
+    @once_differentiable  # the sums are no outputs: a second derivative would take them for constants
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         M, *sums = ctx.saved_tensors
         M, g = M.clone(), gradient.clone()

@@ -4,9 +4,10 @@ r"""NormFormer: Shleifer et al., "Improved Transformer Pretraining with Extra No
     x_{l+1} = x' + W_2 Norm(GELU(W_1 Norm(x')))
 
 In a gated MLP the norm stands in front of the last layer as well. Norms have the class of those in front of the
-branches. The paper's learned scale of the MLP's shortcut, which it leaves to choice, is not part of this. Start: γ = 1,
-norms as usual. Parameters: H + 2C + 8C a block with an MLP of 4C. Traffic: that of the plain stream, the norm behind
-the attention being fused with the sum; that inside of the MLP is none of the stream's.
+branches. Dropout that a library has put at the end of its attention, as in GPT-2, stays in front of the norm; that of
+the authors is behind it. The paper's learned scale of the MLP's shortcut, which it leaves to choice, is not part of
+this. Start: γ = 1, norms as usual. Parameters: H + 2C + 8C a block with an MLP of 4C. Traffic: that of the plain
+stream, the norm behind the attention being fused with the sum; that inside of the MLP is none of the stream's.
 """
 
 from __future__ import annotations

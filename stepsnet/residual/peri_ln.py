@@ -4,23 +4,21 @@ r"""Peri-LN: Kim et al., "Peri-LN: Revisiting Normalization Layer in the Transfo
 
 The norm behind is as the one in front was at its start. The paper may normalize the embedding too; that is the
 model's, and left as it is, since the stream's start is to be the same in all designs. Stochastic depth and LayerScale
-stay behind the norm. Parameters: those of a norm a branch. Traffic: that of the plain stream, the norm behind being
-fused with the sum.
+stay behind the norm; dropout that a library has put at the end of its attention or MLP, as in GPT-2, stays in front.
+Parameters: those of a norm a branch. Traffic: that of the plain stream, the norm behind being fused with the sum.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from operator import attrgetter
 from typing import Any
 
 from torch import Tensor, nn
 
-from ..errors import UserError
 from .branches import BranchParts
 from .design import Branch, Connection, Place, reset_norm
-from .known_blocks import is_norm
+from .known_blocks import check_no_norm_behind
 
 __all__ = ["PeriLN"]
 
@@ -40,10 +38,7 @@ class PeriLN(Connection):
 
     @classmethod
     def check_block(cls, block: nn.Module, parts: Sequence[BranchParts]) -> None:
-        for path in (path for one in parts for path in one.after):
-            if is_norm(attrgetter(path)(block)):
-                kind = type(block).__name__
-                raise UserError(f"residual: peri_ln: {path} of {kind} is a norm behind a branch, expected none there")
+        check_no_norm_behind("peri_ln", block, parts)
 
     def init_weights(self) -> None:
         reset_norm(self.norm)
