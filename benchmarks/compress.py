@@ -60,7 +60,7 @@ import stepsnet
 from stepsnet.files import write_atomically
 from stepsnet.macs import count_forward
 from stepsnet.models.compress.stream_parts import fold_norms
-from stepsnet.study.verdict import interval
+from stepsnet.study.verdict import tested
 
 IMAGES = {"img_size": 32, "patch_size": 8, "class_token": False, "global_pool": "avg", "num_classes": 10}
 TEACHER = {**IMAGES, "embed_dim": 64, "depth": 8, "num_heads": 4}
@@ -234,7 +234,7 @@ def main() -> None:
     differences = {}
     for name in CONTENDERS[1:]:
         paired = [a - b for a, b in zip(tests["greedy"], tests[name])]
-        differences[f"greedy - {name}"] = interval(paired)  # mean, and the ends of the 95% t-interval
+        differences[f"greedy - {name}"] = tested(paired, 0.95)[:3]  # mean, and the ends of the 95% t-interval
     result = {
         "teacher": {**experiment.of_teacher, "test": accuracy(experiment.teacher, *experiment.pictures.test())},
         "macs": {"teacher": experiment.teacher_macs, "student": experiment.student_macs},

@@ -40,7 +40,7 @@ from stepsnet.recipes import find_recipe
 from stepsnet.run_folder import has_ended, read_summary
 from stepsnet.runs.train import train_run
 from stepsnet.study.run_plan import macs_of
-from stepsnet.study.verdict import interval
+from stepsnet.study.verdict import tested
 
 RATES = (0.001, 0.002, 0.004)
 MOST_RATES = 6
@@ -174,7 +174,7 @@ class Experiment:
                 "samples": self.samples(part),
             }
         differences = [a - b for a, b in zip(rows["grown"]["test"], rows["whole"]["test"])]
-        mean, low, high = interval(differences)
+        mean, low, high, _ = tested(differences, 0.95)
         compute = {part: rows[part]["macs"] * rows[part]["samples"] for part in rows}
         return {
             "metric": self.metric,

@@ -22,7 +22,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 import stepsnet
-from stepsnet.study.verdict import interval
+from stepsnet.study.verdict import tested
 
 SEEDS = (1, 2, 3, 4)
 BEFORE, AFTER = 300, 200  # updates
@@ -111,7 +111,7 @@ def main() -> None:
     rows: dict[str, Any] = {}
     for way, values in losses.items():
         differences = [value - ours for value, ours in zip(values, losses["stepsnet.grow"])]
-        mean, low, high = interval(differences)
+        mean, low, high, _ = tested(differences, 0.95)
         rows[way] = {"loss": values, "difference": {"mean": mean, "interval": [low, high]}}
     conclude("grow_starts", {"updates": [BEFORE, AFTER], "rate": RATE, "ways": rows}, options.out)
 

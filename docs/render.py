@@ -13,7 +13,7 @@ A block between ``<!-- begin: NAME … -->`` and ``<!-- end -->`` is replaced by
     study-keys                     the keys of a study's declaration
     stream NAME CELL…              γ by update in the final runs of a study's cells, and their gradients at the end
     verdicts NAME…                 the criteria of declared studies that have a verdict
-    differences NAME LEFT-RIGHT…   paired differences of a study's cells that none of its criteria asks for, and
+    differences NAME LEFT-RIGHT…   paired differences of a study's cells, whether or not a criterion asks for them, and
                                    LEFT-RIGHT/LEFT-RIGHT, how much the first of two differences is the larger one
     answers NAME…                  a row a declared study: its question, and what may be said by now
     analysis FILE TABLE            what ``stepsnet analyze --json`` printed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import statistics
 from typing import Any
@@ -16,7 +17,7 @@ from stepsnet.recipes import ablations
 from stepsnet.runs.compare import summarize
 from stepsnet.study.declare import Claim, Contender, Criterion, Flatness, Study, Tuning
 from stepsnet.study.leaderboard import leaderboard
-from stepsnet.study.render import as_p_value, draw_study, render_study
+from stepsnet.study.render import as_p_value, draw_study, on_other_machines, render_study
 from stepsnet.study.run_plan import progress
 from stepsnet.study.verdict import finals_of, judge, judge_study, tested, unsound
 from stepsnet.summary_stats import format_mean_std, percent
@@ -308,7 +309,7 @@ def verdicts_table(*names: str) -> str:
 
 
 def differences_table(name: str, *pairs: str) -> str:
-    """Paired differences of a study's cells that no criterion asks for, looked at afterwards: ``LEFT-RIGHT``, or
+    """Paired differences of a study's cells, whether or not a criterion asks for them: ``LEFT-RIGHT``, or
     ``LEFT-RIGHT/LEFT-RIGHT`` for how much the first of two differences is the larger one.
 
     Among the pairs may be ``level=0.99``, of the intervals; by default 0.95.
@@ -316,9 +317,11 @@ def differences_table(name: str, *pairs: str) -> str:
     study, results = read_study(name)
     metric = find_metric(study.metric)
     level = next((float(text.removeprefix("level=")) for text in pairs if text.startswith("level=")), 0.95)
-    rows, doubts = [], dict[str, None]()
+    rows, doubts, compared = [], dict[str, None](), dict[Criterion, None]()
     for pair in (text for text in pairs if not text.startswith("level=")):
-        sides = [_paired(study, text, results) for text in pair.split("/")]
+        criteria = [_criterion(text) for text in pair.split("/")]
+        sides = [_paired(study, criterion, results) for criterion in criteria]
+        compared |= dict.fromkeys(criteria)
         for _, about in sides:
             doubts |= about
         values = sides[0][0]
@@ -332,19 +335,26 @@ def differences_table(name: str, *pairs: str) -> str:
         rows.append([*cells, f"{mean:{spec}}", f"{low:{spec}} to {high:{spec}}", as_p_value(p)])
     headers = ["cell", "against", f"difference{metric.difference_unit and f' ({metric.difference_unit.strip()})'}"]
     table = markdown_table([*headers, f"{percent(level)} interval", "p"], rows, "llrrr")
-    return "\n".join([table, "", "Of these cells,", *doubts] if doubts else [table])
+    notes = ["", "Of these cells,", *doubts] if doubts else []
+    of_these = dataclasses.replace(study, criteria=tuple(compared))
+    return "\n".join([table, *notes, *on_other_machines(of_these, results)])
 
 
-def _paired(study: Study, pair: str, results: dict) -> tuple[tuple[float, ...], dict[str, None]]:
-    """The differences of two cells by seed, and lines on what makes them doubtful."""
+def _criterion(pair: str) -> Criterion:
+    """What would ask for the difference of ``LEFT-RIGHT``."""
     left, right = pair.split("-")
-    cells = [study.cell(text, "differences") for text in (left, right)]
-    judged = judge(study, Criterion(name=pair, left=left, right=right), results)
+    return Criterion(name=f"{left} against {right}", left=left, right=right)
+
+
+def _paired(study: Study, criterion: Criterion, results: dict) -> tuple[tuple[float, ...], dict[str, None]]:
+    """The differences of two cells by seed, and lines on what makes them doubtful."""
+    cells = [study.cell(text, "differences") for text in (criterion.left, criterion.right)]
+    judged = judge(study, criterion, results)
     if judged.mean is None:
-        raise ValueError(f"{pair}: {judged.reason}, expected cells whose runs have ended")
+        raise ValueError(f"{criterion.name}: {judged.reason}, expected cells whose runs have ended")
     doubts = dict[str, None]()
     if judged.p is None:
-        doubts[f"- the seeds of {left} and {right} do not differ"] = None
+        doubts[f"- the seeds of {criterion.left} and {criterion.right} do not differ"] = None
     if reason := unsound(study, cells, [finals_of(study, cell, results) for cell in cells], results):
         doubts[f"- {reason}"] = None
     return judged.differences, doubts

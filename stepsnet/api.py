@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from .config import Recipe
-from .consent import remember_as_asked, require_asked_for
+from .consent import require_asked_for, require_or_remember
 from .console import choose_display
 from .engine.interrupt import Interrupted
 from .errors import UserError
-from .overrides import override_values, to_plain
+from .overrides import override_values, read_recipe, to_plain
 from .provenance import recorded_command
 from .reading import yaml_file
 from .recipes import find_or_read
@@ -107,8 +107,9 @@ def resume(folder: str | Path, *, jobs: int = 2, **changes: Any) -> Run | Compar
         raise UserError(
             f"resume: {folder} is a sweep's, expected a run's or a comparison's; `stepsnet resume` takes it"
         )
-    recipe = override_values(read_run_recipe(folder), changes)
-    require_asked_for(recipe, folder, changes)
+    recipe = read_run_recipe(folder) if kind == "run" else read_recipe(folder / CONFIG)
+    recipe = override_values(recipe, changes)
+    require_asked_for(recipe, folder, _given(changes))
     command = ["resume", str(folder), *_assignments(changes)]
     with recorded_command(*command), _interruptible(folder), choose_display() as display:
         if kind == "run":
@@ -143,10 +144,7 @@ def _recipe_and_folder(
     base = recipe if isinstance(recipe, Recipe) else find_or_read(recipe)
     changed = override_values(base, changes)
     file = None if isinstance(recipe, Recipe) else yaml_file(recipe)
-    if file:
-        require_asked_for(changed, file, changes)
-    else:
-        remember_as_asked(changed)
+    require_or_remember(changed, file, _given(changes))
     return changed, _path(folder) if folder else folder_of(changed, file, resume)
 
 
@@ -159,13 +157,18 @@ def _command(verb: str, recipe: str | Path | Recipe, changed: Recipe, folder: Pa
     return [verb, str(recipe), *_assignments(changes), "--run", str(folder)]
 
 
+def _given(changes: Mapping[str, Any]) -> list[str]:
+    """The keys whose values are the caller's: of what a mapping changes, the rest is as a file has it."""
+    return [key for key, value in _flat(changes) if not isinstance(value, Mapping)]
+
+
 def _assignments(changes: Mapping[str, Any]) -> list[str]:
     return [f"{key}={_as_text(value)}" for key, value in changes.items()]
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in values.items():
-        if isinstance(value, dict) and value:
+        if isinstance(value, Mapping) and value:
             yield from _flat(value, f"{prefix}{key}.")
         else:
             yield prefix + key, value

@@ -23,17 +23,28 @@ from .errors import UserError
 from .files import write_atomically
 from .overrides import to_plain
 
-__all__ = ["DOWNLOADING", "fetched_by", "is_half_downloaded", "is_of_weights", "remember_as_asked", "require_asked_for"]
+__all__ = [
+    "DOWNLOADING",
+    "fetched_by",
+    "is_half_downloaded",
+    "is_of_weights",
+    "remember_as_asked",
+    "require_asked_for",
+    "require_or_remember",
+]
 
 DOWNLOADING = ".downloading"  # a file in the folder of data that are not all there yet
 
 # an address, a model or data of the hub, or data that torchvision downloads where they are missing
-_FETCHED = re.compile(r"[A-Za-z][\w+.-]+://|(hf[-_]hub|timm|hfds|cifar100?):")
+_FETCHED = re.compile(r"[A-Za-z][\w+.-]+://|(hf[-_]hub|timm|transformers|hfds|cifar100?):")
+_FOLDERS = ("transformers", "hfds", "cifar10", "cifar100")  # of these kinds, which may name one that is here
+_OF_A_MODEL = ("name", "model", "backbone")  # which name it, beside its arguments or among them
 
 
 def fetched_by(recipe: Recipe | Mapping[str, Any]) -> dict[str, Any]:
     """The settings, by their keys, for which something is fetched that is not yet here."""
-    return dict(_found(dict(recipe) if isinstance(recipe, Mapping) else to_plain(recipe)))
+    found = _found(dict(recipe) if isinstance(recipe, Mapping) else to_plain(recipe))
+    return {key: value for key, value, _ in found}
 
 
 def is_half_downloaded(folder: str | Path) -> bool:
@@ -57,13 +68,13 @@ def require_asked_for(
     """
     if os.environ.get("STEPSNET_FETCH") == "1":
         return
-    asked, before = {}, _remembered()
-    for key, value in fetched_by(recipe).items():
+    asked, before = set(), _remembered()
+    for key, value, entry in _found(to_plain(recipe)):
         if has_weights and is_of_weights(key):
             continue
         if any(key == word or key.startswith(f"{word}.") for word in typed):
-            asked[key] = value
-        elif _line(key, value) not in before and key.startswith(tuple(only)):
+            asked.add(entry)
+        elif entry not in before and key.startswith(tuple(only)):
             how = f"--data {shlex.quote(value)}" if key == "data" else shlex.quote(_line(key, value))
             raise UserError(
                 f"{where}: {key} is {value!r}, which is fetched from the network only if you ask for it: "
@@ -74,26 +85,42 @@ def require_asked_for(
 
 def remember_as_asked(recipe: Recipe) -> None:
     """Remember what a recipe fetches that the user has named."""
-    _remember(fetched_by(recipe))
+    _remember({entry for _, _, entry in _found(to_plain(recipe))})
 
 
-def _found(values: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+def require_or_remember(recipe: Recipe, file: Path | None, typed: Iterable[str]) -> None:
+    """What a command that begins something does: :func:`require_asked_for` of a recipe from a file, and
+    :func:`remember_as_asked` of one of this package or of the user's own program, for which ``file`` is None."""
+    if file:
+        require_asked_for(recipe, file, typed)
+    else:
+        remember_as_asked(recipe)
+
+
+def _found(values: Any, key: str = "", models: tuple[str, ...] = ()) -> Iterator[tuple[str, Any, str]]:
+    """The key and the value of each such setting, and what is remembered of it.
+
+    Args:
+        models: the names of the models whose setting it is, the outermost first, such as stepify and resnet18.
+    """
     if isinstance(values, dict):
+        if key:  # and not the recipe, whose name says nothing of its model
+            models += tuple(name for part in _OF_A_MODEL if isinstance(name := values.get(part), str))
         for name, value in values.items():
-            yield from _found(value, f"{key}.{name}" if key else name)
+            yield from _found(value, f"{key}.{name}" if key else name, models)
     elif isinstance(values, list):
         for value in values:
-            yield from _found(value, key)
-    elif values and key.rpartition(".")[2] == "pretrained":  # whatever timm takes for a yes
-        yield key, values
+            yield from _found(value, key, models)
+    elif values and key.rpartition(".")[2] == "pretrained":  # whatever timm takes for a yes, to these models' weights
+        yield key, values, " of ".join((_line(key, values), *reversed(models)))
     elif isinstance(values, str) and values:
         kind, _, rest = values.partition(":")
-        where = rest.partition("@")[0]
+        where = rest if kind == "transformers" else rest.partition("@")[0]
         place = Path(where.partition(":")[0] if kind == "hfds" else where)  # which may name a part of it
-        is_here = kind in ("hfds", "cifar10", "cifar100") and place.is_dir() and not is_half_downloaded(place)
+        is_here = kind in _FOLDERS and place.is_dir() and not is_half_downloaded(place)
         named = key.endswith(".hf_hub_id") or (key == "tokenizer" and values == "gpt2")
         if (named or _FETCHED.match(values)) and not is_here and key not in ("name", "title"):
-            yield key, values
+            yield key, values, _line(key, values)
 
 
 def is_of_weights(key: str) -> bool:
@@ -112,9 +139,8 @@ def _remembered() -> set[str]:
         return set()
 
 
-def _remember(asked: dict[str, Any]) -> None:
+def _remember(lines: set[str]) -> None:
     """Where the cache cannot be written, the next command has to ask again."""
-    lines = {_line(key, value) for key, value in asked.items()}
     if lines <= _remembered():
         return
     with suppress(UserError, RuntimeError), locked_entry(file := cache_folder() / "fetched.json"):

@@ -1,7 +1,8 @@
 """Modules of a user's that a recipe names under ``import``; they register models, data sets and tasks.
 
-To import a module is to run it. So a recipe names modules that are on this machine already: never a path, and never
-something to download.
+To import a module is to run it. So a recipe names modules that are on this machine already, and nothing is downloaded
+for it. Among them are those beside the recipe's file, and in the folder that its ``import_from`` names: whoever loads a
+run that somebody else has made runs what came with it.
 """
 
 from __future__ import annotations
@@ -9,12 +10,13 @@ from __future__ import annotations
 import ast
 import hashlib
 import importlib
+import os
 import sys
 import sysconfig
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from importlib.machinery import all_suffixes
+from importlib.machinery import PathFinder, all_suffixes
 from importlib.util import resolve_name
 from pathlib import Path
 
@@ -44,7 +46,8 @@ def import_user_modules(names: Sequence[str], folder: str | Path | None = None) 
         folder: that of the recipe's file.
 
     Raises:
-        UserError: a name is not that of a module, the module is not found, or it fails.
+        UserError: a name is not that of a module, the module is not found, or it fails; or another one of that name
+            is imported already.
     """
     folders = list(dict.fromkeys(str(Path(each).resolve()) for each in (".", folder) if each is not None))
     for name in names:
@@ -70,6 +73,7 @@ def import_user_modules(names: Sequence[str], folder: str | Path | None = None) 
                 raise
             except BaseException as error:  # SystemExit too, which would end the command in silence
                 raise UserError(f"import: {name} fails: {_last_line(error)}") from error
+            _require_found_now(name)
 
 
 def module_versions(names: Iterable[str]) -> dict[str, str]:
@@ -80,6 +84,26 @@ def module_versions(names: Iterable[str]) -> dict[str, str]:
 
 def is_module_version(text: str) -> bool:
     return text.startswith(_SUM)
+
+
+def _require_found_now(name: str) -> None:
+    """Raises UserError where an earlier import has given this process another module than is found by this name now."""
+    path: Sequence[str] | None = None
+    here, parts = None, name.split(".")
+    for depth in range(1, len(parts) + 1):
+        spec = PathFinder.find_spec(".".join(parts[:depth]), path)
+        if spec is None:  # such as one that a notebook has made
+            return
+        path, here = spec.submodule_search_locations or (), spec.origin
+    there = getattr(sys.modules[name], "__file__", None)
+    if not there or not here or os.path.realpath(there) == os.path.realpath(here):
+        return
+    of_there = _versions.get(name) or _version_of(_files_in_statements(name, Path(there)))
+    if of_there != _version_of(_files_in_statements(name, Path(here))):
+        raise UserError(
+            f"import: got {name} of {there}, which this process has imported before, expected that of {here}: use a "
+            "process for each of them, or give one another name"
+        )
 
 
 def _own_files(name: str, loaded: Iterable[str]) -> list[Path]:
@@ -93,10 +117,14 @@ def _own_files(name: str, loaded: Iterable[str]) -> list[Path]:
     return sorted(found)
 
 
-def _files_in_statements(name: str) -> list[Path]:
+def _files_in_statements(name: str, of_module: Path | None = None) -> list[Path]:
     """The files of a module of the user's, and of the modules and packages beside it that its import statements, and
-    theirs, name; whatever else this process has loaded, they are the same."""
-    of_module, beside = _places(name)
+    theirs, name; whatever else this process has loaded, they are the same.
+
+    Args:
+        of_module: its file; by default that which was imported.
+    """
+    of_module, beside = _places(name, of_module)
     found, seen, waiting = {of_module}, set(), [name]
     while waiting:
         parts = waiting.pop().split(".")
@@ -145,9 +173,10 @@ def _last_name(node: ast.AST) -> str:
     return getattr(node, "id", getattr(node, "attr", ""))
 
 
-def _places(name: str) -> tuple[Path, Path]:
-    """The file of a module that is imported, and the folder that holds it or its outermost package."""
-    of_module = Path(str(sys.modules[name].__file__))  # a package without one has no code either
+def _places(name: str, of_module: Path | None = None) -> tuple[Path, Path]:
+    """The file of a module, which is imported where none is given, and the folder that holds it or its outermost
+    package."""
+    of_module = of_module or Path(str(sys.modules[name].__file__))  # a package without one has no code either
     return of_module, of_module.parents[name.count(".") + (of_module.name == "__init__.py")]
 
 

@@ -309,6 +309,30 @@ def test_what_is_installed_or_ours_is_no_code_of_the_users(tmp_path, monkeypatch
     assert version.startswith("sha256:") and module_versions(["my_beside"]) != {"my_beside": version}
 
 
+@pytest.mark.parametrize("name", ["my_twice", "my_package.inside", "my_namespace.inside"])
+def test_a_module_of_another_folder_is_not_taken_for_one_of_the_same_name(name, tmp_path, monkeypatch):
+    """As for two runs, each with its own module, in one bench or notebook."""
+    monkeypatch.chdir(tmp_path)
+    file = Path(name.replace(".", "/") + ".py")
+    for folder, text in (("a", "import my_depth\n"), ("same", "import my_depth\n"), ("b", "DEPTH = 3\n")):
+        (tmp_path / folder / file).parent.mkdir(parents=True)
+        (tmp_path / folder / file).write_text(text)
+        (tmp_path / folder / "my_depth.py").write_text("")
+        if name.startswith("my_package"):
+            (tmp_path / folder / "my_package" / "__init__.py").write_text("")
+    for folder in ("a", "same", "a"):
+        import_user_modules([name], folder)
+    (tmp_path / "same" / "my_depth.py").write_text("DEPTH = 3\n")  # which the module imports
+    for folder in ("b", "same"):
+        with pytest.raises(UserError) as raised:
+            import_user_modules([name], folder)
+        (said,) = str(raised.value).splitlines()
+        assert f"import: got {name} of {tmp_path / 'a' / file}" in said, said
+        assert f"expected that of {tmp_path / folder / file}" in said, said
+    (tmp_path / "a" / file).write_text("DEPTH = 5\n")  # a notebook's module that is edited is the same one
+    import_user_modules([name], "a")
+
+
 PACKAGE = {
     "__init__.py": "",
     "common.py": "WIDTH = 8\n",

@@ -128,8 +128,33 @@ def test_the_difference_of_two_differences_is_paired_by_seed(pages, tmp_path):
     assert both.split(" | ")[:3] == ["| plain@4 minus plain@8", "steps@8 minus plain@8", "-11.5"]  # 5 - 15 and 8 - 21
     half = 63.657 * 1.5  # of two values: t of one degree of freedom at 99%, times half of their distance
     assert both.split(" | ")[3] == f"{-11.5 - half:+.1f} to {-11.5 + half:+.1f}"
-    with pytest.raises(ValueError, match=r"plain@4-mhc@8: .*expected cells whose runs have ended"):
+    with pytest.raises(ValueError, match=r"plain@4 against mhc@8: .*expected cells whose runs have ended"):
         module.differences_table(study, "plain@4-mhc@8")
+
+
+def test_differences_say_which_pairs_are_of_two_kinds_of_machine(pages, tmp_path):
+    module, study = pages
+    for cell, cpus in [(("plain", 4), "this this"), (("plain", 8), "this that"), (("steps", 8), "that that")]:
+        found = list(records(Cell(*cell), [50.0, 52.0]))
+        for record, cpu in zip(found[-2:], cpus.split()):
+            record |= {"hardware": {"cpu": cpu, "gpu": None}, "versions": {"torch": "2"}, "commit": "abc"}
+        keep(study, found, tmp_path)
+    table = module.differences_table(study, "plain@4-plain@8", "steps@8-plain@4", "plain@4-plain@8/steps@8-plain@8")
+    unlike = "plain@4 against plain@8 (1 of 2 pairs); steps@8 against plain@4 (2 of 2 pairs); steps@8 against plain@8"
+    assert table.endswith(f"\n\nPairs of two kinds of machine, whose rounding differs: {unlike} (1 of 2 pairs).")
+
+
+def test_a_cell_whose_runs_diverged_says_how_many_have_run(tmp_path):
+    tuning = {"rates": [0.002, 0.004, 0.008], "seeds": [0, 7], "length": 0.5, "most_rates": 3}
+    study = find_study(str(declared(tmp_path, contenders=CONTENDERS[:1], tuning=tuning, criteria=[], claims=[])))
+    cell = Cell("plain", 8)
+    found = list(records(cell, [50.0], rates=tuning["rates"]))  # the lowest rate is the best
+    again = [{**one, "run": one["run"].replace("seed0", "seed7")} for one in found if one["kind"] == "tuning"]
+    for record in (found[-1], found[2], again[2]):
+        record |= {"metrics": {}, "diverged": "a loss of NaN"}
+    table = leaderboard(study, {record["run"]: record for record in [*found, *again]})
+    assert "| diverged (1 of 2 seeds, rate at an edge) |" in table
+    assert "Diverged in tuning, by rate: plain at 8 blocks with 0.008.\n" in f"{table}\n"
 
 
 def test_a_model_of_ones_own_has_arguments_of_its_own(tmp_path, monkeypatch):

@@ -12,7 +12,7 @@ import yaml
 from run_folders import make_run
 from toy_study import TOY, declared
 
-from stepsnet import load
+from stepsnet import load, train
 from stepsnet.cache import cache_folder, locked_entry
 from stepsnet.checkpoint import save_weights
 from stepsnet.cli import main
@@ -175,6 +175,7 @@ def own_words(tmp_path, monkeypatch):
             "model.args.pretrained_cfg_overlay.url",
         ),
         ('model.args.pretrained_cfg={"hf_hub_id": "a/b"}', "model.args.pretrained_cfg.hf_hub_id"),
+        ('model={"name": "stepify", "args": {"model": "transformers:someone/name"}}', "model.args.model"),
     ],
 )
 def test_what_a_file_names_on_the_network_is_not_fetched_without_asking(change, key, tmp_path, capsys, own_words):
@@ -192,6 +193,63 @@ def test_what_a_file_names_on_the_network_is_not_fetched_without_asking(change, 
         needs_none = command[0] == "eval" and key.endswith(".pretrained")  # it reads the run's own weights
         assert (f": {key} is " in err and "only if you ask for it" in err) != needs_none, err
     assert not (tmp_path / "new").exists()
+
+
+def test_in_python_a_mapping_asks_for_what_it_names_alone(tmp_path, own_words, monkeypatch):
+    """The rest of what it changes is the file's word."""
+    monkeypatch.setattr("stepsnet.api.train_run", opened)
+    theirs = override(find_recipe("digits/tiny"), ["model.args.pretrained=true"])
+    (tmp_path / "theirs.yaml").write_text(to_yaml(theirs))
+
+    def train_theirs(**changes):
+        train(tmp_path / "theirs.yaml", tmp_path / "new", **changes)
+
+    for changes in (
+        {"model": {"args": {"depths": (2, 1, 1)}}},
+        {"model": {}},
+        {"model": {"args": {"pretrained_cfg": {}}}},
+        {"model.args": {"depths": (2, 1, 1)}},
+        {"baseline": theirs.model},
+    ):
+        with pytest.raises(UserError, match=r"model\.args\.pretrained is True, which is fetched"):
+            train_theirs(**changes)
+    assert not (cache_folder() / "fetched.json").exists()
+    for changes in ({"model": {"args": {"pretrained": True}}}, {"model": theirs.model}):
+        for each in (changes, {}):  # once is enough
+            with pytest.raises(UserError, match="the data are opened"):
+                train_theirs(**each)
+        (cache_folder() / "fetched.json").unlink()
+
+
+def test_weights_are_asked_for_with_the_model_whose_they_are(tmp_path, own_words):
+    def recipe(name, **args):
+        return dataclasses.replace(find_recipe("digits/tiny"), model=ModelSpec(name, args))
+
+    asked = [
+        recipe("resnet18", pretrained=True),
+        recipe("stepify", model="resnet18", pretrained=True),
+        recipe("mask_rcnn", backbone="resnet18", backbone_args={"pretrained": True}),
+    ]
+    for one in asked:
+        remember_as_asked(one)
+    for one in (*asked, recipe("resnet18", pretrained=True, in_chans=1)):
+        require_asked_for(one, tmp_path)
+    for other in (
+        recipe("resnet50", pretrained=True),
+        recipe("stepify", model="resnet50", pretrained=True),
+        recipe("mask_rcnn", backbone="resnet50", backbone_args={"pretrained": True}),
+    ):
+        with pytest.raises(UserError, match="pretrained is True, which is fetched"):
+            require_asked_for(other, tmp_path)
+
+
+def test_a_configuration_of_transformers_does_not_bring_its_code(tmp_path, monkeypatch):
+    monkeypatch.setattr("builtins.input", lambda *words: "y")  # to the question of transformers
+    config = {"model_type": "theirs", "auto_map": {"AutoConfig": "theirs.Theirs"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "theirs.py").write_text("raise SystemExit('their code runs')\n")
+    with pytest.raises(UserError, match=r"model: transformers:.*contains custom code"):
+        build_model(ModelSpec("stepify", {"model": f"transformers:{tmp_path}"}))
 
 
 def test_a_run_that_began_with_fetched_weights_is_used_elsewhere(tmp_path, capsys, own_words):
@@ -248,6 +306,7 @@ def test_data_that_are_here_need_no_asking(tmp_path):
         f"folder:{tmp_path}",
         f"hfds:{tmp_path}",
         f"hfds:{tmp_path}:fine_label@test",
+        f"transformers:{tmp_path}",
         f"cifar10:{tmp_path}@test",
         "python-docs",
     ):
@@ -290,6 +349,15 @@ def test_what_a_study_of_a_file_names_is_not_fetched_without_asking(
         assert main([*asked, *more]) == 2 and "the data are opened" in capsys.readouterr().err
     assert main([*asked, "model.args.depths=[3]"]) == 2
     assert "with a study, whose settings are declared" in capsys.readouterr().err
+
+
+def test_what_a_sweep_of_recipes_names_is_asked_for(tmp_path, own_words, monkeypatch):
+    """Its runs' own files name it afterwards, and are resumed and evaluated."""
+    monkeypatch.setattr("stepsnet.commands.sweep.sweep_and_tell", lambda recipes, *_: trained.extend(recipes))
+    trained = []
+    assert main(["sweep", "digits/tiny", "--data", "hfds:someone/pictures", "--run", str(tmp_path / "s")]) == 0
+    require_asked_for(trained[0], tmp_path / "s" / "config.yaml")
+    assert json.loads((cache_folder() / "fetched.json").read_text()) == ["data=hfds:someone/pictures"]
 
 
 def test_what_a_study_of_this_package_names_is_asked_for(capsys, own_words, monkeypatch):

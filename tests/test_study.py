@@ -13,12 +13,13 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from scipy import stats
+from run_folders import make_run
 from segmentation_images import write_camvid
 from segmentation_tasks import tiny_recipe
 from toy_study import TOY, declared, run
 
 from stepsnet.engine.update import Diverged
+from stepsnet.errors import UserError
 from stepsnet.files import write_atomically
 from stepsnet.overrides import read_recipe, to_yaml
 from stepsnet.provenance import provenance, write_process
@@ -28,11 +29,12 @@ from stepsnet.runs.train import train_run
 from stepsnet.study import conductor
 from stepsnet.study.declare import Cell, find_study, studies
 from stepsnet.study.leaderboard import leaderboard
-from stepsnet.study.record import _per_block, _spaced, settings_of
+from stepsnet.study.record import _per_block, _spaced, record_of, settings_of, write_record
 from stepsnet.study.render import render_study, rows_of
 from stepsnet.study.results import flatness_of
 from stepsnet.study.run_plan import Planned, check_models, choice_of, due, is_planned, progress, recipe_of
-from stepsnet.study.verdict import interval, judge, judge_study, p_value
+from stepsnet.study.verdict import judge, judge_study
+from stepsnet.study.verdict import tested as by_t_test
 
 
 @pytest.fixture
@@ -63,8 +65,8 @@ def test_a_study_from_tuning_to_the_claim(tmp_path, capsys, in_process):
     records = {file.stem: json.loads(file.read_text()) for file in results.glob("*.json")}
     assert set(in_process) == set(records) and str(tmp_path) not in "".join(f.read_text() for f in results.iterdir())
     for record in records.values():
-        tested = {key for key in record["metrics"] if key.startswith("test_")}
-        assert bool(tested) == (record["kind"] == "final")  # the test split, by final runs alone
+        of_test = {key for key in record["metrics"] if key.startswith("test_")}
+        assert bool(of_test) == (record["kind"] == "final")  # the test split, by final runs alone
         assert record["epochs"] == (2 if record["kind"] == "final" else 1) == len(record["curve"])
         assert {"rate", "seed", "batch_size", "data", "split", "hardware", "versions", "commit", "command"} <= set(
             record
@@ -324,17 +326,28 @@ T_95 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776}
 
 
 @pytest.mark.parametrize("values", [(1.0, 2.0), (0.5, 0.9, 0.1), (3.0, 3.5, 2.5, 3.1), (-1.0, 0.0, 1.0, 2.0, 0.3)])
-def test_the_interval_is_students(values):
+def test_the_interval_and_p_are_students(values):
     mean = sum(values) / len(values)
     deviation = math.sqrt(sum((v - mean) ** 2 for v in values) / (len(values) - 1))
     half = T_95[len(values) - 1] * deviation / math.sqrt(len(values))
-    got = interval(values)
-    assert got == pytest.approx((mean, mean - half, mean + half), abs=2e-4 * half)
-    assert p_value(values) == pytest.approx(float(stats.ttest_1samp(values, 0).pvalue))
-    for function in (interval, p_value):
-        with pytest.raises(ValueError, match="got 1 values"):
-            function([1.0])
-    assert p_value([1.0, 1.0]) == 0.0 and p_value([0.0, 0.0]) == 1.0
+    *interval, p = by_t_test(values, 0.95)
+    assert interval == pytest.approx([mean, mean - half, mean + half], abs=2e-4 * half)
+    angle = math.atan(abs(mean) / deviation * math.sqrt(len(values) / (len(values) - 1)))
+    within = {  # the share of Student's distribution nearer to 0, by its degrees of freedom
+        1: 2 / math.pi * angle,
+        2: math.sin(angle),
+        3: 2 / math.pi * (angle + math.sin(angle) * math.cos(angle)),
+        4: math.sin(angle) * (1 + math.cos(angle) ** 2 / 2),
+    }
+    assert p == pytest.approx(1 - within[len(values) - 1])
+
+
+def test_nothing_is_tested_where_differences_do_not_differ():
+    for values in ([1.0, 1.0], [0.0, 0.0], [0.1 + 0.2, 0.3], [1e-17, 0.0]):
+        mean = statistics.fmean(values)
+        assert by_t_test(values, 0.95) == (mean, mean, mean, None)
+    with pytest.raises(ValueError, match="got 1 differences, expected at least 2"):
+        by_t_test([1.0], 0.95)
 
 
 MIDDLE = {0.001: 1.0, 0.002: 2.0, 0.004: 1.0}
@@ -618,7 +631,9 @@ def test_a_module_that_changes_amid_a_run_is_noted(tmp_path, monkeypatch):
     assert "The module my_halves was changed while the study went on" in page
     assert "its runs: 1 of sha256:old and then sha256:new, 1 of sha256:new." in page
     monkeypatch.setattr(conductor, "module_versions", lambda names: dict.fromkeys(names, "sha256:new"))
-    (line,) = conductor._on_modules(there.values())
+    (line,) = conductor._on_modules(there.values(), tmp_path)
+    # a folder that stays has the old result, which would be recorded again
+    assert f"remove their files from the results and the folders of these runs from {tmp_path}" in line
     assert line.startswith("1 of the results were made by another content of the module my_halves, in whole or in part")
     second["trained_before"] = first["trained_before"]  # and so were all
     assert "its runs: 2 of sha256:old and then sha256:new." in render_study(study, there)
@@ -738,6 +753,46 @@ def test_a_row_tells_of_the_variant_that_was_chosen(tmp_path):
         there[p.name] = {**run, **facts, "metrics": {"val_top1": score}}
     [row] = rows_of(study, there)
     assert (row["variant"], row["blocks"]) == ("b", 2)
+
+
+def test_the_edge_of_another_variant_is_not_said_to_be_the_rates(tmp_path):
+    study, there = with_variants(tmp_path), {}
+    for p in due(study, {}):
+        score = 1 - abs(p.rate - 0.002) if p.variant == "b" else p.rate  # the other variant's best is at its edge
+        there[p.name] = {"kind": "tuning", "variant": p.variant, "rate": p.rate, "metrics": {"val_top1": score}}
+    for seed in study.seeds:
+        last = Planned(Cell("plain", 1), "final", "b", 0.002, seed)
+        there[last.name] = {"kind": "final", "variant": "b", "rate": 0.002, "metrics": {"test_top1": 50.0}}
+    for record in there.values():
+        record |= {"contender": "plain", "point": 1}
+    assert "| b 0.002 (a variant at its edge) |" in render_study(study, there)
+    assert "| 50.0 ± 0.0 (rate of a variant at an edge, " in leaderboard(study, there)
+
+
+def perplexity_of(tmp_path, recipe, **metrics):
+    """The record of a tuning run with such metrics, for a study by the perplexity per word."""
+    run = make_run(tmp_path / f"{recipe.task}-{len(list(tmp_path.iterdir()))}")
+    summary = json.loads((run / "summary.json").read_text())
+    (run / "summary.json").write_text(json.dumps(summary | {"metrics": metrics, "vocab_size": 65}))
+    with (run / "metrics.jsonl").open("a") as log:
+        log.write('{"kind": "epoch", "epoch": 9, "step": 200, "val_loss": 800.0, "val_word_perplexity": Infinity}\n')
+    study = study_of(tmp_path, metric="word_perplexity")
+    return record_of(study, Planned(Cell("plain", 1), "tuning", "", 0.002, 0), recipe, run, "a command")
+
+
+def test_a_perplexity_beyond_all_bounds_is_the_worst(tmp_path):
+    """One that the text has not, or the task, is a mistake in the declaration."""
+    text = find_recipe("tinyshakespeare/shallow")
+    record = perplexity_of(tmp_path, text, val_loss=7.0)  # characters at chance come to log 65, 4.2
+    assert record["metrics"] == {"val_loss": 7.0, "val_word_perplexity": None}
+    assert record["curve"][-1]["val_word_perplexity"] is None and write_record(tmp_path / "results", record)
+    study, cell = study_of(tmp_path, metric="word_perplexity"), Cell("plain", 1)
+    scores = {"plain-1-tuning-lr0.001-seed0": 300.0, "plain-1-tuning-lr0.004-seed0": 200.0}
+    there = {name: {"metrics": {"val_word_perplexity": score}} for name, score in scores.items()}
+    assert choice_of(study, cell, there | {record["run"]: record}).rate == 0.004
+    for recipe, loss in ((text, 3.0), (find_recipe("digits/tiny"), 7.0)):
+        with pytest.raises(UserError, match="has no val_word_perplexity, expected one of what it measured: val_loss"):
+            perplexity_of(tmp_path, recipe, val_loss=loss)
 
 
 def test_a_table_says_what_is_there(tmp_path):

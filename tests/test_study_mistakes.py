@@ -276,6 +276,90 @@ def test_a_lost_record_of_a_grid_that_has_grown_is_made_again(tmp_path, capsys):
     assert status == 2 and "plain-1-tuning-lr0.0003-seed0 is of no rate or seed that the study declares" in err
 
 
+def made(study, planned, score):
+    """The record of a run that has been run."""
+    settings = settings_of(recipe_of(study, planned))
+    place = {"run": planned.name, "point": planned.cell.point, "kind": planned.kind}
+    place |= {"rate": planned.rate, "seed": planned.seed}
+    return {**RECORD, **place, "metrics": {"val_top1": score, "test_top1": score}, "settings": settings}
+
+
+@pytest.fixture
+def at_once(monkeypatch):
+    """Runs that take no time; their names in order, and the scores at a rate, by default 50."""
+    names, scores = [], {}
+
+    def run_all(waiting, jobs, display, ended):
+        while waiting:
+            job = waiting.pop(0)
+            names.append(job.name)
+            ended(job, 0, "")
+
+    monkeypatch.setattr("stepsnet.study.conductor.run_all", run_all)
+    monkeypatch.setattr(
+        "stepsnet.study.conductor.record_of", lambda study, run, *_: made(study, run, scores.get(run.rate, 50.0))
+    )
+    return names, scores
+
+
+def test_a_lost_record_that_comes_out_otherwise_starts_no_runs_at_a_second_rate(tmp_path, capsys, at_once):
+    names, scores = at_once
+    file, results = declared(tmp_path, criteria=[], claims=[]), tmp_path / "results"
+    tuned = [
+        {**RECORD, "run": f"plain-1-tuning-lr{rate:g}-seed0", "rate": rate, "metrics": {"val_top1": value}}
+        for rate, value in ((0.001, 50.0), (0.002, 60.0))
+    ]
+    last = {**FINAL, "run": "plain-1-final-lr0.002-seed1", "rate": 0.002, "metrics": {"test_top1": 50.0}}
+    write(results, read_study(file), *tuned, last)
+    scores[0.004] = 60.5
+    arguments = ("sweep", file, "--run", tmp_path / "run", "--results", results, "--resume", "--cells", "plain@1")
+    for _ in range(2):
+        status, _, err = run(*arguments, capsys=capsys)
+        words = (
+            "plain-1-final-lr0.002-seed1 is not at 0.004, which tuning has chosen; what has been run is not left out"
+        )
+        assert status == 2 and err.startswith(f"stepsnet: run {names[-1]} failed: results: {words}"), err
+        assert not (results / f"{names[-1]}.json").exists()  # the record that was lost may be found
+    assert names == ["plain-1-tuning-lr0.004-seed0"] * 2
+
+
+def test_what_another_sweep_has_recorded_is_checked_record_by_record(tmp_path, capsys, at_once, monkeypatch):
+    names, _ = at_once
+    file, results = declared(tmp_path, criteria=[], claims=[]), tmp_path / "results"
+    fits = {**RECORD, "run": "plain-1-tuning-lr0.004-seed0", "rate": 0.004}
+    other = {**RECORD, "run": "plain-2-tuning-lr0.001-seed0", "point": 2}
+
+    def record_of(study, planned, *_):
+        write(results, study, other, weight_decay=0.9)
+        write(results, study, fits)
+        return made(study, planned, 50.0)
+
+    monkeypatch.setattr("stepsnet.study.conductor.record_of", record_of)
+    arguments = ("sweep", file, "--run", tmp_path / "run", "--results", results)
+    status, out, err = run(*arguments, "--cells", "plain@1", capsys=capsys)
+    words = f"results: {other['run']} was made with weight_decay 0.9, got 0.05"
+    assert f"left out: {words}" in " ".join(out.split()) and status == 2 and err == f"stepsnet: {words}\n", err
+    finals = [f"plain-1-final-lr0.001-seed{seed}" for seed in (1, 2)]  # by the record at 0.004 too
+    assert names == ["plain-1-tuning-lr0.001-seed0", "plain-1-tuning-lr0.002-seed0", *finals]
+
+
+def test_a_record_of_another_sweep_that_does_not_fit_is_not_taken_in_place_of_ones_own(
+    tmp_path, capsys, at_once, monkeypatch
+):
+    names, _ = at_once
+    file, results = declared(tmp_path, criteria=[], claims=[]), tmp_path / "results"
+
+    def record_of(study, planned, *_):
+        write(results, study, RECORD, weight_decay=0.9)
+        return made(study, planned, 50.0)
+
+    monkeypatch.setattr("stepsnet.study.conductor.record_of", record_of)
+    arguments = ("sweep", file, "--run", tmp_path / "run", "--results", results, "--cells", "plain@1")
+    status, _, err = run(*arguments, capsys=capsys)
+    words = f"results: {RECORD['run']} was made with weight_decay 0.9, got 0.05"
+    assert status == 2 and err == f"stepsnet: run {RECORD['run']} failed: {words}\n" and names == [RECORD["run"]]
+
+
 def test_what_another_sweep_has_recorded_stays(tmp_path, capsys, monkeypatch):
     file, results, started = declared(tmp_path, criteria=[], claims=[]), tmp_path / "results", []
     study = read_study(file)
@@ -314,7 +398,7 @@ def test_of_two_records_written_at_once_the_first_stays(tmp_path, capsys, monkey
     def record_of(study, planned, *rest):
         assert planned.rate != 0.002, "the bad file hides the other sweep's record"
         write(results, study, theirs)
-        return {**theirs, "rate": planned.rate, "run": planned.name, "metrics": {"val_top1": 10.0}, "settings": {}}
+        return made(study, planned, 10.0)
 
     results.mkdir()
     monkeypatch.setattr("stepsnet.study.conductor.run_all", run_all)
@@ -407,6 +491,21 @@ def test_all_runs_of_a_study_have_one_data_set(tmp_path, capsys):
     status, _, err = run("sweep", file, "--run", tmp_path / "run", capsys=capsys)
     assert status == 2 and "data: got digits of plain@1 and folder:there of other@1, expected one data set" in err
     assert data_of(read_study(file), "digits") == "digits"
+
+
+@pytest.mark.parametrize("split", ["test", "train", "val"])
+def test_a_study_takes_no_split_of_its_data(tmp_path, capsys, split):
+    """Rates would be chosen by the images, or the text, that final runs are scored by."""
+    data = f"digits@{split}"
+    (tmp_path / "part.yaml").write_text(to_yaml(dataclasses.replace(find_recipe("digits/tiny"), data=data)))
+    for changes, more in (({"data": data}, ()), ({"recipe": "part.yaml"}, ()), ({}, ("--data", data))):
+        for option in ("--resume", "--dry-run", "--render"):
+            where = ("--run", tmp_path / "run", "--results", tmp_path)
+            status, _, err = run("sweep", declared(tmp_path, **changes), *more, option, *where, capsys=capsys)
+            expected = (
+                f"stepsnet: data: got {data}, expected digits: a study is tuned on one split and scored on another"
+            )
+            assert status == 2 and err.splitlines() == [expected] and not (tmp_path / "run").exists()
 
 
 def test_images_with_a_test_split_of_their_own_need_no_holdout(tmp_path):

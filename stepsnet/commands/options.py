@@ -150,7 +150,7 @@ def recipe_and_folder(options: argparse.Namespace) -> tuple[Recipe, Path]:
     Raises:
         UserError: there is no such recipe, or a change to it is wrong.
     """
-    from ..consent import remember_as_asked, require_asked_for
+    from ..consent import require_or_remember
     from ..overrides import override
     from ..reading import yaml_file
     from ..recipes import find_or_read
@@ -169,10 +169,7 @@ def recipe_and_folder(options: argparse.Namespace) -> tuple[Recipe, Path]:
     if getattr(options, "model", None):
         recipe = with_vocabulary(with_like_baseline(recipe, typed_keys(options)))
     file = yaml_file(options.recipe or "")
-    if file:
-        require_asked_for(recipe, file, typed_keys(options))
-    else:
-        remember_as_asked(recipe)
+    require_or_remember(recipe, file, typed_keys(options))
     return recipe, options.run or folder_of(recipe, file, options.resume)
 
 

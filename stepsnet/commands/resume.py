@@ -30,8 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     from ..consent import require_asked_for
-    from ..overrides import override
-    from ..run_folder import kind_of, read_run_recipe, recipes_of_runs
+    from ..overrides import override, read_recipe
+    from ..run_folder import CONFIG, kind_of, read_run_recipe, recipes_of_runs
 
     def changed(recipe: Recipe) -> Recipe:
         recipe = dataclasses.replace(recipe, data=options.data) if options.data else recipe
@@ -47,7 +47,7 @@ def run(options: argparse.Namespace) -> None:
     elif kind == "comparison":
         from .compare import compare_and_tell
 
-        recipe = changed(read_run_recipe(options.folder))
+        recipe = changed(read_recipe(options.folder / CONFIG))
         seeds = sorted({inner.seed for inner in recipes_of_runs(options.folder).values()})
         compare_and_tell(recipe, options.folder, seeds, options.jobs, "extend")
     else:

@@ -40,6 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
+    from ..consent import require_or_remember
     from ..overrides import override
     from ..reading import yaml_file
     from ..recipes import RECIPES, matching
@@ -70,6 +71,8 @@ def run(options: argparse.Namespace) -> None:
     if options.data:
         recipes = [dataclasses.replace(recipe, data=options.data) for recipe in recipes]
     recipes = [override(recipe, overrides) for recipe in recipes]
+    for recipe in recipes:
+        require_or_remember(recipe, None, ())  # each is of this package
     folder = options.run or Path("runs") / "sweep"
     if options.dry_run:
         from ..runs.grid import plan_grid

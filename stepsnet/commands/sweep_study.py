@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..consent import fetched_by, remember_as_asked, require_asked_for
+from ..consent import fetched_by, remember_as_asked, require_or_remember
 from ..console import choose_display
 from ..errors import UserError
 from ..files import require_writable_folder
@@ -96,13 +96,10 @@ def _require_asked_for(
     for cell in study.cells:
         for variant in study.contender(cell.contender).tried:
             recipe = recipe_of(study, a_final(study, cell, variant), options.data)
-            if file is None:
-                remember_as_asked(recipe)
-                continue
-            if (name := study.contender(cell.contender).recipe or study.recipe) in RECIPES:
+            if file and (name := study.contender(cell.contender).recipe or study.recipe) in RECIPES:
                 remember_as_asked(find_recipe(name))  # a recipe of this package is the user's own word
-            again = [key for key, value in fetched_by(recipe).items() if key in typed and typed[key] == value]
-            require_asked_for(recipe, file, [*again, *["data"] * bool(options.data)])
+            again = [key for key, value in fetched_by(recipe).items() if typed.get(key) == value]
+            require_or_remember(recipe, file, [*again, *["data"] * bool(options.data)])
             named.update(again)
     return [text for text in overrides if text.partition("=")[0] not in named]
 

@@ -64,7 +64,7 @@ def conduct(
         if not resume and place.exists() and any(place.iterdir()):
             raise UserError(f"{option}: {place} is not empty, expected a new folder (--resume runs what is missing)")
     conductor = _Conductor(study, folder, results, display, cells, data, free, after)
-    for line in _on_modules(conductor.there.values()):
+    for line in _on_modules(conductor.there.values(), folder):
         display.note(study.name, line)
     folder.mkdir(parents=True, exist_ok=True)
     with lock_folder(folder):
@@ -94,7 +94,8 @@ class _Conductor:
     ):
         self.study, self.folder, self.results, self.display = study, folder, results, display
         self.cells, self.data, self.free, self.after = cells, data, free, after
-        self.there = check_results(study, results, data_of(study, data))
+        self.of_all = data_of(study, data)  # the data of all runs
+        self.there = check_results(study, results, self.of_all)
         self.command = command_line()
         self.planned: dict[str, Planned] = {}  # all that have been queued here, by name
         self.waiting: list[Job] = []  # from which run_all takes the first
@@ -132,21 +133,19 @@ class _Conductor:
 
     def _look_again(self) -> None:
         """Another sweep may add results to the same folder, by which rates are chosen as by those from here."""
-        found = {}
         for file in sorted(self.results.glob("*.json")):
             if file.stem not in self.there:
                 try:
                     if record := read_record(file, self.study):
-                        found[file.stem] = record
+                        self._check(file.stem, record)
+                        self.there[file.stem] = record
                 except UserError as error:
                     self._note_once(f"left out: {error}")
-        if found:
-            try:
-                check_records(self.study, self.there | found, data_of(self.study, self.data))
-            except UserError as error:
-                self._note_once(f"what another sweep has added is left out: {error}")
-            else:
-                self.there |= found
+
+    def _check(self, name: str, record: Mapping[str, Any]) -> None:
+        """Raises UserError where a record does not fit what is there, as that of a run which was made again does not
+        where it would have another rate chosen than that of the final runs."""
+        check_records(self.study, self.there | {name: record}, self.of_all)
 
     def _note_recorded(self, name: str) -> None:
         self.display.note(name, "another sweep has recorded it already, which stays")
@@ -173,7 +172,8 @@ class _Conductor:
         return Job(run.name, title, str(config), str(self.folder / run.name))
 
     def _record(self, job: Job, status: int, said: str) -> None:
-        """Raises UserError where the run has failed otherwise than by diverging, or its folder cannot be read."""
+        """Raises UserError where the run has failed otherwise than by diverging, its folder cannot be read, or its
+        record does not fit the others: it is then not written."""
         run = self.planned[job.name]
         recipe = self._recipe(run)
         if status == 0:
@@ -183,11 +183,13 @@ class _Conductor:
         else:
             raise UserError(said)
         record |= noted_criteria(Path(job.config))
+        self._check(job.name, record)
         if not write_record(self.results, record):
             file = self.results / f"{job.name}.json"
             other = read_record(file, self.study)
             if other is None:
                 raise UserError(f"results: {file} is there and no record of a run, expected it elsewhere")
+            self._check(job.name, other)
             record = other
             self._note_recorded(job.name)
         self.there[job.name] = record
@@ -202,14 +204,19 @@ class _Conductor:
             self.display.note(name, f"no page: {error}")
 
 
-def _on_modules(records: Iterable[Mapping[str, Any]]) -> list[str]:
-    """A line for each module of the user's that is another now than when some of the runs were made."""
+def _on_modules(records: Iterable[Mapping[str, Any]], folder: Path) -> list[str]:
+    """A line for each module of the user's that is another now than when some of the runs were made.
+
+    Args:
+        folder: of the runs, whose own folders would give the same results again.
+    """
     of_study = modules_of(records)
     lines, now = [], module_versions(of_study)
     for name, versions in of_study.items():
         if name in now and (others := sum(count for of_run, count in versions.items() if {*of_run} != {now[name]})):
             lines.append(
                 f"{others} of the results were made by another content of the module {name}, in whole or in part; they "
-                "stay, and where what they use of it has changed, remove their files from the results to run them anew"
+                "stay, and where what they use of it has changed, remove their files from the results and the folders "
+                f"of these runs from {folder} to run them anew"
             )
     return lines

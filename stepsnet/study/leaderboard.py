@@ -77,12 +77,12 @@ def leaderboard(study: Study, results: Mapping[str, Mapping[str, Any]]) -> str:
 
 def _diverged_in_tuning(study: Study, results: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Lines for the rates at which contenders diverged, which no score shows."""
-    found: dict[str, list[str]] = {}
+    found: dict[str, dict[str, None]] = {}  # a rate once, whichever of its seeds diverged
     for record in sorted(results.values(), key=lambda record: (record["point"], record["rate"])):
         if record["kind"] == "tuning" and record.get("diverged"):
             place = f"{study.contender(record['contender']).title} at {record['point']} {study.point}"
-            found.setdefault(place, []).append(f"{record['variant']} {record['rate']:.2g}".strip())
-    places = "; ".join(f"{place} with {join(rates)}" for place, rates in found.items())
+            found.setdefault(place, {})[f"{record['variant']} {record['rate']:.2g}".strip()] = None
+    places = "; ".join(f"{place} with {join(list(rates))}" for place, rates in found.items())
     return ["", f"Diverged in tuning, by rate: {places}."] if found else []
 
 
@@ -94,21 +94,21 @@ def _has_ended(study: Study, row: Mapping[str, Any] | None) -> bool:
 def _score(study: Study, row: Mapping[str, Any] | None, spec: str) -> str:
     if row is None:
         return "–"  # not declared
-    if values := known(row["test"]):
-        missing, diverged = len(study.seeds) - len(row["seeds"]), len(row["seeds"]) - len(values)
-        score = format_mean_std(values, spec)
-        doubts = [f"{len(row['seeds'])} of {len(study.seeds)} seeds"] * (missing > 0)
-        doubts += [f"{diverged} of {len(row['seeds'])} diverged"] * (diverged > 0)
-        doubts += ["rate at an edge"] * bool(row["at_edge"])
-        if row["moved"] is None:
-            doubts.append("convergence unknown")
-        elif row["moved"] >= study.flatness.within:
-            doubts.append("not converged")
-        return f"{score} ({', '.join(doubts)})" if doubts else score
-    if row["seeds"] or row["diverged_everywhere"]:
+    if row["diverged_everywhere"]:
         return "diverged"
-    tuned = sum(map(len, row["tried"].values()))
-    return f"in tuning, {counted(tuned, 'run')}" if tuned else "not yet run"
+    if not row["seeds"]:
+        tuned = sum(map(len, row["tried"].values()))
+        return f"in tuning, {counted(tuned, 'run')}" if tuned else "not yet run"
+    values, ran = known(row["test"]), len(row["seeds"])
+    doubts = [f"{ran} of {len(study.seeds)} seeds"] * (ran < len(study.seeds))
+    doubts += [f"{ran - len(values)} of {ran} diverged"] * (0 < len(values) < ran)
+    doubts += [f"rate{' of a variant' * bool(row['variant'])} at an edge"] * bool(row["at_edge"])
+    if values and row["moved"] is None:
+        doubts.append("convergence unknown")
+    elif values and row["moved"] >= study.flatness.within:
+        doubts.append("not converged")
+    score = format_mean_std(values, spec) if values else "diverged"
+    return f"{score} ({', '.join(doubts)})" if doubts else score
 
 
 def _model(study: Study, contender: Contender, point: int, results: Mapping[str, Any]) -> ModelSpec:

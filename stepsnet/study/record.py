@@ -89,16 +89,24 @@ def public_settings(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def record_of(study: Study, planned: Planned, recipe: Recipe, run: Path, command: str) -> dict[str, Any]:
-    """The record of a run that has ended, from its folder.
+    """The record of a run that has ended, from its folder. A perplexity that was left out since it is beyond all bounds
+    is None there, and counts as the worst result.
 
     Args:
         command: that of the study, without folders of this machine.
+
+    Raises:
+        UserError: the run has not measured what it is to be chosen or scored by, or its folder cannot be read.
     """
     loaded = load_run(run)
-    needed = f"{study.tuned_on if planned.kind == 'tuning' else study.scored_on}_{study.metric}"
-    if needed not in loaded.summary.get("metrics", {}):
-        given = ", ".join(loaded.summary.get("metrics", {})) or "none"
-        raise UserError(f"metric: {planned.name} has no {needed}, expected one of what it measured: {given}")
+    split, metrics = study.tuned_on if planned.kind == "tuning" else study.scored_on, loaded.summary.get("metrics", {})
+    needed = f"{split}_{study.metric}"
+    if needed not in metrics:
+        is_scored = study.metric in vars(type(recipe)).get("scores", ())
+        if not (is_scored and _is_worse_than_chance(loaded.summary, split)):
+            given = ", ".join(metrics) or "none"
+            raise UserError(f"metric: {planned.name} has no {needed}, expected one of what it measured: {given}")
+        metrics = {**metrics, needed: None}
     keys = dict.fromkeys((*_CURVE, f"val_{study.metric}", study.flatness.key))
     curve = [{key: _short(line[key]) for key in keys if key in line} for line in loaded.epochs.values()]
     measured = loaded.stream_at_updates
@@ -109,10 +117,18 @@ def record_of(study: Study, planned: Planned, recipe: Recipe, run: Path, command
     return {
         **_head(study, planned, command),
         **summary,
+        "metrics": metrics,
         "settings": public_settings(settings_of(recipe)),
         "curve": curve,
         "stream": [{"step": one.step, **_per_block(one)} for one in kept],
     }
+
+
+def _is_worse_than_chance(summary: Mapping[str, Any], split: str) -> bool:
+    """Whether it is of a language model that predicts worse than one to which all tokens are equally likely: not the
+    text but the training has then made a perplexity too large."""
+    loss, tokens = summary.get("metrics", {}).get(f"{split}_loss"), summary.get("vocab_size")
+    return loss is not None and tokens is not None and loss > math.log(tokens)
 
 
 def diverged_record(
@@ -195,4 +211,7 @@ def _spaced(steps: list[int], count: int) -> list[int]:
 
 
 def _short(value: Any) -> Any:
-    return float(f"{value:.5g}") if isinstance(value, float) else value
+    """To five digits; None for what JSON does not have, as a perplexity of a bad beginning."""
+    if not isinstance(value, float):
+        return value
+    return float(f"{value:.5g}") if math.isfinite(value) else None

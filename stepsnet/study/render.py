@@ -20,7 +20,7 @@ from .results import flatness_of, modules_of
 from .run_plan import choice_of, diverged_everywhere, progress
 from .verdict import Judged, finals_of, judge_study
 
-__all__ = ["as_p_value", "draw_study", "known", "remarks_on", "render_study", "rows_of"]
+__all__ = ["as_p_value", "draw_study", "known", "on_other_machines", "remarks_on", "render_study", "rows_of"]
 
 Results = Mapping[str, Mapping[str, Any]]
 
@@ -89,7 +89,7 @@ def remarks_on(study: Study, results: Results) -> list[str]:
     remarks += _no_longer_declared(study, results)
     lines = ["", *(f"- {remark}" for remark in remarks)] if remarks else []
     if any("hardware" in record for record in results.values()):
-        lines += ["", _made_with(results.values()), *_on_other_machines(study, results)]
+        lines += ["", _made_with(results.values()), *on_other_machines(study, results)]
     return lines
 
 
@@ -148,7 +148,7 @@ def _machine(part: Mapping[str, Any]) -> str:
     return part["hardware"].get("gpu") or part["hardware"].get("cpu", "unknown")
 
 
-def _on_other_machines(study: Study, results: Results) -> list[str]:
+def on_other_machines(study: Study, results: Results) -> list[str]:
     """A line of the criteria of which a pair of runs was made on two kinds of machine, or with two versions of torch,
     whose rounding differs."""
     found: dict[str, list[str]] = {}
@@ -183,7 +183,8 @@ def _cells_table(study: Study, rows: Sequence[Mapping[str, Any]]) -> str:
     headers += [*["train accuracy, clean (%)"] * with_top1, f"loss moved in the last {percent(study.flatness.share)}"]
     cells = []
     for row in rows:
-        rate = "–" if row["rate"] is None else f"{row['variant']} {row['rate']:g}".strip() + " (edge)" * row["at_edge"]
+        rate = "–" if row["rate"] is None else f"{row['variant']} {row['rate']:g}".strip()
+        rate += f" ({'a variant at its edge' if row['variant'] else 'edge'})" * bool(row["at_edge"])
         scores = [_mean_std(row["test"], metric.spec), _mean_std(row["val"], metric.spec)]
         scores += [_mean_std(row["clean_loss"], ".3f"), *[_mean_std(row["clean_top1"], ".1f")] * with_top1]
         moved = "–" if row["moved"] is None else f"{row['moved']:.2%}"

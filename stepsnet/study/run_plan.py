@@ -18,6 +18,7 @@ from ..overrides import override_values
 from ..recipes import find_or_read
 from ..runs.check import DataOnce, check_grid
 from ..tasks import macs_of
+from ..tasks.splits import split_of
 from .declare import Cell, Study
 
 __all__ = [
@@ -158,7 +159,8 @@ def data_of(study: Study, data: str | None = None) -> str:
     """What all runs are trained on: ``data``, else the declaration's, else the recipes'.
 
     Raises:
-        UserError: recipes of different data, or one that cannot be made.
+        UserError: recipes of different data, a split of them, by which runs would be both chosen and scored, or a
+            recipe that cannot be made.
     """
     found: dict[str, Cell] = {}
     for cell in study.cells:
@@ -167,7 +169,10 @@ def data_of(study: Study, data: str | None = None) -> str:
     if len(found) > 1:
         (first, of), (second, other) = list(found.items())[:2]
         raise UserError(f"data: got {first} of {of} and {second} of {other}, expected one data set for all")
-    return next(iter(found))
+    (one,) = found
+    if (whole := split_of(one)[0]) != one:
+        raise UserError(f"data: got {one}, expected {whole}: a study is tuned on one split and scored on another")
+    return one
 
 
 def _check_names(study: Study) -> None:

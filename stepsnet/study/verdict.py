@@ -21,11 +21,9 @@ __all__ = [
     "cannot_be_made",
     "finals_of",
     "half_width",
-    "interval",
     "judge",
     "judge_claim",
     "judge_study",
-    "p_value",
     "tested",
     "unsound",
 ]
@@ -70,18 +68,6 @@ class Outcome:
         return asdict(self)
 
 
-def interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float, float]:
-    """Mean and two-sided t-interval of a sample: mean ± t · s / √n with n - 1 degrees of freedom.
-
-    Raises:
-        ValueError: fewer than two values.
-    """
-    if len(values) < 2:
-        raise ValueError(f"interval: got {len(values)} values, expected at least 2")
-    mean, half = statistics.fmean(values), half_width(len(values), level) * statistics.stdev(values)
-    return mean, mean - half, mean + half
-
-
 def half_width(count: int, level: float = 0.95) -> float:
     """Of the t-interval of ``count`` values, in their standard deviations: t / √n."""
     from scipy import stats
@@ -89,27 +75,23 @@ def half_width(count: int, level: float = 0.95) -> float:
     return float(stats.t.ppf((1 + level) / 2, count - 1)) / math.sqrt(count)
 
 
-def p_value(values: Sequence[float]) -> float:
-    """Two-sided, of the t-test that the mean of a sample's distribution is zero; 0 or 1 where all values are equal.
+def tested(differences: Sequence[float], level: float) -> tuple[float, float, float, float | None]:
+    """Mean of paired differences, the ends of its t-interval, and p: two-sided, of a mean of zero. Where they do not
+    differ, but for rounding, the interval is the mean alone, and p is None.
 
     Raises:
-        ValueError: fewer than two values.
+        ValueError: fewer than two differences.
     """
     from scipy import stats
 
-    if len(values) < 2:
-        raise ValueError(f"p_value: got {len(values)} values, expected at least 2")
-    deviation, mean = statistics.stdev(values), statistics.fmean(values)
-    if not deviation:
-        return 0.0 if mean else 1.0
-    return float(2 * stats.t.sf(abs(mean) * math.sqrt(len(values)) / deviation, len(values) - 1))
-
-
-def tested(differences: Sequence[float], level: float) -> tuple[float, float, float, float | None]:
-    """Mean and interval of paired differences, and p; None where the seeds do not differ, but for rounding."""
-    mean, low, high = interval(differences, level)
-    same = math.isclose(low, high, rel_tol=1e-9, abs_tol=1e-12)
-    return mean, low, high, None if same else p_value(differences)
+    if len(differences) < 2:
+        raise ValueError(f"tested: got {len(differences)} differences, expected at least 2")
+    mean = statistics.fmean(differences)
+    if math.isclose(min(differences), max(differences), rel_tol=1e-9, abs_tol=1e-12):
+        return mean, mean, mean, None
+    found = stats.ttest_1samp(differences, 0)
+    low, high = found.confidence_interval(level)
+    return mean, float(low), float(high), float(found.pvalue)
 
 
 def finals_of(study: Study, cell: Cell, results: Results) -> dict[int, Mapping[str, Any]]:

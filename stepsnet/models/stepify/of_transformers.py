@@ -44,7 +44,7 @@ def model_of_name(name: str, args: dict[str, Any]) -> nn.Module:
             which class of model it is of.
     """
     try:
-        config = transformers.AutoConfig.from_pretrained(name)
+        config = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False)  # else it may ask for that
         config = _changed(config, args) if args else config
     except (OSError, ValueError, TypeError, StrictDataclassError, AttributeError) as error:  # the last of a dtype
         raise UserError(f"model: transformers:{name}: {in_a_line(error.__cause__ or error)[:200]}") from error
