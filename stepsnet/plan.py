@@ -23,6 +23,7 @@ __all__ = [
     "check_heads",
     "check_steps",
     "check_widths",
+    "even_heads_of",
     "heads_for",
     "per_block",
     "plan_steps",
@@ -241,6 +242,11 @@ def heads_for(width: int, head_dim: int, among: Sequence[int] = USUAL_HEADS) -> 
     """
     divisors = (heads for heads in among if width % heads == 0)
     return min(divisors, key=lambda heads: (abs(width / heads - head_dim), -heads))
+
+
+def even_heads_of(width: int, group: int = 1) -> list[int]:
+    """The usual numbers of heads that divide ``width`` with an even size, multiples of ``group``."""
+    return [heads for heads in USUAL_HEADS if width % (2 * heads) == 0 and heads % group == 0]
 
 
 def step_widths(

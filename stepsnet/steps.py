@@ -122,7 +122,7 @@ class StepsNet(nn.Module):
         for network, width in zip(self.networks, self.widths):
             for block in _blocks_in(network):
                 checkpointed = self.grad_checkpointing and not isinstance(block, StreamBlock)
-                yield StreamBlock(block, width, self.width, self.dim, checkpointed, begin)
+                yield StreamBlock(module_of(block), width, self.width, self.dim, checkpointed, begin, run=block)
                 begin = None
 
     def __getitem__(self, index: int | slice) -> StreamBlock | StepsNet:

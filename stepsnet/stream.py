@@ -95,20 +95,27 @@ class StreamBlock:
 
     The other channels are copied, so a loop over these blocks copies the full width once per block. Access to other
     attributes is forwarded to the block. Two wrappers of one block compare equal.
+
+    Args:
+        block: the module.
+        run: what is called in its place: a function of the first ``width`` channels, in a nested StepsNet or in a
+            design of the stream.
     """
 
-    __slots__ = ("__weakref__", "_begin", "_checkpointed", "_dim", "_stream_width", "block", "width")
+    __slots__ = ("__weakref__", "_begin", "_checkpointed", "_dim", "_stream_width", "block", "run", "width")
 
     def __init__(
         self,
-        block,
+        block: nn.Module,
         width: int,
         stream_width: int,
         dim: int,
         checkpointed: bool = False,
         begin: Callable[[Tensor], Tensor] | None = None,
+        run: Callable[..., Tensor] | None = None,
     ):
-        self.block, self.width, self._stream_width, self._dim = block, width, stream_width, dim
+        self.block, self.run = block, block if run is None else run
+        self.width, self._stream_width, self._dim = width, stream_width, dim
         self._checkpointed = checkpointed
         self._begin = begin  # of the first block: what is done with the whole stream before it
 
@@ -123,7 +130,7 @@ class StreamBlock:
         return torch.cat((self._run(y, *args, **kwargs), waiting), self._dim)  # (…, C)
 
     def _run(self, y: Tensor, *args, **kwargs) -> Tensor:
-        return recomputed(self.block, y, *args, **kwargs) if self._checkpointed else self.block(y, *args, **kwargs)
+        return recomputed(self.run, y, *args, **kwargs) if self._checkpointed else self.run(y, *args, **kwargs)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, StreamBlock) and self.block is other.block
@@ -150,5 +157,5 @@ class StreamBlock:
 
 
 def module_of(block: Any) -> Any:
-    """The module behind a StreamBlock, also where StepsNets are nested."""
-    return module_of(block.block) if isinstance(block, StreamBlock) else block
+    """The module behind a StreamBlock; anything else as it is."""
+    return block.block if isinstance(block, StreamBlock) else block

@@ -60,16 +60,16 @@ class Points(Task):
 
 
 class Stopping(Points):
-    """SIGTERM comes in the middle of an update, counted from 1."""
+    """A signal comes in the middle of an update, counted from 1."""
 
-    def __init__(self, at):
+    def __init__(self, at, number=signal.SIGTERM):
         super().__init__()
-        self.at = at
+        self.at, self.number = at, number
 
     def loss(self, model, batch):
         self.seen += 1
         if self.seen == self.at:
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), self.number)
         return super().loss(model, batch)
 
 

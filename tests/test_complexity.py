@@ -1,5 +1,7 @@
 """Counting, against fvcore and against formulas written out here."""
 
+from types import SimpleNamespace
+
 import pytest
 import timm
 import torch
@@ -127,6 +129,26 @@ def test_macs_of_a_language_model_count_attention_over_the_context():
     for width, depth, inner in zip(widths, depths, hidden):
         macs += depth * (4 * width**2 + 3 * width * inner + 2 * context * width)
     assert count_language_model(model, context).macs == macs
+
+
+class OfOwnMask(nn.Module):
+    """A language model of the user's own, which takes one number of its mask per token, or none."""
+
+    def __init__(self, error):
+        super().__init__()
+        self.config = SimpleNamespace(model_type="own", num_attention_heads=2, num_hidden_layers=2)
+        self.embed, self.layers = nn.Embedding(10, 8), nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+        self.error = error
+
+    def forward(self, input_ids, attention_mask=None):
+        if attention_mask is not None and attention_mask.ndim != 2:
+            raise self.error("expected a mask of tokens")
+        return self.layers(self.embed(input_ids))
+
+
+@pytest.mark.parametrize("error", [AssertionError, AttributeError, KeyError])
+def test_a_model_that_takes_no_whole_mask_is_counted_without(error):
+    assert count_language_model(OfOwnMask(error), 16).macs == 2 * 8 * 8
 
 
 def test_the_blocks_of_a_detector_are_its_backbones():

@@ -8,6 +8,7 @@ import re
 from functools import partial
 
 import pytest
+import timm
 import torch
 from residual_networks import JOINED, stirred, vit
 from timm.layers import GluMlp, SwiGLU, SwiGLUPacked
@@ -46,6 +47,17 @@ def test_attributes_of_a_connected_block_are_the_modules():
     for block in model.blocks:
         block.note = "read"
     assert type(blocks_of(model)[0].drop_path1) is nn.Dropout and model.blocks[2].note == "read"
+
+
+def test_the_block_of_what_a_loop_gives_is_the_module_in_every_container():
+    model, again = vit(), vit()
+    model.blocks = connect(model.blocks, "mhc")
+    sizes = {"widths": (16, 32), "depths": (2, 1), "num_heads": (2, 2), "img_size": 32}
+    in_steps = timm.create_model("test_steps_deit", residual="mhc", **sizes)
+    again = stepsnet.stepify(again, plan={"widths": (16, 32), "depths": (2, 1)}, residual="mhc")
+    for one in (model, in_steps, again):
+        assert [block.block for block in one.blocks] == blocks_of(one)
+        assert nn.Sequential(one.blocks[-1].block)[0] in {*one.modules()}
 
 
 @pytest.mark.parametrize("name", JOINED)

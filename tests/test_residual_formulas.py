@@ -111,9 +111,9 @@ def peri_ln(network, x):
     return x
 
 
-def complete_p(network, x):
+def complete_p(network, x, base_blocks=1):
     for branch, _ in layers(network):
-        x = x + branch(x) / DEPTH
+        x = x + branch(x) * base_blocks / DEPTH
     return x
 
 
@@ -183,24 +183,27 @@ def laurel(network, x):
     return x
 
 
-def alt_up(network, x):
-    x = [x, x]
+def alt_up(network, x, streams=2):
+    x = [x] * streams
     for number, block in enumerate(network.blocks):
-        one, active = block.connections[0], number % 2
-        p = one.p.reshape(2, 2)
-        predicted = [p[i, 0] * x[0] + p[i, 1] * x[1] for i in range(2)]
+        one, active = block.connections[0], number % streams
+        p = one.p.reshape(streams, streams)
+        predicted = [sum(p[i, j] * x[j] for j in range(streams)) for i in range(streams)]
         computed = whole(block, x[active])
-        x = [predicted[i] + one.g[i] * (computed - predicted[active]) for i in range(2)]
-    return (x[0] + x[1]) / 2
+        x = [predicted[i] + one.g[i] * (computed - predicted[active]) for i in range(streams)]
+    return sum(x) / streams
 
 
-def hyper_connections(network, x):
+def hyper_connections(network, x, dynamic=True):
     H = torch.stack([x] * 4)  # (n, B, N, C)
     for branch, one in layers(network):
-        normed = F.layer_norm(H, (WIDTH,))
-        A_m = one.s[0] * torch.tanh(normed @ one.W[:, 0]) + one.A_m[:, None, None]  # (n, B, N)
-        A_r = one.s[0] * torch.tanh(normed @ one.W[:, 1:5]) + one.A_r.reshape(4, 4)[:, None, None]  # (n, B, N, n)
-        B = one.s[1] * torch.tanh(normed @ one.W[:, 5]) + one.B[:, None, None]
+        # (n, B, N), (n, B, N, n) and (n, B, N), where 1 stands for B and N without the dynamic part
+        A_m, A_r, B = one.A_m[:, None, None], one.A_r.reshape(4, 4)[:, None, None], one.B[:, None, None]
+        if dynamic:
+            normed = F.layer_norm(H, (WIDTH,))
+            A_m = one.s[0] * torch.tanh(normed @ one.W[:, 0]) + A_m
+            A_r = one.s[0] * torch.tanh(normed @ one.W[:, 1:5]) + A_r
+            B = one.s[1] * torch.tanh(normed @ one.W[:, 5]) + B
         out = branch(torch.einsum("ibn,ibnc->bnc", A_m, H))
         H = torch.einsum("ibnj,ibnc->jbnc", A_r, H) + B[..., None] * out
     return H.mean(0)
@@ -249,9 +252,9 @@ def attention_residuals_block(network, x):
     return attended(network.wiring.query.w, [*sums, partial])
 
 
-def connected(name):
+def connected(name, **options):
     blocks = [Block(WIDTH, 2, qkv_bias=True) for _ in range(DEPTH)]
-    return stirred(stepsnet.residual.connect(blocks, name, **OPTIONS.get(name, {})), 0.2).double().eval()
+    return stirred(stepsnet.residual.connect(blocks, name, **OPTIONS.get(name, options)), 0.2).double().eval()
 
 
 def assert_equal(network, expected):
@@ -267,10 +270,17 @@ def assert_equal(network, expected):
     torch.testing.assert_close(*of_all, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", JOINED)
-def test_a_design_is_its_formula(name):
-    network = connected(name)
-    assert_equal(network, globals()[name](network, X))
+OTHER_OPTIONS = [
+    ("complete_p", {"base_blocks": 3}),
+    ("hyper_connections", {"dynamic": False}),
+    ("alt_up", {"streams": 3}),
+]
+
+
+@pytest.mark.parametrize(("name", "options"), [*((name, {}) for name in JOINED), *OTHER_OPTIONS])
+def test_a_design_is_its_formula(name, options):
+    network = connected(name, **options)
+    assert_equal(network, globals()[name](network, X, **options))
 
 
 @pytest.mark.parametrize("scale", [1, 100])  # 100: weights far apart

@@ -82,8 +82,6 @@ def test_blocks_that_a_design_is_not_for_are_refused():
         for name in ("laurel", "plain"):
             with pytest.raises(UserError, match="the stream of these blocks has a design already, expected blocks wit"):
                 stepsnet.residual.connect(again, name)
-    with pytest.raises(UserError, match="ConnectedBlock has a design already"):
-        stepsnet.residual.wire(connected.blocks, "laurel", {"rank": 4})
     with pytest.raises(UserError, match="the width of Linear is not known, expected width=C, or branches"):
         stepsnet.residual.connect([torch.nn.Linear(4, 4)], "dense_former")
 

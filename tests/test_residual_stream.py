@@ -269,6 +269,16 @@ def test_compiled_blocks_are_measured_eagerly():
     assert as_line(measure_stream(compiled, loss), "epoch_end") == as_line(expected, "epoch_end")
 
 
+@pytest.fixture(scope="module")
+def frozen_heap():
+    """What other tests have left is searched once, and not by every collection in this file."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.mark.usefixtures("frozen_heap")
 @pytest.mark.parametrize("design", [None, *DESIGNS])
 def test_nothing_of_a_pass_is_kept_once_it_was_measured(design):
     """In a training that measures every hundredth update, each such graph would stay until its end."""
@@ -758,6 +768,7 @@ def test_a_joined_sequence_that_is_looped_over_begins_its_stream_by_the_hook():
         torch.testing.assert_close(looped, blocks(x))
 
 
+@pytest.mark.usefixtures("frozen_heap")
 def test_a_pass_without_a_backward_pass_leaves_nothing_behind():
     """timm's checkpoints hold the blocks of a loop, which hold nothing of it where the state is the stream."""
     model = timm.create_model("test_vit", img_size=32)

@@ -334,6 +334,25 @@ def test_layers_that_are_not_residual_are_left_out_where_others_are():
         stepsnet.stepify(Both(), 2, stages=(2,), example=x)
 
 
+class Counting(nn.Module):
+    """Counts its passes in a parameter that takes no gradient."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(*(Activated(32) for _ in range(4)))
+        self.count = nn.Parameter(torch.zeros(1), requires_grad=False)
+
+    def forward(self, x):
+        self.count += 1
+        return self.layers(x)
+
+
+def test_a_model_that_writes_into_a_parameter_without_a_gradient_is_taken():
+    x = torch.randn(2, 5, 32)
+    model = stepsnet.stepify(Counting(), 2, example=x)
+    assert model(x).shape == x.shape and model.count == 1
+
+
 def test_a_model_that_reads_its_stream_behind_each_block_is_taken():
     x = torch.randn(2, 5, 32)
     every = stepsnet.stepify(ReturnedWhole(), 2, example=x)(x)

@@ -1,9 +1,12 @@
 """stepify around a user's own code: what their models and blocks may do, and one line for what they may not."""
 
+import re
 import threading
 from collections import OrderedDict
+from dataclasses import dataclass
 from enum import Enum
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,6 +18,7 @@ from torch import nn
 
 import stepsnet
 from stepsnet import UserError
+from stepsnet.analysis.residual_stream import measure_stream
 from stepsnet.models.blocks import blocks_of
 from stepsnet.models.stepify.adapters import ADAPTERS
 
@@ -207,8 +211,45 @@ class Along(ChannelsLast):
 def test_channels_are_where_the_norms_have_them(kind, shape):
     """Not in dimension 1, though there are convolutions, and though these have as many channels as the image rows."""
     x = torch.randn(2, *shape, 32)
-    ours = stepsnet.stepify(nn.Sequential(*(kind(32) for _ in range(4))), 2, example=x)
+    model = nn.Sequential(*(kind(32) for _ in range(4)))
+    ours = stepsnet.stepify(model, 2, example=x)
     assert ours.dim == -1 and ours(x).shape == x.shape
+    assert {block.width for block in measure_stream(model, lambda model: model(x).square().mean())} == {32}
+
+
+class Bottleneck(nn.Module):
+    """A block of (B, C, H, W) whose first norm has fewer channels, as many as the image may have columns."""
+
+    def __init__(self, width):
+        super().__init__()
+        inner = width // 4
+        self.reduce, self.norm1 = nn.Conv2d(width, inner, 1), nn.BatchNorm2d(inner)
+        self.expand, self.norm2 = nn.Conv2d(inner, width, 1), nn.BatchNorm2d(width)
+
+    def forward(self, x):
+        return x + self.norm2(self.expand(self.norm1(self.reduce(x)).relu()))
+
+
+def test_the_norms_inside_of_a_bottleneck_are_not_those_of_the_stream():
+    model, x = nn.Sequential(*(Bottleneck(64) for _ in range(4))), torch.randn(2, 64, 16, 16)
+    assert {block.width for block in measure_stream(model, lambda model: model(x).square().mean())} == {64}
+    assert stepsnet.stepify(model, 2, example=x).dim == 1
+
+
+class Convolved(nn.Module):
+    """A block of (B, N, C) that begins with no convolution, and whose sequence is as long as it is wide."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.up, self.conv = nn.Linear(width, width), nn.Conv1d(width, width, 3, padding=1)
+
+    def forward(self, x):
+        return x + self.conv(self.up(x).mT).mT
+
+
+def test_a_series_whose_channels_nothing_decides_has_them_last_where_a_block_begins_with_no_convolution():
+    x = torch.randn(2, 32, 32)
+    assert stepsnet.stepify(nn.Sequential(*(Convolved(32) for _ in range(4))), 2, example=x).dim == -1
 
 
 def test_blocks_of_timm_that_have_their_channels_last():
@@ -230,6 +271,8 @@ def test_channels_that_are_elsewhere_are_hinted_at(monkeypatch):
         stepsnet.stepify(model, 2, example=x)
     stepsnet.register_block(ChannelsLast, lambda block, width, heads: ChannelsLast(width), dim=-1)
     assert stepsnet.stepify(model, 2, example=x).widths[-1] == 32
+    first = measure_stream(model, lambda model: model(x).square().mean())[0]
+    assert first.gamma == pytest.approx((x.std(-1).mean() / model[0](x).std(-1).mean()).item(), rel=1e-4)
 
 
 def test_the_number_of_a_block_of_ones_own_goes_on_to_the_new_ones():
@@ -259,6 +302,19 @@ def doubled(factor):
     return lambda x: factor * x
 
 
+@dataclass(slots=True)
+class Window:
+    shift: int
+
+
+def read_path(i):
+    """Of which only the first was asked for its text, which it has noted since."""
+    path = Path("ab"[i % 2])
+    if i == 0:
+        str(path)
+    return path
+
+
 TURNS = {
     "a list": lambda i: [0, 2 * (i % 2)],
     "a mapping": lambda i: {"shift": i % 2},
@@ -269,6 +325,9 @@ TURNS = {
     "a function of a function": lambda i: doubled(i % 2),
     "a partial function": lambda i: partial(nn.functional.gelu, approximate=("none", "tanh")[i % 2]),
     "an object": lambda i: SimpleNamespace(shift=i % 2),
+    "an object with slots": lambda i: Window(i % 2),
+    "a pattern": lambda i: re.compile("ab"[i % 2]),
+    "a path": read_path,
     "a tensor": lambda i: torch.tensor([i % 2]),
     "an array": lambda i: np.array([i % 2]),
 }
@@ -319,7 +378,7 @@ class Windowed(Residual):
 
 
 def test_masks_take_turns_whatever_else_training_has_put_into_buffers():
-    stepsnet.register_block(Windowed, lambda block, width, heads: Windowed(width, block.mask, block.seen))
+    stepsnet.register_block(Windowed, lambda block, width, heads: Windowed(width, block.mask, block.seen), dim=-1)
     masks = [torch.ones(5, 5), torch.eye(5)]
     for count in ("none", "one", "own"):
         seen = {"none": lambda i: None, "one": lambda i: torch.ones(()), "own": lambda i: torch.tensor(float(i**2))}

@@ -184,6 +184,13 @@ def test_a_stream_block_rewrites_its_own_channels_only():
     assert torch.equal(x, before)
 
 
+def test_the_block_of_a_nested_container_is_the_module():
+    net, flat = nested_steps()
+    assert [block.block for block in net] == [block.block for block in flat] and [*net] == [*net]
+    z = stream(2, 9)
+    torch.testing.assert_close(nn.Sequential(net[0].block)(z[:, :4]), net[0](z)[:, :4])
+
+
 def test_a_stream_block_passes_arguments_and_attributes_on():
     net = make(WIDTHS)
     x = stream(2, 9)

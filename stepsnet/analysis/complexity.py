@@ -21,7 +21,7 @@ from timm.models.vision_transformer import Block
 from torch import nn
 
 from ..errors import UserError, in_a_line
-from ..macs import count_forward
+from ..macs import OF_MODULES, count_forward
 from ..models.blocks import blocks_of, step_sequences, widths_of
 
 __all__ = [
@@ -97,10 +97,10 @@ def _macs_of_sequence(model: Any, tokens: int) -> int:
 
     try:
         return token_example(model, tokens).macs(model)
-    except (IndexError, RuntimeError, TypeError, ValueError) as error:
+    except OF_MODULES as error:
         try:  # OPT, BLOOM and GPT make a mask of their own from one per token, and without data from none
             return token_example(model, tokens, whole_mask=False).macs(model)
-        except (IndexError, RuntimeError, TypeError, ValueError):
+        except OF_MODULES:
             raise UserError(
                 f"model: the multiply-accumulates of {type(model).__name__} cannot be counted ({in_a_line(error)})"
             ) from error

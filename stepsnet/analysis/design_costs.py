@@ -73,10 +73,10 @@ _PROFILES: tuple[tuple[Profile, str, str], ...] = (
 )
 
 
-def profile_costs(width: int = 384, blocks: int = 12, num_heads: int = 6) -> Iterator[DesignCost]:
-    """Three steps in each profile of a StepsNet, by the half-compute rule: the compute of ``blocks`` of ``width``."""
+def profile_costs() -> Iterator[DesignCost]:
+    """Three steps in each profile of a StepsNet, by the half-compute rule: the compute of DeiT-S."""
     for profile, title, source in _PROFILES:
-        plan = plan_steps(width, blocks, 3, profile=profile, head_dim=width // num_heads)
+        plan = plan_steps(384, 12, 3, profile=profile, head_dim=64)
         yield DesignCost(
             f"StepsNet, {profile}",
             title,

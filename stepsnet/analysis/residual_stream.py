@@ -30,8 +30,9 @@ def measure_stream(model: nn.Module, loss: Callable[[nn.Module], Tensor]) -> lis
 
     Compiled blocks run eagerly here, since compiled code may leave hooks out. A model whose weights need no gradient
     is run forward only, and its gradients are not a number. In a model without a StepsNet the channels of images,
-    series and videos are dimension 1 or the last, as the sizes of the block's norms and biases say; where these leave
-    it open, dimension 1 for blocks with convolutions, in series and videos for those that begin with one.
+    series and videos are dimension 1 or the last, as :func:`stepsnet.register_block` was told for the block's class, or
+    as the sizes of the block's norms and biases say; where these leave it open, dimension 1 for blocks with
+    convolutions or batch norms, in series and videos for those that begin with one.
 
     Args:
         model: in the mode that the caller has set; the mode and the running statistics of norms are kept, and the

@@ -319,14 +319,9 @@ def _batch(model: Any, example: Example) -> tuple[tuple[Any, ...], dict[str, Any
     return tuple(map(taken, args)), kwargs
 
 
-def _has_values(value: Any) -> bool:
-    """Whether a tensor holds real data: zeros, ones and what torch.empty finds stand for a shape."""
-    if (
-        not isinstance(value, Tensor)
-        or not value.is_floating_point()
-        or value.device.type == "meta"
-        or not value.numel()
-    ):
+def _has_values(value: Tensor) -> bool:
+    """Whether a tensor of numbers holds real data: zeros, ones and what torch.empty finds stand for a shape."""
+    if value.is_meta or not value.numel():
         return False
     return bool(value.isfinite().all()) and bool((value != value.flatten()[0]).any())
 

@@ -12,18 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import UserError
+from ..models.stepify.find_adapter import adapter_declared_for
+from ..residual.channels import channel_dim
 from ..residual.connected import ConnectedBlock
 from ..steps import StepsNet
 from .block_statistics import BlockStatistics
 
 __all__ = ["NoStream", "StreamObserver"]
-
-# layers of images by the dimensions of these: their channels are dimension 1
-_OF_IMAGES: dict[int, tuple[type[nn.Module], ...]] = {
-    3: (nn.Conv1d, nn.BatchNorm1d),
-    4: (nn.Conv2d,),
-    5: (nn.Conv3d, nn.BatchNorm3d),
-}
 
 
 class NoStream(UserError):
@@ -290,18 +285,9 @@ def _named(value: Any) -> str:
 
 
 def _channels_of(block: nn.Module, y: Tensor) -> int:
-    """The dimension of the channels in what a block returns: 1, or the last one."""
-    kinds = _OF_IMAGES.get(y.ndim, ())
-    of_images = [module for module in block.modules() if isinstance(module, kinds)]
-    if y.ndim != 4 and not of_images:  # sequences may have as many tokens as some layer has biases
-        return -1
-    sizes = {parameter.shape[0] for parameter in block.parameters() if parameter.ndim == 1}
-    if (y.shape[1] in sizes) != (y.shape[-1] in sizes):
-        return 1 if y.shape[1] in sizes else -1
-    if y.ndim == 4:
-        return 1 if of_images else -1
-    with_weights = (one for one in block.modules() if next(one.parameters(recurse=False), None) is not None)
-    return 1 if next(with_weights, None) in of_images else -1  # a convolution may be inside, as in a Conformer's blocks
+    """The dimension of the channels in what a block returns: 1, or the last one; what is declared for its class."""
+    adapter = adapter_declared_for(block)
+    return (adapter and adapter.dim) or channel_dim(block, y.shape)
 
 
 def _same_memory(a: Tensor, b: Tensor) -> bool:

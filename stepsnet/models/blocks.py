@@ -12,7 +12,6 @@ from torch import nn
 from ..errors import UserError
 from ..plan import per_block
 from ..residual.design import DesignPart
-from ..residual.passing import PassingBlock
 from ..steps import StepsNet
 from ..stream import StreamBlock, module_of, recomputed_as
 from .layer_config import PerLayer
@@ -61,7 +60,7 @@ def blocks_of(model: nn.Module, steps: Sequence[int] | None = None) -> list[nn.M
         return [block for block, step in zip(blocks, step_of_block) if step in steps]
     containers = step_sequences(model)
     if containers:
-        return [_module_of(block) for container in containers for block in container]
+        return [module_of(block) for container in containers for block in container]
     is_transformer = is_transformer_in_steps(model)
     least = 1 if is_transformer else 2  # of other models a sequence of one module may be anything
     found: list[nn.Module] = []
@@ -168,10 +167,4 @@ def _step_of_each_block(model: nn.Module) -> list[int]:
 
 def _width_of(block: StreamBlock) -> int:
     """Of the block itself, also where StepsNets are nested."""
-    return _width_of(block.block) if isinstance(block.block, StreamBlock) else block.width
-
-
-def _module_of(block: StreamBlock) -> nn.Module:
-    """The module of a block, also of one in a pass over blocks that a design joins."""
-    module = module_of(block)
-    return module.block if isinstance(module, PassingBlock) else module
+    return _width_of(block.run) if isinstance(block.run, StreamBlock) else block.width

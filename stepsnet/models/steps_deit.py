@@ -65,8 +65,8 @@ class StepsDeiT(VisionTransformer):
     Shape: (B, in_chans, H, W) -> (B, num_classes).
 
     Raises:
-        ValueError: widths that are not positive integers, a list of another length, heads that do not divide, an
-            unknown design.
+        ValueError: widths that are not positive integers, a list of another length, heads that do not divide.
+        UserError: an unknown design or option, or blocks that the design is not for.
     """
 
     def __init__(
@@ -80,8 +80,6 @@ class StepsDeiT(VisionTransformer):
         **kwargs,
     ):
         check_steps(widths, depths)
-        if not isinstance(residual_options or {}, Mapping):
-            raise ValueError(f"residual_options: got {residual_options!r}, expected a mapping such as {{'streams': 4}}")
         num_heads = resolve_heads(widths, num_heads, head_dim=64)
         shapes = iter(per_block(list(zip(widths, num_heads)), depths))
 

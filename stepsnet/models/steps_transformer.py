@@ -46,7 +46,7 @@ from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
 from ..errors import nearest
-from ..plan import USUAL_HEADS, check_heads, check_steps, heads_for, per_block
+from ..plan import USUAL_HEADS, check_heads, check_steps, even_heads_of, heads_for, per_block
 from ..residual.connected import ConnectedBlock
 from ..residual.design import DesignPart
 from ..residual.joining import wire_steps
@@ -114,7 +114,8 @@ class StepsTransformerConfig(PerLayer, LlamaConfig):
         self.widths, self.depths = _per_step("widths", self.widths), _per_step("depths", self.depths)
         check_steps(self.widths, self.depths)
         heads = self.num_attention_heads
-        even = [_heads_of_even_size(width) for width in self.widths]
+        # those of an odd width have no even size, and are refused below as a caller's are
+        even = [heads_for(width, 64, even_heads_of(width) or USUAL_HEADS) for width in self.widths]
         self.num_attention_heads = even if heads is None else _per_step("num_attention_heads", heads)
         check_heads(self.widths, self.num_attention_heads, name="num_attention_heads")
         for name, default in (
@@ -187,11 +188,6 @@ class StepsTransformerConfig(PerLayer, LlamaConfig):
         head_dims = [width // number for width, number in zip(self.widths, heads)]
         values = zip(self.widths, self.intermediate_size, heads, self.num_key_value_heads, head_dims)
         return [LayerConfig(self, dict(zip(names, of_step))) for of_step in values]
-
-
-def _heads_of_even_size(width: int) -> int:
-    """The default heads of a step; those of an odd width have no even size, and are refused as a caller's are."""
-    return heads_for(width, 64, [heads for heads in USUAL_HEADS if width % (2 * heads) == 0] or USUAL_HEADS)
 
 
 def _per_step(name: str, values: PerStep) -> list[int]:

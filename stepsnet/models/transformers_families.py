@@ -142,7 +142,7 @@ class _Steps(PerLayer):
         if not self.widths:
             raise ValueError(f"widths: got {self.widths}, expected those of a plan, as stepsnet.stepify makes one")
         widths = [sizes["hidden_size"] for sizes in self.step_sizes or []]
-        if list(self.widths or []) != widths:
+        if list(self.widths) != widths:
             raise ValueError(f"widths: got {self.widths}, expected {widths}, by step_sizes: stepify makes others")
         if len(self.depths) != len(widths):
             raise ValueError(f"depths: got {self.depths}, expected one per width of {widths}")

@@ -5,7 +5,7 @@ import timm  # noqa: F401 - first: with timm the models are registered, which ne
 from .branches import BranchParts
 from .connected import ConnectedBlock, ConnectedSequence
 from .design import Connection, DesignPart, Place, Wiring
-from .joining import connect, design_of, wire
+from .joining import connect, design_of
 from .known_blocks import declare_branches
 from .source_sum import SourceSum
 from .table import DESIGNS
@@ -23,5 +23,4 @@ __all__ = [
     "connect",
     "declare_branches",
     "design_of",
-    "wire",
 ]

@@ -1,18 +1,60 @@
-"""Where a block with convolutions has its channels, which designs expect last: found by running it without data."""
+"""Where a block has its channels: in dimension 1, or last as designs expect them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from ..errors import UserError
 from ..macs import OF_MODULES, on_meta
+from .known_blocks import is_norm
 
-__all__ = ["check_channels"]
+__all__ = ["channel_dim", "check_channels"]
 
 _STREAMS = {nn.Conv1d: "sequences (B, C, N)", nn.Conv2d: "images (B, C, H, W)", nn.Conv3d: "volumes (B, C, D, H, W)"}
+# layers of images, series and videos by the dimensions of these: their own channels are dimension 1
+_OF_IMAGES: dict[int, tuple[type[nn.Module], ...]] = {
+    3: (nn.Conv1d, nn.BatchNorm1d),
+    4: (nn.Conv2d, nn.BatchNorm2d),
+    5: (nn.Conv3d, nn.BatchNorm3d),
+}
+_OF_DIMENSION_1 = (_NormBase, nn.GroupNorm)
+
+
+def channel_dim(block: nn.Module, shape: Sequence[int]) -> int:
+    """The dimension of the channels in the stream of a block, 1 or -1.
+
+    It is the one whose size the first norm has that decides. If none does, the sizes of all vectors are compared. If
+    these do not decide either, it is 1 for blocks with convolutions or batch norms, in series and videos for those that
+    begin with one. Series and videos of other blocks have their channels last.
+
+    Args:
+        shape: of the stream.
+    """
+    kinds = _OF_IMAGES.get(len(shape), ())
+    of_images = [module for module in block.modules() if isinstance(module, kinds)]
+    if len(shape) != 4 and not of_images:  # sequences may have as many tokens as some layer has biases
+        return -1
+    first, last = shape[1], shape[-1]
+    norms: list[Any] = [module for module in block.modules() if is_norm(module)]
+    for norm in norms:
+        size = norm.weight.shape[0]
+        if size > 1 and size == first != last:
+            return 1
+        # a batch norm that has the last size may be one of fewer channels inside, as in a bottleneck
+        if size > 1 and size == last != first and not isinstance(norm, _OF_DIMENSION_1):
+            return -1
+    vectors = {parameter.shape[0] for parameter in block.parameters() if parameter.ndim == 1} - {1}
+    if (first in vectors) != (last in vectors):
+        return 1 if first in vectors else -1
+    if len(shape) == 4:
+        return 1 if of_images else -1
+    with_weights = (one for one in block.modules() if next(one.parameters(recurse=False), None) is not None)
+    return 1 if next(with_weights, None) in of_images else -1  # a convolution may be inside, as in a Conformer's blocks
 
 
 def check_channels(block: nn.Module, width: int | None) -> None:

@@ -188,12 +188,6 @@ class ConnectedSequence(StepsNet):
             state = recomputed(block, state) if self.grad_checkpointing else block(state)
         return self.wiring.end(state)
 
-    def set_grad_checkpointing(self, enable: bool = True) -> None:
-        self.grad_checkpointing = enable
-
-    def blocks_per_step(self) -> list[int]:
-        return [len(self.blocks)]
-
     def __iter__(self) -> Iterator[StreamBlock]:
         """The blocks as functions of the stream. They run in order: each goes on from the state of the one before."""
         if self.blocks:
@@ -201,7 +195,8 @@ class ConnectedSequence(StepsNet):
         passage = Passage(self.wiring)
         for index, block in enumerate(self.blocks):
             run = PassingBlock(passage, block, index, self.grad_checkpointing)
-            yield StreamBlock(run, self.width, self.width, -1, begin=None if index else self._begin_stream)
+            begin = None if index else self._begin_stream
+            yield StreamBlock(block, self.width, self.width, -1, begin=begin, run=run)
 
     def _places(self) -> list[tuple[nn.Module, str]]:
         raise TypeError(JOINED)

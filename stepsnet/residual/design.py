@@ -223,6 +223,8 @@ def check_design(name: str, design: Any) -> None:
 
 def check_options(name: str, design: type[Connection], given: Mapping[str, Any]) -> dict[str, Any]:
     """The options of a design with its defaults. Raises UserError for an unknown one or a value of another type."""
+    if not isinstance(given, Mapping):
+        raise UserError(f"residual_options: got {given!r}, expected a mapping such as {{'streams': 4}}")
     for key, value in given.items():
         if key not in design.options:
             known = ", ".join(design.options) or "none"

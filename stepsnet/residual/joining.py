@@ -20,10 +20,9 @@ from .connected import ConnectedBlock, ConnectedSequence, connected_class, has_d
 from .design import Connection, Place, Wiring, check_design, check_options
 from .known_blocks import check_declared, parts_of
 from .linears import heads_of, inputs_of_last, misses_linear
-from .passing import PassingBlock
 from .table import DESIGNS
 
-__all__ = ["check_channels_last", "check_named", "connect", "connect_steps", "design_of", "wire", "wire_steps"]
+__all__ = ["check_channels_last", "check_named", "connect", "connect_steps", "design_of", "wire_steps"]
 
 _Container = TypeVar("_Container", bound=nn.Module)
 
@@ -66,7 +65,7 @@ def connect(
         if width is not None:
             raise UserError(f"residual: width: got {width} for a StepsNet, expected none: its steps have their own")
         return connect_steps(blocks, design, options, first, num_blocks)
-    if any(isinstance(module_of(block), ConnectedBlock | PassingBlock) for block in members):
+    if any(isinstance(module_of(block), ConnectedBlock) for block in members):
         raise UserError("residual: the stream of these blocks has a design already, expected blocks without one")
     if not isinstance(blocks, Iterable) or not all(isinstance(block, nn.Module) for block in members):
         got = type(blocks).__name__
@@ -78,13 +77,11 @@ def connect(
             f"residual: got a {type(idle[0]).__name__} among the blocks, which has no forward pass, expected blocks "
             "that return x + F(x)"
         )
-    if design_of(design) is None:
-        check_options(design, _Plain, options)
-        return _in_mode_of(blocks, members, nn.Sequential(*members))
-    if not members:
+    if not members and design_of(design) is not None:
         raise UserError(f"residual: got {type(blocks).__name__} of no blocks, expected at least one")
-    wiring = wire(members, design, options, width=width, first=first, num_blocks=num_blocks)
-    return _in_mode_of(blocks, members, ConnectedSequence(members, wiring))
+    wirings = wire_steps([members], [width], design, options, first, num_blocks)
+    joined = nn.Sequential(*members) if wirings is None else ConnectedSequence(members, wirings[0])
+    return _in_mode_of(blocks, members, joined)
 
 
 def _in_mode_of(given: Any, members: Sequence[nn.Module], connected: _Container) -> _Container:
@@ -127,47 +124,37 @@ def check_channels_last(container: StepsNet, design: str) -> None:
 
 def wire_steps(
     steps: Sequence[Sequence[nn.Module]],
-    widths: Sequence[int],
+    widths: Sequence[int | None],
     name: str,
     options: Mapping[str, Any],
     first: int = 1,
     num_blocks: int | None = None,
 ) -> list[Wiring] | None:
-    """:func:`wire` for the blocks of each step, none of which is changed before all are checked; None for "plain"."""
-    if design_of(name) is None:
+    """Give each block its connections, in place, and return the beginning and end of each step's stream.
+
+    From then on the blocks take a state and return one, see :class:`ConnectedBlock`. "plain" changes none, and returns
+    None.
+
+    Args:
+        widths: of the steps; None for that of the norms in front of the blocks' branches.
+
+    Raises:
+        UserError: as :func:`connect`. No block has been changed then.
+    """
+    design = design_of(name)
+    if design is None:
         check_options(name, _Plain, options)
         return None
     every = [block for blocks in steps for block in blocks]
-    _check_places(every, None, first, num_blocks)
+    _check_places(every, widths, first, num_blocks)
     total = num_blocks or first - 1 + len(every)
     streams = []
     for blocks, width in zip(steps, widths):
-        streams.append(_checked(blocks, name, options, width, first, total))
+        streams.append(_checked(blocks, name, design, options, width, first, total))
         first += len(blocks)
     _check_unshared(name, streams)
     made = [_make(stream) for stream in streams]
     return [_join(stream, parts) for stream, parts in zip(streams, made)]
-
-
-def wire(
-    blocks: Sequence[nn.Module],
-    name: str,
-    options: Mapping[str, Any],
-    *,
-    width: int | None = None,
-    first: int = 1,
-    num_blocks: int | None = None,
-) -> Wiring:
-    """Give each block its connections, in place, and return the beginning and end of their stream.
-
-    From then on the blocks take a state and return one, see :class:`ConnectedBlock`.
-
-    Raises:
-        UserError: as :func:`connect`.
-    """
-    stream = _checked(blocks, name, options, width, first, num_blocks)
-    _check_unshared(name, [stream])
-    return _join(stream, _make(stream))
 
 
 @dataclass(frozen=True)
@@ -196,19 +183,16 @@ class _Stream:
 def _checked(
     blocks: Sequence[nn.Module],
     name: str,
+    design: type[Connection],
     options: Mapping[str, Any],
     width: int | None,
     first: int,
-    num_blocks: int | None,
+    total: int,
 ) -> _Stream:
-    design = design_of(name)
-    assert design is not None
-    _check_places(blocks, width, first, num_blocks)
     options = check_options(name, design, options)
     parts = [_parts_for(block, name, design, width) for block in blocks]
     for block in {type(block): block for block in blocks}.values():
         check_declared(block, may_call_block=False)
-    total = max(num_blocks or 0, first - 1 + len(blocks))
     stream = _Stream(blocks, design, options, parts, _width_of(blocks, parts, width), first, total)
     design.check(stream.width, sum(stream.connections), options)
     return stream
@@ -324,11 +308,12 @@ def _branch_at(block: nn.Module, parts: BranchParts | None) -> dict[str, Any]:
     return {"parts": parts, "norm": norm, "inputs": inputs_of_last(block, parts), "heads": heads_of(block, parts)}
 
 
-def _check_places(blocks: Sequence[nn.Module], width: Any, first: Any, num_blocks: Any) -> None:
+def _check_places(blocks: Sequence[nn.Module], widths: Sequence[Any], first: Any, num_blocks: Any) -> None:
     """Raises UserError for blocks that are shared, and for numbers that are no width or place of a block."""
     if len(set(blocks)) < len(blocks):
         raise UserError("residual: got one block at several places, expected blocks of their own")
-    for key, value, most in (("width", width, MOST_CHANNELS), ("first", first, None), ("num_blocks", num_blocks, None)):
+    of_widths = [("width", width, MOST_CHANNELS) for width in widths]
+    for key, value, most in (*of_widths, ("first", first, None), ("num_blocks", num_blocks, None)):
         if value is None and key != "first":
             continue
         if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= (most or MOST_BLOCKS):
@@ -339,8 +324,6 @@ def _check_places(blocks: Sequence[nn.Module], width: Any, first: Any, num_block
 
 def _parts_for(block: nn.Module, name: str, design: type[Connection], width: int | None) -> Sequence[BranchParts]:
     kind = type(block).__name__
-    if isinstance(block, ConnectedBlock):
-        raise UserError(f"residual: {kind} has a design already, expected blocks without one")
     if hasattr(block, "read_width"):
         raise UserError(
             f"residual: {kind} is a layer of a StepsNet of transformers already, expected those of a plain model; a "
@@ -405,8 +388,7 @@ def _width_of(blocks: Sequence[nn.Module], parts: Sequence[Sequence[BranchParts]
         raise UserError(f"residual: width: got {given}, but the blocks' norms have {next(iter(found))} channels")
     if given or found:
         return given or next(iter(found))
-    kind = type(blocks[0]).__name__ if blocks else "no block"
     raise UserError(
-        f"residual: the width of {kind} is not known, expected width=C, or branches that are declared by paths which "
-        "begin with the norm"
+        f"residual: the width of {type(blocks[0]).__name__} is not known, expected width=C, or branches that are "
+        "declared by paths which begin with the norm"
     )

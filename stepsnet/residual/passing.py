@@ -43,13 +43,7 @@ class Passage:
 
 
 class PassingBlock:
-    """One block in a pass.
-
-    ``block`` is the wrapped module; models/blocks.py finds it by this name. Access to other attributes
-    is forwarded to it.
-    """
-
-    __slots__ = ("block", "checkpointed", "index", "passage")
+    """One block in a pass, as a function of the stream."""
 
     def __init__(self, passage: Passage, block: nn.Module, index: int, checkpointed: bool):
         self.passage, self.block, self.index, self.checkpointed = passage, block, index, checkpointed
@@ -87,14 +81,3 @@ class PassingBlock:
             f"block {self.index} of a connected sequence: got another tensor than the block before has returned; "
             "the stream of this design is more than that tensor, run the container or its blocks in order"
         )
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name in self.__slots__:
-            object.__setattr__(self, name, value)
-        else:
-            setattr(self.block, name, value)
-
-    def __getattr__(self, name: str) -> Any:
-        if name in self.__slots__ or name.startswith("__"):
-            raise AttributeError(name)
-        return getattr(self.block, name)

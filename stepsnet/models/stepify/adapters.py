@@ -51,7 +51,7 @@ class BlockAdapter:
             does it; None where the blocks that ``rebuild`` makes are initialized.
         start: values of parameters that nothing in the library initializes again, by path. Where all the blocks of a
             model have one value, it is taken from there.
-        dim: the channel dimension: 1, -1, or None for that of a block with convolutions whose size its norms have.
+        dim: the channel dimension: 1, -1, or None for the one that residual/channels.py finds.
         constructed: ``rebuild`` is no more than the constructor, behind which the model may have started its blocks
             anew, as by ``self.apply(self._init_weights)``; new ones are started so too.
     """
@@ -88,8 +88,9 @@ def register_block(
         heads: where a block has its number of attention heads, such as "attn.num_heads"; it has to divide the width.
         branches: what the block adds to the residual stream, see :func:`stepsnet.residual.declare_branches`; None
             leaves what has been declared.
-        dim: the channel dimension, 1 or -1; by default the last, but of blocks with convolutions the one whose size
-            their norms have, or 1 where these leave it open.
+        dim: the channel dimension, 1 or -1; by default the last, but of blocks with convolutions or batch norms the
+            one whose size their norms have, or 1 where these leave it open, in series and videos if a block begins
+            with one of these layers.
     """
 
     def of_block(block: nn.Module) -> int | None:

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from ...errors import UserError, in_a_line
 from ...macs import OF_MODULES, on_meta
-from ...residual.known_blocks import check_declared, is_norm
+from ...residual.channels import channel_dim
+from ...residual.known_blocks import check_declared
 from ...steps import StepsNet
 from ..blocks import members_of
 from .adapters import BlockAdapter
@@ -142,7 +143,7 @@ class _Seen:
         if beside := [i for i, block in enumerate(blocks) if block in self.uses.beside]:
             return f"{path}.{beside[0]} gets what another block of {path} got, expected blocks in a row"
         first = self.calls[blocks[lead]]
-        dim = _channel_dim(blocks[lead], first.shape_in)
+        dim = channel_dim(blocks[lead], first.shape_in)
         originals, changing = [self.original[block] for block in blocks], {*range(lead, len(blocks))} - {*keeping}
         adapter = adapter_of(originals[lead], first.shape_in[dim], originals[lead + 1 :])
         if changing or adapter is None:
@@ -254,23 +255,6 @@ def _why_not(error: Exception) -> str:
             "shapes alone, not at values; for the blocks of others see docs/your-model.md"
         )
     return f"does not take the example input ({reason})"
-
-
-def _channel_dim(block: Any, shape: torch.Size) -> int:
-    """The channel dimension, 1 or -1.
-
-    For a block with convolutions it is the dimension whose size equals that of a norm. If no norm decides, the sizes of
-    all 1-D parameters are compared; if they do not decide either, it is 1.
-    """
-    of_ndim = {3: nn.Conv1d, 4: nn.Conv2d, 5: nn.Conv3d}.get(len(shape))
-    if of_ndim is None or not any(isinstance(module, of_ndim) for module in block.modules()):
-        return -1
-    vectors = {len(parameter) for parameter in block.parameters() if parameter.ndim == 1}
-    norms = [{len(module.weight)} for module in block.modules() if is_norm(module)]
-    for sizes in (one - {1} for one in (*norms, vectors)):
-        if (shape[1] in sizes) != (shape[-1] in sizes):
-            return 1 if shape[1] in sizes else -1
-    return 1
 
 
 def _refusal(path: str, blocks: list[nn.Module], changing: list[int], width: int, dim: int) -> str:

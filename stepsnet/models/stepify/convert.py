@@ -17,11 +17,12 @@ from torch import Tensor, nn
 from ...errors import UserError, import_extra, in_a_line, nearest
 from ...macs import OF_MODULES, on_meta
 from ...plan import Profile, StepPlan
+from ...residual.joining import check_named
 from ..blocks import check_no_peft, is_of_transformers
 from .containers import Container, find_containers
 from .copies import check_copies
 from .example import Example, check_example, example_of
-from .in_design import check_residual, put_in_design
+from .in_design import put_in_design
 from .plan import Match, check_plan, check_round_to, given_plans, search_plan
 from .replace_blocks import build_in_steps
 from .sequence import StepSequence
@@ -88,7 +89,7 @@ def stepify(
             plan or a design that does not fit; the message names the module.
     """
     _check_options(steps, match, blocks, stages, plan, round_to, stream_scale, example, tokens)
-    check_residual(residual, residual_options)
+    check_named(residual, {} if residual_options is None else residual_options)
     searched = {"profile": profile != "steps", "match": match != "macs", "round_to": round_to != "heads"}
     if plan is not None and (
         beside := [*[key for key, given in searched.items() if given], *["blocks"] * bool(blocks)]
@@ -271,27 +272,30 @@ def _check_that_it_runs(result: nn.Module, call: Example) -> None:
     model can run as many blocks as it was made with.
     """
     traced = on_meta(result)
+    for copied, parameter in zip(traced.parameters(), result.parameters()):
+        copied.requires_grad_(parameter.requires_grad)  # a model may write into one that takes none
     sequences = [(path, module) for path, module in traced.named_modules() if isinstance(module, StepSequence)]
     called: set[nn.Module] = set()
     try:
         with ExitStack() as stack:
             for block in (block for _, sequence in sequences for block in sequence.blocks):
                 stack.callback(block.register_forward_hook(lambda block, *_: called.add(block)).remove)
-            call.run(traced)
+            stack.enter_context(torch.enable_grad())
+            outputs = traced(*call.args, **(call.kwargs or {}))
     except OF_MODULES as error:
         reason = in_a_line(error)[:200]
         raise UserError(
             f"stepify: {type(result).__name__} does not run with its blocks in steps, since a part of it is made for "
             f"so many blocks or heads ({reason})"
         ) from error
-    used = reached(result, call.args, call.kwargs or {})
+    used = reached(traced, outputs)
     for path, sequence in sequences:
         _check_blocks(
             result, path, [block in called for block in sequence.blocks], "never runs", "runs as many as it had"
         )
-        prefixes = [".".join(filter(None, (path, name, ""))) for name in sequence.names]
-        has_use = [any(name.startswith(prefix) for name in used) for prefix in prefixes]
-        if any(has_use):  # else it computes without gradients
+        trained = [{one for one in block.parameters() if one.requires_grad} for block in sequence.blocks]
+        if any(used & some for some in trained):  # else it computes without gradients
+            has_use = [not some or bool(used & some) for some in trained]
             _check_blocks(result, path, has_use, "makes no use of", "takes its stream where it did")
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from enum import Enum
 from functools import partial
 from numbers import Number
+from pathlib import PurePath
 from types import BuiltinFunctionType, CellType, FunctionType, MethodType
 from typing import Any
 
@@ -20,7 +21,6 @@ from ...macs import HOOKS
 from .roles import get_path, has_path, set_path
 
 __all__ = [
-    "OF_TORCH",
     "PLAIN",
     "Rates",
     "originals_of",
@@ -32,11 +32,14 @@ __all__ = [
 ]
 
 # attributes that torch notes in a module, and no constructor is told
-OF_TORCH = {"training", "_parameters", "_buffers", "_modules", "_compiled_call_impl"} | {
+_OF_TORCH = {"training", "_parameters", "_buffers", "_modules", "_compiled_call_impl"} | {
     name for name in vars(nn.Module()) if "hook" in name
 }
 PLAIN = (bool, int, float, str, tuple, type(None))
-_OF_ONE_VALUE = (*PLAIN, Number, bytes, Enum, slice, range, type, torch.dtype, torch.device, BuiltinFunctionType)
+_OF_ONE_VALUE = (
+    *(*PLAIN, Number, bytes, Enum, slice, range, type, BuiltinFunctionType, torch.dtype, torch.device),
+    PurePath,  # which notes its text in a slot, once it was asked for
+)
 Kind = list[tuple[str, type, dict[str, Any], dict[str, Any]]]
 Rates = dict[tuple[str, str], list[float]]  # by the path of a part and the name of its rate: that of each block
 
@@ -70,7 +73,7 @@ def _numbers_of(module: nn.Module) -> set[str]:
 
 def _attributes(module: nn.Module) -> dict[str, Any]:
     """What a module's constructor may have been told, as it can be compared."""
-    return {name: _comparable(value) for name, value in vars(module).items() if name not in OF_TORCH}
+    return {name: _comparable(value) for name, value in vars(module).items() if name not in _OF_TORCH}
 
 
 def _constants(module: nn.Module) -> dict[str, Any]:
@@ -98,8 +101,8 @@ class _Values:
 def _comparable(value: Any, depth: int = 4) -> Any:
     """A value such that it equals that of a like block, which may have an object of its own there.
 
-    A function is its code and what that holds, another object its class and its attributes; a module, and what lies
-    deeper than ``depth``, only its class.
+    A function is its code and what that holds, another object its class and its attributes, or itself where it has
+    none and can be compared, as a compiled pattern; a module, and what lies deeper than ``depth``, only its class.
     """
 
     def inner(*values: Any) -> list[Any]:
@@ -126,7 +129,10 @@ def _comparable(value: Any, depth: int = 4) -> Any:
     if isinstance(value, FunctionType):
         held = [_content(cell) for cell in value.__closure__ or ()]
         return [value.__code__, *inner(value.__defaults__, value.__kwdefaults__, held)]
-    return [type(value), *inner(*([vars(value)] if hasattr(value, "__dict__") else []))]
+    state = object.__getstate__(value)  # its dictionary, and its slots
+    if state is None and type(value).__eq__ is not object.__eq__:
+        return value
+    return [type(value), *inner(state)]
 
 
 def _content(cell: CellType) -> Any:

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from .adapters import ADAPTERS, BlockAdapter
-from .differences import OF_TORCH, signature_of
+from .differences import signature_of
 
-__all__ = ["adapter_of"]
+__all__ = ["adapter_declared_for", "adapter_of"]
 
 
 def adapter_of(block: nn.Module, width: int, others: Sequence[nn.Module] = ()) -> BlockAdapter | None:
@@ -20,13 +20,14 @@ def adapter_of(block: nn.Module, width: int, others: Sequence[nn.Module] = ()) -
     else was said to it that shows in shapes or attributes. What shows in the weights alone, such as the scale that all
     blocks start with, is taken from them when new blocks are started.
     """
-    found = _declared(block)
+    found = adapter_declared_for(block)
     if found is None and _takes_its_width([block, *others], width):
         return BlockAdapter(lambda block, width, heads: type(block)(width), constructed=True)
     return found
 
 
-def _declared(block: nn.Module) -> BlockAdapter | None:
+def adapter_declared_for(block: nn.Module) -> BlockAdapter | None:
+    """The row of its class, of timm's table or a user's own."""
     if any(cls.__module__.startswith("timm.") for cls in type(block).__mro__):
         from . import adapters_timm  # noqa: F401 - declares its rows
     return ADAPTERS.get(type(block))
@@ -41,19 +42,4 @@ def _takes_its_width(blocks: Sequence[nn.Module], width: int) -> bool:
     finally:
         torch.random.set_rng_state(state)
     made = signature_of(again)
-    return all(
-        made == signature_of(block) and all(map(_equal_attributes, again.modules(), block.modules()))
-        for block in blocks
-    )
-
-
-def _equal_attributes(one: nn.Module, other: nn.Module) -> bool:
-    """Whether both modules were built with the same arguments, judged by their attributes.
-
-    Attributes that cannot be compared count as different.
-    """
-    mine, theirs = ({k: v for k, v in vars(m).items() if k not in OF_TORCH} for m in (one, other))
-    try:
-        return mine.keys() == theirs.keys() and all(v is theirs[k] or bool(v == theirs[k]) for k, v in mine.items())
-    except (RuntimeError, TypeError, ValueError):  # tensors of several numbers, and what cannot be compared
-        return False
+    return all(made == signature_of(block) for block in blocks)

@@ -8,18 +8,11 @@ from typing import Any
 from torch import nn
 
 from ...errors import UserError
-from ...residual.joining import check_named, connect_steps
+from ...residual.joining import connect_steps
 from .containers import Container
 from .replace_blocks import sequence_at
 
-__all__ = ["check_residual", "put_in_design"]
-
-
-def check_residual(residual: Any, options: Any) -> None:
-    """Raises UserError for what is no design, or has not these options."""
-    if options is not None and not isinstance(options, Mapping):
-        raise UserError(f"residual_options: got {options!r}, expected a mapping such as {{'streams': 4}}")
-    check_named(residual, options or {})
+__all__ = ["put_in_design"]
 
 
 def put_in_design(

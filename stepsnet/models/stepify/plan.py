@@ -13,16 +13,15 @@ from torch.utils._pytree import tree_leaves
 from ...errors import UserError, in_a_line
 from ...macs import OF_MODULES
 from ...plan import (
-    USUAL_HEADS,
     Profile,
     StepPlan,
     arrange_steps,
     check_steps,
+    even_heads_of,
     heads_for,
     per_block,
     search_depths,
     step_widths,
-    steps_as_text,
 )
 from .adapters import rebuilt
 from .containers import Container
@@ -50,9 +49,6 @@ class ContainerPlan:
     widths: tuple[int, ...]
     depths: tuple[int, ...]
     num_heads: tuple[int | None, ...]
-
-    def __str__(self) -> str:
-        return steps_as_text(zip(self.widths, self.depths))
 
     def is_of(self, container: Container) -> bool:
         """Whether it leaves a container as it is; its heads are then the model's, as those of the widest step are."""
@@ -218,7 +214,7 @@ def heads_at(container: Container, width: int) -> int | None:
     """Heads near to the block's own head size, or of just that size where the block's rule says so.
 
     Raises:
-        ValueError: the width is not a multiple of a head size that has to stay.
+        ValueError: the width is not a multiple of a head size that has to stay, or has no heads of even size.
     """
     block, adapter = container.template, container.adapter
     own = adapter.num_heads(block)
@@ -230,7 +226,9 @@ def heads_at(container: Container, width: int) -> int | None:
     if rule == "divide":
         return heads_for(width, size)
     if rule == "even":
-        return _heads_of_even_size(width, size, group)
+        if not (among := even_heads_of(width, group)):
+            raise ValueError(f"widths: got {width}, expected one that some multiple of {group} heads divides evenly")
+        return heads_for(width, size, among)
     if rule == "multiple":
         if width % size:
             raise ValueError(
@@ -239,13 +237,6 @@ def heads_at(container: Container, width: int) -> int | None:
             )
         return width // size
     return group * max(1, round(own * width / container.width / group))
-
-
-def _heads_of_even_size(width: int, size: int, group: int) -> int:
-    divisors = [heads for heads in USUAL_HEADS if width % (2 * heads) == 0 and heads % group == 0]
-    if not divisors:
-        raise ValueError(f"widths: got {width}, expected one that some multiple of {group} heads divides evenly")
-    return heads_for(width, size, divisors)
 
 
 def _widths(container: Container, steps: int, profile: Profile, round_to: Literal["heads"] | int) -> list[int]:

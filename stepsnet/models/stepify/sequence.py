@@ -8,12 +8,12 @@ from typing import Any
 import torch.fx
 from torch import Tensor, nn
 
-from ...plan import check_steps
+from ...plan import check_steps, per_block
 from ...residual.connected import JOINED, ConnectedSequence, check_begins
 from ...residual.design import Wiring
 from ...residual.joining import check_channels_last, connect_steps, wire_steps
 from ...steps import StepsNet
-from ...stream import StreamBlock, change_width, check_stream, cut_stream, recomputed
+from ...stream import StreamBlock, change_width, check_stream, cut_stream, module_of, recomputed
 
 __all__ = ["StepSequence"]
 
@@ -116,21 +116,16 @@ class StepSequence(StepsNet):
     def _run(self, block: nn.Module, y: Tensor) -> Tensor:
         return recomputed(block, y) if self.grad_checkpointing else block(y)
 
-    def set_grad_checkpointing(self, enable: bool = True) -> None:
-        self.grad_checkpointing = enable
-
     def blocks_per_step(self) -> list[int]:
         """The number of blocks of each step; leading blocks count as the first step's."""
         return [self.lead + self.depths[0], *self.depths[1:]]
 
     def __iter__(self) -> Iterator[StreamBlock]:
-        widths = [self.width] * self.lead
-        for width, depth in zip(self.widths, self.depths):
-            widths += [width] * depth
+        widths = [self.width] * self.lead + per_block(self.widths, self.depths)
         for i, (block, width) in enumerate(zip(self._functions(), widths)):
             begin = self._begin_stream if i == self.lead else None
             checkpointed = self.grad_checkpointing and isinstance(block, nn.Module)
-            yield StreamBlock(block, width, self.width, self.dim, checkpointed, begin)
+            yield StreamBlock(module_of(block), width, self.width, self.dim, checkpointed, begin, run=block)
 
     def _begin_stream(self, x: Tensor) -> Tensor:
         x = super()._begin_stream(x)

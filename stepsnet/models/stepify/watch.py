@@ -11,8 +11,6 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from ...macs import on_meta
-
 __all__ = ["BlockUses", "has_shortcut", "reached"]
 
 # the nodes of autograd's graph that multiply with a weight
@@ -124,17 +122,9 @@ class BlockUses(TorchFunctionMode):
                 self._streams[id(tensor)] = (tensor, block, tensor._version)
 
 
-def reached(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> set[str]:
-    """The parameters that the outputs of ``model(*args, **kwargs)`` depend on, by name. The arguments are meta."""
-    copied = on_meta(model)
-    names: dict[Tensor, str] = {
-        parameter.requires_grad_(): name
-        for name, parameter in copied.named_parameters()
-        if parameter.is_floating_point()
-    }
-    with torch.enable_grad():
-        outputs = copied(*args, **kwargs)
-    return {names[leaf] for leaf in _leaves(outputs) if leaf in names}
+def reached(model: nn.Module, outputs: Any) -> set[Tensor]:
+    """The parameters that the outputs of a model depend on, of those that take a gradient."""
+    return {*_leaves(outputs)}.intersection(model.parameters())
 
 
 def has_shortcut(block: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
