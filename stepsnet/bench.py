@@ -30,7 +30,7 @@ from .paper.tables import model_of, printed_rows
 from .provenance import provenance
 from .reading import dump_json
 from .report.speed import FILES, draw_speed
-from .run_folder import has_begun, read_run_recipe
+from .run_folder import has_begun, read_run_recipe, refuse_several
 from .summary_stats import format_number, format_quartiles, quartiles
 from .user_modules import import_user_modules
 
@@ -88,6 +88,7 @@ def _of_table(table: str) -> list[Candidate]:
 
 
 def _of_run(path: Path) -> Candidate:
+    refuse_several(path)
     file = path / "summary.json" if path.is_dir() else path
     try:
         summary = json.loads(file.read_text(encoding="utf-8"))

@@ -111,8 +111,17 @@ def load_into(model: nn.Module, weights: Mapping[str, Any]) -> None:
     model.load_state_dict(weights)
 
 
-def save_weights(path: Path, weights: Mapping[str, Tensor]) -> None:
+def save_weights(path: str | Path, weights: Mapping[str, Tensor]) -> None:
+    """Write a file of weights that others may read where the umask lets them.
+
+    Raises:
+        OSError, safetensors.SafetensorError: it cannot be written.
+    """
+    path = Path(path)
+    path.touch()
+    mode = path.stat().st_mode & 0o777
     safetensors.torch.save_file({name: tensor.detach().contiguous() for name, tensor in weights.items()}, path)
+    path.chmod(mode)  # safetensors puts a file of its own there, which nobody else may read
 
 
 def write_weights(path: Path, weights: Mapping[str, Tensor]) -> str:

@@ -42,12 +42,9 @@ def replacing(path: Path) -> Iterator[Path]:
     temporary = _beside(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-        mode = os.fstat(descriptor).st_mode & 0o777  # as the umask has it
-        os.close(descriptor)
+        os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
         try:
             yield temporary
-            temporary.chmod(mode)  # safetensors puts a file of its own there, which nobody else may read
             flush(temporary)
             os.replace(temporary, path)
         except BaseException:

@@ -24,6 +24,7 @@ __all__ = [
     "Table",
     "Text",
     "Texts",
+    "encodable",
     "read_inspection",
     "write_inspection",
 ]
@@ -32,12 +33,12 @@ FILE = "inspection.json"
 _CONFIG = ConfigDict(extra="forbid", ser_json_bytes="base64", val_json_bytes="base64")
 
 
-def _encodable(text: str) -> str:
+def encodable(text: str) -> str:
     """Bytes of a file's name that are no UTF-8 come as halves of characters, which no file in UTF-8 can hold."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-_Words = Annotated[str, AfterValidator(_encodable)]
+_Words = Annotated[str, AfterValidator(encodable)]
 
 
 @dataclass(frozen=True, config=_CONFIG)

@@ -44,6 +44,7 @@ __all__ = [
     "read_run_recipe",
     "read_weights",
     "recipes_of_runs",
+    "refuse_several",
     "require_run",
     "updates_done",
 ]
@@ -170,8 +171,17 @@ def recipes_of_runs(folder: Path) -> dict[str, Recipe]:
     return {file.stem: read_recipe(file) for file in sorted((folder / RECIPES_FOLDER).glob("*.yaml"))}
 
 
+def refuse_several(folder: Path) -> None:
+    """Raises UserError for the folder of a comparison or a sweep, where one of its runs is meant."""
+    if folder.is_dir() and (kind := kind_of(folder)) != "run":
+        inside = ", ".join(run.name for run in find_runs([folder]) if run != folder)
+        named = f": {inside}" if inside else ", of which none has begun"
+        raise UserError(f"run: got {folder}, which is a {kind}, expected one of the runs in it{named}")
+
+
 def require_run(folder: Path) -> None:
-    """Raises UserError where a folder is not a run's."""
+    """Raises UserError where a folder is not that of one run."""
+    refuse_several(folder)
     if not has_begun(folder):
         raise UserError(f"run: got {folder}, expected the folder of a run (it has no config.yaml)")
 
@@ -180,7 +190,7 @@ def read_run_recipe(folder: Path) -> Recipe:
     """For what works on the run's own weights; who trains on asks for the pretrained ones too.
 
     Raises:
-        UserError: the folder is not a run's, or its model is fetched and the user has not asked for it.
+        UserError: the folder is not that of one run, or its model is fetched and the user has not asked for it.
     """
     require_run(folder)
     recipe = read_recipe(folder / CONFIG)
@@ -218,7 +228,8 @@ def read_weights(folder: Path) -> Mapping[str, Tensor]:
     """A run's final weights, or those of its latest valid checkpoint.
 
     Raises:
-        UserError: there are none yet, or they cannot be read, or are not those that the run has written.
+        UserError: there are none yet, or they cannot be read, or are not those that the run has written; or the folder
+            is that of several runs.
     """
     from .checkpoint import latest, load_weights
 
@@ -233,5 +244,6 @@ def read_weights(folder: Path) -> Mapping[str, Tensor]:
         return load_weights(final)
     checkpoint, _ = latest(folder / "checkpoints")
     if checkpoint is None:
+        refuse_several(folder)
         raise UserError(f"run: {folder} has no weights yet, neither model.safetensors nor a checkpoint")
     return checkpoint.weights()

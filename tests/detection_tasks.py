@@ -8,8 +8,8 @@ from torch import nn
 from stepsnet.config import DetectionAugment
 from stepsnet.overrides import override
 from stepsnet.recipes import find_recipe
-from stepsnet.tasks.detection.data import load_coco
-from stepsnet.tasks.detection.task import Detection
+from stepsnet.tasks import build_task
+from stepsnet.tasks.detection.data import DetectionSamples, load_coco
 
 CPU = torch.device("cpu")
 AUGMENT = DetectionAugment(sizes=(48, 64), max_size=96, flip=0.5, crop=0.5, crop_sizes=(64, 80), crop_range=(40, 64))
@@ -23,8 +23,8 @@ def tiny(coco, *changes, name="pennfudan/mask_rcnn"):
     return override(dataclasses.replace(find_recipe(name), data=f"coco:{coco}", baseline=None), [*TINY, *changes])
 
 
-def make_task(coco, augment=AUGMENT, seed=0, **settings):
-    return Detection(load_coco(f"coco:{coco}", augment, seed), 4, seed=seed, **settings)
+def make_task(coco, *changes, **settings):
+    return build_task(dataclasses.replace(tiny(coco, *changes), **{"batch_size": 4, "augment": AUGMENT, **settings}))[1]
 
 
 class Knowing(nn.Module):
@@ -32,13 +32,14 @@ class Knowing(nn.Module):
 
     def __init__(self, data, score=lambda index: 0.9):
         super().__init__()
-        self.data, self.score = data, score
-        self.images = [data.val[0, index][0] for index in range(len(data.val))]
+        self.score = score
+        self.samples = DetectionSamples(data.val)
+        self.images = [self.samples[0, index][0] for index in range(len(self.samples))]
 
     def forward(self, images):
         (image,) = images
         index = next(i for i, other in enumerate(self.images) if other.shape == image.shape and other.equal(image))
-        target = self.data.val.target(index)
+        target = self.samples.target(index)
         scores = torch.tensor([self.score(i) for i in range(len(target["labels"]))])
         masks = {"masks": target["masks"][:, None].float()} if "masks" in target else {}
         return [{**target, "scores": scores, **masks}]
@@ -55,5 +56,10 @@ class Unsure(Knowing):
         return [{key: torch.cat([found[key], nothing[key]]) for key in found}]
 
 
-def load(root, augment=None, **settings):
-    return load_coco(f"coco:{root}", augment, **settings)
+def load(root, **settings):
+    return load_coco(f"coco:{root}", **settings)
+
+
+def samples_of(root, augment=None, seed=0, **settings):
+    """Those to train on."""
+    return DetectionSamples(load(root, **settings).train, augment, seed)

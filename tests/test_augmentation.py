@@ -1,11 +1,13 @@
 """Every recipe's real augmentation, with the Pillow that is installed: policies, and whole data paths with workers."""
 
+import dataclasses
 import functools
 
 import numpy as np
 import pytest
 import torch
 from coco_images import write_coco
+from detection_tasks import make_task
 from PIL import Image
 from run_folders import closed
 from segmentation_images import write_camvid
@@ -24,8 +26,6 @@ from stepsnet.tasks import build_task
 from stepsnet.tasks.classification.data import InputSpec, load_images
 from stepsnet.tasks.classification.task import Classification, input_spec
 from stepsnet.tasks.classification.transforms import augmenting_transform, posterize
-from stepsnet.tasks.detection.data import load_coco
-from stepsnet.tasks.detection.task import Detection
 
 CPU = torch.device("cpu")
 PICTURES = 5_000  # 4 of 3,000 failed
@@ -130,8 +130,7 @@ def test_a_classifiers_recipe_goes_through_an_epoch(name, folder):
     with torch.device("meta"):
         spec = input_spec(recipe, build_model(recipe.model))
     data = load_images(recipe.data if recipe.data == "digits" else f"folder:{folder}", spec, recipe.augment)
-    settings = {"label_smoothing": recipe.label_smoothing, "augment": recipe.augment, "workers": 2}
-    task = Classification(data, len(data.train) // 4 * 2, input_size=spec.input_size, **settings)
+    task = Classification(dataclasses.replace(recipe, batch_size=len(data.train) // 4 * 2, workers=2), data, spec)
     model = nn.Sequential(nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(16 * spec.input_size[0], len(data.classes)))
     batches = list(task.batches(0, 0, BatchShard(), CPU))
     assert len(batches) == 2
@@ -145,9 +144,10 @@ def test_a_classifiers_recipe_goes_through_an_epoch(name, folder):
 @pytest.mark.parametrize("name", first_of_each("detection", "augment"))
 def test_a_detectors_recipe_goes_through_an_epoch(name, tmp_path, monkeypatch):
     monkeypatch.setenv("STEPSNET_CACHE", str(tmp_path / "cache"))
-    data = load_coco(f"coco:{write_coco(tmp_path / 'coco', train=6, val=1)}", find_recipe(name).augment, 0)
+    coco = write_coco(tmp_path / "coco", train=6, val=1)
+    task = make_task(coco, batch_size=2, workers=2, augment=find_recipe(name).augment)
     for epoch in range(2):
-        for images, targets in Detection(data, 2, workers=2).batches(epoch, 0, BatchShard(), CPU):
+        for images, targets in task.batches(epoch, 0, BatchShard(), CPU):
             for image, target in zip(images, targets, strict=True):
                 assert image.isfinite().all() and target["masks"].shape[1:] == image.shape[1:]
 

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import timm
 import torch
+from classification_tasks import recipe_of, sample
 from PIL import Image
 from run_folders import closed
 from safetensors.torch import save_file
@@ -59,9 +60,10 @@ def folder(tmp_path):
 
 
 def make_task(folder, batch_size=4, **settings):
-    augment = settings.pop("augment", IMAGENET.augment)
-    data = load_images(f"folder:{folder}", SPEC, augment, settings.get("seed", 0), settings.pop("train_samples", None))
-    return Classification(data, batch_size, input_size=SPEC.input_size, augment=augment, **settings)
+    for_training = settings.pop("for_training", True)
+    recipe = recipe_of(batch_size, **{"augment": IMAGENET.augment, **settings})
+    data = load_images(f"folder:{folder}", SPEC, recipe.augment, recipe.seed, recipe.train_samples)
+    return Classification(recipe, data, SPEC, for_training=for_training)
 
 
 def batches(task, epoch=0, start=0, share=BatchShard()):  # noqa: B008 - it is frozen
@@ -81,10 +83,11 @@ def test_batches_depend_on_seed_and_epoch_and_on_nothing_else(folder):
 
 
 def test_ranks_and_parts_share_out_the_very_same_batch(folder):
-    whole = torch.cat([images for images, _ in batches(make_task(folder))])
-    for world_size, parts in ((2, 1), (1, 2)):
-        shares = [batches(make_task(folder), share=BatchShard(rank, world_size, parts)) for rank in range(world_size)]
-        size = 4 // (world_size * parts)
+    whole = torch.cat([images for images, _ in batches(make_task(folder, 8))])
+    for world_size, parts in ((2, 1), (1, 2), (2, 2)):
+        ranks = [BatchShard(rank, world_size, parts) for rank in range(world_size)]
+        shares = [batches(make_task(folder, 8), share=share) for share in ranks]
+        size = 8 // (world_size * parts)
         turns = zip(*[iter(zip(*shares))] * parts)  # an update: parts × ranks
         ours = [images for update in turns for part in update for images, _ in part]
         assert all(len(images) == size for images in ours)
@@ -112,7 +115,7 @@ def test_validation_is_timms_transform_and_counts_what_it_sees(folder):
     picture = Image.open(folder / "val" / "cat" / "0.jpg")
     resized = np.asarray(picture.resize((19, 16), Image.Resampling.BICUBIC))[:, 2:18] / 255  # the shorter side to 16
     assert task.data.read(picture).permute(1, 2, 0).numpy() == pytest.approx((resized - 0.5) / 0.25, abs=0.05)
-    inputs = torch.stack([task.data.val[0, index, 0][0] for index in range(6)])
+    inputs = torch.stack([sample(task.data.val, 0, index, 0)[0] for index in range(6)])
     labels = torch.tensor([0, 0, 0, 1, 1, 1])
     logits = Fixed()(inputs)
     metrics = task.evaluate(Fixed(), BatchShard(), CPU)
@@ -214,16 +217,14 @@ def test_a_batch_is_its_samples_to_the_bit(folder, mode, augment):
     samples = Samples(images, spec.training(augment), np.arange(8), seed=3)
     keys = [(2, index, 1) for index in (5, 0, 7)]
     inputs, labels, failed = samples.batch(keys)
-    assert torch.equal(inputs, torch.stack([samples[key][0] for key in keys])) and inputs.is_contiguous()
-    assert inputs.dtype == torch.float32 and labels.tolist() == [samples[key][1] for key in keys]
+    alone = [sample(samples, *key) for key in keys]
+    assert torch.equal(inputs, torch.stack([image for image, _, _ in alone])) and inputs.is_contiguous()
+    assert inputs.dtype == torch.float32 and labels.tolist() == [label for _, label, _ in alone]
     assert failed == ["", "", ""]
 
 
 def test_part_of_the_data_takes_the_classes_in_turn(folder):
-    labels = [
-        task_label for _, task_label, _ in (make_task(folder, train_samples=5).data.train[0, i, 0] for i in range(5))
-    ]
-    assert sorted(labels) == [0, 0, 0, 1, 1]
+    assert sorted(make_task(folder, train_samples=5).data.train.labels) == [0, 0, 0, 1, 1]
     with pytest.raises(UserError, match="train_samples: got 17, expected 1 to the 16"):
         make_task(folder, train_samples=17)
 
@@ -233,8 +234,8 @@ def test_a_sample_that_cannot_be_decoded_gives_way_to_its_neighbour(folder):
     path.write_bytes(path.read_bytes()[:400])  # a truncated JPEG
     (folder / "train" / "dog" / "2.jpg").write_text("this is a text")
     task = make_task(folder, augment=None)
-    sample, label, failed = task.data.train[0, 3, 0]
-    assert label == 0 and torch.equal(sample, task.data.train[0, 4, 0][0])
+    image, label, failed = sample(task.data.train, 0, 3, 0)
+    assert label == 0 and torch.equal(image, sample(task.data.train, 0, 4, 0)[0])
     assert failed.startswith(str(path)) and "truncated" in failed.lower()
     first = batches(task)
     notices = task.notices()
@@ -249,8 +250,8 @@ def test_images_that_cannot_be_decoded_are_left_out_of_the_scores(folder):
     """Neither a neighbour nor a guess stands in for them, and they are named."""
     model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, 2))
     task = make_task(folder, augment=None)
-    logits = torch.cat([model(task.data.val[0, index, 0][0][None]) for index in range(6)])
-    labels = torch.tensor([task.data.val[0, index, 0][1] for index in range(6)])
+    logits = torch.cat([model(sample(task.data.val, 0, index, 0)[0][None]) for index in range(6)])
+    labels = torch.from_numpy(task.data.val.labels)
     kept = [1, 2, 4]
     for index in {*range(6)} - {*kept}:
         Path(task.data.val.images.name(index)).write_text("this is a text")
@@ -336,9 +337,9 @@ def test_cifar_is_read_as_torchvision_reads_it(tmp_path, monkeypatch):
     images = load_images(f"cifar10:{root.parent}", InputSpec((3, 32, 32), (0.5,) * 3, (0.25,) * 3, crop_pct=1.0))
     assert images.classes == ("plane", "car") and len(images.train) == len(images.val) == 3
     for samples, data in ((images.train, splits["train"]), (images.val, splits["test"])):
-        sample, label, failed = samples[0, 0, 0]
+        image, label, failed = sample(samples, 0, 0, 0)
         expected = (torch.from_numpy(data[0].reshape(3, 32, 32) / 255.0).float() - 0.5) / 0.25
-        assert (label, failed) == (1, "") and torch.allclose(sample, expected, atol=1e-6)
+        assert (label, failed) == (1, "") and torch.allclose(image, expected, atol=1e-6)
 
     archive = Path(shutil.make_archive(str(tmp_path / "cifar"), "gztar", root.parent))
     monkeypatch.setattr(CIFAR10, "tgz_md5", hashlib.md5(archive.read_bytes()).hexdigest())
@@ -358,10 +359,20 @@ def test_cifar_is_read_as_torchvision_reads_it(tmp_path, monkeypatch):
         with pytest.raises(UserError, match="Dataset not found or corrupted"):
             load_images(f"cifar10:{root.parent}", SPEC)
         assert (root / "train").read_bytes() == b"labels of my own"
+        # also where a first try without network has left its mark before them
+        (root.parent / ".downloading").touch()
+        with pytest.raises(UserError, match="Dataset not found or corrupted"):
+            load_images(f"cifar10:{root.parent}", SPEC)
+        assert (root / "train").read_bytes() == b"labels of my own" and (root.parent / ".downloading").exists()
+        store("train", {"data": splits["train"], "labels": [1, 0, 1]})  # and what is whole is used
+        copied = load_images(f"cifar10:{root.parent}", SPEC)
+        assert np.array_equal(copied.train.images.images, images.train.images.images)
+        assert not downloads and [path.name for path in root.parent.iterdir()] == [CIFAR10.base_folder]
         # of a download that was cut off nothing is kept that is not whole
         cut = tmp_path / "cut"
-        (cut / CIFAR10.base_folder).mkdir(parents=True)
-        for name in (".downloading", f"{CIFAR10.base_folder}/train", f"{CIFAR10.base_folder}/meta"):
+        parts = f".downloading.parts/{CIFAR10.base_folder}"
+        (cut / parts).mkdir(parents=True)
+        for name in (".downloading", f"{parts}/train", f"{parts}/meta"):
             (cut / name).touch()
         (cut / CIFAR10.filename).write_bytes(archive.read_bytes()[:100])
         for path in (cut, tmp_path / "new"):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from coco_images import SIZES, write_coco
-from detection_tasks import load
+from detection_tasks import load, samples_of
 from PIL import Image
 from pycocotools.coco import COCO as CocoTool
 
@@ -27,12 +27,12 @@ def coco(tmp_path):
 
 
 def test_objects_of_every_kind_of_segmentation(coco):
-    data = load(coco)
+    data, samples = load(coco), samples_of(coco)
     assert data.classes == ("square", "disc") and data.train.labels == {3: 1, 7: 2}  # by their ids
-    for index in range(len(data.train)):
-        image, target, failed = data.train[0, index]
+    for index in range(len(samples)):
+        image, target = samples[0, index]
         width, height = SIZES[(index + 1) % len(SIZES)]
-        assert failed == "" and image.shape == (3, height, width) and image.min() >= 0 and image.max() <= 1
+        assert image.shape == (3, height, width) and image.min() >= 0 and image.max() <= 1
         assert target["labels"].tolist() == [1, 2]  # the crowd of the first image is no object
         first = [5 + index, 5, 23 + index, 25]
         assert target["boxes"].tolist() == [first, [26, 9 + index, 40, min(31 + index, height)]]
@@ -42,7 +42,7 @@ def test_objects_of_every_kind_of_segmentation(coco):
             expected[y1:y2, x1:x2] = 1
             assert torch.equal(mask, expected)
         assert image[:, 6, 8 + index].min() > 0.9 and image[:, 20 + index // 2, 30].max() < 0.1
-    crowds = [a for a in data.train.split.content()["annotations"] if a["iscrowd"]]
+    crowds = [a for a in data.train.content()["annotations"] if a["iscrowd"]]
     assert len(crowds) == 1  # the evaluation knows of it
 
 
@@ -50,7 +50,7 @@ def test_objects_of_every_kind_of_segmentation(coco):
 @pytest.mark.parametrize("place", [0, 1])
 def test_parts_that_cover_nothing_are_left_out_beside_others(coco, sliver, place):
     """Such as annotation programs write; [60, …] is the right edge."""
-    before = load(coco).train
+    before = samples_of(coco)
     file = coco / "instances_train.json"
     content = json.loads(file.read_text())
     ours = next(a for a in content["annotations"] if isinstance(a["segmentation"], list))
@@ -58,7 +58,7 @@ def test_parts_that_cover_nothing_are_left_out_beside_others(coco, sliver, place
     width = content["images"][index]["width"]
     ours["segmentation"].insert(place, [width if x == 60 else x for x in sliver])
     file.write_text(json.dumps(content))
-    after = load(coco).train
+    after = samples_of(coco)
     assert torch.equal(after[0, index][1]["masks"], before[0, index][1]["masks"])
     ground_truth = CocoTool()
     ground_truth.dataset = after.split.content()
@@ -81,11 +81,11 @@ def inner_box(mask):
     ],
 )
 def test_boxes_and_masks_go_with_the_image(coco, augment):
-    data = load(coco, augment)
+    samples = samples_of(coco, augment)
     seen = 0
     for epoch in range(4):
-        for index in range(len(data.train)):
-            image, target, _ = data.train[epoch, index]
+        for index in range(len(samples)):
+            image, target = samples[epoch, index]
             assert min(image.shape[1:]) in augment.sizes and target["masks"].shape[1:] == image.shape[1:]
             for box, mask, label in zip(target["boxes"], target["masks"], target["labels"]):
                 if mask.sum() < 100:
@@ -104,7 +104,7 @@ def test_sizes_are_written_out(coco):
     assert defaults.sizes == (480, 512, 544, 576, 608, 640, 672, 704, 736, 768, 800) and defaults.max_size == 1333
     assert (defaults.flip, defaults.crop, defaults.crop_sizes) == (0.5, 0.5, (400, 500, 600))
     assert defaults.crop_range == (384, 600)
-    image, target, _ = load(coco, DetectionAugment(sizes=(96,), max_size=100, flip=0.0, crop=0.0)).train[0, 1]
+    image, target = samples_of(coco, DetectionAugment(sizes=(96,), max_size=100, flip=0.0, crop=0.0))[0, 1]
     assert image.shape == (3, 74, 100) and torch.isfinite(target["boxes"]).all()  # of 70×52
 
 
@@ -112,28 +112,27 @@ def test_a_sample_is_a_function_of_seed_epoch_and_index(coco):
     augment = DetectionAugment(
         sizes=(48, 64, 80), max_size=120, flip=0.5, crop=0.5, crop_sizes=(60, 70), crop_range=(40, 60)
     )
-    data = load(coco, augment)
-    first, _, _ = data.train[3, 2]
+    first, _ = samples_of(coco, augment)[3, 2]
     torch.rand(3)
-    assert torch.equal(first, load(coco, augment).train[3, 2][0])
-    others = [load(coco, augment, seed=seed).train[epoch, 2][0] for seed, epoch in ((0, 4), (0, 5), (1, 3))]
+    assert torch.equal(first, samples_of(coco, augment)[3, 2][0])
+    others = [samples_of(coco, augment, seed)[epoch, 2][0] for seed, epoch in ((0, 4), (0, 5), (1, 3))]
     assert any(other.shape != first.shape or not torch.equal(other, first) for other in others)
 
 
 def test_images_of_a_shape_lie_together(tmp_path):
-    data = load(write_coco(tmp_path / "many", train=23, val=1))
-    upright = {i for i, image in enumerate(data.train.split.images) if image["height"] > image["width"]}
+    samples = samples_of(write_coco(tmp_path / "many", train=23, val=1))
+    upright = {i for i, image in enumerate(samples.split.images) if image["height"] > image["width"]}
     assert 0 < len(upright) < 23
-    orders = [grouped_order(data.train, epoch, batch_size=8) for epoch in range(3)]
+    orders = [grouped_order(samples, epoch, batch_size=8) for epoch in range(3)]
     assert all(len(order) == len(set(order)) == 16 for order in orders) and orders[0] != orders[1]
-    assert orders[0] == grouped_order(data.train, 0, batch_size=8)
+    assert orders[0] == grouped_order(samples, 0, batch_size=8)
     for order in orders:
         groups = [order[first : first + 4] for first in range(0, 16, 4)]
         whole = [group for group in groups if len({i in upright for i in group}) == 1]
         kept = len(upright & set(order))
         assert len(whole) >= kept // 4 + (16 - kept) // 4
-    assert len({i in upright for i in grouped_order(data.train, 0, batch_size=3)[:3]}) == 1
-    other = DetectionSamples(data.train.split, None, seed=1)
+    assert len({i in upright for i in grouped_order(samples, 0, batch_size=3)[:3]}) == 1
+    other = DetectionSamples(samples.split, seed=1)
     assert grouped_order(other, 0, 8) != orders[0]
 
 
@@ -142,8 +141,8 @@ def test_images_of_the_rare_shape_are_trained_on_as_often_as_the_others(tmp_path
     """What does not fill a batch is another part of the data in each epoch."""
     sizes = [(48, 64)] * upright + [(64, 48)] * wide
     images = tuple({"id": i, "width": width, "height": height} for i, (width, height) in enumerate(sizes))
-    split = replace(load(write_coco(tmp_path / "coco")).train.split, images=images)
-    samples, epochs = DetectionSamples(split, None), 400
+    split = replace(load(write_coco(tmp_path / "coco")).train, images=images)
+    samples, epochs = DetectionSamples(split), 400
     orders = [grouped_order(samples, epoch, batch_size=4) for epoch in range(epochs)]
     kept = len(images) // 4 * 4
     assert all(len(order) == len(set(order)) == kept for order in orders)
@@ -165,16 +164,17 @@ def test_cocos_own_layout(coco):
         for image in (coco / "images").glob(f"{split}*"):
             image.rename(coco / f"{split}2017" / image.name)
     data = load(coco)
-    assert len(data.train) == 6 and data.train.split.folder.name == "train2017" and data.val[0, 0][2] == ""
+    assert len(data.train.images) == 6 and data.train.folder.name == "train2017"
+    assert DetectionSamples(data.val)[0, 0][0].shape[0] == 3
 
 
 def test_a_crop_may_leave_no_object(coco):
     augment = DetectionAugment(sizes=(48,), max_size=96, flip=0.5, crop=1.0, crop_sizes=(128,), crop_range=(24, 32))
-    data = load(coco, augment)
+    samples = samples_of(coco, augment)
     counts = []
     for epoch in range(20):
-        image, target, failed = data.train[epoch, 0]
-        assert not failed and min(image.shape[-2:]) == 48 and target["masks"].shape[-2:] == image.shape[-2:]
+        image, target = samples[epoch, 0]
+        assert min(image.shape[-2:]) == 48 and target["masks"].shape[-2:] == image.shape[-2:]
         assert len(target["boxes"]) == len(target["masks"]) == len(target["labels"])
         assert (target["boxes"][:, 2:] > target["boxes"][:, :2]).all()
         counts.append(len(target["boxes"]))
@@ -182,11 +182,11 @@ def test_a_crop_may_leave_no_object(coco):
 
 
 def test_an_image_that_cannot_be_decoded_is_said(coco):
-    data = load(coco, PLAIN)
+    samples = samples_of(coco, PLAIN)
     whole = (coco / "images" / "train2.png").read_bytes()
     (coco / "images" / "train2.png").write_bytes(whole[: len(whole) // 2])  # the header is there
-    _, target, failed = data.train[0, 1]
-    assert target == {} and "train2.png" in failed and "truncated" in failed
+    with pytest.raises(UserError, match=r"^data: cannot decode .*train2.png: .*truncated"):
+        samples[0, 1]
 
 
 @pytest.mark.parametrize("augment", [None, DetectionAugment(sizes=(48,), max_size=96, crop=1.0, crop_sizes=(64,))])
@@ -194,9 +194,9 @@ def test_boxes_alone_and_masks_that_are_not_asked_for(tmp_path, augment):
     boxes, both = write_coco(tmp_path / "boxes", masks=False), write_coco(tmp_path / "both")
     for epoch in range(3):
         of_boxes, of_both, whole = (
-            load(root, augment, masks=masks).train[epoch, 2] for root, masks in ((boxes, 0), (both, 0), (both, 1))
+            samples_of(root, augment, masks=masks)[epoch, 2] for root, masks in ((boxes, 0), (both, 0), (both, 1))
         )
-        for image, target, _ in (of_boxes, of_both):
+        for image, target in (of_boxes, of_both):
             assert torch.equal(image, whole[0]) and target.keys() == {"boxes", "labels"}
             assert all(torch.equal(target[key], whole[1][key]) for key in target)
 
@@ -204,7 +204,7 @@ def test_boxes_alone_and_masks_that_are_not_asked_for(tmp_path, augment):
 def test_the_split_behind_an_at_is_evaluated(tmp_path):
     coco = write_coco(tmp_path / "coco", test=2)
     names = {
-        split: [image["file_name"] for image in load(f"{coco}@{split}", training=False).val.split.images]
+        split: [image["file_name"] for image in load(f"{coco}@{split}", training=False).val.images]
         for split in ("train", "val", "test")
     }
     assert names == {
@@ -212,7 +212,7 @@ def test_the_split_behind_an_at_is_evaluated(tmp_path):
         for split, count in (("train", 6), ("val", 3), ("test", 2))
     }
     data = load(f"{coco}@test")
-    assert (data.evaluated, len(data.train), len(data.val)) == ("test", 6, 2)
+    assert (data.evaluated, len(data.train.images), len(data.val.images)) == ("test", 6, 2)
     with pytest.raises(UserError, match=r"holdout: got 2, but .*coco has a test split of its own, expected null"):
         load(coco, holdout=2)
     (coco / "instances_test.json").unlink()
@@ -224,16 +224,15 @@ def test_the_split_behind_an_at_is_evaluated(tmp_path):
 def test_images_are_held_out_for_validation(coco):
     """The data's val split is then scored as the test split, and not opened before."""
 
-    def files(samples):
-        return {image["file_name"] for image in samples.split.images}
+    def files(split):
+        return {image["file_name"] for image in split.images}
 
     whole = load(coco)
     test = load(f"{coco}@test", holdout=2, training=False)
     (coco / "instances_val.json").unlink()
     data = load(coco, holdout=2)
-    assert len(data.train) == 4 and len(data.val) == 2 and data.evaluated == "2 of train"
+    assert len(data.train.images) == 4 and len(data.val.images) == 2 and data.evaluated == "2 of train"
     assert files(data.train) | files(data.val) == files(whole.train) and files(test.val) == files(whole.val)
-    assert files(load(coco, holdout=2, seed=5).val) == files(data.val)
     assert files(load(f"{coco}@train", holdout=2, training=False).val) == files(data.train)
     for count in (6, 7):
         with pytest.raises(UserError, match=f"holdout: got {count}, expected 1 to 5 of the 6 training images"):
@@ -249,14 +248,14 @@ def turn(file, orientation):
 
 def test_annotations_of_images_that_exif_turns(coco):
     """Where the size tells they fit; the others go with them, and what is taken for granted is said."""
-    before = [load(coco).train[0, index][0] for index in range(6)]
+    before = [samples_of(coco)[0, index][0] for index in range(6)]
     turn(coco / "images" / "train2.png", 3)  # upside down: of the same size both ways
     data = load(coco)
-    (line,) = data.train.split.notices
+    (line,) = data.train.notices
     assert line.startswith("1 of 6 images of instances_train.json, such as train2.png,") and "taken upright" in line
-    assert torch.equal(data.train[0, 1][0], before[1].flip(-1, -2)) and not data.val.split.notices
+    assert torch.equal(samples_of(coco)[0, 1][0], before[1].flip(-1, -2)) and not data.val.notices
     turn(coco / "images" / "train1.png", 6)  # 48×64, annotated as 64×48 is stored
     data = load(coco)
-    (line,) = data.train.split.notices
+    (line,) = data.train.notices
     assert "taken as they are stored" in line
-    assert all(torch.equal(data.train[0, index][0], before[index]) for index in range(6))
+    assert all(torch.equal(samples_of(coco)[0, index][0], before[index]) for index in range(6))

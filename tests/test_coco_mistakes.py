@@ -12,6 +12,7 @@ from stepsnet.cache import cached_json
 from stepsnet.cli import main
 from stepsnet.errors import UserError
 from stepsnet.tasks.detection import validate
+from stepsnet.tasks.detection.data import DetectionSamples
 from stepsnet.tasks.detection.scores import class_names
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -215,11 +216,11 @@ def test_polygons_that_cover_no_pixel_are_told(coco):
     """COCO has some, which its own evaluation scores, so they are not left out."""
     thin = [[8, 8, 20, 8, 14, 8]]
     change(coco, annotations=lambda records: [a.update(segmentation=thin) for a in records[:2]])
-    (line,) = load(coco).train.split.notices
+    (line,) = load(coco).train.notices
     assert "2 of 13 annotations of instances_train.json have polygons that cover no pixel, such as annotation " in line
     beside_another = [*thin, [1, 1, 9, 1, 9, 9, 1, 9]]
     change(coco, annotations=lambda records: [a.update(segmentation=beside_another) for a in records])
-    assert not load(coco).train.split.notices
+    assert not load(coco).train.notices
 
 
 def test_classes_have_names_of_their_own():
@@ -270,17 +271,17 @@ def test_what_may_be_left_out_is_told(coco):
     change(coco, annotations=of_first(bbox=[5, 5, 0, 9]))
     change(coco, annotations=without(3))
     data = load(coco, max_invalid=1, without_objects="leave_out")
-    told = data.train.split.left_out
+    told = data.train.left_out
     assert [str(one) for one in told] == [
         "left out 1 of 11 annotations of instances_train.json, such as annotation 1 of train1.png: "
         "the box [5, 5, 0, 9] has no area",
         "left out 1 of 6 images of instances_train.json, such as train3.png (id 3), which has no objects",
     ]
-    assert len(data.train) == 5
-    assert [5, 5, 0, 9] not in [a["bbox"] for a in data.train.split.content()["annotations"]]
+    assert len(data.train.images) == 5
+    assert [5, 5, 0, 9] not in [a["bbox"] for a in data.train.content()["annotations"]]
     again = load(coco, max_invalid=1, without_objects="train")  # from the cache, and told as well
-    assert len(again.train) == 6 and again.train.split.left_out == told[:1]
-    _, target, _ = again.train[0, 2]
+    assert len(again.train.images) == 6 and again.train.left_out == told[:1]
+    _, target = DetectionSamples(again.train)[0, 2]
     assert target["boxes"].shape == (0, 4) and target["masks"].shape[0] == 0
     with pytest.raises(UserError, match=r"has no area \(1 of 11 annotations; set max_invalid=1 to leave out"):
         load(coco)
@@ -296,14 +297,14 @@ def test_a_box_that_reaches_out_is_cut_and_a_wrong_mask_left_out_where_so_many_a
     change(coco, annotations=spoil)
     with pytest.raises(UserError, match=r"\(2 of 13 annotations; set max_invalid=2 to leave out .* and cut boxes to"):
         load(coco, max_invalid=1)
-    split = load(coco, max_invalid=2).train.split
+    split = load(coco, max_invalid=2).train
     cut, *others = split.annotations[1]
     assert cut["bbox"] == [0, 5, 11, 59] and cut["area"] == 7
     left_out, reaches_out = (str(one) for one in split.left_out)
     assert left_out.startswith("left out 1 of 13 annotations") and left_out.endswith("expected polygons or RLE")
     assert reaches_out.startswith("cut to the image 1 of 13 annotations") and "[-9, 5, 20, 90]" in reaches_out
     assert split.content()["annotations"][0]["bbox"] == cut["bbox"]  # which the scores are of
-    boxes = load(coco, masks=False, max_invalid=1).train.split
+    boxes = load(coco, masks=False, max_invalid=1).train
     assert boxes.annotations[1][0]["bbox"] == cut["bbox"] and len(boxes.annotations[1]) == len(others) + 2
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import timm
 import torch
+from classification_tasks import sample
 from deploy_page import documented_preprocess
 from PIL import Image
 from test_from_data import write_images
@@ -55,7 +56,7 @@ def test_evaluation_is_the_transform_of_the_models_own_config(spec, mode, data):
     expected = timms(model)
     assert torch.equal(task.data.read(PICTURE), expected(PICTURE))
     stored = Image.open(f"{data.removeprefix('folder:')}/val/ant/0.png")
-    assert torch.equal(task.data.val[0, 0, 0][0], expected(stored))
+    assert torch.equal(sample(task.data.val, 0, 0, 0)[0], expected(stored))
     assert task.data.read(Image.new("RGB", (1, 900))).shape == task.data.read(PICTURE).shape  # it may be a line
     assert resolve(recipe, opened) == (recipe, [])
     chosen = dataclasses.replace(recipe, crop_mode="center")
@@ -147,4 +148,4 @@ def test_a_checkpoint_is_scored_with_its_models_crop(data, tmp_path, monkeypatch
     monkeypatch.setattr("stepsnet.runs.evaluate._scores", lambda task, model, device: seen.append(task.data.val))
     evaluate_checkpoint(tmp_path / "weights.safetensors", SQUASH.name, data)
     stored = Image.open(f"{data.removeprefix('folder:')}/val/ant/0.png")
-    assert torch.equal(seen[0][0, 0, 0][0], timms(model)(stored))
+    assert torch.equal(sample(seen[0], 0, 0, 0)[0], timms(model)(stored))

@@ -187,9 +187,20 @@ def test_a_planted_link_is_not_followed(tmp_path):
     write_atomically(tmp_path / "config.yaml", "new")
     write_weights(tmp_path / "model.safetensors", {"a": torch.zeros(2)})
     assert (tmp_path / "mine").read_text() == "mine" and (tmp_path / "config.yaml").read_text() == "new"
-    umask = os.umask(0)
-    os.umask(umask)
-    assert (tmp_path / "model.safetensors").stat().st_mode & 0o777 == 0o666 & ~umask
+    assert (tmp_path / "model.safetensors").stat().st_mode & 0o777 == 0o666 & ~umask()
+
+
+def umask():
+    before = os.umask(0)
+    os.umask(before)
+    return before
+
+
+def test_others_may_read_a_checkpoint_where_the_umask_lets_them(tmp_path):
+    fit(tmp_path / "run")
+    files = [path for path in (tmp_path / "run" / "checkpoints").glob("step-*/*") if path.is_file()]
+    assert {path.name for path in files} >= {"model.safetensors", "state.pt"}
+    assert {path.stat().st_mode & 0o777 for path in files} == {0o666 & ~umask()}
 
 
 def test_a_write_that_fails_leaves_nothing(tmp_path, monkeypatch):

@@ -29,9 +29,7 @@ from stepsnet.models.build import build_model
 from stepsnet.runs.evaluate import evaluate_run
 from stepsnet.runs.train import train_run
 from stepsnet.tasks import build_task, predict
-from stepsnet.tasks.detection.data import load_coco
 from stepsnet.tasks.detection.drawing import draw_objects
-from stepsnet.tasks.detection.task import Detection
 from stepsnet.tasks.prediction import PredictInputs
 
 pytestmark = pytest.mark.usefixtures("session_cache")
@@ -152,6 +150,28 @@ def test_a_run_is_resumed_bit_for_bit_and_scored(run, coco, tmp_path):
     page, (pictures,) = (folder / "report.html").read_text(), read_inspection(folder)
     assert "box AP" in page and "<h2>By class</h2>" in page
     assert page.count('src="data:image/jpeg') == len(pictures.pictures) > 0
+
+
+def test_a_folder_without_categories_has_none_to_score_by(coco, tmp_path):
+    with pytest.raises(UserError, match=r"categories\.json"):
+        build_task(tiny(coco), f"coco:{coco}", tmp_path)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_image_that_breaks_after_the_check_is_said(workers, tmp_path):
+    coco = write_coco(tmp_path / "data")
+    task = make_task(coco, workers=workers)
+    for split in ("train", "val"):
+        for file in (coco / "images").glob(f"{split}*"):
+            file.write_bytes(file.read_bytes()[:100])  # the header is there
+    looks = (
+        lambda: list(task.batches(0, 0, BatchShard(), CPU)),
+        lambda: task.evaluate(nn.Identity(), BatchShard(), CPU),
+        lambda: task.example_batch(CPU),
+    )
+    for look in looks:
+        with pytest.raises(UserError, match=r"^data: cannot decode [^\n]*\.png: [^\n]*$"):
+            look()
 
 
 def test_other_data_are_scored_with_the_mistakes_that_eval_is_told_to_accept(run, coco, tmp_path):
@@ -373,15 +393,14 @@ def test_a_cascade_with_frozen_parts_trains(coco, tmp_path):
 
 @pytest.mark.parametrize(("name", "batch_size"), [("mask_rcnn", 4), ("cascade_mask_rcnn", 2)])
 def test_a_detector_learns_squares_on_images_that_it_has_not_seen(tmp_path, name, batch_size):
-    torch.manual_seed(0)
     args = {"num_classes": 2, "size": 64, "max_size": 96, "channels": 16, "hidden": 32, "samples": 32}
     args |= {"backbone": "test_steps_swin", "backbone_args": {"drop_path_rate": 0.0}, "anchors": (8, 16, 32, 64, 128)}
-    model = build_model(ModelSpec(name, args))
-    data = load_coco(
-        f"coco:{write_coco(tmp_path / 'data', train=12, val=6)}",
-        DetectionAugment(sizes=(56, 64, 72), max_size=110, flip=0.5),
+    augment = DetectionAugment(sizes=(56, 64, 72), max_size=110, flip=0.5)
+    recipe = tiny(write_coco(tmp_path / "data", train=12, val=6))
+    torch.manual_seed(0)
+    model, task = build_task(
+        dataclasses.replace(recipe, model=ModelSpec(name, args), batch_size=batch_size, augment=augment)
     )
-    task = Detection(data, batch_size)
     optimizer = torch.optim.AdamW(model.parameters())
     for epoch in range(10):
         model.train()

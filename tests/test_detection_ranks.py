@@ -1,9 +1,7 @@
 """Detection on two processes: they score and train as one does."""
 
-import contextlib
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +9,7 @@ from pathlib import Path
 import pytest
 from coco_images import write_coco
 from detection_tasks import CPU, TINY, Unsure, make_task
+from ports import free_ports
 
 from stepsnet.engine.task import BatchShard
 from stepsnet.runs.evaluate import evaluate_run
@@ -49,14 +48,6 @@ for parallel, name, changes in (
     if status := main([*command, *tiny, "epochs=1", f"parallel={parallel}", *changes]):
         sys.exit(status)
 """
-
-
-def free_ports(count):
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("localhost", 0))
-        return [str(one.getsockname()[1]) for one in sockets]
 
 
 @pytest.fixture(scope="module")

@@ -7,13 +7,12 @@ import numpy as np
 import pytest
 import torch
 from coco_images import KINDS, write_coco
-from detection_tasks import CPU, Knowing
+from detection_tasks import CPU, Knowing, make_task
 from pycocotools import mask as coco_mask
 
 from stepsnet.engine.task import BatchShard
 from stepsnet.tasks.detection.data import load_coco
 from stepsnet.tasks.detection.scores import average_precision, class_names, found_objects, objects_by_class
-from stepsnet.tasks.detection.task import Detection
 
 pytestmark = pytest.mark.usefixtures("session_cache")
 
@@ -28,7 +27,7 @@ def coco(tmp_path_factory):
 def test_perfect_detections_have_an_ap_of_100(first_id, kinds, tmp_path):
     """pycocotools takes the id 0 of an annotation for "no match"."""
     root = write_coco(tmp_path / "data", train=1, first_id=first_id, masks="mask" in kinds)
-    task = Detection(load_coco(f"coco:{root}", masks="mask" in kinds), 1)
+    task = make_task(root, f"model.name={'mask' if 'mask' in kinds else 'faster'}_rcnn", batch_size=1)
     scores = task.evaluate(Knowing(task.data), BatchShard(), CPU)
     assert scores.keys() == {f"{k}_{m}" for k in kinds for m in ("ap", "ap50", "ap75", "ap_small")}
     assert set(scores.values()) == {100.0}  # all objects are below 32×32, and other sizes have none
@@ -39,7 +38,7 @@ def test_perfect_detections_have_an_ap_of_100(first_id, kinds, tmp_path):
 
 def test_ap_counted_by_hand(coco):
     """One class, two objects, one found with an IoU of 0.6: AP is interpolated at 101 recalls."""
-    split = load_coco(f"coco:{coco}").val.split
+    split = load_coco(f"coco:{coco}").val
     images, (image,) = split.images, split.images[1:2]
     objects = split.annotations[image["id"]]
     split = dataclasses.replace(split, images=(image,))
@@ -96,7 +95,7 @@ def test_found_objects_are_cocos_records():
 
 
 def test_classes_keep_their_names_apart_and_may_have_no_objects(coco):
-    split = load_coco(f"coco:{coco}").val.split
+    split = load_coco(f"coco:{coco}").val
     categories = (*split.categories, {"id": 9, "name": "disc"}, {"id": 11, "name": "ring"})
     split = dataclasses.replace(split, categories=categories)
     assert class_names(split.categories) == {3: "square", 7: "disc (7)", 9: "disc (9)", 11: "ring"}

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import timm
+from classification_tasks import sample
 from PIL import Image
 
 from stepsnet.checkpoint import save_weights
@@ -61,7 +62,7 @@ def test_classes_channels_and_size_for_the_model_and_the_baseline(mode, chans, t
         assert lines[0] == "num_classes 3, from the data" and lines[-1] == "img_size 16, from the data"
         assert len(lines) == (3 if chans == 1 else 2)
         model, task = build_opened(closed, open_data(closed))
-        image, _, _ = task.data.val[0, 0, 0]
+        image, _, _ = sample(task.data.val, 0, 0, 0)
         assert model(image[None]).shape == (1, 3) and task.input_size == (chans, 16, 16)
         assert resolved(closed) == (closed, [])  # it is closed
 
@@ -118,7 +119,7 @@ def test_images_at_their_own_size_are_evaluated_whole(tmp_path):
     for samples in (task.data.train, task.data.val):
         stored = np.asarray(samples.images.read(int(samples.indices[0])).convert("RGB")) / 255
         mean, std = (np.array(one) for one in normalization_of(closed, build_model(closed.model)))
-        np.testing.assert_allclose(samples[0, 0, 0][0].permute(1, 2, 0), (stored - mean) / std, atol=1e-5)
+        np.testing.assert_allclose(sample(samples, 0, 0, 0)[0].permute(1, 2, 0), (stored - mean) / std, atol=1e-5)
     kept, lines = resolved(override(recipe, ["crop_pct=0.5"]))
     assert kept.crop_pct == 0.5 and lines[-1] == "img_size 16, from the data"
 
@@ -309,15 +310,14 @@ def test_a_backbone_whose_weights_saw_other_images_is_told(task, monkeypatch):
         backbone=SimpleNamespace(body=vit) if task == "detection" else vit,
         transform=SimpleNamespace(image_mean=[0.5] * 3, image_std=[0.5] * 3),
     )
-    asked = SimpleNamespace(
-        backbone="timm:vit_base_patch16_224.mae", backbone_key="backbone", inference=SimpleNamespace(**of_vit._asdict())
-    )
+    recipe = SimpleNamespace(backbone="timm:vit_base_patch16_224.mae", model=model, baseline=None)
+    asked = SimpleNamespace(recipe=recipe, inference=SimpleNamespace(**of_vit._asdict()))
     kind = module.Detection if task == "detection" else module.Segmentation
     (line,) = kind.load_pretrained(asked, model)
     assert line.startswith(
         "backbone: the weights of timm:vit_base_patch16_224.mae were trained on images with mean (0.485"
     )
-    asked.backbone = "timm:vit_base_patch16_224.augreg_in1k"
+    recipe.backbone = "timm:vit_base_patch16_224.augreg_in1k"
     assert kind.load_pretrained(asked, model) == []
 
 

@@ -23,7 +23,8 @@ def checked(spec, img_size, baseline=None):
     recipe = dataclasses.replace(find_recipe("cifar10/shallow"), model=spec, baseline=baseline, img_size=img_size)
     with torch.device("meta"):
         model = build_model(spec)
-    check_input_size(recipe, model)
+    if img_size:
+        check_input_size(recipe, img_size, model)
     return input_size(recipe, model)
 
 

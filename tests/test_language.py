@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from stepsnet.cli import main
+from stepsnet.config import LanguageRecipe, ModelSpec
 from stepsnet.engine.task import BatchShard
 from stepsnet.errors import UserError
 from stepsnet.inspection import read_inspection
@@ -65,7 +66,12 @@ def task_of(tokens, val=None, batch_size=2, seq_len=8, **kwargs):
     """A task on given tokens, of 50 kinds."""
     splits = {"train": np.asarray(tokens, dtype=np.uint16), "val": np.asarray(val or tokens, dtype=np.uint16)}
     data = TextData(None, {name: Split(found, 3 * len(found), len(found) // 2) for name, found in splits.items()})
-    return LanguageModelling(data, batch_size, seq_len, **kwargs)
+    return LanguageModelling(recipe_of(batch_size, seq_len, **kwargs), data, "val")
+
+
+def recipe_of(batch_size, seq_len, **settings):
+    spec = ModelSpec("causal_lm")
+    return LanguageRecipe(name="text", model=spec, data="text", batch_size=batch_size, seq_len=seq_len, **settings)
 
 
 def small_model(**changes):
@@ -183,7 +189,7 @@ def test_batches_depend_on_seed_and_update_alone():
 @pytest.mark.parametrize("count", [2, 9, 10, 30])
 def test_perplexity_by_a_sliding_window_written_out(stride, count):
     tokens = np.random.default_rng(count).integers(0, 50, count).tolist()
-    model, task = small_model(), task_of(range(50), val=tokens, stride=stride)
+    model, task = small_model(), task_of(range(50), val=tokens, eval_stride=stride)
     nll, scored, position = 0.0, [], 1
     while position < count:
         end = min(position + (8 if position == 1 else stride or 8), count)
@@ -297,11 +303,12 @@ def test_the_perplexity_per_word_of_a_text_without_spaces_is_left_out():
 def test_characters_that_were_never_seen_are_said(tmp_path):
     (tmp_path / "text.txt").write_text("abcd efgh\n" * 180 + "zbcd\n" * 40)
     data = load_text(f"text:{tmp_path / 'text.txt'}", "characters", None)
-    trained, evaluated = (LanguageModelling(data, 2, 16, for_training=training) for training in (True, False))
+    trained, evaluated = (LanguageModelling(recipe_of(2, 16), data, "val", training) for training in (True, False))
     (line,) = trained.remarks()
     assert line.startswith("40 of 200 tokens of val are not in the vocabulary and count as one, <unk>: ")
     assert (trained.notices(), evaluated.notices()) == ([], [line])  # before a training it is a remark
-    assert LanguageModelling(data, 2, 16, evaluated="train").remarks() == []
+    assert evaluated.notices() == []  # it was said, such as with an earlier row of an analysis
+    assert LanguageModelling(recipe_of(2, 16), data, "train").remarks() == []
     model = small_model(vocab_size=data.tokenizer.get_vocab_size())
     data.tokenizer.save(str(tmp_path / "tokenizer.json"))
     with pytest.raises(UserError, match=r"--prompt: got 'xz' in it, which .* has no tokens for"):

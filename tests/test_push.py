@@ -270,6 +270,27 @@ def test_the_card_is_made_from_the_run_and_its_seeds(tmp_path):
     assert main(["push", str(tmp_path / "other"), "--out", str(alone)]) == 0
     text = (alone / "README.md").read_text()
     assert "one seed, 9" in text and "None is stated for these weights" in text and "hf-hub:USER/alone" in text
+    modes = {path.stat().st_mode for path in (*out.iterdir(), *alone.iterdir())}
+    assert len(modes) == 1  # the weights too are for whoever may read the card
+
+
+@pytest.mark.usefixtures("own_registrations")
+def test_nothing_of_the_runs_beside_it_is_imported_for_a_card(tmp_path):
+    """Nobody has named them; and a card tells that whoever loads the repository runs what its recipe names."""
+    for name in ("my_mine", "my_theirs"):
+        (tmp_path / f"{name}.py").write_text("")
+    for seed, module in ((0, "my_mine"), (1, "my_mine"), (2, "my_theirs")):
+        file = classifier(tmp_path / f"seed{seed}", "test_vit", seed=seed) / "config.yaml"
+        file.write_text(yaml.safe_dump(yaml.safe_load(file.read_text()) | {"import": module, "import_from": ".."}))
+    summary = json.loads((tmp_path / "seed0" / "summary.json").read_text())
+    summary["command"] = "stepsnet train mine.yaml --run caf\udce9"  # a folder's name that is no UTF-8
+    (tmp_path / "seed0" / "summary.json").write_text(json.dumps(summary))
+    before = sys.modules.keys() | set()
+    assert main(["push", str(tmp_path / "seed0"), "--out", str(tmp_path / "out")]) == 0
+    assert {name for name in sys.modules.keys() - before if name.startswith("my_")} == {"my_mine"}
+    text = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    assert "The seeds are 0, 1; these weights are those of seed 0." in text and r"--run 'caf\udce9'`" in text
+    assert "stepsnet runs the code of that module, also where it lies in this repository: look first.\n" in text
 
 
 def test_a_model_of_a_folder_is_published_with_its_own_name(tmp_path):
@@ -448,7 +469,8 @@ def test_what_cannot_be_pushed(tmp_path, capsys):
     (unfinished / "summary.json").unlink()
     both = classifier(tmp_path / "both", "test_vit")
     classifier(both / "stepsnet-seed0", "test_vit")
-    (both / "comparison.json").write_text("{}")
+    (both / "summary.json").unlink()  # as a comparison is that has not ended
+    (both / "recipes").mkdir()
     new = str(tmp_path / "new")
     for arguments, said in (
         ([run], "got neither REPO nor --out, expected one of them"),
@@ -469,6 +491,34 @@ def test_what_cannot_be_pushed(tmp_path, capsys):
         (run / "model.safetensors").unlink()
         write_repository(run, tmp_path / "another")
     assert not (tmp_path / "another").exists()
+
+
+@pytest.mark.parametrize("kind", ["comparison", "sweep"])
+def test_where_one_run_is_meant_the_folder_of_several_is_refused_with_their_names(kind, tmp_path, capsys):
+    """Also before any of them has ended, or begun."""
+    folder, named = tmp_path / "several", "stepsnet-seed0"
+    (folder / "recipes").mkdir(parents=True)
+    if kind == "comparison":
+        (folder / "config.yaml").write_text(to_yaml(find_recipe("digits/tiny")))
+    said = f"run: got {folder}, which is a {kind}, expected one of the runs in it"
+    for begun, end in ((False, ", of which none has begun"), (True, f": {named}")):
+        if begun:
+            (folder / named).mkdir()
+            (folder / named / "config.yaml").write_text(to_yaml(find_recipe("digits/tiny")))
+        for command in (
+            ["push", folder, "--out", tmp_path / "out"],
+            ["export", folder],
+            ["export", "test_vit", "--weights", folder],
+            ["grow", folder],
+            ["bench", folder, "--out", tmp_path / "out"],
+            *([] if begun else [["eval", folder], ["predict", folder, "a.png"]]),  # which take those with weights
+        ):
+            assert main([str(word) for word in command]) == 2
+            err = capsys.readouterr().err
+            assert f"{said}{end}" in err and len(err.splitlines()) == 1, (command, err)
+        with pytest.raises(UserError, match=re.escape(f"{said}{end}")):
+            stepsnet.runs.results.Run(folder)
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_published_run_is_not_trained_over(tmp_path):

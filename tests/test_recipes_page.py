@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from classification_tasks import sample
 from PIL import Image
 from torchvision.datasets import CIFAR10, CIFAR100
 
@@ -17,7 +18,7 @@ from stepsnet.recipes import find_recipe
 from stepsnet.tasks.classification.data import load_images
 from stepsnet.tasks.classification.sources import SOURCES as CLASSIFICATION
 from stepsnet.tasks.classification.transforms import InputSpec
-from stepsnet.tasks.detection.data import load_coco
+from stepsnet.tasks.detection.data import DetectionSamples, load_coco
 from stepsnet.tasks.language.data import SOURCES as LANGUAGE
 from stepsnet.tasks.language.data import load_text
 from stepsnet.tasks.segmentation.data import SOURCES as SEGMENTATION
@@ -111,7 +112,7 @@ def test_classification(kind, tmp_path):
     files = write(tmp_path, tree, text)
     data = load_images(f"{kind}:{tmp_path}", SPEC)
     assert (len(data.train), len(data.val)) == (images_in(files, "train"), images_in(files, "val"))
-    assert data.classes == ("cat", "dog") and not data.train[0, 0, 0][2]
+    assert data.classes == ("cat", "dog") and not sample(data.train, 0, 0, 0)[2]
 
 
 @pytest.mark.parametrize("kind", [CIFAR10, CIFAR100])
@@ -126,9 +127,9 @@ def test_detection(tmp_path):
     for number, tree in enumerate(blocks(text, "text")):
         write(tmp_path / str(number), tree, text)
         data = load_coco(f"coco:{tmp_path / str(number)}")
-        assert data.classes == ("cat",) and len(data.train) == len(data.val) == 1
-        assert data.train[0, 0][1]["boxes"].tolist() == [[8, 8, 28, 18]]
-        assert int(data.train[0, 0][1]["masks"].sum()) == 200
+        assert data.classes == ("cat",) and len(data.train.images) == len(data.val.images) == 1
+        _, target = DetectionSamples(data.train)[0, 0]
+        assert target["boxes"].tolist() == [[8, 8, 28, 18]] and int(target["masks"].sum()) == 200
 
 
 @pytest.mark.parametrize("kind", SEGMENTATION)

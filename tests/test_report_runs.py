@@ -135,6 +135,16 @@ def test_other_starts_and_places_of_this_machine(tmp_path):
     assert "init: weights.pth" in read(page).text and "/home/me" not in page.read_text()
 
 
+def test_a_name_that_is_no_utf_8_is_shown_as_python_writes_it(tmp_path):
+    """As of a run's folder from another machine; bytes of a command come as halves of characters."""
+    run = make_run(tmp_path / "caf\udce9", "caf\udce9", name="caf\udce9", stream=False)
+    summary = json.loads((run / "summary.json").read_text())
+    summary["command"] = "stepsnet train mine.yaml --run 'caf\udce9'"
+    (run / "summary.json").write_text(json.dumps(summary))
+    page = write_report([run], run / "report.html")
+    assert r"--run 'caf\udce9'" in read(page).text and (run / "figures" / "loss.png").exists()
+
+
 def test_widths_of_stages_are_no_steps(tmp_path):
     runs = [make_run(tmp_path / "b", "baseline", widths=[8] * 2 + [16] * 4), make_run(tmp_path / "s", widths=[4, 8, 4])]
     text = read(write_report(runs, tmp_path / "report.html", "t")).text

@@ -246,6 +246,15 @@ def test_a_corrected_recipe_starts_where_nothing_was_trained(how, tmp_path, monk
     assert "holds a run with lr 0.003, got 0.004" in refused(*corrected, "lr=0.004", capsys=capsys)
 
 
+def test_whether_a_run_goes_on_is_asked_once(copy, monkeypatch, capsys):
+    """Of rank 0 for all: on another rank it might be asked when rank 0 writes to the folder already."""
+    asked = []
+    monkeypatch.setattr("stepsnet.runs.train.can_go_on", lambda folder: asked.append(folder) or len(asked) == 1)
+    (copy / "classes.json").write_text('["another"]')
+    assert "classes" in refused("resume", copy, capsys=capsys)
+    assert asked == [copy]
+
+
 @pytest.mark.trains_in_a_fork
 def test_a_run_that_is_killed_at_its_start_or_end_is_resumed(trained, tmp_path, capsys):
     """At each of these moments, the one after the other."""

@@ -11,7 +11,7 @@ import timm
 import torch
 from PIL import Image
 from pycocotools import mask as coco_mask
-from segmentation_images import CLASSES, TINY, write_camvid
+from segmentation_images import CLASSES, TINY, write_camvid, write_pair
 from segmentation_tasks import tiny_recipe
 
 from stepsnet.checkpoint import save_weights, valid_checkpoints
@@ -25,6 +25,7 @@ from stepsnet.overrides import override
 from stepsnet.runs.evaluate import evaluate_run
 from stepsnet.runs.train import train_run
 from stepsnet.tasks import build_task, describe_deployment
+from stepsnet.tasks.class_names import read_classes
 from stepsnet.tasks.segmentation.data import load_pairs
 from stepsnet.tasks.segmentation.drawing import color_of, draw_segments
 from stepsnet.tasks.segmentation.predict import encode_rle, list_segments
@@ -44,7 +45,7 @@ def trained(tmp_path_factory):
 
 
 def test_a_run_learns_and_is_scored(trained, camvid):
-    run, _, summary = trained
+    run, recipe, summary = trained
     assert summary["metrics"]["val_miou"] > 40  # one class everywhere gives at most 17
     assert summary["class_iou"].keys() == set(CLASSES) and summary["images"] == {"train": 6, "val": 3}
     page, (section,) = (run / "report.html").read_text(), read_inspection(run)
@@ -65,11 +66,31 @@ def test_a_run_learns_and_is_scored(trained, camvid):
     with pytest.raises(UserError, match="train is not a folder"):
         load_pairs(f"camvid:{camvid}")
     (camvid / "classes.json").write_text(json.dumps({"classes": CLASSES[::-1], "ignore_index": 255}))
-    with pytest.raises(UserError, match=r"camvid has other classes than .*run was trained on"):
+    with pytest.raises(UserError, match=r"got 'tree' as class 0, expected 'road' as in .*run"):
         evaluate_run(run, f"camvid:{camvid}")
+    with pytest.raises(UserError, match=r"classes\.json"):  # whose classes cannot be compared
+        build_task(recipe, f"camvid:{camvid}", camvid.parent / "nowhere")
     of_data = "or max_invalid, max_undecodable or without_objects"
     with pytest.raises(UserError, match=f"got 'lr=1', expected a key that begins with eval_, {of_data}"):
         evaluate_run(run, overrides=["lr=1"])
+
+
+def test_ade20ks_classes_are_a_runs_with_and_without_the_file_of_their_names(tmp_path):
+    data, run = tmp_path / "ade20k", tmp_path / "run"
+    run.mkdir()
+    for split in ("training", "validation"):
+        for name in ("a", "b"):
+            write_pair(data, split, name, (24, 40), np.full((24, 40), 7))
+    recipe = tiny_recipe(data, f"data=ade20k:{data}", "model.args.num_classes=150")
+    model, task = build_task(recipe)
+    task.save_assets(model, run)
+    lines = ["Idx\tRatio\tTrain\tVal\tName", *(f"{n}\t0.1\t5\t6\tname{n}" for n in range(1, 151))]
+    (data / "objectInfo150.txt").write_text("\n".join(lines))
+    build_task(recipe, recipe.data, run)  # it is scored
+    model, task = build_task(recipe)  # and goes on
+    task.check_assets(run)
+    task.save_assets(model, run)
+    assert task.data.classes[0] == "name1" and read_classes(run)[0] == "class 1"
 
 
 def test_the_longest_side_is_told_first_to_those_who_have_a_file(trained):

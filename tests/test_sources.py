@@ -6,6 +6,7 @@ import re
 import tarfile
 
 import pytest
+from classification_tasks import recipe_of, sample
 from PIL import Image
 from test_classification import CPU, batches
 
@@ -57,15 +58,15 @@ def test_shards_are_read_in_any_order_by_any_number_of_workers(shards):
     assert data.classes == ("0", "1", "2") and len(data.train) == 6 and len(data.val) == 3
     seen = []
     for workers in (0, 2):
-        found = batches(Classification(data, 2, input_size=SPEC.input_size, seed=1, workers=workers), epoch=3)
+        found = batches(Classification(recipe_of(2, seed=1, workers=workers), data, SPEC), epoch=3)
         labels = [label for _, batch in found for label in batch.tolist()]
         got = [shade for images, _ in found for shade in shades(images)]
         assert [shade // 10 % 3 for shade in got] == labels and sorted(got) == [0, 10, 20, 30, 40, 50]
         seen.append(got)
     assert seen[0] == seen[1] != sorted(seen[0])
-    resumed = batches(Classification(data, 2, input_size=SPEC.input_size, seed=1), epoch=3, start=2)
+    resumed = batches(Classification(recipe_of(2, seed=1), data, SPEC), epoch=3, start=2)
     assert [shade for images, _ in resumed for shade in shades(images)] == seen[0][4:]
-    assert shades(data.val[(0, i, 0)][0] for i in range(3)) == [0, 10, 20]
+    assert shades(sample(data.val, 0, i, 0)[0] for i in range(3)) == [0, 10, 20]
 
 
 def test_class_names_come_from_their_file(shards):
@@ -147,10 +148,10 @@ def test_hugging_face_data_are_read_through_timms_reader(tmp_path):
     data = load_images(f"hfds:{tmp_path / 'set'}", SPEC, None, 0)
     assert data.classes == ("cat", "dog") and len(data.train) == 8 and len(data.val) == 4
     for index in range(4):
-        image, label, failed = data.val[(0, index, 0)]
+        image, label, failed = sample(data.val, 0, index, 0)
         assert not failed and shades([image])[0] - index % 2 == (30, 90)[label]
     data = load_images(f"hfds:{tmp_path / 'set'}", SPEC, IMAGENET.augment, 0)
-    task = Classification(data, 4, input_size=SPEC.input_size, workers=2)
+    task = Classification(recipe_of(4, workers=2), data, SPEC)
     images, labels = next(task.batches(0, 0, BatchShard(), CPU))
     assert images.shape == (4, 3, 16, 16) and set(labels.tolist()) <= {0, 1}
 
@@ -159,7 +160,7 @@ def test_images_behind_a_second_dot_are_told(shards):
     """A key ends at the first dot, by WebDataset's rule; beside it may be pictures that are no inputs."""
     write_shard(shards / "more-train.tar", [("x", {"png": png(0), "cls": b"0"}), ("a.b", {"png": png(0), "cls": b"2"})])
     data = load_images(f"wds:{shards}", SPEC)
-    said = Classification(data, 2, input_size=SPEC.input_size).remarks()[0]
+    said = Classification(recipe_of(2), data, SPEC).remarks()[0]
     assert len(data.train) == 7 and "left out 1 image such as a.b.png: a key ends at the first dot" in said
 
 
@@ -193,7 +194,7 @@ def test_a_class_of_hugging_face_that_is_null_is_named_by_its_row(pictures_in_co
 def test_shards_are_left_out_of_a_score_aloud(shards):
     samples = [("x", {"png": png(0), "cls": b"0"}), ("a.b", {"png": png(0), "cls": b"2"})]
     write_shard(shards / "more-val.tar", samples)
-    task = Classification(load_images(f"wds:{shards}", SPEC), 2, input_size=SPEC.input_size, for_training=False)
+    task = Classification(recipe_of(2), load_images(f"wds:{shards}", SPEC), SPEC, for_training=False)
     (said,) = task.notices()
     assert said.startswith("left out 1 image such as a.b.png")
 
@@ -214,7 +215,7 @@ def test_columns_of_hugging_face_by_other_names(pictures_in_columns):
     with pytest.raises(UserError, match="expected breed: ClassLabel"):
         load_images(f"{data}:breed", SPEC)
     found = load_images(f"{data}:coarse", SPEC, None, 0)
-    assert found.classes == ("beast", "pet") and [found.val[(0, index, 0)][1] for index in (0, 1)] == [1, 0]
+    assert found.classes == ("beast", "pet") and found.val.labels.tolist() == [1, 0]
     found = load_images(pictures_in_columns("img", ["labels"], labels=["cat", "dog"]), SPEC, None, 0)
     assert found.classes == ("cat", "dog")
 
@@ -241,6 +242,23 @@ def test_a_relative_path_is_told_with_where_it_was_looked_for(tmp_path, monkeypa
 def test_what_hugging_face_cannot_load_is_one_line(tmp_path):
     with pytest.raises(UserError, match=r"cannot load hfds:.*nowhere"):
         load_images(f"hfds:{tmp_path}/nowhere", SPEC)
+
+
+@pytest.mark.parametrize("broken", ["train", "validation"])
+def test_a_split_of_hugging_face_that_fails_on_its_way_is_one_line(broken, pictures_in_columns, monkeypatch):
+    from timm.data import readers
+
+    create_reader = readers.create_reader
+
+    def failing(name, split, **settings):
+        if split == broken:
+            raise ConnectionError("the hub is gone")
+        return create_reader(name, split=split, **settings)
+
+    data = pictures_in_columns(classes=["label"], label=["cat", "dog"])
+    monkeypatch.setattr(readers, "create_reader", failing)
+    with pytest.raises(UserError, match=r"^data: cannot load hfds:.*: the hub is gone$"):
+        load_images(data, SPEC)
 
 
 def test_a_damaged_shard_is_refused_and_not_read_up_to_the_damage(shards):

@@ -89,6 +89,7 @@ TASKS = {
     "classification": """
         from stepsnet.tasks.classification.task import Classification
         from stepsnet.tasks.classification.data import InputSpec, load_images
+        from classification_tasks import recipe_of
         from PIL import Image
         def make(root):
             for split in ("train", "val"):
@@ -97,14 +98,12 @@ TASKS = {
                     for number in range(9):
                         Image.new("RGB", (20, 20)).save(root / split / name / f"{number}.jpg")
             spec = InputSpec((3, 16, 16), (0,) * 3, (1,) * 3)
-            return Classification(load_images(f"folder:{root}", spec), 2, workers=2, input_size=spec.input_size)
+            return Classification(recipe_of(2, workers=2), load_images(f"folder:{root}", spec), spec)
     """,
     "detection": """
-        from stepsnet.tasks.detection.data import load_coco
-        from stepsnet.tasks.detection.task import Detection
-        from stepsnet.recipes.coco import COCO
+        from detection_tasks import make_task
         def make(root):
-            return Detection(load_coco(f"coco:{root / 'data'}", COCO.augment, 0), 2, workers=2)
+            return make_task(root / "data", batch_size=2, workers=2)
     """,
     "segmentation": """
         from stepsnet.recipes import find_recipe
@@ -229,9 +228,9 @@ def test_another_error_of_a_worker_stays_one():
 
 def test_data_in_memory_reach_workers_that_are_not_forked():
     """As on macOS."""
-    images, augmented, _, _ = load_digits(None)
+    images, normalize, _ = load_digits()
     array = np.zeros((8, 8, 3), np.uint8)
     pictures = Arrays([array], [0], partial(_picture, "L"))
-    again, read, other = pickle.loads(pickle.dumps((images.train, augmented, pictures)))
-    assert torch.equal(read(again.read(5)), augmented(images.train.read(5)))
+    again, read, other = pickle.loads(pickle.dumps((images.train, normalize, pictures)))
+    assert torch.equal(read(again.read(5)), normalize(images.train.read(5)))
     assert other.read(0).mode == "L" and other.read(0).size == (8, 8)

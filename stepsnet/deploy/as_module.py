@@ -12,10 +12,10 @@ from ..config import ModelSpec
 from ..errors import UserError
 from .export import write_checked
 from .formats import FORMATS
-from .sessions import RUNTIMES, Session, check_runtime, open_session
+from .sessions import Session, check_runtime, open_session
 from .source import described
 
-__all__ = ["RUNTIMES", "SessionModule", "check_runtime", "in_runtime"]
+__all__ = ["SessionModule", "in_runtime"]
 
 
 class SessionModule(nn.Module):

@@ -22,7 +22,6 @@ from ..models.trained import trained_model
 from ..models.transfer import read_pretrained
 from ..models.windows import restore_windows
 from ..run_folder import CONFIG, on_unfinished, read_run_recipe
-from ..runs.grid import refuse_comparison
 from ..tasks import describe_deployment
 from ..tasks.deployment import Deployment, of_tokens
 from .capture import flat_outputs, other_picture_sizes
@@ -120,7 +119,6 @@ def find_source(
 
 
 def _of_run(run: Path, features: bool, fixed_size: bool) -> Source:
-    refuse_comparison(run, "export")
     recipe = read_run_recipe(run)
     _refuse_detector(recipe.model.name, features)
     name, notes = run.resolve().name, tuple(on_unfinished(run))

@@ -14,12 +14,13 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from ..config import Recipe
 from ..errors import UserError
+from ..inspection import encodable
 from ..markdown import markdown_table
 from ..metrics import find_metric, format_metric, metric_label, split_and_key
 from ..overrides import to_plain
 from ..plan import steps_as_text, steps_of
 from ..provenance import joined
-from ..reading import dump_yaml
+from ..reading import dump_yaml, read_yaml
 from ..redact import public, public_command, public_value
 from ..report.load_runs import LoadedRun, load_run
 from ..report.words import count, duration, key_in_words, updates_in_words
@@ -56,7 +57,7 @@ def render_card(run: Path, publication: Publication, repo: str, license: str | N
         model_name=repo.rpartition("/")[2],
         eval_results=_results(metrics, data, split, publication.pipeline),
     )
-    seeds = _seeds(loaded)
+    seeds = _seeds(loaded, recipe.imports)
     card = ModelCard.from_template(
         metadata,
         template_str=files(__package__).joinpath("card.md").read_text(encoding="utf-8"),
@@ -80,7 +81,7 @@ def render_card(run: Path, publication: Publication, repo: str, license: str | N
         settings=dump_yaml(public_recipe(recipe)).rstrip(),
         license=license,
     )
-    return re.sub(r"\n{3,}", "\n\n", str(card)).rstrip() + "\n"
+    return encodable(re.sub(r"\n{3,}", "\n\n", str(card)).rstrip() + "\n")
 
 
 def _metrics(found: Mapping[str, Any]) -> dict[str, float]:
@@ -98,11 +99,17 @@ def _ranks_before(summary: Mapping[str, Any]) -> list[tuple[str, int]]:
     return [(updates_in_words(part), part["ranks"]) for part in others]
 
 
-def _seeds(run: LoadedRun) -> Sequence[LoadedRun]:
-    """The finished runs beside this one that differ from it in their seed alone, and itself."""
+def _seeds(run: LoadedRun, modules: Sequence[str]) -> Sequence[LoadedRun]:
+    """The finished runs beside this one that differ from it in their seed alone, and itself.
+
+    A run that names other modules than these is none of them, and nobody has asked for its modules to be imported.
+    """
     found = {run.seed: run}
     for config in sorted(run.folder.resolve().parent.glob("*/config.yaml")):
         with suppress(UserError):
+            named = read_yaml(config, "run").get("import") or []
+            if ([named] if isinstance(named, str) else named) != list(modules):
+                continue
             other = load_run(config.parent)
             if other.summary and (other.recipe_key, other.summary.get("label")) == _kind(run):
                 found.setdefault(other.seed, other)

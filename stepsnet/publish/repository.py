@@ -16,7 +16,6 @@ from ..files import write_atomically
 from ..reading import dump_yaml
 from ..run_folder import ASSETS, CONFIG, read_run_recipe
 from ..run_records import read_summary
-from ..runs.grid import refuse_comparison
 from ..tasks import publish
 from .card import public_recipe, published, render_card
 
@@ -39,10 +38,9 @@ def write_repository(run: Path, folder: Path) -> Publication:
     """Write a finished run's model and ``config.yaml`` into a new folder, which is a run's folder for ``predict`` too.
 
     Raises:
-        UserError: the run has not ended, its task is not published, or the folder is not empty.
+        UserError: it is not one run, or has not ended, its task is not published, or the folder is not empty.
     """
     recipe = read_run_recipe(run)
-    refuse_comparison(run, "push")
     if read_summary(run) is None:
         raise UserError(f"push: {run} has not ended, expected a finished run")
     is_new = not folder.exists()
@@ -60,6 +58,8 @@ def write_repository(run: Path, folder: Path) -> Publication:
                 folder.rmdir()
         raise
     write_atomically(folder / CONFIG, dump_yaml(public_recipe(published(recipe, publication))))
+    for file in folder.glob("*.safetensors"):  # nobody else may read those that timm and transformers write
+        file.chmod((folder / CONFIG).stat().st_mode & 0o777)
     return publication
 
 

@@ -14,6 +14,7 @@ from ..analysis.block_statistics import StreamMeasurement, read_line
 from ..colors import OKABE_ITO
 from ..config import ABOUT_THE_RECIPE, MAY_CHANGE_ON_RESUME, OF_THE_DATA, OF_THE_LENGTH
 from ..errors import UserError, in_a_line
+from ..inspection import encodable
 from ..metrics import METRICS
 from ..overrides import read_recipe, to_plain
 from ..plan import steps_of
@@ -239,7 +240,7 @@ def group_runs(runs: Sequence[LoadedRun]) -> list[Group]:
     own = [run.summary.get("label") or run.started_as for run in runs]
     labels = {run.settings: label for run, label in zip(runs, own) if label}
     names = [
-        str(label or labels.get(run.settings) or run.config.get("name") or run.folder.name)
+        encodable(str(label or labels.get(run.settings) or run.config.get("name") or run.folder.name))
         for run, label in zip(runs, own)
     ]
     ended: dict[tuple[str, str], str] = {}  # the recipe and data of the first run that has ended
@@ -257,7 +258,7 @@ def group_runs(runs: Sequence[LoadedRun]) -> list[Group]:
     for ((label, _), runs_of_group), suffix in zip(found.items(), _suffixes(found)):
         color = OKABE_ITO[order.index(label) % len(OKABE_ITO)]
         linestyle = LINESTYLES[sum(group.label == label for group in groups) % len(LINESTYLES)]
-        groups.append(Group(label, suffix, color, linestyle, tuple(runs_of_group)))
+        groups.append(Group(label, encodable(suffix), color, linestyle, tuple(runs_of_group)))
     return groups
 
 

@@ -18,6 +18,7 @@ import jinja2
 from markupsafe import Markup
 
 from ..errors import UserError
+from ..inspection import encodable
 from ..metrics import METRICS, format_metric, metric_label
 from ..own_files import write_own_files
 from ..plan import steps_as_text
@@ -95,7 +96,7 @@ def write_report(runs: Sequence[Path], out: Path, title: str | None = None, forc
         made_differently=len(origins) > 1 or any(run.summary.get("trained_before") for run in loaded),
     )
     contents = {f"{folder}/{name}": content for name, content in drawn.items()}
-    contents[page.name] = text.encode()  # last: where the page is, its figures are
+    contents[page.name] = encodable(text).encode()  # last: where the page is, its figures are
     every = [f"{folder}/{_file_of(name, suffix)}" for name in figures for suffix in _SUFFIXES]
     outdated = [name for name in every if name not in contents]
     how = "`stepsnet report --force`"
@@ -130,7 +131,7 @@ def _file_of(figure: str, suffix: str) -> str:
 
 def _files_of(figure: ReportFigure, contents: dict[str, bytes]) -> list[Markup]:
     """Add a figure's CSV, SVG and PNG to ``contents``; returns the SVG of both layouts, for the page."""
-    contents[_file_of(figure.name, "csv")] = csv_of(figure.rows).encode()
+    contents[_file_of(figure.name, "csv")] = encodable(csv_of(figure.rows)).encode()
     return _draw(figure, contents)
 
 

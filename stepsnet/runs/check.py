@@ -16,7 +16,7 @@ from ..console import Display
 from ..engine.task import data_counts
 from ..errors import UserError
 from ..models.build import DETECTORS, build_model
-from ..tasks import check_recipe, open_data
+from ..tasks import open_data
 from .advice import on_settings
 from .prepare import build_and_start, open_and_resolve
 
@@ -69,7 +69,6 @@ def check_grid(
         if opened is None:
             with torch.device("meta"):
                 model = build_model(recipe.model)
-            check_recipe(recipe, model)
         else:
             model, task, of_weights = build_and_start(recipe, opened, has_checkpoints=goes_on, on_meta=True)
             lines += [*of_weights, *task.remarks()]

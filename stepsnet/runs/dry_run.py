@@ -62,11 +62,10 @@ def forecast(recipe: Recipe, label: str = "", resumed: Path | None = None, has_c
         UserError: as a run does before its first update.
     """
     with init_distributed(recipe.device) as context:
-        goes_on, lines = resumed is not None and can_go_on(resumed), list[str]()
+        goes_on = resumed is not None and can_go_on(resumed)
         has_checkpoints = has_checkpoints or (resumed is not None and is_past_its_start(resumed))
         prepared = prepare_run(recipe, goes_on=goes_on, has_checkpoints=has_checkpoints)
-        if resumed is not None:
-            lines = check_folder(resumed, prepared, goes_on=goes_on)
+        lines = check_folder(resumed, prepared) if resumed is not None else []
         context.check_same(dataclasses.asdict(recipe))
         recipe, model, task = prepared.recipe, prepared.model, prepared.task
         context.check_same({"data": data_counts(task)})

@@ -45,20 +45,12 @@ __all__ = [
     "Trained",
     "have_checkpoints",
     "plan_grid",
-    "refuse_comparison",
     "run_name",
     "train_grid",
 ]
 
 # what a grid's folder holds of its runs together
 COMPARISON_FILE, SWEEP_FILE = "comparison.json", "sweep.json"
-
-
-def refuse_comparison(run: Path, verb: str) -> None:
-    """Raises UserError for the folder of a comparison, where one of its runs is meant."""
-    if (run / COMPARISON_FILE).exists():
-        inside = ", ".join(sorted(path.parent.name for path in run.glob("*/summary.json")))
-        raise UserError(f"{verb}: {run} is a comparison, expected one of the runs in it: {inside}")
 
 
 @dataclass(frozen=True)

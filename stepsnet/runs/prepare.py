@@ -29,6 +29,7 @@ class Prepared:
     model: nn.Module  # with the weights that it starts from
     task: Task
     lines: list[str]  # to be told before the training
+    goes_on: bool  # with a run that has begun; a start that failed leaves nothing that counts
 
 
 def prepare_run(recipe: Recipe, *, goes_on: bool = False, has_checkpoints: bool = False) -> Prepared:
@@ -47,14 +48,11 @@ def prepare_run(recipe: Recipe, *, goes_on: bool = False, has_checkpoints: bool 
     torch.manual_seed(recipe.seed)
     model, task, of_weights = build_and_start(recipe, opened, has_checkpoints=has_checkpoints)
     lines += of_weights if goes_on else [*of_weights, *task.remarks(), *on_settings(recipe)]
-    return Prepared(recipe, model, task, lines)
+    return Prepared(recipe, model, task, lines, goes_on)
 
 
-def check_folder(folder: Path, prepared: Prepared, *, goes_on: bool) -> list[str]:
+def check_folder(folder: Path, prepared: Prepared) -> list[str]:
     """What to tell of a run that goes on in a folder with other epochs; nothing where it does not.
-
-    Args:
-        goes_on: with a run that has begun; a start that failed leaves no assets that count.
 
     Raises:
         UserError: it has already been trained for longer, or with other data.
@@ -63,7 +61,7 @@ def check_folder(folder: Path, prepared: Prepared, *, goes_on: bool) -> list[str
     done, steps = updates_done(folder), task.steps_per_epoch
     check_length(folder, recipe.epochs, steps)
     check_data(folder, data_counts(task), recipe)
-    if goes_on:
+    if prepared.goes_on:
         task.check_assets(folder)
     if not recipe.earlier_epochs or recipe.earlier_epochs[-1][0] != done:
         return []

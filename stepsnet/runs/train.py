@@ -101,7 +101,7 @@ def _train(
         display.note(label or folder.name, text)
 
     recipe, model, task = prepared.recipe, prepared.model, prepared.task
-    lines = [*prepared.lines, *check_folder(folder, prepared, goes_on=bool(resume) and can_go_on(folder))]
+    lines = [*prepared.lines, *check_folder(folder, prepared)]
     with ExitStack() as held:
         claim = functools.partial(_claim_folder, held, prepared, folder, resume, label, context)
         recipe, ended, made_with = context.on_main(claim)

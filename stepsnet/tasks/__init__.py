@@ -10,7 +10,6 @@ that is not in this folder:
 - ``task.open_data(recipe, data, run) -> opened``, so that data are opened once for several models; ``build`` takes what
   it returns as a fourth argument
 - ``task.resolve(recipe, opened) -> (recipe, lines)``, where data decide what a recipe leaves open
-- ``task.check(recipe, model)``, where something can be checked without data
 - ``task.macs(recipe)``, where the compute of a forward pass goes by more than the model's own input size
 - ``task.normalization(recipe)``, where others start from its runs' weights: what those have seen
 """
@@ -42,7 +41,6 @@ from .splits import divided_for
 __all__ = [
     "build_opened",
     "build_task",
-    "check_recipe",
     "describe_deployment",
     "macs_of",
     "normalization_of_run",
@@ -107,19 +105,6 @@ def build_opened(
     return _function(recipe, "build")(recipe, data, run, *more)
 
 
-def check_recipe(recipe: Recipe, model: nn.Module) -> None:
-    """Check a recipe without opening its data, such as before the first of several runs.
-
-    Args:
-        model: the recipe's model, which may be on the meta device.
-
-    Raises:
-        UserError: the model does not accept the recipe's inputs.
-    """
-    if check := _function(recipe, "check"):
-        check(recipe, model)
-
-
 def macs_of(recipe: Recipe) -> int:
     """Multiply-accumulates of a forward pass, without data."""
     if macs := _function(recipe, "macs") or _inherited(recipe, "macs"):
@@ -175,7 +160,6 @@ def register_task(
     *,
     build: Callable[..., tuple[nn.Module, Task]],
     predict: Callable[[Path, Any, PredictInputs], list[Prediction]] | None = None,
-    check: Callable[[Any, nn.Module], None] | None = None,
     macs: Callable[[Any], int] | None = None,
     publish: Callable[[Path, Any, Path], Publication] | None = None,
     deployment: Callable[[Path, Any, nn.Module], Deployment] | None = None,
@@ -191,7 +175,6 @@ def register_task(
             ``task`` is the task's name; a task of that name that was registered before is replaced.
         build: as :func:`build_task`; with ``open_data`` it takes what that returns as a fourth argument.
         predict: as :func:`predict`, with the recipe as a second argument; None where there is nothing to predict.
-        check: as :func:`check_recipe`.
         macs: as :func:`macs_of`.
         publish: as :func:`publish`, for `stepsnet push`; None where a run is not published.
         deployment: as :func:`describe_deployment`, for `stepsnet export`; None where models are not exported.
@@ -219,7 +202,6 @@ def register_task(
     _registered[name] = {
         "build": build,
         "predict": predict,
-        "check": check,
         "macs": macs,
         "publish": publish,
         "deployment": deployment,

@@ -43,9 +43,8 @@ _NEIGHBORS = 9  # training samples that are tried where one cannot be decoded
 class Samples(Dataset):
     """Images as inputs: sample (epoch, index, copy) is a function of these numbers and the seed.
 
-    A sample is the input (C, H, W), its label, and the name of the image that could not be decoded, if there is one.
-    In training the next image that can be decoded takes its place; in evaluation nothing may. Torch's loader asks for
-    whole batches, which take less time than their samples one by one and are the same.
+    They come in batches, which take less time than their samples one by one and are the same. In training the next
+    image that can be decoded takes the place of one that cannot; in evaluation nothing may.
 
     Args:
         indices: of the images.
@@ -65,18 +64,13 @@ class Samples(Dataset):
     def labels(self) -> np.ndarray:
         return np.asarray(self.images.labels, dtype=np.int64)[self.indices]
 
-    def __getitem__(self, key: SampleKey) -> tuple[Tensor, int, str]:
-        """Without neighbors, an image that cannot be decoded is an input of (0, 0, 0).
+    def batch(self, keys: Sequence[SampleKey]) -> tuple[Tensor, Tensor, list[str]]:
+        """Inputs (B, C, H, W) and labels (B) of the images that could be decoded, and of each key the name of what
+        could not be.
 
         Raises:
-            UserError: no neighbor can be decoded either.
+            UserError: there are neighbors, and none of them can be decoded either.
         """
-        image, label, failed = self._read(key, self.transform)
-        return torch.zeros(0, 0, 0) if image is None else image, label, failed
-
-    def batch(self, keys: Sequence[SampleKey]) -> tuple[Tensor, Tensor, list[str]]:
-        """Inputs (B, C, H, W) and labels (B) of the images that could be decoded, and of each key the name that a
-        sample has."""
         transform, normalize = self.in_two or (self.transform, None)
         images, labels, failed = zip(*(self._read(key, transform) for key in keys))
         decoded = [(image, label) for image, label in zip(images, labels) if image is not None]
@@ -86,7 +80,7 @@ class Samples(Dataset):
         inputs = normalized(images, normalize) if normalize else torch.stack(images)
         return inputs, torch.from_numpy(np.asarray(labels, dtype=np.int64)), list(failed)
 
-    __getitems__ = batch  # by this name torch's loader asks for one
+    __getitems__ = batch  # by this name torch's loader asks for one, and it then asks for no sample
 
     def _read(self, key: SampleKey, transform: Callable[[Any], Any]) -> tuple[Any, int, str]:
         """An image as the transform makes it, or None; its label, and the name of what could not be decoded."""
@@ -132,7 +126,7 @@ class StoredData:
 def open_images(data: str) -> StoredData:
     """Open what :func:`load_images` reads; raises UserError as it does."""
     name, _ = split_of(data)
-    return StoredData(name, load_digits(None)[0] if name == "digits" else _open_source(name, "RGB"))
+    return StoredData(name, load_digits()[0] if name == "digits" else _open_source(name, "RGB"))
 
 
 def check_trainable(data: str, train: StoredImages) -> None:
@@ -194,7 +188,10 @@ def load_images(
                 f"data: digits are 1×8×8 values, got a model of {got} inputs, expected model.args.in_chans=1 and "
                 "model.args.img_size=8, or null for both, and img_size=data"
             )
-        (classes, train, other, own_test), training, evaluation, _ = load_digits(augment)
+        if augment is not None:
+            raise UserError("augment: got some with data=digits, expected null: digits are arrays and not images")
+        (classes, train, other, own_test), training, _ = load_digits()
+        evaluation = training
     else:
         classes, train, other, own_test = (opened or open_images(data)).in_mode(spec.mode)
         training, evaluation = spec.training(augment), spec.evaluation()
@@ -226,7 +223,7 @@ def evaluation_transform(data: str, spec: InputSpec) -> Transform:
     The data are not opened.
     """
     if split_of(data)[0] == "digits":
-        return load_digits(None)[3]
+        return load_digits()[2]
     transform, mode = spec.evaluation(), spec.mode
     return lambda image: transform(image.convert(mode))
 

@@ -11,8 +11,6 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from ...config import Augment
-from ...errors import UserError
 from .sources import Arrays, Splits
 
 __all__ = ["data_config", "load_digits"]
@@ -20,23 +18,18 @@ __all__ = ["data_config", "load_digits"]
 Transform = Callable[[Any], Tensor]
 
 
-def load_digits(augment: Augment | None) -> tuple[Splits, Transform, Transform, Transform]:
+def load_digits() -> tuple[Splits, Transform, Transform]:
     """The 1,797 handwritten digits that scikit-learn ships: 8×8 gray values from 0 to 16, light on dark.
 
     A fixed fifth, stratified by class, is the second split.
 
     Returns:
-        The classes and both splits; the transforms of training and of evaluation; and the function that turns a
-        Pillow image of any size into an input, (1, 8, 8).
-
-    Raises:
-        UserError: an augmentation is given.
+        The classes and both splits; the transform of their images; and the function that turns a Pillow image of any
+        size into an input, (1, 8, 8).
     """
     from sklearn.datasets import load_digits as load
     from sklearn.model_selection import train_test_split
 
-    if augment is not None:
-        raise UserError("augment: got some with data=digits, expected null: digits are arrays and not images")
     digits = load()
     images, labels = (digits.images / 16.0).astype(np.float32), digits.target.astype(np.int64)
     split = train_test_split(images, labels, test_size=0.2, random_state=0, stratify=labels)
@@ -51,7 +44,7 @@ def load_digits(augment: Augment | None) -> tuple[Splits, Transform, Transform, 
 
     classes = tuple(str(digit) for digit in range(10))
     splits = Splits(classes, Arrays(train_images, train_labels), Arrays(val_images, val_labels))
-    return splits, normalize, normalize, read
+    return splits, normalize, read
 
 
 def _normalized(mean: float, std: float, values: np.ndarray) -> Tensor:
@@ -60,6 +53,6 @@ def _normalized(mean: float, std: float, values: np.ndarray) -> Tensor:
 
 def data_config() -> dict[str, Any]:
     """How :func:`load_digits` turns an image into an input, in timm's words."""
-    images = cast(Arrays, load_digits(None)[0].train).images
+    images = cast(Arrays, load_digits()[0].train).images
     mean, std = (float(images.mean()),), (float(images.std()),)
     return {"mean": mean, "std": std, "interpolation": "box", "crop_pct": 1.0, "crop_mode": "squash"}

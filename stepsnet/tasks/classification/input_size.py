@@ -63,18 +63,18 @@ def _accepted(spec: ModelSpec, side: int) -> str:
     return f"{own}, the size that {spec.name} was built for"
 
 
-def check_input_size(recipe: ClassificationRecipe, model: nn.Module) -> None:
+def check_input_size(recipe: ClassificationRecipe, side: int, model: nn.Module) -> None:
     """Try a size other than the model's own on the meta device: some models accept any size, others only one.
 
     Raises:
-        UserError: the model does not accept images of ``img_size``, or not of its own size either.
+        UserError: the model does not accept images of ``side`` × ``side``, or not of its own size either.
     """
-    spec, side, own = recipe.model, recipe.img_size, input_size_of(recipe.model, model)
+    spec, own = recipe.model, input_size_of(recipe.model, model)
     reason = None
-    if isinstance(side, int) and input_size(recipe, model) != own:
+    if own[1:] != (side, side):
         with suppress(UserError):  # a model that cannot be built on the meta device is not checked
             reason = _refusal(spec, side)
-    if reason is None or not isinstance(side, int):
+    if reason is None:
         return
     _check_own_size(recipe)
     with suppress(UserError):

@@ -15,6 +15,7 @@ from timm.models import save_for_hf
 from ...config import ClassificationRecipe, ModelSpec
 from ...errors import UserError
 from ...files import write_atomically
+from ...models.build import is_elsewhere
 from ...models.trained import trained_model
 from ..class_names import CLASSES_FILE, save_classes
 from ..images import mode_of
@@ -24,7 +25,6 @@ from .predict import classes_of
 
 __all__ = ["publish"]
 
-_PLACES = ("hf-hub", "hf_hub", "local-dir")  # where a config says timm's name and arguments
 # of timm's config of a name: where its own weights come from, and their licence
 _OF_OTHER_WEIGHTS = ("license", "tag", "origin_url", "notes", "paper_ids", "paper_name")
 _USAGE = """\
@@ -59,8 +59,8 @@ def publish(run: Path, recipe: ClassificationRecipe, folder: Path) -> Publicatio
     Raises:
         UserError: the run has no weights, or timm cannot save the model.
     """
-    source = recipe.model.name.partition(":")[0]
-    if not timm.is_model(recipe.model.name) and source not in _PLACES:
+    elsewhere = is_elsewhere(recipe.model.name)  # where a config says timm's name and arguments
+    if not timm.is_model(recipe.model.name) and not elsewhere:
         return publish_run_folder(run, recipe, folder, CLASSES_FILE, "image-classification", draws=False)
     model = trained_model(run, recipe)
     classes = classes_of(run, model)
@@ -77,4 +77,4 @@ def publish(run: Path, recipe: ClassificationRecipe, folder: Path) -> Publicatio
     mode = mode_of(spec["input_size"][0])
     usage = _USAGE.format(imports=f"{imports}\n" if imports else "", mode=mode)
     named = ModelSpec(written["architecture"], written.get("model_args", {}) | {"num_classes": written["num_classes"]})
-    return Publication("timm", "image-classification", usage, _NOTE, named if source in _PLACES else None)
+    return Publication("timm", "image-classification", usage, _NOTE, named if elsewhere else None)

@@ -52,13 +52,14 @@ def resolve(recipe: ClassificationRecipe, opened: StoredData) -> tuple[Classific
         if recipe.crop_pct is None and opened.name != "digits":
             recipe, decided = replace(recipe, crop_pct=1.0), f"{decided}, whose images are evaluated whole (crop_pct 1)"
         return recipe, [*lines, decided, *of_model]
-    if recipe.img_size == "data":
+    given = recipe.img_size
+    if given == "data":
         recipe = with_args(recipe, args, img_size=None)
-    elif recipe.img_size and "img_size" not in args:
-        recipe = fit_input_size(recipe, recipe.img_size)
-    elif recipe.img_size:
+    elif given and "img_size" not in args:
+        recipe = fit_input_size(recipe, given)
+    elif given:
         with torch.device("meta"):
-            check_input_size(recipe, build_model(recipe.model, pretrained=False))
+            check_input_size(recipe, given, build_model(recipe.model, pretrained=False))
     recipe, of_model = with_crop_mode(recipe, opened)
     return recipe, [*lines, *of_model]
 

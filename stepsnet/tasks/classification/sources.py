@@ -6,7 +6,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple, Protocol
@@ -262,6 +262,8 @@ def _download(kind: Any, folder: Path) -> None:
     one, and files that a user has put into a folder are never replaced. The lock is another file, beside the folder:
     who waits for it finds no mark once the first is done.
     """
+    from torchvision.datasets.utils import download_and_extract_archive
+
     if not folder.is_dir():
         beside = folder.with_name(f"{folder.name}.{secrets.token_hex(4)}")
         beside.mkdir(parents=True)
@@ -273,8 +275,13 @@ def _download(kind: Any, folder: Path) -> None:
     lock = folder.with_name(f".{folder.name}.lock")
     with FileLock(lock, fallback_to_soft=False):  # a marker would outlive a process that is killed
         if is_half_downloaded(folder):
-            shutil.rmtree(folder / kind.base_folder, ignore_errors=True)
-            kind(folder, download=True)
+            if not (folder / kind.base_folder).exists():  # else the user has put it there since
+                parts = folder / f"{DOWNLOADING}.parts"
+                shutil.rmtree(parts, ignore_errors=True)
+                download_and_extract_archive(kind.url, folder, parts, kind.filename, kind.tgz_md5)
+                (parts / kind.base_folder).rename(folder / kind.base_folder)
+                shutil.rmtree(parts)
+            kind(folder, train=False)  # which is whole, or the mark stays
             (folder / DOWNLOADING).unlink()
     lock.unlink(missing_ok=True)
 
@@ -289,21 +296,26 @@ def _hugging_face(path: str, mode: str) -> Splits:
     from timm.data.readers import create_reader
 
     name, _, labels = path.partition(":")
-    try:
-        features = load_dataset(name, split="train").features
-    except Exception as error:  # anything that the hub, the network or the files may raise
-        raise UserError(f"data: cannot load hfds:{name}: {in_a_line(error, 300)}") from None
-    columns = _columns(path, features, labels)
-    readers = [create_reader(f"hfds/{name}", root=None, split="train", **columns)]
-    for split in ("validation", "test"):
+
+    @contextmanager
+    def loading() -> Iterator[None]:
         try:
-            readers.append(create_reader(f"hfds/{name}", root=None, split=split, **columns))
-            break
-        except ValueError:
-            continue
-    else:
+            yield
+        except Exception as error:  # anything that the hub, the network or the files may raise
+            raise UserError(f"data: cannot load hfds:{name}: {in_a_line(error, 300)}") from None
+
+    with loading():
+        features = load_dataset(name, split="train").features
+    columns = _columns(path, features, labels)
+    val = None
+    with loading():
+        train = create_reader(f"hfds/{name}", root=None, split="train", **columns)
+        for split in ("validation", "test"):
+            with suppress(ValueError):  # there is no such split
+                val = create_reader(f"hfds/{name}", root=None, split=split, **columns)
+                break
+    if val is None:
         raise UserError(f"data: hfds:{name} has only the split train, expected validation or test too")
-    train, val = readers
     if train.class_to_idx != val.class_to_idx:
         raise UserError(f"data: hfds:{name} has other classes in {split} than in train, expected the same")
     return Splits(tuple(map(str, train.class_to_idx)), _TimmReader(train, mode), _TimmReader(val, mode))

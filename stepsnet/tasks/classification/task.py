@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 from torchmetrics.classification import MulticlassAccuracy
 
 from ...analysis.complexity import Complexity, count_complexity
-from ...config import Augment, ClassificationRecipe
+from ...config import ClassificationRecipe
 from ...engine.randomness import data_order
 from ...engine.task import BatchShard, Task
 from ...errors import UserError
@@ -35,6 +35,7 @@ from .input_size import input_size
 from .inputs import input_spec, normalization_of
 from .inspection import Mistakes
 from .resolve import resolve
+from .transforms import InputSpec
 
 __all__ = ["Classification", "build", "input_spec", "open_data", "resolve", "task_of"]
 
@@ -60,9 +61,9 @@ def build(
     """Raises UserError where the model or the data do not exist, or do not fit each other."""
     model = build_model(recipe.model, pretrained=run is None)
     task = task_of(recipe, model, data or recipe.data, opened, for_training=run is None)
-    check_class_count(recipe, getattr(model, "num_classes", None), len(task.data.classes), run)
     if run:
-        check_classes(run, task.data.classes)
+        task.check_assets(run)
+    check_class_count(recipe, getattr(model, "num_classes", None), len(task.data.classes))
     return model, task
 
 
@@ -88,21 +89,8 @@ def task_of(
         in_memory=recipe.cache == "memory" and not any(tensor.is_meta for tensor in model.parameters()),
         opened=opened,
     )
-    task = Classification(
-        images,
-        recipe.batch_size if for_training else min(recipe.batch_size, len(images.train)),  # other data may be fewer
-        input_size=spec.input_size,
-        seed=recipe.seed,
-        label_smoothing=recipe.label_smoothing,
-        augment=recipe.augment,
-        workers=recipe.workers,
-        eval_batch_size=recipe.eval_batch_size,
-        max_undecodable=recipe.max_undecodable,
-        init=recipe.init,
-        init_key=key_of_weights(recipe, "init"),
-        normalization=normalization_of(recipe, model) if recipe.init else None,
-        for_training=for_training,
-    )
+    own = normalization_of(recipe, model) if recipe.init else None
+    task = Classification(recipe, images, spec, normalization=own, for_training=for_training)
     if len(images.classes) < 2:
         raise UserError(f"data: {data} has one class, {images.classes[0]}, expected at least two")
     return task
@@ -129,60 +117,44 @@ class Classification(Task):
 
     def __init__(
         self,
+        recipe: ClassificationRecipe,
         data: ImageData,
-        batch_size: int,
+        spec: InputSpec,
         *,
-        input_size: tuple[int, int, int],
-        seed: int = 0,
-        label_smoothing: float = 0.0,
-        augment: Augment | None = None,
-        workers: int = 0,
-        eval_batch_size: int = 256,
-        max_undecodable: int = 100,
-        init: str | None = None,
-        init_key: str = "init",
         normalization: Normalization | None = None,
         for_training: bool = True,
     ):
         """
         Args:
-            batch_size: samples per update, over all ranks and accumulated parts.
-            input_size: channels, height and width of the images.
-            workers: processes per rank that decode and augment; the batches are the same with any number.
-            eval_batch_size: the most images in a forward pass of evaluation, on each rank.
-            max_undecodable: samples that may be skipped before the run stops; each evaluation counts all ranks' own.
-            init: the run, file or model of timm's whose weights a new model starts from.
-            init_key: where the recipe names it, for messages.
-            normalization: of the images, to tell where those weights have seen another.
-            for_training: False where no remarks are asked for, so that the notices say what the scores do not cover.
+            data: as ``spec`` says, with the recipe's augmentation.
+            normalization: of the images, to tell where the weights of ``recipe.init`` have seen another.
+            for_training: False where the data may have fewer training images than a batch, and where no remarks are
+                asked for, so that the notices say what the scores do not cover.
 
         Raises:
-            UserError: there are training images, and fewer than ``batch_size``.
+            UserError: there are images to train on, and fewer than ``recipe.batch_size``.
         """
-        if len(data.train) and not 1 <= batch_size <= len(data.train):
-            raise UserError(f"batch_size: got {batch_size}, expected 1 to the {len(data.train)} training images")
-        self.data, self.batch_size, self.seed, self.workers = data, batch_size, seed, workers
-        self.input_size, self.init, self.init_key, self.normalization = input_size, init, init_key, normalization
-        self.eval_batch_size = eval_batch_size
+        count, augment = len(data.train), recipe.augment
+        if for_training and 0 < count < recipe.batch_size:
+            raise UserError(f"batch_size: got {recipe.batch_size}, expected 1 to the {count} training images")
+        self.recipe, self.data, self.input_size, self.normalization = recipe, data, spec.input_size, normalization
+        self.batch_size = recipe.batch_size if for_training else min(recipe.batch_size, count)
         self.copies = augment.aug_repeats if augment else 1
-        self.steps_per_epoch = len(data.train) // max(1, batch_size)  # the last, smaller batch is dropped
-        self.max_undecodable = max_undecodable
+        self.steps_per_epoch = count // max(1, self.batch_size)  # the last, smaller batch is dropped
         self.undecodable: dict[str, None] = {}  # an ordered set
         self.shard = BatchShard()  # of the batches
         self.undecodable_before: list[str] = []  # of earlier processes of the run, mended since perhaps
-        self.reported = 0  # how many of them notices() has returned
         self.scored: int | None = None  # images of the latest evaluation that could be decoded
-        self.on_scored: list[str] = []  # what notices() has to return of it
-        self.on_data = [] if for_training else self._not_scored()  # and of the evaluated split, once
+        self.new_notices = [] if for_training else self._not_scored()
         self.mixup: Mixup | None = None
-        self.criterion: nn.Module = nn.CrossEntropyLoss(label_smoothing=label_smoothing)
+        self.criterion: nn.Module = nn.CrossEntropyLoss(label_smoothing=recipe.label_smoothing)
         if augment and (augment.mixup > 0 or augment.cutmix > 0):
             self.mixup = Mixup(
                 mixup_alpha=augment.mixup,
                 cutmix_alpha=augment.cutmix,
                 prob=augment.mixup_prob,
                 switch_prob=augment.mixup_switch_prob,
-                label_smoothing=label_smoothing,
+                label_smoothing=recipe.label_smoothing,
                 num_classes=len(data.classes),
             )
             self.criterion = SoftTargetCrossEntropy()
@@ -192,7 +164,7 @@ class Classification(Task):
 
         Ranks take neighboring parts of it, so that copies of a sample are in one update (Hoffer et al., 2020).
         """
-        order = data_order(self.seed, epoch, len(self.data.train))
+        order = data_order(self.recipe.seed, epoch, len(self.data.train))
         keys = ((epoch, int(index), copy) for index in order for copy in range(self.copies))
         return [key for key, _ in zip(keys, range(len(order)))]
 
@@ -231,13 +203,14 @@ class Classification(Task):
         return images.to(device), labels.to(device)
 
     def load_pretrained(self, model: nn.Module) -> list[str]:
-        if not self.init:
+        init, key = self.recipe.init, key_of_weights(self.recipe, "init")
+        if not init:
             return []
-        told = on_weights(self.init, self.init_key, self.normalization)
-        on_head = on_order(self.init, self.init_key, self.data.classes) if self.data.in_folders else []
-        if on_head and takes_head(model, self.init, self.init_key):
+        told = on_weights(init, key, self.normalization)
+        on_head = on_order(init, key, self.data.classes) if self.data.in_folders else []
+        if on_head and takes_head(model, init, key):
             told += on_head
-        return [start_from(model, self.init, self.init_key), *told]
+        return [start_from(model, init, key), *told]
 
     def remarks(self) -> list[str]:
         classes, of_split = self.data.classes, (self.data.train.labels, self.data.val.labels)
@@ -264,11 +237,11 @@ class Classification(Task):
             UserError: more images than ``max_undecodable`` cannot be decoded, or more than half of a split's.
         """
         scores, scored = self._score(self.data.val, model, shard, device)
-        self._note_scored(scored)
         if len(self.data.clean):
             clean, _ = self._score(self.data.clean, model, shard, device)
             scores |= {"train_clean_loss": clean["loss"], "train_clean_top1": clean["top1"]}
         self._count_undecodable(of_all_ranks(self.undecodable, shard))  # those of the training before too
+        self._note_scored(scored)
         return scores
 
     def _score(
@@ -290,7 +263,7 @@ class Classification(Task):
                 metrics["loss"].update(nn.functional.cross_entropy(logits, labels), weight=len(labels))
                 metrics["top1"].update(logits, labels)
                 metrics["top5"].update(logits, labels)
-        batches = shard.evaluation_batches(len(samples), self.eval_batch_size)
+        batches = shard.evaluation_batches(len(samples), self.recipe.eval_batch_size)
         asked = sum(shard.gather(sum(len(batch.indices) for batch in batches if not batch.is_padding)))
         scored = np.sum(shard.gather(of_rank), axis=0)
         if 2 * scored.sum() < asked:  # numbers that say little of the split
@@ -306,7 +279,7 @@ class Classification(Task):
         is_new, self.scored = self.scored != scored.sum(), int(scored.sum())
         if is_new and self.scored < len(self.data.val):
             evaluated = np.bincount(self.data.val.labels, minlength=len(scored))
-            self.on_scored = [on_scored("images", self.data.classes, evaluated, scored)]
+            self.new_notices.append(on_scored("images", self.data.classes, evaluated, scored))
 
     def _predicted(
         self, samples: Samples, model: nn.Module, shard: BatchShard, device: torch.device
@@ -315,7 +288,7 @@ class Classification(Task):
 
         Without padding, and without images that cannot be decoded.
         """
-        batches = shard.evaluation_batches(len(samples), self.eval_batch_size)
+        batches = shard.evaluation_batches(len(samples), self.recipe.eval_batch_size)
         keys = [[(0, index, 0) for index in batch.indices] for batch in batches]
         with self._loaded(samples, keys, device) as found:
             for batch, (images, labels, failed) in zip(batches, found):
@@ -358,24 +331,24 @@ class Classification(Task):
         return list(dict.fromkeys([*self.undecodable_before, *self.undecodable]))
 
     def notices(self) -> list[str]:
-        new = list(self.undecodable)[self.reported :]
-        self.reported = len(self.undecodable)
-        told, self.on_scored, self.on_data = [*self.on_data, *self.on_scored], [], []
-        return [*(f"skipped a sample that cannot be decoded, {name}" for name in new), *told]
+        notices, self.new_notices = self.new_notices, []
+        return notices
 
     def _count_undecodable(self, failed: Iterable[str]) -> None:
         """Raises UserError where too many samples could not be decoded so far."""
-        self.undecodable |= dict.fromkeys(name for name in failed if name)
-        if len(self.undecodable) > self.max_undecodable:
+        new = [name for name in dict.fromkeys(failed) if name and name not in self.undecodable]
+        self.undecodable |= dict.fromkeys(new)
+        self.new_notices += [f"skipped a sample that cannot be decoded, {name}" for name in new]
+        if len(self.undecodable) > (most := self.recipe.max_undecodable):
             raise UserError(
-                f"data: {len(self.undecodable)} samples cannot be decoded, expected at most max_undecodable="
-                f"{self.max_undecodable}; the latest is {next(reversed(self.undecodable))}"
+                f"data: {len(self.undecodable)} samples cannot be decoded, expected at most max_undecodable={most}; "
+                f"the latest is {next(reversed(self.undecodable))}"
             )
 
     def _loaded(
         self, samples: Dataset, keys: list[list[SampleKey]], device: torch.device
     ) -> AbstractContextManager[Iterator[Any]]:
-        return loaded(samples, device, self.workers, len(keys), batch_sampler=keys, collate_fn=_as_it_is)
+        return loaded(samples, device, self.recipe.workers, len(keys), batch_sampler=keys, collate_fn=_as_it_is)
 
 
 def _left_out(*splits: Samples) -> list[str]:

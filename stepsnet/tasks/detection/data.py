@@ -107,38 +107,39 @@ class CocoSplit:
 @dataclass(frozen=True)
 class CocoData:
     classes: tuple[str, ...]
-    train: DetectionSamples
-    val: DetectionSamples  # those that are evaluated
+    train: CocoSplit
+    val: CocoSplit  # the one that is evaluated
     evaluated: str  # the split that ``val`` is
 
 
 class DetectionSamples(Dataset):
     """Images with their objects: sample (epoch, index) is a function of these numbers and the seed.
 
-    A sample is the image (3, H, W) with values in 0 … 1, its target ("boxes" (N, 4) as x1, y1, x2, y2 in pixels,
-    "labels" (N) from 1 on, and where the split has masks "masks" (N, H, W) of 0 and 1), and the reason why it cannot be
-    decoded, "" where it can. Crowd regions are not in the target.
+    A sample is the image (3, H, W) with values in 0 … 1 and its target ("boxes" (N, 4) as x1, y1, x2, y2 in pixels,
+    "labels" (N) from 1 on, and where the split has masks "masks" (N, H, W) of 0 and 1). Crowd regions are not in the
+    target.
     """
 
-    def __init__(self, split: CocoSplit, augment: DetectionAugment | None, seed: int = 0):
+    def __init__(self, split: CocoSplit, augment: DetectionAugment | None = None, seed: int = 0):
         self.split, self.augment, self.seed = split, augment, seed
         self.labels = split.labels
 
     def __len__(self) -> int:
         return len(self.split.images)
 
-    def __getitem__(self, key: tuple[int, int]) -> tuple[Tensor, Target, str]:
+    def __getitem__(self, key: tuple[int, int]) -> tuple[Tensor, Target]:
+        """Raises UserError for an image that cannot be decoded, whose file has changed since the check."""
         epoch, index = key
         record = self.split.images[index]
         try:
             image = self.split.read(record)
         except UnreadableImage as error:
-            return torch.zeros(3, 1, 1), {}, f"{self.split.folder / record['file_name']}: {error}"
+            raise UserError(f"data: cannot decode {self.split.folder / record['file_name']}: {error}") from None
         target = self.target(index)
         if self.augment:
             seed_sample(self.seed, epoch, index)
             image, target = augmented(image, target, self.augment)
-        return image, target, ""
+        return image, target
 
     def target(self, index: int) -> Target:
         """The objects of an image, at the size of the image."""
@@ -161,8 +162,6 @@ def corners_of(records: Sequence[Record]) -> Tensor:
 
 def load_coco(
     data: str,
-    augment: DetectionAugment | None = None,
-    seed: int = 0,
     *,
     masks: bool = True,
     max_invalid: int = 0,
@@ -175,7 +174,6 @@ def load_coco(
 
     Args:
         data: ``coco:PATH``, or a path alone; behind an ``@`` the split that is evaluated.
-        augment: of the training split; None leaves images as they are.
         masks: whether they are needed. Otherwise boxes are enough, and masks are not read.
         max_invalid: annotations per split that may be left out, for a box without area or outside its image or a mask
             that is missing or wrong, or be cut to the image that their box reaches out of.
@@ -215,8 +213,8 @@ def load_coco(
     train = part("train") if training else replace(val, images=(), annotations={}, left_out=(), notices=())
     return CocoData(
         tuple(category["name"] for category in val.categories),
-        DetectionSamples(train, augment, seed),
-        DetectionSamples(val, None, seed),
+        train,
+        val,
         f"{holdout} of train" if holdout and evaluated == "val" else evaluated,
     )
 

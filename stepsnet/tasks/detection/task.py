@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 from collections.abc import Generator, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -71,21 +71,12 @@ def build(
     """Raises UserError where the model or the data do not exist, or do not fit each other."""
     coco = opened or open_data(recipe, data or recipe.data, run)
     model = cast(Detector, build_model(recipe.model, pretrained=run is None))
+    task = Detection(recipe, coco, model)
     if run:
-        _check_categories(coco.val.split, run)
-    check_class_count(recipe, model.num_classes, len(coco.classes), run)
-    as_evaluated = _augment_as_evaluated(model)
-    train = DetectionSamples(coco.train.split, _with_sizes(recipe.augment, as_evaluated), recipe.seed)
+        read_categories(run)  # without them nothing says whether the classes are the run's
+        task.check_assets(run)
+    check_class_count(recipe, model.num_classes, len(coco.classes))
     sync_batch_norms(model.roi_heads, device=recipe.device)
-    task = Detection(
-        replace(coco, train=train),
-        recipe.batch_size,
-        examples=DetectionSamples(coco.val.split, as_evaluated),
-        backbone=recipe.backbone,
-        backbone_key=key_of_weights(recipe, "backbone"),
-        seed=recipe.seed,
-        workers=recipe.workers,
-    )
     return model, task
 
 
@@ -107,44 +98,28 @@ class Detection(Task):
     monitor = "box_ap"
     unit, units_per_sample = "images", 1
 
-    def __init__(
-        self,
-        data: CocoData,
-        batch_size: int,
-        *,
-        examples: DetectionSamples | None = None,
-        backbone: str | None = None,
-        backbone_key: str = "backbone",
-        seed: int = 0,
-        workers: int = 0,
-    ):
-        """
-        Args:
-            batch_size: images per update, over all ranks and accumulated parts.
-            examples: the validation split at the size of evaluation, for :meth:`example_batch`.
-            backbone: the run, file or model of timm's whose weights a new model starts from.
-            backbone_key: where the recipe names it, for messages.
-            workers: processes per rank that decode and augment; the batches are the same with any number.
-
-        Raises:
-            UserError: there are training images, but fewer than ``batch_size``.
-        """
-        if len(data.train) and not 1 <= batch_size <= len(data.train):
-            raise UserError(f"batch_size: got {batch_size}, expected 1 to the {len(data.train)} training images")
-        self.data, self.batch_size, self.seed, self.workers = data, batch_size, seed, workers
-        self.examples, self.backbone, self.backbone_key = examples, backbone, backbone_key
+    def __init__(self, recipe: DetectionRecipe, data: CocoData, model: Detector):
+        """Raises UserError where there are images to train on, and fewer than ``recipe.batch_size``."""
+        count = len(data.train.images)  # 0 where the data are opened for evaluation only
+        if 0 < count < recipe.batch_size:
+            raise UserError(f"batch_size: got {recipe.batch_size}, expected 1 to the {count} training images")
+        self.recipe, self.data, self.batch_size = recipe, data, recipe.batch_size
+        as_evaluated = _augment_as_evaluated(model)
+        self.train = DetectionSamples(data.train, _with_sizes(recipe.augment, as_evaluated), recipe.seed)
+        self.val, self.examples = DetectionSamples(data.val), DetectionSamples(data.val, as_evaluated)
         self.by_class: ByClass = {}  # of the last evaluation
-        self.steps_per_epoch = len(data.train) // batch_size  # the last, smaller batch is dropped
-        self.is_reported = False  # whether notices() has returned what is left out
+        self.steps_per_epoch = count // recipe.batch_size  # the last, smaller batch is dropped
+        told = (line for split in (data.train, data.val) for line in split.notices)
+        self.new_notices = [*map(str, self._left_out()), *dict.fromkeys(told)]
 
     def batches(self, epoch: int, start: int, shard: BatchShard, device: torch.device) -> Generator[Batch]:
-        order = grouped_order(self.data.train, epoch, self.batch_size)
+        order = grouped_order(self.train, epoch, self.batch_size)
         keys = [
             [(epoch, order[position]) for position in positions]
             for update in range(start, self.steps_per_epoch)
             for positions in shard.micro_batches(update, self.batch_size)
         ]
-        with self._loaded(self.data.train, keys, device) as batches:
+        with self._loaded(self.train, keys, device) as batches:
             yield from batches
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
@@ -168,10 +143,10 @@ class Detection(Task):
     @torch.no_grad()
     def evaluate(self, model: nn.Module, shard: BatchShard, device: torch.device) -> dict[str, float]:
         """COCO's AP of boxes, and of masks if there are some, in percent, as :func:`average_precision` has it."""
-        split, found = self.data.val.split, list[dict[str, Any]]()
-        batches = shard.evaluation_batches(len(self.data.val), 1)  # an image at its own size
+        split, found = self.data.val, list[dict[str, Any]]()
+        batches = shard.evaluation_batches(len(self.val), 1)  # an image at its own size
         keys = [[(0, index) for index in batch.indices] for batch in batches]
-        with self._loaded(self.data.val, keys, device) as loaded_batches:
+        with self._loaded(self.val, keys, device) as loaded_batches:
             for batch, (images, _) in zip(batches, loaded_batches):
                 (objects,) = model(images)
                 if not batch.is_padding:
@@ -182,27 +157,27 @@ class Detection(Task):
     def _scored(self, found: list[dict[str, Any]], shard: BatchShard) -> tuple[dict[str, float], ByClass]:
         """The AP of what all ranks have found, computed on rank 0."""
         records = [record for of_rank in shard.gather(found) for record in of_rank]
-        scores = average_precision(self.data.val.split, records) if shard.rank == 0 else None
+        scores = average_precision(self.data.val, records) if shard.rank == 0 else None
         return cast(Any, shard.gather(scores)[0])
 
     def example_batch(self, device: torch.device) -> Batch:
-        assert self.examples is not None
         count = min(_EXAMPLES, len(self.examples))
-        images, targets, _ = _collate([self.examples[0, index] for index in range(count)])
+        images, targets = _collate([self.examples[0, index] for index in range(count)])
         moved = [{key: value.to(device) for key, value in target.items()} for target in targets]
         return [image.to(device) for image in images], moved
 
     def load_pretrained(self, model: nn.Module) -> list[str]:
         detector = cast(Detector, model)
         detector.backbone.body.check_frozen_norms()
-        if self.backbone:
-            load_backbone(detector.backbone.body, self.backbone, self.backbone_key)
+        if source := self.recipe.backbone:
+            key = key_of_weights(self.recipe, "backbone")
+            load_backbone(detector.backbone.body, source, key)
             own = Normalization(tuple(detector.transform.image_mean), tuple(detector.transform.image_std))
-            return on_weights(self.backbone, self.backbone_key, own)
+            return on_weights(source, key, own)
         return []
 
     def remarks(self) -> list[str]:
-        counts = [np.array([*objects_by_class(each.split).values()]) for each in (self.data.train, self.data.val)]
+        counts = [np.array([*objects_by_class(split).values()]) for split in (self.data.train, self.data.val)]
         return on_classes("objects", self.data.classes, *counts)
 
     def complexity(self, model: nn.Module) -> Complexity:
@@ -211,32 +186,32 @@ class Detection(Task):
 
     def check_assets(self, folder: Path) -> None:
         if (folder / CATEGORIES_FILE).exists():
-            _check_categories(self.data.train.split, folder)
+            _check_categories(self.data.train, folder)
 
     def save_assets(self, model: nn.Module, folder: Path) -> None:
         """The categories, by which a detector's labels are read."""
         self.check_assets(folder)
-        write_atomically(folder / CATEGORIES_FILE, json.dumps(self.data.train.split.categories) + "\n")
+        write_atomically(folder / CATEGORIES_FILE, json.dumps(self.data.train.categories) + "\n")
 
     def inspect(self, model: nn.Module, device: torch.device) -> list[Section]:
         """Some images with what is there beside what was found."""
-        split, found = self.data.val.split, {}
+        split, found = self.data.val, {}
         chosen = spread_over(len(split.images))
-        with self._loaded(self.data.val, [[(0, index)] for index in chosen], device) as batches:
+        with self._loaded(self.val, [[(0, index)] for index in chosen], device) as batches:
             for index, (images, _) in zip(chosen, batches):
                 (objects,) = model(images)
                 found[index] = found_objects(objects, split.images[index]["id"], list(split.labels))
         return pictures_of(split, found)
 
     def sizes(self) -> dict[str, int]:
-        return {"train": len(self.data.train), "evaluated": len(self.data.val)}
+        return {"train": len(self.train), "evaluated": len(self.val)}
 
     def facts(self) -> dict[str, Any]:
         return {
             "split": self.data.evaluated,
             "images": self.sizes(),
             "left_out": [dataclasses.asdict(left_out) for left_out in self._left_out()],
-            "class_objects": objects_by_class(self.data.val.split),
+            "class_objects": objects_by_class(self.data.val),
             **{f"class_{metric}": of_class for metric, of_class in self.by_class.items()},
         }
 
@@ -247,22 +222,16 @@ class Detection(Task):
         self.by_class = state.get("by_class", {})
 
     def notices(self) -> list[str]:
-        if self.is_reported:
-            return []
-        self.is_reported = True
-        told = (line for samples in (self.data.train, self.data.val) for line in samples.split.notices)
-        return [*map(str, self._left_out()), *dict.fromkeys(told)]
+        notices, self.new_notices = self.new_notices, []
+        return notices
 
     def _left_out(self) -> list[LeftOut]:
-        return list(dict.fromkeys([*self.data.train.split.left_out, *self.data.val.split.left_out]))
+        return list(dict.fromkeys([*self.data.train.left_out, *self.data.val.left_out]))
 
-    @contextlib.contextmanager
     def _loaded(
         self, samples: DetectionSamples, keys: list[list[tuple[int, int]]], device: torch.device
-    ) -> Iterator[Iterator[Batch]]:
-        settings = {"batch_sampler": keys, "collate_fn": _collate}
-        with loaded(samples, device, self.workers, len(keys), **settings) as batches:
-            yield map(_require_decoded, batches)
+    ) -> AbstractContextManager[Iterator[Batch]]:
+        return loaded(samples, device, self.recipe.workers, len(keys), batch_sampler=keys, collate_fn=_collate)
 
 
 def read_categories(run: Path) -> list[Record]:
@@ -270,7 +239,7 @@ def read_categories(run: Path) -> list[Record]:
     return read_json(run / CATEGORIES_FILE, "run", list)
 
 
-@contextlib.contextmanager
+@contextmanager
 def _returning_losses(model: Detector) -> Iterator[None]:
     """Detectors return losses in training mode only; the rest of the model, such as its norms, keeps its mode."""
     parts = [model, model.rpn, model.roi_heads, model.transform, *getattr(model.roi_heads, "stages", ())]
@@ -289,14 +258,6 @@ def _check_categories(split: CocoSplit, run: Path) -> None:
         raise UserError(f"data: {split.file} {differs} as in {run}")
 
 
-def _collate(samples: Sequence[tuple[Tensor, Target, str]]) -> tuple[list[Tensor], list[Target], list[str]]:
-    images, targets, failed = zip(*samples)
-    return list(images), list(targets), list(failed)
-
-
-def _require_decoded(batch: tuple[list[Tensor], list[Target], list[str]]) -> Batch:
-    """Raises UserError for an image that could not be decoded."""
-    images, targets, failed = batch
-    if any(failed):
-        raise UserError(f"data: cannot decode {' '.join(next(filter(None, failed)).split())}")
-    return images, targets
+def _collate(samples: Sequence[tuple[Tensor, Target]]) -> Batch:
+    images, targets = zip(*samples)
+    return list(images), list(targets)

@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Annotated, Any, Literal
 
 from pycocotools import mask as coco_mask
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from ...cache import cached_json
 from ...errors import UserError
@@ -113,11 +113,7 @@ def check_split(file: Path, folder: Path, content: Record) -> Checked:
     _check_images(file, folder, content["images"])
     key = f"coco/{_fingerprint(file, folder, content)}.json"
     found = cached_json(key, lambda: asdict(_check_records(file, folder, content)))
-    by_id = {
-        name: {int(number): reason for number, reason in found[name].items()}
-        for name in ("invalid", "reaching_out", "wrong_masks")
-    }
-    return Checked(**{**found, **by_id})
+    return TypeAdapter(Checked).validate_python(found)  # JSON has made texts of the ids
 
 
 def encode_segmentation(segmentation: Any, height: int, width: int) -> dict[str, Any]:

@@ -55,19 +55,7 @@ def build(
     fit_positions(model, recipe.seq_len)
     if run is None and (weights := recipe.model.args.get("weights")):
         _check_tokenizer(Path(str(weights)), text)
-    task = LanguageModelling(
-        text,
-        recipe.batch_size,
-        recipe.seq_len,
-        seed=recipe.seed,
-        epoch_updates=recipe.epoch_updates,
-        stride=recipe.eval_stride,
-        evaluated=split,
-        eval_batch_size=recipe.eval_batch_size,
-        clean_samples=recipe.clean_samples if run is None or split == "val" else 0,
-        for_training=run is None,
-    )
-    return model, task
+    return model, LanguageModelling(recipe, text, split, for_training=run is None)
 
 
 def macs(recipe: LanguageRecipe) -> int:
@@ -97,42 +85,25 @@ class LanguageModelling(Task):
     monitor = "loss"
     unit = "tokens"
 
-    def __init__(
-        self,
-        text: TextData,
-        batch_size: int,
-        seq_len: int,
-        *,
-        seed: int = 0,
-        epoch_updates: int | None = None,
-        stride: int | None = None,
-        evaluated: str = "val",
-        eval_batch_size: int = 32,
-        clean_samples: int = 0,
-        for_training: bool = True,
-    ):
+    def __init__(self, recipe: LanguageRecipe, text: TextData, evaluated: str, for_training: bool = True):
         """
         Args:
-            batch_size: sequences per update, over all ranks and accumulated parts.
-            epoch_updates: updates per epoch, which need not be a pass; None is one pass.
-            stride: tokens that are scored in each window of ``seq_len``, its last ones; None is all of them.
             evaluated: the split of the evaluation.
-            eval_batch_size: the most windows in a forward pass of evaluation, on each rank.
-            clean_samples: sequences at the beginning of the training text that are evaluated too, without dropout.
-            for_training: False where the text is only evaluated, and may have less to train on than these numbers.
+            for_training: False where the text is only evaluated, and may have less to train on than a batch or the
+                clean samples. No remarks are asked for then, so that the notices say what the scores do not cover.
 
         Raises:
             UserError: a split is shorter than a batch or the clean samples, or the stride is longer than a window.
         """
-        if stride is not None and stride > seq_len:
-            raise UserError(f"eval_stride: got {stride}, expected at most seq_len, {seq_len}")
-        self.text, self.batch_size, self.seq_len, self.seed = text, batch_size, seq_len, seed
-        self.eval_batch_size = eval_batch_size
-        self.stride, self.evaluated, self.units_per_sample = stride or seq_len, evaluated, seq_len
+        batch_size, seq_len = recipe.batch_size, recipe.seq_len
+        if recipe.eval_stride is not None and recipe.eval_stride > seq_len:
+            raise UserError(f"eval_stride: got {recipe.eval_stride}, expected at most seq_len, {seq_len}")
+        self.recipe, self.text, self.batch_size, self.seq_len = recipe, text, batch_size, seq_len
+        self.stride, self.evaluated, self.units_per_sample = recipe.eval_stride or seq_len, evaluated, seq_len
+        clean_samples = recipe.clean_samples if for_training or evaluated == "val" else 0
         tokens = len(text.splits["train"].tokens)
         self.sequences = (tokens - seq_len) // seq_len  # per pass, which begins at an offset below seq_len
         self.clean_tokens = min(clean_samples * seq_len, tokens - 1)  # that are predicted
-        self.for_training = for_training
         if for_training and self.sequences < batch_size:
             raise UserError(
                 f"data: got {tokens} training tokens, expected at least (batch_size + 1) × seq_len, "
@@ -144,12 +115,14 @@ class LanguageModelling(Task):
             )
         if len(text.splits[evaluated].tokens) < 2:
             raise UserError(f"data: the split {evaluated} has fewer than two tokens, expected at least one to predict")
-        self.steps_per_epoch = epoch_updates or self.sequences // batch_size
+        self.steps_per_epoch = recipe.epoch_updates or self.sequences // batch_size
+        self.new_notices = [] if for_training else self._unknown()
 
     def start_of(self, number: int) -> int:
         """The position in the text at which the ``number``-th training sequence of the run begins."""
-        number_of_pass, index = sample_of_run(self.seed, number, self.sequences)
-        offset = order_of_pass(self.seed + 1, number_of_pass, self.seq_len)[0]  # cuts the text elsewhere in each pass
+        number_of_pass, index = sample_of_run(self.recipe.seed, number, self.sequences)
+        # cuts the text elsewhere in each pass
+        offset = order_of_pass(self.recipe.seed + 1, number_of_pass, self.seq_len)[0]
         return int(offset) + index * self.seq_len
 
     def batches(self, epoch: int, start: int, shard: BatchShard, device: torch.device) -> Generator[Tensor]:
@@ -210,7 +183,7 @@ class LanguageModelling(Task):
         """Negative log-likelihood of a split's tokens, and how many of them were scored."""
         windows = list(self._windows(len(split.tokens)))
         total = torch.zeros(2, dtype=torch.float64)  # on the CPU, since some accelerators have no float64
-        for batch in shard.evaluation_batches(len(windows), self.eval_batch_size):
+        for batch in shard.evaluation_batches(len(windows), self.recipe.eval_batch_size):
             score = self._score(model, split, [windows[index] for index in batch.indices], device)
             if not batch.is_padding:
                 total += score
@@ -245,7 +218,8 @@ class LanguageModelling(Task):
         return self._unknown()
 
     def notices(self) -> list[str]:
-        return [] if self.for_training else self._unknown()
+        notices, self.new_notices = self.new_notices, []
+        return notices
 
     def _unknown(self) -> list[str]:
         """What of the evaluated text the tokenizer does not know: such tokens all count as one."""

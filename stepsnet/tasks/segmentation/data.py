@@ -54,6 +54,7 @@ class SegmentationData:
     classes: tuple[str, ...]
     table: np.ndarray  # (256,) int16: the label of each stored value, or -1 for a value that is not valid
     splits: dict[str, Split]  # train, val and optionally test
+    has_one_order: bool  # of the classes, with or without the file of their names
     unlabelled: tuple[str, ...]  # annotations in which every pixel is ignored
     notices: tuple[str, ...]  # what the user should know besides
 
@@ -73,6 +74,7 @@ class _Layout:
     classes: tuple[str, ...]
     table: np.ndarray
     folders: dict[str, str]  # the folder of each split
+    has_one_order: bool = False  # of the classes
 
 
 def _ade20k(root: Path) -> _Layout:
@@ -91,7 +93,7 @@ def _ade20k(root: Path) -> _Layout:
     table = np.full(256, _UNKNOWN, dtype=np.int16)
     table[0] = IGNORED
     table[1 : _ADE20K_CLASSES + 1] = np.arange(_ADE20K_CLASSES)
-    return _Layout(tuple(names), table, {"train": "training", "val": "validation"})
+    return _Layout(tuple(names), table, {"train": "training", "val": "validation"}, has_one_order=True)
 
 
 def _camvid(root: Path) -> _Layout:
@@ -171,7 +173,7 @@ def load_pairs(data: str, only: str | None = None, holdout: int | None = None) -
         if not counts
     )
     parts = {split: part(split) for split in needed}
-    return SegmentationData(layout.classes, layout.table, parts, unlabelled, tuple(notices))
+    return SegmentationData(layout.classes, layout.table, parts, layout.has_one_order, unlabelled, tuple(notices))
 
 
 def _find(root: Path, folder: str) -> list[Pair]:

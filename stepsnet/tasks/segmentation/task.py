@@ -27,7 +27,7 @@ from ...inspection import Section
 from ...models.backbone import load_backbone, mean_and_std_of
 from ...models.build import build_model
 from ...models.upernet import UPerNet
-from ..class_names import check_classes, read_classes, save_classes
+from ..class_names import CLASSES_FILE, check_classes, read_classes, save_classes
 from ..loading import loaded
 from ..normalization import Normalization, on_weights
 from ..remarks import on_classes
@@ -71,27 +71,13 @@ def build(
     model = build_model(recipe.model, pretrained=run is None)
     if not isinstance(model, UPerNet):
         raise UserError(f"model: got {recipe.model.name!r}, expected upernet for {recipe.task}")
-    path, split = split_of(data or recipe.data)
-    pairs = opened or open_data(recipe, data or recipe.data, run)
-    check_class_count(recipe, model.num_classes, len(pairs.classes), run)
-    # ADE20K has one order of classes, with or without the file of their names
-    if run and not path.startswith("ade20k:") and read_classes(run) != list(pairs.classes):
-        raise UserError(f"data: {path} has other classes than {run} was trained on, expected the same")
-    inference = inference_of(recipe, model)
-    transform = training_transform(recipe.augment, recipe.scale, recipe.crop_size, inference.mean, inference.std)
-    task = Segmentation(
-        pairs,
-        recipe.batch_size,
-        transform,
-        inference,
-        crop_size=recipe.crop_size,
-        backbone=recipe.backbone,
-        backbone_key=key_of_weights(recipe, "backbone"),
-        seed=recipe.seed,
-        epoch_updates=recipe.epoch_updates,
-        evaluated=split,
-        workers=recipe.workers,
-    )
+    data = data or recipe.data
+    task = Segmentation(recipe, opened or open_data(recipe, data, run), model, split_of(data)[1])
+    if run:
+        if not task.data.has_one_order:
+            read_classes(run)  # without them nothing says whether the classes are the run's
+        task.check_assets(run)
+    check_class_count(recipe, model.num_classes, len(task.data.classes))
     sync_batch_norms(model.decode_head, model.auxiliary_head, device=recipe.device)
     return model, task
 
@@ -114,43 +100,23 @@ class Segmentation(Task):
     monitor = "miou"
     unit, units_per_sample = "images", 1
 
-    def __init__(
-        self,
-        data: SegmentationData,
-        batch_size: int,
-        transform: v2.Transform,
-        inference: Inference,
-        *,
-        crop_size: int = 512,
-        backbone: str | None = None,
-        backbone_key: str = "backbone",
-        seed: int = 0,
-        epoch_updates: int | None = None,
-        evaluated: str = "val",
-        workers: int = 0,
-    ):
+    def __init__(self, recipe: SegmentationRecipe, data: SegmentationData, model: UPerNet, evaluated: str):
         """
         Args:
-            batch_size: crops per update, over all ranks and accumulated parts.
-            crop_size: side of the training crops in pixels.
-            backbone: the run, file or model of timm's whose weights a new model starts from.
-            backbone_key: where the recipe names it, for messages.
-            transform: of a training image and its labels to the model's input.
-            inference: how the images of the split ``evaluated`` are tested.
-            epoch_updates: updates per epoch, which need not be a pass; None is one pass.
-            workers: processes per rank that decode and augment; the batches are the same with any number.
+            evaluated: the split of the evaluation.
 
         Raises:
-            UserError: there are fewer training images than ``batch_size``, and no ``epoch_updates``.
+            UserError: there are fewer training images than ``recipe.batch_size``, and no ``epoch_updates``.
         """
-        self.crop_size, self.backbone, self.backbone_key = crop_size, backbone, backbone_key
-        self.samples, self.inference = _Crops(data, transform, seed), inference
+        self.recipe, self.data, self.batch_size = recipe, data, recipe.batch_size
+        self.inference = inference = inference_of(recipe, model)
+        transform = training_transform(recipe.augment, recipe.scale, recipe.crop_size, inference.mean, inference.std)
+        self.samples = _Crops(data, transform, recipe.seed)
         count = len(self.samples)  # 0 where the data are opened for evaluation only
-        if epoch_updates is None and 0 < count < batch_size:
-            raise UserError(f"batch_size: got {batch_size}, expected 1 to the {count} training images")
-        self.data, self.batch_size, self.seed, self.workers = data, batch_size, seed, workers
+        if recipe.epoch_updates is None and 0 < count < recipe.batch_size:
+            raise UserError(f"batch_size: got {recipe.batch_size}, expected 1 to the {count} training images")
         self.evaluated, self.split = evaluated, data.splits[evaluated]
-        self.steps_per_epoch = epoch_updates or count // batch_size
+        self.steps_per_epoch = recipe.epoch_updates or count // recipe.batch_size
         self.class_iou: dict[str, float | None] = {}  # of the last evaluation
         self.most_common: dict[str, Any] = {}
         self.new_notices = [*data.notices, *(f"no pixel of {name} is labelled" for name in data.unlabelled)]
@@ -162,11 +128,11 @@ class Segmentation(Task):
             raise UserError(f"batch_size: got {size} images per forward pass, expected at least 2 for batch norm")
         updates = range(epoch * self.steps_per_epoch + start, (epoch + 1) * self.steps_per_epoch)
         keys = [
-            [sample_of_run(self.seed, number, len(self.samples)) for number in numbers]
+            [sample_of_run(self.recipe.seed, number, len(self.samples)) for number in numbers]
             for update in updates
             for numbers in shard.micro_batches(update, self.batch_size)
         ]
-        with loaded(self.samples, device, self.workers, len(keys), batch_sampler=keys) as batches:
+        with loaded(self.samples, device, self.recipe.workers, len(keys), batch_sampler=keys) as batches:
             for images, labels in batches:
                 yield images, labels.long()
 
@@ -191,7 +157,7 @@ class Segmentation(Task):
         batches = shard.evaluation_batches(len(sizes), 1)  # an image at its own size
         keys = [batch.indices[0] for batch in batches]
         settings = {"sampler": keys, "batch_size": None}
-        with loaded(_Images(self.data, self.split), device, self.workers, len(keys), **settings) as images:
+        with loaded(_Images(self.data, self.split), device, self.recipe.workers, len(keys), **settings) as images:
             for batch, passes, (image, labels) in zip(batches, self._passes_of_rounds(shard), images):
                 found, labels = self.inference(model, image), labels.long()  # (classes, H, W), (H, W)
                 for _ in range(passes - self.inference.passes(labels.shape)):
@@ -210,7 +176,7 @@ class Segmentation(Task):
 
     def example_batch(self, device: torch.device) -> Batch:
         """The first images of the evaluated split, resized to squares of the crops' size."""
-        found, side = [], self.crop_size
+        found, side = [], self.recipe.crop_size
         for pair in self.split.pairs[:_EXAMPLES]:
             image, labels = _tensors(*self.data.read(pair))
             squeeze = v2.Compose(
@@ -227,10 +193,11 @@ class Segmentation(Task):
     def load_pretrained(self, model: nn.Module) -> list[str]:
         backbone = cast(UPerNet, model).backbone
         backbone.check_frozen_norms()
-        if self.backbone:
-            load_backbone(backbone, self.backbone, self.backbone_key)
+        if source := self.recipe.backbone:
+            key = key_of_weights(self.recipe, "backbone")
+            load_backbone(backbone, source, key)
             own = Normalization(tuple(self.inference.mean), tuple(self.inference.std))
-            return on_weights(self.backbone, self.backbone_key, own)
+            return on_weights(source, key, own)
         return []
 
     def remarks(self) -> list[str]:
@@ -243,7 +210,7 @@ class Segmentation(Task):
         return lines
 
     def complexity(self, model: nn.Module) -> Complexity:
-        return count_complexity(model, input_size=(3, self.crop_size, self.crop_size))
+        return count_complexity(model, input_size=(3, self.recipe.crop_size, self.recipe.crop_size))
 
     def inspect(self, model: nn.Module, device: torch.device) -> list[Section]:
         """Some images with what is there beside what was predicted."""
@@ -256,11 +223,13 @@ class Segmentation(Task):
         return pictures_of(predict, [pair.image.name for pair in self.split.pairs], self.data.classes)
 
     def check_assets(self, folder: Path) -> None:
-        check_classes(folder, self.data.classes)
+        if not self.data.has_one_order:
+            check_classes(folder, self.data.classes)
 
     def save_assets(self, model: nn.Module, folder: Path) -> None:
         """The class names, so that a run can be used where its data are not."""
-        save_classes(folder, self.data.classes)
+        if not (self.data.has_one_order and (folder / CLASSES_FILE).exists()):  # a run keeps the names that it has
+            save_classes(folder, self.data.classes)
 
     def sizes(self) -> dict[str, int]:
         return {
