@@ -3,21 +3,19 @@
 import random
 import subprocess
 import sys
-from pathlib import Path
 
 import hypothesis
 import numpy as np
 import pytest
 import torch
 from forks import forked, status_of
+from run_folders import train_all
 from segmentation_images import write_camvid
 
 from stepsnet import tasks
 from stepsnet.config import RECIPE_TYPES
 from stepsnet.metrics import METRICS
-from stepsnet.overrides import read_recipe
 from stepsnet.residual import DESIGNS
-from stepsnet.runs.train import train_run
 from stepsnet.tasks.classification.sources import SOURCES
 
 # The same values on every machine and run; `pytest --hypothesis-profile=default` draws new ones
@@ -80,13 +78,7 @@ def session_cache(tmp_path_factory, monkeypatch):
 
 @pytest.fixture
 def grids_in_this_process(monkeypatch):
-    """The runs of a comparison or a sweep are trained here, one after the other, and not in processes of their own."""
-
-    def train_all(waiting, jobs, display):
-        for job in waiting:
-            train_run(read_recipe(Path(job.config)), Path(job.folder), display, job.resume, job.label, job.lines_shown)
-        return []
-
+    """The runs of a comparison or a sweep are trained by :func:`train_all`."""
     monkeypatch.setattr("stepsnet.runs.grid.run_all", train_all)
 
 

@@ -1,11 +1,11 @@
-"""Run by torchrun: every design on two ranks of DDP and of FSDP, against one process; prints what differs."""
+"""Every design on two ranks of DDP and of FSDP, against one process: a job of two_ranks.py."""
 
 import torch
 import torch.distributed as dist
 from residual_networks import STEPS, deit
 from torch.nn import functional as F
 
-from stepsnet.engine.distributed import init_distributed, parallelize
+from stepsnet.engine.distributed import parallelize
 from stepsnet.models.blocks import blocks_of, recompute_blocks
 from stepsnet.residual import DESIGNS
 
@@ -25,7 +25,9 @@ def losses(model, wrapped, part):
     return torch.tensor(found)
 
 
-with init_distributed("cpu") as context:
+def compare_designs(context):
+    """The designs that were compared, and what there is to say of those that differ."""
+    said = []
     for name in DESIGNS:
         alone = deit(name, **STEPS)
         expected = losses(alone, alone, slice(0, 8))
@@ -35,6 +37,5 @@ with init_distributed("cpu") as context:
             got = losses(model, parallelize(model, way, context), slice(4 * context.rank, 4 * context.rank + 4))
             dist.all_reduce(got)
             if not torch.allclose(got / 2, expected, atol=2e-4):
-                print(f"{name} {way}: got {(got / 2).tolist()}, expected {expected.tolist()}")
-    if context.rank == 0:
-        print(f"{len(DESIGNS)} designs")
+                said.append(f"{name} {way}: got {(got / 2).tolist()}, expected {expected.tolist()}")
+    return [list(DESIGNS), said]

@@ -2,12 +2,9 @@
 
 import json
 import os
-import re
 import shutil
-import signal
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
@@ -278,45 +275,6 @@ def test_tables_and_models_for_machines(capsys):
     assert json.loads(out)["plan"]["widths"] == [384, 272, 384]
     status, out, _ = run("plan", "--width", "384", "--depth", "12", capsys=capsys)
     assert out.startswith("192×12, 272×6, 384×6")
-
-
-def start(folder, *arguments):
-    command = [sys.executable, "-m", "stepsnet", "train", "digits/tiny", "--run", str(folder), *SMALL, "epochs=4"]
-    return subprocess.Popen([*command, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-
-
-def wait_for(path, process):
-    deadline = time.monotonic() + 240
-    while not path.exists():
-        assert process.poll() is None, process.stdout.read()
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
-def test_killed_and_interrupted_runs_resume_bit_for_bit(tmp_path):
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    process = start(killed)
-    wait_for(killed / "checkpoints" / "step-00000011", process)  # its first epoch
-    process.send_signal(signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL
-
-    process = start(killed, "--resume")
-    said = iter(process.stdout.readline, "")
-    said = (line for line in said if not re.match("starting|killed: (starting|epoch)", line))  # on a slow machine
-    assert next(said).startswith("killed: effective batch 128")
-    assert next(said).startswith("killed: resumed after update")
-    process.send_signal(signal.SIGINT)
-    out = process.communicate(timeout=240)[0]
-    assert process.returncode in (0, 130), out  # 0 if the signal came after the last update
-    if process.returncode == 130:
-        assert f"`stepsnet resume {killed}` goes on from there" in out
-
-    for folder, arguments in ((killed, ["--resume"]), (whole, [])):
-        process = start(folder, *arguments)
-        out = process.communicate(timeout=240)[0]
-        assert process.returncode == 0 and out.splitlines()[-1].startswith(f"report: {folder}"), out
-    ours, theirs = load_file(killed / "model.safetensors"), load_file(whole / "model.safetensors")
-    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
 def test_a_sweep_trains_what_is_missing_and_draws_it(tmp_path, capsys):

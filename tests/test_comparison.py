@@ -6,16 +6,20 @@ import shutil
 import numpy as np
 import pytest
 from PIL import Image
-from run_folders import make_run
+from run_folders import make_run, train_all
+from safetensors.torch import load_file, save_file
 
 import stepsnet
 from stepsnet.cli import main
 from stepsnet.commands.eval import render_scores
+from stepsnet.commands.predict import compare_answers
 from stepsnet.errors import UserError
+from stepsnet.files import sha256
 from stepsnet.report.load_runs import group_runs, load_run
 from stepsnet.runs.launch import Failure
 from stepsnet.runs.scores import evaluate_runs
 from stepsnet.tasks.classification.task import Classification
+from stepsnet.tasks.prediction import Prediction
 
 SMALL = ["epochs=2", "batch_size=128", "model.args.depths=[1,1,1]", "baseline.args.depths=[2]"]
 NAMES = [f"{label}-seed{seed}" for label in ("stepsnet", "baseline") for seed in (0, 1)]
@@ -30,7 +34,9 @@ def run(*arguments, capsys):
 @pytest.fixture(scope="module")
 def both(tmp_path_factory):
     folder = tmp_path_factory.mktemp("comparison") / "both"
-    assert main(["compare", "digits/tiny", "--run", str(folder), "--seeds", "0,1", *SMALL]) == 0
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr("stepsnet.runs.grid.run_all", train_all)
+        assert main(["compare", "digits/tiny", "--run", str(folder), "--seeds", "0,1", *SMALL]) == 0
     return folder
 
 
@@ -200,20 +206,44 @@ def test_predict_tells_where_runs_differ(both, tmp_path, capsys):
     pictures = [tmp_path / "1.png", tmp_path / "2.png"]
     for picture in pictures:
         Image.fromarray(np.eye(8, dtype=np.uint8) * 255).save(picture)
-    status, out, err = run("predict", both, *pictures, "--top", 1, "--out", tmp_path / "out", capsys=capsys)
+    folder = shutil.copytree(both, tmp_path / "both")
+    given = {"3": ["baseline-seed0", "baseline-seed1"], "5": ["stepsnet-seed0", "stepsnet-seed1"]}
+    for answer, names in given.items():  # whatever they have learnt
+        for name in names:
+            weights = load_file(folder / name / "model.safetensors")
+            weights["head.bias"][int(answer)] += 1000
+            save_file(weights, folder / name / "model.safetensors")
+            summary = read_json(folder / name / "summary.json")
+            summary["weights_sha256"] = sha256(folder / name / "model.safetensors")
+            (folder / name / "summary.json").write_text(json.dumps(summary))
+    status, out, err = run("predict", folder, *pictures, "--top", 1, "--out", tmp_path / "out", capsys=capsys)
     lines = out.splitlines()
-    assert status == 0 and len(lines) >= 9, err
+    assert status == 0, err
     expected = [[name, str(picture)] for name in sorted(NAMES) for picture in pictures]
     assert [line.split(": ")[:2] for line in lines[:8]] == expected
     assert {path.parent.name for path in (tmp_path / "out").rglob("predictions.json")} == set(NAMES)
-    status, out, err = run("predict", both, pictures[0], "--json", capsys=capsys)
+    said = "3 (baseline-seed0, baseline-seed1); 5 (stepsnet-seed0, stepsnet-seed1)"
+    assert lines[8:] == ["the runs differ on 2 of 2 files:", *(f"{picture}: {said}" for picture in pictures)]
+    status, out, err = run("predict", folder, pictures[0], "--json", capsys=capsys)
     found = json.loads(out)
     classes = {one["run"]: one["predictions"][0]["classes"] for one in found["runs"]}
-    answers = {name: max(of_run, key=of_run.get) for name, of_run in classes.items()}
-    assert sorted(answers) == sorted(NAMES)
-    given = {answer: [name for name in answers if answers[name] == answer] for answer in answers.values()}
-    assert found["differ"] == ([{"file": str(pictures[0]), "answers": given}] if len(given) > 1 else [])
-    assert f"the runs differ on {2 * len(found['differ'])} of 2 files" in lines[8]
+    assert {name: max(of_run, key=of_run.get) for name, of_run in classes.items()} == {
+        name: answer for answer, names in given.items() for name in names
+    }
+    assert found["differ"] == [{"file": str(pictures[0]), "answers": given}]
+
+
+def test_answers_are_compared_file_by_file():
+    def run_of(*answers):
+        return [Prediction("", {}, f"{number}.png", answer) for number, answer in enumerate(answers)]
+
+    found = {"a": run_of("cat", "dog", "cat", ""), "b": run_of("cat", "cat", "cat", "")}
+    found["c"] = run_of("cat", "dog", "owl", "")
+    differ = [
+        {"file": "1.png", "answers": {"dog": ["a", "c"], "cat": ["b"]}},
+        {"file": "2.png", "answers": {"cat": ["a", "b"], "owl": ["c"]}},
+    ]
+    assert compare_answers(found) == (3, differ)  # nothing can be compared of the last
 
 
 def test_analyze_takes_each_model_apart(both, tmp_path, capsys):
@@ -266,7 +296,7 @@ def test_a_run_that_goes_on_alone_keeps_its_place_in_the_comparison(both, tmp_pa
     assert read_json(folder / "comparison.json") == read_json(both / "comparison.json")
 
 
-def test_a_pair_that_was_made_longer_at_different_updates_is_named(both, tmp_path, capsys):
+def test_a_pair_that_was_made_longer_at_different_updates_is_named(both, tmp_path, capsys, grids_in_this_process):
     folder = shutil.copytree(both, tmp_path / "both")
     late = folder / "stepsnet-seed1"  # as it is where it was stopped after its first epoch
     for name in ("summary.json", "model.safetensors", "report.html"):

@@ -19,7 +19,7 @@ from stepsnet.engine.optim import Schedule, build_optimizer
 from stepsnet.engine.prepare import prepare
 from stepsnet.engine.randomness import data_order, seed_step
 from stepsnet.engine.train import train
-from stepsnet.engine.update import Updater
+from stepsnet.engine.update import Diverged, Updater
 from stepsnet.errors import UserError
 
 
@@ -141,6 +141,44 @@ def test_half_precision_trains_close_to_float32(tmp_path, dtype, tolerance):
     assert metrics["val_loss"] == pytest.approx(exact["val_loss"], rel=tolerance) and metrics != exact
     scale = latest(tmp_path / dtype / "checkpoints")[0].state["scaler"].get("scale")
     assert (scale is None) if dtype == "bfloat16" else (1 <= scale <= 2.0**16)  # halved after an overflow
+
+
+@pytest.mark.parametrize(
+    "change", [{"accumulation_steps": 2}, {"amp_dtype": "bfloat16"}, {"amp_dtype": "float16"}], ids=str
+)
+def test_the_norm_of_the_gradient_is_that_of_whole_batches_in_float32(tmp_path, change):
+    """By steps so small that an update which float16 skips changes nothing."""
+    plain = {"opt": "momentum", "momentum": 0.0, "weight_decay": 0.0, "warmup_epochs": 0, "log_interval": 1}
+
+    def norms(folder, **change):
+        trained_with(folder, make_quiet_model, **plain, clip_grad=0.01, **change)
+        lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        return [line["grad_norm"] for line in lines if line["kind"] == "step"]
+
+    exact, found = norms(tmp_path / "exact"), norms(tmp_path / "changed", **change)
+    pairs = [pair for pair in zip(found, exact, strict=True) if pair[0] is not None]  # the scale is too large at first
+    assert len(exact) == 15 and len(pairs) >= (10 if change.get("amp_dtype") == "float16" else 15)
+    for ours, theirs in pairs:
+        assert ours == pytest.approx(theirs, rel=0.05)
+
+
+class Root(nn.Module):
+    """Zeros, whose gradient is not finite."""
+
+    def forward(self, x):
+        return (0 * x).sqrt()
+
+
+# float16's scale is 2^16 at first; it is halved with each update that is skipped, down to 1
+@pytest.mark.parametrize(("dtype", "update"), [("float32", 1), ("float16", 17)])
+def test_a_run_whose_gradients_are_never_finite_ends_and_names_the_last_of_them(tmp_path, dtype, update):
+    def make():
+        return nn.Sequential(nn.Linear(3, 8), Root(), nn.Linear(8, 1))
+
+    said = f"gradient: got nan at update {update}, .*output is finite on rank 0, the gradient of 0.bias is not;"
+    with pytest.raises(Diverged, match=said) as raised:
+        trained_with(tmp_path, make, amp_dtype=dtype, epochs=4)
+    assert raised.value.step == update
 
 
 def test_a_tied_weight_is_averaged_once_an_update():

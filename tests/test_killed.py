@@ -110,9 +110,9 @@ def test_a_run_killed_anywhere_ends_as_if_it_had_not_been(pictures, tmp_path):
         assert torch.equal(tensor, expected_tensors[name]), name
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_to_the_whole_group_leaves_a_checkpoint(pictures, tmp_path, number):
-    """As torchrun, Slurm and a closed terminal send it: the workers must not die of it before the run has saved."""
+    """As Ctrl-C, torchrun, Slurm and a closed terminal do: the workers must not die of it before the run has saved."""
     endless = ["workers=2", "epochs=500", "checkpoint_interval=0", "stream_epochs=0"]
     default = partial(signal.signal, number, signal.SIG_DFL)  # under nohup a signal would be left out
     process = start(pictures, tmp_path / "run", *endless, start_new_session=True, preexec_fn=default)
@@ -124,7 +124,8 @@ def test_a_signal_to_the_whole_group_leaves_a_checkpoint(pictures, tmp_path, num
     out = process.communicate(timeout=120)[0]
     assert process.returncode == 128 + number and f"stopped by {number.name} after update" in out, out
     checkpoint, _ = latest(tmp_path / "run" / "checkpoints")
-    assert f"after update {checkpoint.state['position']['step']};" in out
+    after = checkpoint.state["position"]["step"]
+    assert f"after update {after}; `stepsnet resume {tmp_path / 'run'}` goes on from there" in out
 
 
 def test_a_disk_that_is_full_is_one_line_and_keeps_what_is_there(pictures, tmp_path):

@@ -128,7 +128,7 @@ def test_a_child_waits_for_the_last_checkpoint_of_the_one_before(tmp_path, monke
         pass
 
 
-def test_a_run_that_diverges_keeps_no_other_from_its_start(tmp_path):
+def test_a_run_that_diverges_keeps_no_other_from_its_start(tmp_path, grids_in_this_process):
     small = ["epochs=2", "warmup_epochs=0", "train_samples=64", "batch_size=32", "stream_epochs=0", "opt=sgd"]
     recipes = [override(find_recipe("digits/tiny"), [*small, f"lr={lr}"]) for lr in (1e6, 1e-3)]
     recipes = [dataclasses.replace(recipe, name=name) for recipe, name in zip(recipes, ("high", "low"))]

@@ -3,6 +3,7 @@
 import copy
 import math
 import pickle
+from functools import partial
 
 import pytest
 import timm
@@ -68,7 +69,9 @@ def language_model(design):
     return build_model(ModelSpec("steps_transformer", {**shape, "residual": design}))
 
 
-@pytest.mark.parametrize("make", [lambda design: deit(design, **STEPS), stepified_swin, language_model])
+@pytest.mark.parametrize(
+    "make", [partial(deit, **STEPS), stepified_swin, language_model], ids=["deit", "swin", "llama"]
+)
 def test_blocks_are_numbered_through_all_steps_and_stages(make):
     """By the place that is told to each connection, of which a block has two."""
     model = make("layer_scale")
