@@ -22,7 +22,7 @@ from .provenance import recorded_command
 from .reading import yaml_file
 from .recipes import find_or_read
 from .resuming import Resume, folder_of
-from .run_folder import CONFIG, kind_of, read_run_recipe, recipes_of_runs
+from .run_folder import CONFIG, kind_of, recipes_of_runs, require_run
 from .runs.compare import compare as run_comparison
 from .runs.results import Comparison, Run
 from .runs.train import train_run
@@ -107,8 +107,9 @@ def resume(folder: str | Path, *, jobs: int = 2, **changes: Any) -> Run | Compar
         raise UserError(
             f"resume: {folder} is a sweep's, expected a run's or a comparison's; `stepsnet resume` takes it"
         )
-    recipe = read_run_recipe(folder) if kind == "run" else read_recipe(folder / CONFIG)
-    recipe = override_values(recipe, changes)
+    if kind == "run":
+        require_run(folder)
+    recipe = override_values(read_recipe(folder / CONFIG), changes)
     require_asked_for(recipe, folder, _given(changes))
     command = ["resume", str(folder), *_assignments(changes)]
     with recorded_command(*command), _interruptible(folder), choose_display() as display:

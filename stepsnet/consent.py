@@ -98,7 +98,8 @@ def require_or_remember(recipe: Recipe, file: Path | None, typed: Iterable[str])
 
 
 def _found(values: Any, key: str = "", models: tuple[str, ...] = ()) -> Iterator[tuple[str, Any, str]]:
-    """The key and the value of each such setting, and what is remembered of it.
+    """The key and the value of each such setting, and what is remembered of it: of models what is fetched, wherever a
+    recipe names it.
 
     Args:
         models: the names of the models whose setting it is, the outermost first, such as stepify and resnet18.
@@ -112,7 +113,7 @@ def _found(values: Any, key: str = "", models: tuple[str, ...] = ()) -> Iterator
         for value in values:
             yield from _found(value, key, models)
     elif values and key.rpartition(".")[2] == "pretrained":  # whatever timm takes for a yes, to these models' weights
-        yield key, values, " of ".join((_line(key, values), *reversed(models)))
+        yield key, values, f"weights of {models[-1]}" if models else _line(key, values)
     elif isinstance(values, str) and values:
         kind, _, rest = values.partition(":")
         where = rest if kind == "transformers" else rest.partition("@")[0]
@@ -120,7 +121,8 @@ def _found(values: Any, key: str = "", models: tuple[str, ...] = ()) -> Iterator
         is_here = kind in _FOLDERS and place.is_dir() and not is_half_downloaded(place)
         named = key.endswith(".hf_hub_id") or (key == "tokenizer" and values == "gpt2")
         if (named or _FETCHED.match(values)) and not is_here and key not in ("name", "title"):
-            yield key, values, _line(key, values)
+            # the model of a comparison is its baseline's too, in another place, and that of the baseline's run
+            yield key, values, f"model {values}" if key.startswith(("model.", "baseline.")) else _line(key, values)
 
 
 def is_of_weights(key: str) -> bool:

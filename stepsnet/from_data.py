@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
 from .config import ClassificationRecipe, LanguageRecipe, ModelSpec, Recipe
@@ -79,9 +80,15 @@ def with_classes(recipe: R, count: int) -> tuple[R, list[str]]:
     return with_args(recipe, {**args, "num_classes": count}), [f"num_classes {count}, from the data"]
 
 
-def check_class_count(recipe: Recipe, got: int | None, expected: int) -> None:
-    """Raises UserError where the recipe's model, with ``got`` classes, has other classes than the data."""
+def check_class_count(recipe: Recipe, got: int | None, expected: int, run: Path | None = None) -> None:
+    """Raises UserError where the recipe's model, with ``got`` classes, has other classes than the data.
+
+    Args:
+        run: in which the model has been trained.
+    """
     if got is not None and got != expected:
+        if run is not None:
+            raise UserError(f"data: got {expected} classes, expected the {got} that {run} was trained on")
         key = f"{key_of_model(recipe)}.args.num_classes"
         raise UserError(f"{key}: got {got}, expected the data's {expected} (null takes them from the data)")
 

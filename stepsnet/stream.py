@@ -102,7 +102,7 @@ class StreamBlock:
             design of the stream.
     """
 
-    __slots__ = ("__weakref__", "_begin", "_checkpointed", "_dim", "_stream_width", "block", "run", "width")
+    __slots__ = ("__weakref__", "_begin", "_checkpointed", "_dim", "_stream_width", "block", "block_call", "width")
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ class StreamBlock:
         begin: Callable[[Tensor], Tensor] | None = None,
         run: Callable[..., Tensor] | None = None,
     ):
-        self.block, self.run = block, block if run is None else run
+        self.block, self.block_call = block, block if run is None else run
         self.width, self._stream_width, self._dim = width, stream_width, dim
         self._checkpointed = checkpointed
         self._begin = begin  # of the first block: what is done with the whole stream before it
@@ -130,7 +130,11 @@ class StreamBlock:
         return torch.cat((self._run(y, *args, **kwargs), waiting), self._dim)  # (…, C)
 
     def _run(self, y: Tensor, *args, **kwargs) -> Tensor:
-        return recomputed(self.run, y, *args, **kwargs) if self._checkpointed else self.run(y, *args, **kwargs)
+        return (
+            recomputed(self.block_call, y, *args, **kwargs)
+            if self._checkpointed
+            else self.block_call(y, *args, **kwargs)
+        )
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, StreamBlock) and self.block is other.block

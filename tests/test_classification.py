@@ -361,7 +361,7 @@ def test_cifar_is_read_as_torchvision_reads_it(tmp_path, monkeypatch):
         assert (root / "train").read_bytes() == b"labels of my own"
         # also where a first try without network has left its mark before them
         (root.parent / ".downloading").touch()
-        with pytest.raises(UserError, match="Dataset not found or corrupted"):
+        with pytest.raises(UserError, match=f"data: {root} is not whole; remove it, and it is downloaded again"):
             load_images(f"cifar10:{root.parent}", SPEC)
         assert (root / "train").read_bytes() == b"labels of my own" and (root.parent / ".downloading").exists()
         store("train", {"data": splits["train"], "labels": [1, 0, 1]})  # and what is whole is used

@@ -24,6 +24,7 @@ from stepsnet.overrides import override, to_yaml
 from stepsnet.own_files import LIST, OwnFiles, write_own_files
 from stepsnet.recipes import find_recipe
 from stepsnet.report import write_report
+from stepsnet.run_folder import read_run_recipe
 
 MINE = ("figures/loss.csv", "figures/depth.svg", "report.html")
 
@@ -284,6 +285,31 @@ def test_what_was_asked_for_once_is_remembered(tmp_path, capsys, own_words, monk
     shutil.rmtree(tmp_path / "cache")
     monkeypatch.setenv("STEPSNET_FETCH", "1")
     assert main(asked) == 2 and "model: got 'nonsense'" in capsys.readouterr().err
+
+
+def test_a_model_that_was_asked_for_is_in_its_baselines_runs_too(tmp_path, own_words):
+    """Of which the files name it in another place, and which `compare` itself reads at its end."""
+    args = {"model": "hf-hub:someone/net", "pretrained": True}
+    spec, baseline = ModelSpec("stepify", args), ModelSpec("hf-hub:someone/net", {"pretrained": True})
+    recipe = dataclasses.replace(find_recipe("digits/tiny"), model=spec, baseline=baseline)
+    for file in ("config.yaml", "other.yaml"):
+        (tmp_path / file).write_text(to_yaml(recipe.of_baseline()))
+    with pytest.raises(UserError, match=r"model\.name is 'hf-hub:someone/net', which is fetched"):
+        read_run_recipe(tmp_path)
+    remember_as_asked(recipe)
+    require_asked_for(read_run_recipe(tmp_path), tmp_path / "other.yaml")
+
+
+def test_resume_takes_the_words_that_it_asks_for(tmp_path, capsys, own_words, monkeypatch):
+    monkeypatch.setattr("stepsnet.commands.train.train_and_tell", lambda recipe, *_: resumed.append(recipe))
+    resumed = []
+    args = {"model": "transformers:someone/net", "steps": 3}
+    recipe = dataclasses.replace(find_recipe("digits/tiny"), model=ModelSpec("stepify", args))
+    (tmp_path / "config.yaml").write_text(to_yaml(recipe))
+    word = "model.args.model=transformers:someone/net"
+    assert main(["resume", str(tmp_path)]) == 2 and f"expected {word} on the command" in capsys.readouterr().err
+    assert main(["resume", str(tmp_path), word]) == 0 and [one.model for one in resumed] == [recipe.model]
+    assert main(["resume", str(tmp_path)]) == 0
 
 
 def test_commands_that_start_at_once_remember_what_each_asked_for(own_words):

@@ -2,7 +2,7 @@
 
 import re
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
@@ -21,6 +21,7 @@ from stepsnet import UserError
 from stepsnet.analysis.residual_stream import measure_stream
 from stepsnet.models.blocks import blocks_of
 from stepsnet.models.stepify.adapters import ADAPTERS
+from stepsnet.residual.channels import channel_dim
 
 X = torch.randn(2, 5, 32)
 PLAN = {"widths": (16, 32), "depths": (4, 2)}
@@ -111,6 +112,30 @@ def test_new_blocks_of_a_constructor_start_at_the_values_of_all_blocks():
         for block in model:
             block.gamma.normal_()  # as in a trained one, which says nothing of how it started
     assert all(bool((block.block.gamma == 1).all()) for block in stepsnet.stepify(model, 2, example=X, plan=PLAN))
+
+
+@dataclass
+class Attention:
+    causal: bool = True
+
+
+@dataclass
+class Config:
+    attention: Attention
+
+
+class Configured(ToldItsScale):
+    """A block whose constructor takes an object, which is compared to the end."""
+
+    def __init__(self, width, config=None):
+        super().__init__(width)
+        self.config, self.seen = config or Config(Attention()), deque([torch.zeros(2)])
+
+
+def test_a_constructor_that_was_told_something_deep_inside_an_object_is_not_called_without_it():
+    model = nn.Sequential(*(Configured(32, Config(Attention(causal=False))) for _ in range(4)))
+    with pytest.raises(UserError, match=r"Configured.*register_block"):
+        stepsnet.stepify(model, 2, example=X, plan=PLAN)
 
 
 def test_hooks_of_old_blocks_are_not_on_new_ones():
@@ -245,6 +270,24 @@ class Convolved(nn.Module):
 
     def forward(self, x):
         return x + self.conv(self.up(x).mT).mT
+
+
+class Heads(nn.Module):
+    """A block of (B, H, W, C) without convolutions whose first norm is that of heads, of as many channels as rows."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.inner, self.norm, self.fc = nn.LayerNorm(16), nn.LayerNorm(width), nn.Linear(width, width)
+
+    def forward(self, x):
+        y = self.fc(self.norm(x))
+        return x + self.inner(y.unflatten(-1, (-1, 16))).flatten(-2)
+
+
+def test_blocks_without_convolutions_have_their_channels_last():
+    model, x = nn.Sequential(*(Heads(64) for _ in range(4))), torch.randn(2, 16, 16, 64)
+    assert {block.width for block in measure_stream(model, lambda model: model(x).square().mean())} == {64}
+    assert channel_dim(model[0], x.shape) == -1
 
 
 def test_a_series_whose_channels_nothing_decides_has_them_last_where_a_block_begins_with_no_convolution():

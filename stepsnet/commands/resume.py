@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     from ..consent import require_asked_for
     from ..overrides import override, read_recipe
-    from ..run_folder import CONFIG, kind_of, read_run_recipe, recipes_of_runs
+    from ..run_folder import CONFIG, kind_of, recipes_of_runs, require_run
 
     def changed(recipe: Recipe) -> Recipe:
         recipe = dataclasses.replace(recipe, data=options.data) if options.data else recipe
@@ -43,7 +43,8 @@ def run(options: argparse.Namespace) -> None:
     if kind == "run":
         from .train import train_and_tell
 
-        train_and_tell(changed(read_run_recipe(options.folder)), options.folder, "extend")
+        require_run(options.folder)
+        train_and_tell(changed(read_recipe(options.folder / CONFIG)), options.folder, "extend")
     elif kind == "comparison":
         from .compare import compare_and_tell
 

@@ -167,4 +167,4 @@ def _step_of_each_block(model: nn.Module) -> list[int]:
 
 def _width_of(block: StreamBlock) -> int:
     """Of the block itself, also where StepsNets are nested."""
-    return _width_of(block.run) if isinstance(block.run, StreamBlock) else block.width
+    return _width_of(block.block_call) if isinstance(block.block_call, StreamBlock) else block.width

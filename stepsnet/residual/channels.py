@@ -28,16 +28,16 @@ _OF_DIMENSION_1 = (_NormBase, nn.GroupNorm)
 def channel_dim(block: nn.Module, shape: Sequence[int]) -> int:
     """The dimension of the channels in the stream of a block, 1 or -1.
 
-    It is the one whose size the first norm has that decides. If none does, the sizes of all vectors are compared. If
-    these do not decide either, it is 1 for blocks with convolutions or batch norms, in series and videos for those that
-    begin with one. Series and videos of other blocks have their channels last.
+    Of blocks without convolutions or batch norms it is the last. Else it is the one whose size the first norm has that
+    decides. If none does, the sizes of all vectors are compared. If these do not decide either, it is 1, in series and
+    videos for blocks that begin with a convolution or batch norm, and else the last.
 
     Args:
         shape: of the stream.
     """
     kinds = _OF_IMAGES.get(len(shape), ())
     of_images = [module for module in block.modules() if isinstance(module, kinds)]
-    if len(shape) != 4 and not of_images:  # sequences may have as many tokens as some layer has biases
+    if not of_images:  # sequences may have as many tokens as some layer has biases
         return -1
     first, last = shape[1], shape[-1]
     norms: list[Any] = [module for module in block.modules() if is_norm(module)]
@@ -52,7 +52,7 @@ def channel_dim(block: nn.Module, shape: Sequence[int]) -> int:
     if (first in vectors) != (last in vectors):
         return 1 if first in vectors else -1
     if len(shape) == 4:
-        return 1 if of_images else -1
+        return 1
     with_weights = (one for one in block.modules() if next(one.parameters(recurse=False), None) is not None)
     return 1 if next(with_weights, None) in of_images else -1  # a convolution may be inside, as in a Conformer's blocks
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import deque
 from collections.abc import Mapping, Sequence
 from enum import Enum
 from functools import partial
@@ -21,6 +22,7 @@ from ...macs import HOOKS
 from .roles import get_path, has_path, set_path
 
 __all__ = [
+    "OF_TORCH",
     "PLAIN",
     "Rates",
     "originals_of",
@@ -32,7 +34,7 @@ __all__ = [
 ]
 
 # attributes that torch notes in a module, and no constructor is told
-_OF_TORCH = {"training", "_parameters", "_buffers", "_modules", "_compiled_call_impl"} | {
+OF_TORCH = {"training", "_parameters", "_buffers", "_modules", "_compiled_call_impl"} | {
     name for name in vars(nn.Module()) if "hook" in name
 }
 PLAIN = (bool, int, float, str, tuple, type(None))
@@ -73,7 +75,7 @@ def _numbers_of(module: nn.Module) -> set[str]:
 
 def _attributes(module: nn.Module) -> dict[str, Any]:
     """What a module's constructor may have been told, as it can be compared."""
-    return {name: _comparable(value) for name, value in vars(module).items() if name not in _OF_TORCH}
+    return {name: _comparable(value) for name, value in vars(module).items() if name not in OF_TORCH}
 
 
 def _constants(module: nn.Module) -> dict[str, Any]:
@@ -114,7 +116,7 @@ def _comparable(value: Any, depth: int = 4) -> Any:
         return type(value)
     if isinstance(value, np.ndarray):
         return [value.dtype, value.shape, value.tobytes()]
-    if isinstance(value, list | tuple):
+    if isinstance(value, list | tuple | deque):
         return tuple(inner(*value)) if isinstance(value, tuple) else inner(*value)
     if isinstance(value, _OF_ONE_VALUE):
         return value
@@ -129,9 +131,11 @@ def _comparable(value: Any, depth: int = 4) -> Any:
     if isinstance(value, FunctionType):
         held = [_content(cell) for cell in value.__closure__ or ()]
         return [value.__code__, *inner(value.__defaults__, value.__kwdefaults__, held)]
-    state = object.__getstate__(value)  # its dictionary, and its slots
+    state = object.__getstate__(value)  # its dictionary, or that and its slots
     if state is None and type(value).__eq__ is not object.__eq__:
         return value
+    if isinstance(state, tuple):
+        state = {**(state[0] or {}), **state[1]}
     return [type(value), *inner(state)]
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from .adapters import ADAPTERS, BlockAdapter
-from .differences import signature_of
+from .differences import OF_TORCH, signature_of
 
 __all__ = ["adapter_declared_for", "adapter_of"]
 
@@ -42,4 +42,19 @@ def _takes_its_width(blocks: Sequence[nn.Module], width: int) -> bool:
     finally:
         torch.random.set_rng_state(state)
     made = signature_of(again)
-    return all(made == signature_of(block) for block in blocks)
+    return all(
+        made == signature_of(block) and all(map(_equal_attributes, again.modules(), block.modules()))
+        for block in blocks
+    )
+
+
+def _equal_attributes(one: nn.Module, other: nn.Module) -> bool:
+    """Whether both modules were built with the same arguments, judged by their attributes as they are.
+
+    A signature looks only so deep, and into what cannot be compared; here that counts as different.
+    """
+    mine, theirs = ({k: v for k, v in vars(m).items() if k not in OF_TORCH} for m in (one, other))
+    try:
+        return mine.keys() == theirs.keys() and all(v is theirs[k] or bool(v == theirs[k]) for k, v in mine.items())
+    except (RuntimeError, TypeError, ValueError):  # tensors of several numbers, and what cannot be compared
+        return False

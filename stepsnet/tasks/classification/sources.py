@@ -281,7 +281,12 @@ def _download(kind: Any, folder: Path) -> None:
                 download_and_extract_archive(kind.url, folder, parts, kind.filename, kind.tgz_md5)
                 (parts / kind.base_folder).rename(folder / kind.base_folder)
                 shutil.rmtree(parts)
-            kind(folder, train=False)  # which is whole, or the mark stays
+            try:
+                kind(folder, train=False)
+            except (RuntimeError, OSError, EOFError):  # the mark stays
+                raise UserError(
+                    f"data: {folder / kind.base_folder} is not whole; remove it, and it is downloaded again"
+                ) from None
             (folder / DOWNLOADING).unlink()
     lock.unlink(missing_ok=True)
 

@@ -63,7 +63,7 @@ def build(
     task = task_of(recipe, model, data or recipe.data, opened, for_training=run is None)
     if run:
         task.check_assets(run)
-    check_class_count(recipe, getattr(model, "num_classes", None), len(task.data.classes))
+    check_class_count(recipe, getattr(model, "num_classes", None), len(task.data.classes), run)
     return model, task
 
 

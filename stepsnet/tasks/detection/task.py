@@ -75,7 +75,7 @@ def build(
     if run:
         read_categories(run)  # without them nothing says whether the classes are the run's
         task.check_assets(run)
-    check_class_count(recipe, model.num_classes, len(coco.classes))
+    check_class_count(recipe, model.num_classes, len(coco.classes), run)
     sync_batch_norms(model.roi_heads, device=recipe.device)
     return model, task
 

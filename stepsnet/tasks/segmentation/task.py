@@ -77,7 +77,7 @@ def build(
         if not task.data.has_one_order:
             read_classes(run)  # without them nothing says whether the classes are the run's
         task.check_assets(run)
-    check_class_count(recipe, model.num_classes, len(task.data.classes))
+    check_class_count(recipe, model.num_classes, len(task.data.classes), run)
     sync_batch_norms(model.decode_head, model.auxiliary_head, device=recipe.device)
     return model, task
 
