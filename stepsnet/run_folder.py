@@ -174,8 +174,9 @@ def recipes_of_runs(folder: Path) -> dict[str, Recipe]:
 def refuse_several(folder: Path) -> None:
     """Raises UserError for the folder of a comparison or a sweep, where one of its runs is meant."""
     if folder.is_dir() and (kind := kind_of(folder)) != "run":
-        inside = ", ".join(run.name for run in find_runs([folder]) if run != folder)
-        named = f": {inside}" if inside else ", of which none has begun"
+        inside = [run.name for run in find_runs([folder]) if run != folder]
+        more = f" and {len(inside) - 5} more" if len(inside) > 5 else ""
+        named = f": {', '.join(inside[:5])}{more}" if inside else ", of which none has begun"
         raise UserError(f"run: got {folder}, which is a {kind}, expected one of the runs in it{named}")
 
 

@@ -518,6 +518,11 @@ def test_where_one_run_is_meant_the_folder_of_several_is_refused_with_their_name
             assert f"{said}{end}" in err and len(err.splitlines()) == 1, (command, err)
         with pytest.raises(UserError, match=re.escape(f"{said}{end}")):
             stepsnet.runs.results.Run(folder)
+    for seed in range(1, 8):
+        (folder / f"stepsnet-seed{seed}").mkdir()
+        (folder / f"stepsnet-seed{seed}" / "config.yaml").touch()
+    with pytest.raises(UserError, match=r"in it: stepsnet-seed0, .*, stepsnet-seed4 and 3 more$"):
+        stepsnet.runs.results.Run(folder)
     assert not (tmp_path / "out").exists()
 
 
