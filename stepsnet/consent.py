@@ -38,7 +38,7 @@ DOWNLOADING = ".downloading"  # a file in the folder of data that are not all th
 # an address, a model or data of the hub, or data that torchvision downloads where they are missing
 _FETCHED = re.compile(r"[A-Za-z][\w+.-]+://|(hf[-_]hub|timm|transformers|hfds|cifar100?):")
 _FOLDERS = ("transformers", "hfds", "cifar10", "cifar100")  # of these kinds, which may name one that is here
-_OF_A_MODEL = ("name", "model", "backbone")  # which name it, beside its arguments or among them
+_NAMES_OF_MODELS = ("backbone", "model", "name")  # the innermost first, beside a model's arguments or among them
 
 
 def fetched_by(recipe: Recipe | Mapping[str, Any]) -> dict[str, Any]:
@@ -97,23 +97,23 @@ def require_or_remember(recipe: Recipe, file: Path | None, typed: Iterable[str])
         remember_as_asked(recipe)
 
 
-def _found(values: Any, key: str = "", models: tuple[str, ...] = ()) -> Iterator[tuple[str, Any, str]]:
+def _found(values: Any, key: str = "", model: str = "") -> Iterator[tuple[str, Any, str]]:
     """The key and the value of each such setting, and what is remembered of it: of models what is fetched, wherever a
     recipe names it.
 
     Args:
-        models: the names of the models whose setting it is, the outermost first, such as stepify and resnet18.
+        model: the name of the innermost model whose setting it is, such as resnet18 inside of stepify.
     """
     if isinstance(values, dict):
         if key:  # and not the recipe, whose name says nothing of its model
-            models += tuple(name for part in _OF_A_MODEL if isinstance(name := values.get(part), str))
+            model = next((name for part in _NAMES_OF_MODELS if isinstance(name := values.get(part), str)), model)
         for name, value in values.items():
-            yield from _found(value, f"{key}.{name}" if key else name, models)
+            yield from _found(value, f"{key}.{name}" if key else name, model)
     elif isinstance(values, list):
         for value in values:
-            yield from _found(value, key, models)
-    elif values and key.rpartition(".")[2] == "pretrained":  # whatever timm takes for a yes, to these models' weights
-        yield key, values, f"weights of {models[-1]}" if models else _line(key, values)
+            yield from _found(value, key, model)
+    elif values and key.rpartition(".")[2] == "pretrained":  # whatever timm takes for a yes, to this model's weights
+        yield key, values, f"weights of {model}" if model else _line(key, values)
     elif isinstance(values, str) and values:
         kind, _, rest = values.partition(":")
         where = rest if kind == "transformers" else rest.partition("@")[0]
