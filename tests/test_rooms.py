@@ -51,7 +51,7 @@ GRAPH = {name: set(imported(name, file)) - {name} for name, file in FILES.items(
 def rooms():
     """Those of docs/design.md, from the top, as lists of the modules that stand on one floor."""
     text = re.search(r"A room may import those.*?\n\n", (ROOT / "docs" / "design.md").read_text(), re.DOTALL)[0]
-    for floor in text.partition(": ")[2].split("; "):
+    for floor in re.split(r";\s+", text.partition(": ")[2]):
         yield [f"stepsnet.{name.removesuffix('.py')}" for name in re.findall(r"`([\w.]+)`", floor)]
 
 
